@@ -1,0 +1,37 @@
+# Two commands do all the set-up on a fresh machine: make demo, make test.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint test-slow test-programs bench-analysis goldens clean
+
+$(STAMP): pyproject.toml requirements.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shardwise needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/shardwise inspect zoo:t2b
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: $(STAMP) lint
+	$(BIN)/pytest -n 2 -q src tests -m "not slow"
+
+test-slow: $(STAMP)
+	$(BIN)/pytest -n 2 -q tests -m slow
+
+test-programs: $(STAMP)
+	$(BIN)/pytest -n 2 -q tests/programs
+
+bench-analysis: $(STAMP)
+	$(BIN)/python -m benchmarks.analysis
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build

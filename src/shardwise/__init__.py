@@ -1,0 +1,42 @@
+"""Shardwise decides how a JAX program is split over many accelerators.
+
+    import shardwise
+    analysis = shardwise.analyze(train_step, params, opt_state, batch)
+    print(analysis)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = ["Analysis", "OpCall", "ShardwiseError", "analyze", "register_rule", "unregister_rule"]
+
+if TYPE_CHECKING:
+    from shardwise.dims.analysis import Analysis, analyze
+    from shardwise.errors import ShardwiseError
+    from shardwise.rules.call import OpCall
+    from shardwise.rules.registry import register_rule, unregister_rule
+
+_HOMES = {
+    "Analysis": "shardwise.dims.analysis",
+    "OpCall": "shardwise.rules.call",
+    "ShardwiseError": "shardwise.errors",
+    "analyze": "shardwise.dims.analysis",
+    "register_rule": "shardwise.rules.registry",
+    "unregister_rule": "shardwise.rules.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when first used: ``shardwise --help`` must not wait for JAX."""
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'shardwise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,147 @@
+"""Loops and branches: regions, and one link op for every tensor that crosses their border.
+
+A carry is one value with one sharding, so its link ties initial operand, body input, body output and result. A scanned
+operand's leading dimension is the trip count: blocked, and one factor for the whole loop. Branches are alternatives, tied
+at both ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from shardwise.capture import jax_internals as internals
+from shardwise.ir.rule import TRIP, Rule
+from shardwise.rules.call import OpCall, RuleBuilder
+
+if TYPE_CHECKING:
+    from shardwise.capture.lower import Builder
+
+def _trip_rule(shape: tuple[int, ...], leading_in_operand: bool, trips: int) -> Rule:
+    """``(l,i,j)->(i,j); blocked l`` for a scanned operand, the mirror image for a stacked result."""
+    stacked = (trips, *shape)
+    call = OpCall("trip", {}, (stacked if leading_in_operand else shape,), (shape if leading_in_operand else stacked,))
+    b = RuleBuilder(call)
+    t = 0 if leading_in_operand else 1
+    b.block([(t, 0)], TRIP)
+    for d in range(len(shape)):
+        b.add([(t, d + 1), (1 - t, d)])
+    return b.build()
+
+
+class _Loop:
+    """A loop or branch op being built. Its own operands are what decides how it runs: the branch index, the loop test."""
+
+    def __init__(self, builder: Builder, kind: str, needs: Sequence[int] = ()):
+        self.b = builder
+        self.kind = kind
+        self.id = builder.op(kind, needs, (), None)
+        self.links: list[int] = []
+        self.regions: list[int] = []
+
+    def link(self, part: str, operands: Sequence[int], results: Sequence[int], rule: Rule | None = None) -> None:
+        shape = self.b.values[results[0]].shape
+        rule = rule or self.b.identity(shape, len(results), len(operands))
+        op = self.b.op(f"{self.kind}.{part}", operands, results, rule, attributes=(("owner", self.id),))
+        self.links.append(op)
+
+    def close(self, needs: Sequence[int] = ()) -> None:
+        op = self.b.ops[self.id]
+        self.b.ops[self.id] = replace(
+            op, operands=(*op.operands, *needs), links=tuple(self.links), regions=tuple(self.regions)
+        )
+
+    def region(self, jaxpr: Any, part: str, inputs: Sequence[int], trips: int = 1, known: bool = True) -> list[int]:
+        """Lowers a body whose inputs exist already; returns its outputs."""
+        inner, consts = internals.split_jaxpr(jaxpr)
+        constants = [self.b.constant(c) for c in consts]
+        scope = self.b.new_scope(self.kind, part)
+        outputs: list[int] = []
+
+        def body() -> tuple[list[int], list[int]]:
+            outputs.extend(self.b.inline(inner, constants, inputs, scope))
+            return list(inputs), outputs
+
+        self.regions.append(self.b.in_region(f"{self.kind}.{part}", self.id, trips, known, body))
+        return outputs
+
+
+def _inputs(b: Builder, jaxpr: Any, start: int = 0, stop: int | None = None) -> list[int]:
+    inner, _ = internals.split_jaxpr(jaxpr)
+    return [b.value(var.aval) for var in inner.invars[start:stop]]
+
+
+def scan(b: Builder, equation: Any, operands: list[int]) -> list[int]:
+    p = equation.params
+    consts, carries, trips = p["num_consts"], p["num_carry"], p["length"]
+    results = [b.value(var.aval) for var in equation.outvars]
+    inputs = _inputs(b, p["jaxpr"])
+    loop = _Loop(b, "scan")
+    outputs = loop.region(p["jaxpr"], "body", inputs, trips)
+    for k, (operand, inner) in enumerate(zip(operands, inputs, strict=True)):
+        if k < consts:
+            loop.link("const", [operand], [inner])
+        elif k < consts + carries:
+            out = k - consts
+            loop.link("carry", [operand, outputs[out]], [inner, results[out]])
+        else:
+            loop.link("input", [operand], [inner], _trip_rule(b.values[inner].shape, True, trips))
+    for out in range(carries, len(results)):
+        shape = b.values[results[out]].shape[1:]
+        loop.link("output", [outputs[out]], [results[out]], _trip_rule(shape, False, trips))
+    loop.close()
+    return results
+
+
+def while_(b: Builder, equation: Any, operands: list[int]) -> list[int]:
+    p = equation.params
+    cond_consts, body_consts = p["cond_nconsts"], p["body_nconsts"]
+    results = [b.value(var.aval) for var in equation.outvars]
+    cond_inputs, body_inputs = _inputs(b, p["cond_jaxpr"]), _inputs(b, p["body_jaxpr"])
+    loop = _Loop(b, "while")
+    test = loop.region(p["cond_jaxpr"], "cond", cond_inputs, 1, False)
+    outputs = loop.region(p["body_jaxpr"], "body", body_inputs, 1, False)
+    for k in range(cond_consts):
+        loop.link("const", [operands[k]], [cond_inputs[k]])
+    for k in range(body_consts):
+        loop.link("const", [operands[cond_consts + k]], [body_inputs[k]])
+    for k, result in enumerate(results):
+        initial = operands[cond_consts + body_consts + k]
+        loop.link("carry", [initial, outputs[k]], [cond_inputs[cond_consts + k], body_inputs[body_consts + k], result])
+    loop.close(needs=test)
+    return results
+
+
+def cond(b: Builder, equation: Any, operands: list[int]) -> list[int]:
+    branches = equation.params["branches"]
+    results = [b.value(var.aval) for var in equation.outvars]
+    inputs = [_inputs(b, branch) for branch in branches]
+    loop = _Loop(b, "cond", needs=operands[:1])
+    outputs = [loop.region(branch, f"branch{k}", inputs[k]) for k, branch in enumerate(branches)]
+    for k, operand in enumerate(operands[1:]):
+        loop.link("input", [operand], [branch[k] for branch in inputs])
+    for k, result in enumerate(results):
+        loop.link("output", [branch[k] for branch in outputs], [result])
+    loop.close()
+    return results
+
+
+def custom_linear_solve(b: Builder, equation: Any, operands: list[int]) -> list[int]:
+    """Only the solve runs forward; the other functions are for derivatives."""
+    p = equation.params
+    lengths = p["const_lengths"]
+    start = lengths.matvec + lengths.vecmat
+    consts = operands[start : start + lengths.solve]
+    rest = operands[sum(lengths) :]
+    inner, constants = internals.split_jaxpr(p["jaxprs"].solve)
+    scope = b.new_scope("custom_linear_solve", "solve")
+    return b.inline(inner, [b.constant(c) for c in constants], [*consts, *rest], scope)
+
+
+LOWERINGS: Final[dict[str, Callable[[Builder, Any, list[int]], list[int]]]] = {
+    "scan": scan,
+    "while": while_,
+    "cond": cond,
+    "custom_linear_solve": custom_linear_solve,
+}

@@ -1,0 +1,306 @@
+"""From a jaxpr to a :class:`~shardwise.ir.program.Program`.
+
+Calls are inlined, each leaving a :class:`Scope`; loops and branches become regions with link ops at their borders (see
+``control.py``); everything else is one op with the rule that ``rules.registry`` gives it. What nothing needs is dropped
+at the end, as XLA does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from shardwise.capture import control
+from shardwise.capture import jax_internals as internals
+from shardwise.capture.trace import Traced
+from shardwise.ir.program import Argument, Op, Origin, Program, Region, Scope, Source, Sources, Unit, Value
+from shardwise.ir.rule import Rule
+from shardwise.rules.call import OpCall, pointwise
+from shardwise.rules.flops import count_flops
+from shardwise.rules.registry import Found, find_rule
+from shardwise.rules.shape import free_results
+
+#: An operand that is a scalar written into the program.
+LITERAL = -1
+
+_Attributes = tuple[tuple[str, Any], ...]
+
+
+def lower(traced: Traced) -> Program:
+    """Builds the program of a traced function."""
+    b = Builder(traced.name)
+    jaxpr, consts = internals.split_jaxpr(traced.jaxpr)
+    arguments = []
+    for var, leaf in zip(jaxpr.invars, traced.leaves, strict=True):
+        value = b.source_value("argument", var.aval, Origin.ARGUMENT, leaf.path)
+        arguments.append(Argument(value, leaf.path, leaf.donated, leaf.spec))
+    constants = [b.constant(c) for c in consts]
+    inner = b.inline(jaxpr, constants, [a.value for a in arguments], scope=0)
+    outputs = []
+    for value, var, path in zip(inner, jaxpr.outvars, traced.output_paths, strict=True):
+        out = b.value(var.aval, Origin.OUTPUT, path)
+        b.op("output", [value], [out], b.identity(internals.shape_of(var.aval), 1))
+        outputs.append(out)
+    return b.finish(arguments, outputs)
+
+
+class Builder:
+    """The program under construction. ``control.py`` uses it for loops and branches."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.values: list[Value] = []
+        self.ops: list[Op] = []
+        self.regions: list[Region] = [Region(0, "program", -1, -1, (), (), ())]
+        self.scopes: list[Scope] = [Scope(0, "program", name, -1, -1, 0)]
+        self.region = 0
+        self.effects: set[int] = set()
+        self._sources: list[tuple[Any, int]] = []
+        self._source = -1
+        self._scope = 0
+        self._equation = -1
+        self._rules: dict[Any, tuple[Found, float, Unit]] = {}
+        self._identities: dict[tuple[tuple[int, ...], int], Rule] = {}
+
+    # Values and ops.
+
+    def value(self, aval: Any, origin: Origin = Origin.RESULT, path: str = "") -> int:
+        dtype, itemsize = internals.dtype_of(aval)
+        self.values.append(Value(len(self.values), internals.shape_of(aval), dtype, itemsize, origin, path))
+        return len(self.values) - 1
+
+    def op(self, kind: str, operands: Sequence[int], results: Sequence[int], rule: Rule | None, **more: Any) -> int:
+        op = Op(
+            id=len(self.ops),
+            kind=kind,
+            operands=tuple(operands),
+            results=tuple(results),
+            rule=rule,
+            region=self.region,
+            source=self._source,
+            scope=self._scope,
+            equation=self._equation,
+            **more,
+        )
+        self.ops.append(op)
+        return op.id
+
+    def source_value(self, kind: str, aval: Any, origin: Origin, path: str = "") -> int:
+        """A value that comes from outside: an argument or a constant, with a factor per dimension."""
+        value = self.value(aval, origin, path)
+        self.op(kind, (), (value,), free_results(OpCall(kind, {}, (), (self.values[value].shape,))))
+        return value
+
+    def constant(self, array: Any) -> int:
+        aval = array.aval if hasattr(array, "aval") else array
+        if not internals.shape_of(aval):
+            return LITERAL
+        return self.source_value("constant", aval, Origin.CONSTANT)
+
+    def identity(self, shape: tuple[int, ...], results: int, operands: int = 1) -> Rule:
+        """Same position in and out, for ``operands`` inputs and ``results`` outputs of one shape."""
+        key = (shape, results * 64 + operands)
+        if key not in self._identities:
+            self._identities[key] = pointwise(OpCall("identity", {}, (shape,) * operands, (shape,) * results))
+        return self._identities[key]
+
+    # Equations.
+
+    def inline(self, jaxpr: Any, consts: Sequence[int], args: Sequence[int], scope: int) -> list[int]:
+        """Lowers the equations of an open jaxpr in place and returns its outputs' values."""
+        env: dict[Any, int] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+        saved = self._source, self._scope, self._equation
+        for number, equation in enumerate(jaxpr.eqns):
+            self._scope, self._equation = scope, number
+            self._source = len(self._sources)
+            self._sources.append((equation.source_info, scope))
+            operands = [self._read(env, atom) for atom in equation.invars]
+            env.update(zip(equation.outvars, self._equation_results(equation, operands), strict=True))
+        self._source, self._scope, self._equation = saved
+        return [self._read(env, atom) for atom in jaxpr.outvars]
+
+    def _read(self, env: dict[Any, int], atom: Any) -> int:
+        if not internals.is_literal(atom):
+            return env[atom]
+        return self.constant(atom.val) if internals.shape_of(atom.aval) else LITERAL
+
+    def _equation_results(self, equation: Any, operands: list[int]) -> list[int]:
+        name = equation.primitive.name
+        if name in control.LOWERINGS:
+            return control.LOWERINGS[name](self, equation, operands)
+        jaxpr = internals.inner_jaxpr(equation)
+        if jaxpr is not None:
+            return self._call(equation, jaxpr, operands)
+        results = [self.value(var.aval) for var in equation.outvars]
+        if name == "optimization_barrier":
+            for operand, result in zip(operands, results, strict=True):
+                self.op(name, (operand,), (result,), self.identity(self.values[result].shape, 1))
+            return results
+        found, flops, unit = self._rule(equation)
+        op = self.op(
+            name,
+            operands,
+            results,
+            found.rule,
+            flops=flops,
+            unit=unit,
+            opaque=found.opaque,
+            attributes=internals.equation_attributes(equation),
+        )
+        if equation.effects:
+            self.effects.add(op)
+        return results
+
+    def _call(self, equation: Any, jaxpr: Any, operands: list[int]) -> list[int]:
+        name = equation.primitive.name
+        inner, consts = internals.split_jaxpr(jaxpr)
+        attributes: _Attributes = ()
+        if name in internals.REMAT:
+            params = equation.params
+            attributes = tuple((k, params[k]) for k in ("differentiated", "prevent_cse") if k in params)
+        kind = "remat" if name in internals.REMAT else name
+        label = equation.params.get("name") or getattr(inner.debug_info, "func_name", "")
+        scope = self.new_scope(kind, str(label), attributes)
+        return self.inline(inner, [self.constant(c) for c in consts], operands, scope)
+
+    def new_scope(self, kind: str, name: str, attributes: _Attributes = ()) -> int:
+        scope = Scope(len(self.scopes), kind, name, self._scope, self._equation, self.region, attributes)
+        self.scopes.append(scope)
+        return scope.id
+
+    def _rule(self, equation: Any) -> tuple[Found, float, Unit]:
+        shapes = tuple((internals.shape_of(v.aval), str(getattr(v.aval, "dtype", ""))) for v in equation.invars)
+        results = tuple((internals.shape_of(v.aval), str(getattr(v.aval, "dtype", ""))) for v in equation.outvars)
+        key: Any = (equation.primitive.name, shapes, results, tuple(equation.params.values()))
+        try:
+            known = self._rules.get(key)
+        except TypeError:  # a parameter that cannot be hashed
+            key, known = None, None
+        if known is not None:
+            return known
+        call = OpCall(
+            equation.primitive.name,
+            equation.params,
+            tuple(s for s, _ in shapes),
+            tuple(s for s, _ in results),
+            tuple(d for _, d in shapes),
+            tuple(d for _, d in results),
+        )
+        found = find_rule(call, internals.kernel_name(equation), internals.stated_rule(equation))
+        flops, unit = count_flops(call, found.rule)
+        if found.opaque:
+            flops, unit = internals.kernel_flops(equation), Unit.MATRIX
+        if key is not None:
+            self._rules[key] = found, flops, unit
+        return found, flops, unit
+
+    # Regions.
+
+    def in_region(self, kind: str, owner: int, trips: int, known: bool, body: Callable[[], tuple[list[int], list[int]]]) -> int:
+        """Runs ``body`` (which returns inputs and outputs) with its ops going to a new region."""
+        region = Region(len(self.regions), kind, self.region, owner, (), (), (), trips, known)
+        self.regions.append(region)
+        outer, self.region = self.region, region.id
+        inputs, outputs = body()
+        self.region = outer
+        self.regions[region.id] = replace(region, inputs=tuple(inputs), outputs=tuple(outputs))
+        return region.id
+
+    # The end.
+
+    def finish(self, arguments: Sequence[Argument], outputs: Sequence[int]) -> Program:
+        alive = self._alive()
+        op_ids = {op.id: k for k, op in enumerate(op for op in self.ops if op.id in alive)}
+        used = {v for op in self.ops if op.id in alive for v in (*op.operands, *op.results) if v != LITERAL}
+        value_ids = {v: k for k, v in enumerate(sorted(used))}
+        value_ids[LITERAL] = LITERAL
+        ops = tuple(
+            replace(
+                op,
+                id=op_ids[op.id],
+                operands=tuple(value_ids[v] for v in op.operands),
+                results=tuple(value_ids[v] for v in op.results),
+                links=tuple(op_ids[k] for k in op.links if k in alive),
+            )
+            for op in self.ops
+            if op.id in alive
+        )
+        members: dict[int, list[int]] = {}
+        for op in ops:
+            members.setdefault(op.region, []).append(op.id)
+        regions = tuple(
+            replace(
+                r,
+                owner=op_ids.get(r.owner, -1),
+                inputs=tuple(value_ids[v] for v in r.inputs if v in value_ids),
+                outputs=tuple(value_ids[v] for v in r.outputs if v in value_ids),
+                ops=tuple(members.get(r.id, ())),
+            )
+            for r in self.regions
+        )
+        values = tuple(replace(self.values[v], id=k) for v, k in value_ids.items() if v != LITERAL)
+        return Program(
+            self.name,
+            values,
+            ops,
+            regions,
+            tuple(self.scopes),
+            tuple(replace(a, value=value_ids[a.value]) for a in arguments),
+            tuple(value_ids[v] for v in outputs),
+            Sources(self._resolver(), len(self._sources)),
+        )
+
+    def _alive(self) -> set[int]:
+        """Ops that an output or an effect depends on, and all arguments. A carry nobody reads is dead; so is its update."""
+        makers: dict[int, int] = {}
+        for op in self.ops:
+            if op.rule is not None:
+                makers.update((v, op.id) for v in op.results)
+        owner_of = {region.id: region.owner for region in self.regions}
+        alive: set[int] = set()
+        stack = [op.id for op in self.ops if op.kind in ("output", "argument") or op.id in self.effects]
+        while stack:
+            k = stack.pop()
+            if k in alive:
+                continue
+            alive.add(k)
+            op = self.ops[k]
+            stack += [makers[v] for v in op.operands if v != LITERAL and makers[v] not in alive]
+            owner = op.attribute("owner", owner_of[op.region])
+            if owner >= 0:
+                stack.append(owner)
+        return alive
+
+    def _resolver(self) -> Callable[[int], Source]:
+        sources, scopes = self._sources, self.scopes
+        call_sites = self._call_sites()
+
+        def resolve(index: int) -> Source:
+            info, scope = sources[index]
+            library: list[str] = []
+            names = internals.name_stack(info)
+            for frame, own in internals.frames(info):
+                if own:
+                    library.append(frame.function)
+                    continue
+                # A jitted function of JAX itself is traced once: its lines are those of whoever called it first.
+                called = scopes[scope]
+                site = call_sites[scope]
+                if site >= 0 and any(called.name and f.split(".")[-1] == called.name for f in library):
+                    return resolve(site)
+                return Source(frame.file, frame.line, frame.function, names)
+            return resolve(call_sites[scope]) if call_sites[scope] >= 0 else Source(names=names)
+
+        return resolve
+
+    def _call_sites(self) -> list[int]:
+        """For every scope the number of the source entry of the equation that called it."""
+        entries: dict[tuple[int, int], int] = {}
+        counts: dict[int, int] = {}
+        for index, (_, scope) in enumerate(self._sources):
+            number = counts.get(scope, 0)
+            counts[scope] = number + 1
+            entries[scope, number] = index
+        return [entries.get((s.parent, s.equation), -1) for s in self.scopes]

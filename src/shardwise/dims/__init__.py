@@ -1,0 +1,1 @@
+"""The static analysis: names, colors, conflicts, compatibility sets, groups."""

@@ -1,0 +1,26 @@
+"""Every error Shardwise raises on purpose derives from :class:`ShardwiseError`.
+
+A message says what was tried, what came, where, and what to do. Problems with one input are collected and raised once.
+"""
+
+from __future__ import annotations
+
+
+class ShardwiseError(Exception):
+    """Base class of all errors that are about the user's input, never about a bug of ours."""
+
+
+class CaptureError(ShardwiseError):
+    """The function could not be turned into a program."""
+
+
+class RuleError(ShardwiseError):
+    """A factor rule is malformed or does not fit the shapes it was given for."""
+
+
+class TargetError(ShardwiseError):
+    """A command-line target (``zoo:NAME`` or ``file.py:function``) could not be loaded."""
+
+
+class QueryError(ShardwiseError):
+    """A question to a finished analysis names something that is not there."""

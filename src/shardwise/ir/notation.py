@@ -1,0 +1,144 @@
+"""The text form of factor rules, read and written.
+
+    (b,i,k),(b,k,j)->(b,i,j); sum k
+    (i*j)->(i,j)
+    (...,n,m)->(...,n,m); blocked n m
+    (v,d),(s)->(s,d); indexed v
+
+Before the semicolon: operands, an arrow, results; a tensor is a list of dimensions in parentheses, a dimension is one
+factor, a product ``i*j`` (major to minor), or ``1``. ``...`` stands for leading dimensions that all tensors having it
+share. After each semicolon: a kind and the factors it applies to. The kinds are ``blocked``, ``halo``, ``indexed``, and
+the reducers of :data:`~shardwise.ir.rule.REDUCERS`. A factor without a kind is parallel (or free, if only in results).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from shardwise.errors import RuleError
+from shardwise.ir.rule import REDUCERS, Factor, Kind, Rule, Tensor, check_rule, letter
+
+_FACTOR = re.compile(r"[A-Za-z_][A-Za-z_0-9]*$")
+
+
+def parse_rule(text: str, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> Rule:
+    """Reads a rule in the notation above for tensors of these shapes, and checks it.
+
+    >>> print(parse_rule("(i,k),(k,j)->(i,j); sum k", [(8, 4), (4, 6)], [(8, 6)]))
+    (i,j),(j,k)->(i,k); sum j
+    """
+    head, *clauses = [part.strip() for part in text.split(";")]
+    if head.count("->") != 1:
+        raise RuleError(f"rule {text!r}: expected exactly one '->' between operands and results")
+    left, right = (_tensors(side, text) for side in head.split("->"))
+    if len(left) != len(operands) or len(right) != len(results):
+        raise RuleError(
+            f"rule {text!r} is for {len(left)} operands and {len(right)} results; "
+            f"the operation has {len(operands)} and {len(results)}"
+        )
+    shapes = [*operands, *results]
+    dims = [_expand(names, shape, text) for names, shape in zip(left + right, shapes, strict=True)]
+    kinds = _clauses(clauses, text)
+    sizes = _sizes(dims, shapes, text)
+    order = {name: i for i, name in enumerate(dict.fromkeys(n for tensor in dims for dim in tensor for n in dim if sizes[n] > 1))}
+    unknown = sorted(set(kinds) - set(sizes))
+    if unknown:
+        raise RuleError(f"rule {text!r}: {', '.join(unknown)} named after ';' but in no tensor")
+    in_operands = {n for tensor in dims[: len(left)] for dim in tensor for n in dim}
+    factors = []
+    for name in order:
+        kind, reducer = kinds.get(name, (Kind.PARALLEL if name in in_operands else Kind.FREE, ""))
+        if kind is Kind.INDEXED and not reducer:
+            reducer = "sum"
+        factors.append(Factor(sizes[name], kind, reducer, "stated by its rule" if kind is Kind.BLOCKED else ""))
+
+    def tensor(names: Sequence[Sequence[str]]) -> Tensor:
+        return tuple(tuple(order[n] for n in dim if n in order) for dim in names)
+
+    tensors = tuple(tensor(t) for t in dims)
+    rule = Rule(tuple(factors), tensors[: len(left)], tensors[len(left) :])
+    check_rule(rule, operands, results)
+    return rule
+
+
+def format_rule(rule: Rule) -> str:
+    """Writes a rule in the notation that :func:`parse_rule` reads (windows are not part of the text)."""
+
+    def tensor(t: Tensor) -> str:
+        return "(" + ",".join("*".join(letter(f) for f in dim) or "1" for dim in t) + ")"
+
+    head = ",".join(map(tensor, rule.operands)) + "->" + ",".join(map(tensor, rule.results))
+    clauses: dict[str, list[str]] = {}
+    for i, factor in enumerate(rule.factors):
+        if factor.kind in (Kind.PARALLEL, Kind.FREE):
+            continue
+        word = factor.reducer if factor.kind is Kind.REDUCTION else factor.kind.value
+        clauses.setdefault(word, []).append(letter(i))
+    return "; ".join([head] + [f"{word} {' '.join(names)}" for word, names in clauses.items()])
+
+
+def _tensors(side: str, text: str) -> list[list[list[str]]]:
+    side = side.replace(" ", "")
+    if not side:
+        return []
+    if not re.fullmatch(r"\([^()]*\)(,\([^()]*\))*", side):
+        raise RuleError(f"rule {text!r}: {side!r} is not a list of tensors such as (i,k),(k,j)")
+    tensors = []
+    for inner in re.findall(r"\(([^()]*)\)", side):
+        dims = [dim.split("*") if dim != "1" else [] for dim in inner.split(",")] if inner else []
+        for name in (n for dim in dims for n in dim):
+            if name != "..." and not _FACTOR.match(name):
+                raise RuleError(f"rule {text!r}: {name!r} is not a factor name")
+        tensors.append(dims)
+    return tensors
+
+
+def _expand(dims: list[list[str]], shape: tuple[int, ...], text: str) -> list[list[str]]:
+    if ["..."] in dims:
+        at = dims.index(["..."])
+        extra = len(shape) - (len(dims) - 1)
+        if extra < 0 or ["..."] in dims[at + 1 :]:
+            raise RuleError(f"rule {text!r} does not fit a tensor of shape {list(shape)}")
+        # Counted from the right, as NumPy broadcasts.
+        dims = dims[:at] + [[f"batch{extra - 1 - i}"] for i in range(extra)] + dims[at + 1 :]
+    if len(dims) != len(shape):
+        raise RuleError(f"rule {text!r} has a tensor of {len(dims)} dimensions for one of shape {list(shape)}")
+    return dims
+
+
+def _clauses(clauses: Sequence[str], text: str) -> dict[str, tuple[Kind, str]]:
+    kinds: dict[str, tuple[Kind, str]] = {}
+    words = {k.value: (k, "") for k in (Kind.BLOCKED, Kind.HALO, Kind.INDEXED)}
+    words |= {r: (Kind.REDUCTION, r) for r in REDUCERS}
+    for clause in clauses:
+        word, *names = clause.replace(",", " ").split() or [""]
+        if word not in words:
+            raise RuleError(f"rule {text!r}: {word!r} is not a kind; use one of {', '.join(words)}")
+        kinds.update((name, words[word]) for name in names)
+    return kinds
+
+
+def _sizes(dims: Sequence[list[list[str]]], shapes: Sequence[tuple[int, ...]], text: str) -> dict[str, int]:
+    """A factor's size: read where it stands alone (the largest place, for halos and size-one broadcasts), else divided out
+    of a merged dimension."""
+    sizes: dict[str, int] = {}
+    merged: list[tuple[list[str], int]] = []
+    for tensor, shape in zip(dims, shapes, strict=True):
+        for d, (dim, size) in enumerate(zip(tensor, shape, strict=True)):
+            if len(dim) == 1:
+                sizes[dim[0]] = max(size, sizes.get(dim[0], 0))
+                if size == 1:
+                    tensor[d] = []
+            elif dim:
+                merged.append((dim, size))
+    for dim, size in merged:
+        open_names = [n for n in dim if n not in sizes]
+        known = 1
+        for n in dim:
+            known *= sizes.get(n, 1)
+        if len(open_names) > 1 or (open_names and size % known):
+            raise RuleError(f"rule {text!r}: the sizes of {'*'.join(dim)} in a dimension of {size} cannot be told")
+        if open_names:
+            sizes[open_names[0]] = size // known
+    return sizes

@@ -1,0 +1,216 @@
+"""The captured program: values, ops and regions. Front-end neutral: nothing here knows JAX.
+
+- A :class:`Value` is one array; it is defined once, by an op.
+- An :class:`Op` is its factor rule, its sizes and dtypes, its FLOPs and its source line. Arguments, constants and outputs
+  are ops too (``argument``: ``->(i,j)``, ``output``: ``(i,j)->(i,j)``), so that every dimension has a factor.
+- A :class:`Region` is the body of a loop or a branch. A loop or branch is an op without a rule that owns regions; what
+  crosses its border is one *link* op per tensor, inside the owner's ``links``: a carry is ``(initial, body out) ->
+  (body in, result)`` with one factor per dimension, which is exactly "one value, one sharding".
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from shardwise.ir.rule import Rule
+
+
+class Origin(enum.Enum):
+    """Where a value comes from."""
+
+    ARGUMENT = "argument"
+    CONSTANT = "constant"
+    RESULT = "result"
+    OUTPUT = "output"
+
+
+class Unit(enum.Enum):
+    """Which part of the device does the arithmetic."""
+
+    NONE = "none"
+    VECTOR = "vector"
+    MATRIX = "matrix"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One array. ``path`` is the pytree path of an argument or output, empty for inner values."""
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: float
+    origin: Origin
+    path: str = ""
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.elements * self.itemsize)
+
+    @property
+    def type_text(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation. ``rule`` is None for loops and branches, whose borders are described by their ``links``."""
+
+    id: int
+    kind: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    rule: Rule | None
+    region: int
+    source: int
+    scope: int
+    equation: int
+    flops: float = 0.0
+    unit: Unit = Unit.NONE
+    regions: tuple[int, ...] = ()
+    links: tuple[int, ...] = ()
+    opaque: str = ""
+    attributes: tuple[tuple[str, Any], ...] = ()
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        return dict(self.attributes).get(name, default)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A straight sequence of ops: the program itself, a loop body, a branch.
+
+    ``trips`` is how often it runs for one run of its parent; ``trips_known`` is False for a ``while`` whose count cannot
+    be told from the program (it is then counted once, and reported).
+    """
+
+    id: int
+    kind: str
+    parent: int
+    owner: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    ops: tuple[int, ...]
+    trips: int = 1
+    trips_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A call that was inlined (``jit``, ``remat``, ``custom_vjp`` …): its kind, name, and where it was called."""
+
+    id: int
+    kind: str
+    name: str
+    parent: int
+    equation: int
+    region: int
+    attributes: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An input of the program as the caller sees it. ``spec`` is a sharding the caller already gave, by dimension."""
+
+    value: int
+    path: str
+    donated: bool
+    spec: tuple[tuple[str, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A place in the user's program."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    names: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}" if self.file else "?"
+
+
+class Sources:
+    """Source places by number, resolved when asked: reading a traceback costs more than analysing the op."""
+
+    def __init__(self, resolve: Callable[[int], Source], count: int):
+        self._resolve = resolve
+        self._count = count
+        self._known: dict[int, Source] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Source:
+        if index < 0:
+            return Source()
+        if index not in self._known:
+            self._known[index] = self._resolve(index)
+        return self._known[index]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A captured function. ``regions[0]`` is the program itself."""
+
+    name: str
+    values: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    regions: tuple[Region, ...]
+    scopes: tuple[Scope, ...]
+    arguments: tuple[Argument, ...]
+    outputs: tuple[int, ...]
+    sources: Sources = field(repr=False)
+
+    @cached_property
+    def trips(self) -> np.ndarray:
+        """How often each region runs in one run of the program."""
+        trips = np.ones(len(self.regions))
+        for region in self.regions[1:]:
+            trips[region.id] = trips[region.parent] * region.trips
+        return trips
+
+    @cached_property
+    def definitions(self) -> Mapping[int, tuple[int, int]]:
+        """For every value the op that defines it and the number of the result."""
+        return {
+            v: (op.id, k) for op in self.ops if op.rule is not None for k, v in enumerate(op.results)
+        }
+
+    @cached_property
+    def paths(self) -> Mapping[str, int]:
+        """Values of arguments and outputs by path."""
+        return {v.path: v.id for v in self.values if v.path}
+
+    def ruled_ops(self) -> Iterator[Op]:
+        return (op for op in self.ops if op.rule is not None)
+
+    def source_of(self, op: Op) -> Source:
+        return self.sources[op.source]
+
+    def label(self, value: int) -> str:
+        """How a person would name a value: its path, or what made it and where."""
+        v = self.values[value]
+        if v.path:
+            return v.path
+        op = self.ops[self.definitions[value][0]]
+        return f"%{value} ({op.kind} at {self.sources[op.source]})"
+
+    def __str__(self) -> str:
+        from shardwise.ir.text import format_program
+
+        return format_program(self)

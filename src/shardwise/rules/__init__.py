@@ -1,0 +1,1 @@
+"""Factor rules of primitives, by family; see :mod:`shardwise.rules.registry`."""

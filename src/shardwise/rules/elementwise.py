@@ -1,0 +1,41 @@
+"""Elementwise primitives, and those that only pass an array on. Their rule is one: same position in, same position out.
+
+The figure is the vector operations per element, as counted for the roofline (a transcendental is a short polynomial).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+ELEMENTWISE: Final[dict[str, int]] = {
+    # Arithmetic and comparison.
+    **dict.fromkeys(
+        """abs add add_any and atan2 ceil clamp clz complex conj convert_element_type div eq eq_to floor ge gt imag
+        integer_pow is_finite le le_to lt lt_to max min mul mulhi ne neg nextafter not one_minus_square or polynomial
+        population_count real reduce_precision rem round select_n shift_left shift_right_arithmetic shift_right_logical
+        sign sqrt square sub xor""".split(),
+        1,
+    ),
+    # Transcendental.
+    **dict.fromkeys(
+        """acos acosh asin asinh atan atanh cbrt cos cosh erf erf_inv erfc exp exp2 expm1 lgamma log log1p log2 logistic
+        pow rsqrt sin sinh tan tanh""".split(),
+        10,
+    ),
+    # Series and iterations per element.
+    **dict.fromkeys(
+        """bessel_i0e bessel_i1e digamma igamma igamma_grad_a igammac polygamma random_gamma_grad
+        regularized_incomplete_beta zeta""".split(),
+        100,
+    ),
+    # Hashes per element.
+    **dict.fromkeys("threefry2x32 threefry4x32 philox2x32 philox4x32".split(), 80),
+    # Nothing is computed.
+    **dict.fromkeys(
+        """broadcast_to_same copy copy_p create_linear device_put from_edtype layout_constraint mesh_cast name
+        optimization_barrier pbroadcast_dynamic pin pvary reduced_vary_cast reduced_vary_cast_p relayout reshard
+        sharding_constraint stop_gradient to_edtype unpin vary_unreduced_cast vary_unreduced_cast_p
+        with_memory_space_constraint random_clone preduced empty2 empty tie pcast""".split(),
+        0,
+    ),
+}

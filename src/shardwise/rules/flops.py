@@ -1,0 +1,53 @@
+"""How much arithmetic an op does, and on which unit."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from shardwise.ir.program import Unit
+from shardwise.ir.rule import Rule
+from shardwise.rules.call import OpCall
+from shardwise.rules.elementwise import ELEMENTWISE
+from shardwise.rules.reduction import CUMULATIVE
+from shardwise.rules.tables import LINEAR_ALGEBRA
+
+#: Sorting networks and searches compare each element about log2(n) times.
+_SORTS: Final = ("sort", "top_k", "approx_top_k")
+
+
+def count_flops(call: OpCall, rule: Rule) -> tuple[float, Unit]:
+    """FLOPs of the whole op, unsharded. A product counts a multiplication and an addition."""
+    kind = call.kind
+    if kind in ("dot_general", "scaled_dot"):
+        return 2.0 * math.prod(f.size for f in rule.factors), Unit.MATRIX
+    if kind == "ragged_dot_general":
+        # Each row meets the matrix of one group only.
+        groups = call.operands[2][-1]
+        return 2.0 * math.prod(f.size for f in rule.factors) / max(groups, 1), Unit.MATRIX
+    if kind == "conv_general_dilated":
+        numbers = call.params["dimension_numbers"]
+        kernel = call.operands[1]
+        per_output = math.prod(kernel) / max(kernel[numbers.rhs_spec[0]], 1)
+        return 2.0 * math.prod(call.results[0]) * per_output, Unit.MATRIX
+    if kind in ("triangular_solve", *LINEAR_ALGEBRA):
+        matrix = call.operands[0]
+        return 1.0 * math.prod(matrix) * (matrix[-1] if matrix else 1), Unit.VECTOR
+    size = sum(math.prod(shape) for shape in call.results)
+    inputs = math.prod(call.operands[0]) if call.operands else 0
+    if kind in ELEMENTWISE:
+        per_element = ELEMENTWISE[kind]
+        return float(per_element * size), Unit.VECTOR if per_element else Unit.NONE
+    if kind.startswith(("reduce_window", "select_and_")):
+        return float(inputs * math.prod(call.params["window_dimensions"])), Unit.VECTOR
+    if kind.startswith(("reduce", "arg")) or kind in CUMULATIVE:
+        return float(inputs), Unit.VECTOR
+    if kind in _SORTS:
+        return inputs * math.log2(max(inputs, 2)), Unit.VECTOR
+    if kind == "fft":
+        return 5.0 * size * math.log2(max(math.prod(call.params["fft_lengths"]), 2)), Unit.VECTOR
+    if kind == "random_bits":
+        return 80.0 * size, Unit.VECTOR
+    if kind.startswith("scatter"):
+        return float(math.prod(call.operands[-1])), Unit.VECTOR
+    return 0.0, Unit.NONE

@@ -1,0 +1,193 @@
+"""Which rule belongs to which primitive, and the door for users' own.
+
+A primitive has a rule, or it is one of the few *opaque* ones, listed here with the reason, or it is unknown. Opaque and
+unknown ones get the safe rule (every dimension whole) and are reported. Control flow and calls are not here: capture takes
+them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shardwise.errors import RuleError
+from shardwise.ir.notation import parse_rule
+from shardwise.ir.rule import Rule, check_rule
+from shardwise.rules import contraction, indexing, reduction, shape, transforms
+from shardwise.rules.call import OpCall, opaque, pointwise
+from shardwise.rules.elementwise import ELEMENTWISE
+from shardwise.rules.tables import LINEAR_ALGEBRA, RANDOM
+
+RuleFunction = Callable[[OpCall], Rule | str | None]
+
+
+def _first_form(forms: tuple[str, ...]) -> Callable[[OpCall], Rule]:
+    def rule(call: OpCall) -> Rule:
+        for text in forms:
+            left, right = text.split(";")[0].split("->")
+            if left.count("(") == len(call.operands) and right.count("(") == len(call.results):
+                return parse_rule(text, call.operands, call.results)
+        raise RuleError(f"{call.kind}: no form for {len(call.operands)} operands and {len(call.results)} results")
+
+    return rule
+
+
+RULES: Final[dict[str, Callable[[OpCall], Rule]]] = {
+    **dict.fromkeys(ELEMENTWISE, pointwise),
+    **{name: _first_form(forms) for name, forms in {**LINEAR_ALGEBRA, **RANDOM}.items()},
+    **{name: reduction.simple_reducer(reducer) for name, reducer in reduction.REDUCERS_BY_KIND.items()},
+    **dict.fromkeys(reduction.CUMULATIVE, reduction.cumulative),
+    **dict.fromkeys(["scatter", *indexing.SCATTER_REDUCERS], indexing.scatter),
+    **dict.fromkeys(
+        ["reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min", "select_and_gather_add"],
+        reduction.reduce_window,
+    ),
+    **dict.fromkeys(["select_and_scatter", "select_and_scatter_add"], reduction.select_and_scatter),
+    "approx_top_k": reduction.top_k,
+    "bitcast_convert_type": shape.bitcast_convert_type,
+    "broadcast_in_dim": shape.broadcast_in_dim,
+    "concatenate": shape.concatenate,
+    "conv_general_dilated": contraction.conv_general_dilated,
+    "dot_general": contraction.dot_general,
+    "dynamic_slice": indexing.dynamic_slice,
+    "dynamic_update_slice": indexing.dynamic_update_slice,
+    "fft": transforms.fft,
+    "gather": indexing.gather,
+    "iota": shape.free_results,
+    "iota_2x32_shape": transforms.iota_2x32_shape,
+    "pad": shape.pad,
+    "ragged_dot_general": contraction.ragged_dot_general,
+    "random_bits": transforms.keys_then_shape,
+    "random_gamma": transforms.random_gamma,
+    "random_split": transforms.keys_then_shape,
+    "random_unwrap": transforms.key_data,
+    "random_wrap": transforms.key_data,
+    "reduce": reduction.generic_reduce,
+    "reshape": shape.reshape,
+    "rev": shape.rev,
+    "rng_bit_generator": transforms.rng_bit_generator,
+    "rng_uniform": shape.free_results,
+    "scaled_dot": contraction.scaled_dot,
+    "slice": shape.slice_,
+    "sort": reduction.sort,
+    "split": shape.split,
+    "squeeze": shape.squeeze,
+    "stack": shape.stack,
+    "tile": shape.tile,
+    "top_k": reduction.top_k,
+    "transpose": shape.transpose,
+    "triangular_solve": transforms.triangular_solve,
+    "unstack": shape.unstack,
+}
+
+_KERNEL: Final = "an opaque kernel: register_rule can describe it"
+_CALLBACK: Final = "calls Python on the host"
+_MANUAL: Final = "a collective: its place is inside shard_map"
+_SYMBOLIC: Final = "symbolic shapes, for export only"
+_STATE: Final = "reads or writes a mutable reference"
+
+#: Primitives with the safe rule on purpose, and why.
+OPAQUE: Final[dict[str, str]] = {
+    **dict.fromkeys(
+        """custom_partitioning cudnn_fusion ffi_call pallas_call mosaic_gpu call_exported scaled_matmul scaled_matmul_wrapper
+        dot_product_attention_fwd dot_product_attention_fwd_wrapper dot_product_attention_bwd
+        dot_product_attention_bwd_wrapper dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper
+        dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper stage remat_opt""".split(),
+        _KERNEL,
+    ),
+    **dict.fromkeys("pure_callback io_callback debug_callback debug_print check inspect_sharding".split(), _CALLBACK),
+    **dict.fromkeys(
+        """all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start all_gather_start
+        all_to_all all_to_all_done all_to_all_start axis_index pbroadcast pbroadcast_done pbroadcast_start pmax pmin ppermute
+        ppermute_done ppermute_start precv psend psum psum_done psum_invariant psum_invariant_start psum_start
+        ragged_all_to_all reduce_scatter reduce_scatter_done reduce_scatter_start unreduced_pmax unreduced_pmin
+        unreduced_psum unreduced_psum_start unreduced_reduce_scatter unreduced_reduce_scatter_start""".split(),
+        _MANUAL,
+    ),
+    **dict.fromkeys("dim_as_value dimension_size shape_assertion".split(), _SYMBOLIC),
+    **dict.fromkeys(
+        "run_state core_map get swap addupdate ref_new new_ref ref_get ref_set freeze ref_addupdate".split(), _STATE
+    ),
+    "shard_map": "a manual region: it keeps the specs it states",
+    "unreachable": "never runs",
+    "dce_sink": "keeps its operand alive and computes nothing",
+    "after_all": "orders effects, holds no data",
+    "create_token": "orders effects, holds no data",
+    "platform_index": "a scalar that names the platform",
+}
+
+_registered: dict[str, RuleFunction] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A rule, and why it is the safe one if it is."""
+
+    rule: Rule
+    opaque: str = ""
+
+
+def register_rule(primitive: Any, rule: str | RuleFunction) -> None:
+    """Tells Shardwise how a primitive or kernel of yours may be split.
+
+    Args:
+      primitive: a JAX primitive or its name. A kernel inside ``pallas_call``, ``ffi_call``, ``custom_partitioning`` or
+        another opaque call is named ``"pallas_call:my_kernel"``.
+      rule: the rule in the notation ``"(b,i,k),(b,k,j)->(b,i,j); sum k"``, or a function of an :class:`OpCall` that
+        returns such a text, a :class:`Rule`, or None where it does not apply.
+
+    Registering again replaces the earlier rule. Built-in rules can be replaced too.
+
+    >>> import shardwise
+    >>> shardwise.register_rule("pallas_call:flash_attention", "(b,s,h,k),(b,t,h,k),(b,t,h,v)->(b,s,h,v); sum k; blocked t")
+    """
+    name = primitive if isinstance(primitive, str) else getattr(primitive, "name", None)
+    if not isinstance(name, str) or not name:
+        raise RuleError(f"register_rule: expected a primitive or its name, got {primitive!r}")
+    if isinstance(rule, str):
+        if rule.split(";")[0].count("->") != 1:
+            raise RuleError(f"register_rule({name!r}): rule {rule!r} has no single '->' between operands and results")
+        _registered[name] = lambda call: rule
+    elif callable(rule):
+        _registered[name] = rule
+    else:
+        raise RuleError(f"register_rule({name!r}): a rule is a text or a function of an OpCall, got {rule!r}")
+
+
+def unregister_rule(primitive: Any) -> None:
+    """Takes a rule registered with :func:`register_rule` back; the built-in one, if any, holds again."""
+    _registered.pop(primitive if isinstance(primitive, str) else getattr(primitive, "name", ""), None)
+
+
+def registered_names() -> frozenset[str]:
+    return frozenset(_registered)
+
+
+def find_rule(call: OpCall, kernel: str = "", stated: str | None = None) -> Found:
+    """The rule of an op: a user's for the kernel, a user's for the primitive, one the op states itself (in our notation),
+    ours, or the safe one."""
+    for name in (f"{call.kind}:{kernel}" if kernel else "", call.kind):
+        if name in _registered:
+            found = _from_user(name, call)
+            if found is not None:
+                return Found(found)
+    if stated is not None:
+        return Found(parse_rule(stated, call.operands, call.results))
+    if call.kind in RULES:
+        return Found(RULES[call.kind](call))
+    reason = OPAQUE.get(call.kind, "no rule is known for this primitive: register_rule can add one")
+    return Found(opaque(call, reason), reason)
+
+
+def _from_user(name: str, call: OpCall) -> Rule | None:
+    try:
+        found = _registered[name](call)
+        if isinstance(found, str):
+            found = parse_rule(found, call.operands, call.results)
+        elif found is not None:
+            check_rule(found, call.operands, call.results)
+    except RuleError as error:
+        shapes = f"operands {[list(s) for s in call.operands]}, results {[list(s) for s in call.results]}"
+        raise RuleError(f"the rule registered for {name!r} does not fit {shapes}: {error}") from None
+    return found

@@ -1,8 +1,8 @@
 """Shardwise decides how a JAX program is split over many accelerators.
 
-    import shardwise
-    analysis = shardwise.analyze(train_step, params, opt_state, batch)
-    print(analysis)
+import shardwise
+analysis = shardwise.analyze(train_step, params, opt_state, batch)
+print(analysis)
 """
 
 from __future__ import annotations

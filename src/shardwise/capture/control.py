@@ -18,6 +18,7 @@ from shardwise.rules.call import OpCall, RuleBuilder
 if TYPE_CHECKING:
     from shardwise.capture.lower import Builder
 
+
 def _trip_rule(shape: tuple[int, ...], leading_in_operand: bool, trips: int) -> Rule:
     """``(l,i,j)->(i,j); blocked l`` for a scanned operand, the mirror image for a stacked result."""
     stacked = (trips, *shape)

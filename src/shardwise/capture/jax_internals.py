@@ -162,7 +162,11 @@ def _shardy_text(rule: Any) -> str | None:
         special: Mapping[str, Sequence[str]] = {}
     else:
         sides = [list(rule.operand_mappings), list(rule.result_mappings)]
-        special = {"sum": rule.reduction_factors, "blocked": rule.need_replication_factors, "halo": rule.permutation_factors}
+        special = {
+            "sum": rule.reduction_factors,
+            "blocked": rule.need_replication_factors,
+            "halo": rule.permutation_factors,
+        }
     text = "->".join(",".join(dims(t) for t in side) for side in sides)
     return "; ".join([text] + [f"{word} {' '.join(names)}" for word, names in special.items() if names])
 
@@ -179,7 +183,7 @@ def frames(source_info: Any) -> Iterator[tuple[Frame, bool]]:
     traceback = getattr(source_info, "traceback", None)
     for frame in getattr(traceback, "frames", ()):
         file = frame.file_name
-        own = file.startswith((_JAX_FOLDER, _OWN_FOLDER)) or _JAXLIB in file or file.startswith("<frozen")
+        own = file.startswith((_JAX_FOLDER, _OWN_FOLDER, "<frozen")) or _JAXLIB in file
         yield Frame(file, frame.function_name, frame.line_num), own
 
 
@@ -209,7 +213,8 @@ def abstract(leaf: Any) -> Any:
     """The leaf as a shape: nothing is run, nothing is kept alive. Python scalars stay, for their weak type."""
     if isinstance(leaf, bool | int | float | complex):
         return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+    struct: Any = jax.ShapeDtypeStruct
+    return struct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
 def all_primitives() -> frozenset[str]:
@@ -224,7 +229,7 @@ def all_primitives() -> frozenset[str]:
 
 def run_shardy(lowered: Any, pipeline: str) -> str:
     """Runs Shardy passes over the StableHLO of a ``jax.jit(f).lower(...)`` and returns the module's text."""
-    from jax._src.lib.mlir import passmanager
+    from jaxlib.mlir import passmanager
 
     module = lowered.compiler_ir("stablehlo")
     with module.context:

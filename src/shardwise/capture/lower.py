@@ -198,7 +198,9 @@ class Builder:
 
     # Regions.
 
-    def in_region(self, kind: str, owner: int, trips: int, known: bool, body: Callable[[], tuple[list[int], list[int]]]) -> int:
+    def in_region(
+        self, kind: str, owner: int, trips: int, known: bool, body: Callable[[], tuple[list[int], list[int]]]
+    ) -> int:
         """Runs ``body`` (which returns inputs and outputs) with its ops going to a new region."""
         region = Region(len(self.regions), kind, self.region, owner, (), (), (), trips, known)
         self.regions.append(region)

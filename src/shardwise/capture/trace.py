@@ -67,14 +67,12 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
     except (TypeError, ValueError) as error:
         raise CaptureError(f"{name}: {error}") from None
     names = _bound_names(signature, args, kwargs)
-    abstract_args = tuple(
-        a if names[i] in static else jax.tree.map(internals.abstract, a) for i, a in enumerate(args)
-    )
+    abstract_args = tuple(a if names[i] in static else jax.tree.map(internals.abstract, a) for i, a in enumerate(args))
     abstract_kwargs = {k: v if k in static else jax.tree.map(internals.abstract, v) for k, v in kwargs.items()}
     try:
         traced = jitted.trace(*abstract_args, **abstract_kwargs)
     except Exception as error:
-        raise CaptureError(_trace_failure(name, error)) from error
+        raise CaptureError(_trace_failure(name, error)) from None
     infos = jax.tree_util.tree_flatten_with_path(traced.args_info)[0]
     leaves = []
     for path, info in infos:
@@ -93,7 +91,9 @@ def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _check_call(name: str, signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _check_call(
+    name: str, signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
     if signature is None:
         return
     try:
@@ -136,7 +136,9 @@ def _static_names(signature: inspect.Signature | None, args: tuple[Any, ...], op
     return static
 
 
-def _jit_static(jitted: Any, signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[str]:
+def _jit_static(
+    jitted: Any, signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> set[str]:
     """An already jitted function does not say which arguments are static; those that cannot be arrays must be."""
     names = _bound_names(signature, args, {})
     static = set()

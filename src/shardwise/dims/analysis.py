@@ -155,7 +155,9 @@ class Analysis:
         border = np.array([op.kind in ("argument", "output", "constant") for op in program.ops], dtype=bool)
         computable[names.color[names.splittable & ~border[names.node_op]]] = True
         sizes: list[set[int]] = [set() for _ in range(count)]
-        for node, op_id, factor in zip(names.color.tolist(), names.node_op.tolist(), names.node_factor.tolist(), strict=True):
+        for node, op_id, factor in zip(
+            names.color.tolist(), names.node_op.tolist(), names.node_factor.tolist(), strict=True
+        ):
             rule = program.ops[op_id].rule
             assert rule is not None
             sizes[node].add(rule.factors[factor].size)
@@ -228,7 +230,10 @@ class Analysis:
         op = self.program.ops[op_id]
         assert op.rule is not None
         found = []
-        for v, majors in [*zip(op.results, op.rule.result_majors, strict=True), *zip(op.operands, op.rule.operand_majors, strict=True)]:
+        for v, majors in [
+            *zip(op.results, op.rule.result_majors, strict=True),
+            *zip(op.operands, op.rule.operand_majors, strict=True),
+        ]:
             found += [Place(v, d, self.program.label(v)) for d, m in enumerate(majors) if m == factor]
         return found
 
@@ -239,10 +244,11 @@ class Analysis:
         for color in self.colors:
             members[color.group].append(color)
         bits: list[set[int]] = [set() for _ in members]
-        for s, bit in zip(self.conflict_table.set.tolist(), self.group_table.bit[self.conflict_table.set].tolist(), strict=True):
+        for s, bit in zip(
+            self.conflict_table.set.tolist(), self.group_table.bit[self.conflict_table.set].tolist(), strict=True
+        ):
             if self.conflict_table.consistent[s]:
-                color = self._set_color[s]
-                bits[int(self.group_table.group[color])].add(bit)
+                bits[int(self.group_table.group[self._set_color[s]])].add(bit)
         return tuple(
             Group(
                 g,

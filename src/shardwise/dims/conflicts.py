@@ -107,7 +107,6 @@ def _boxes(names: Names, p: IntArray, q: IntArray) -> IntArray:
         ordered = sorted(edges)
         for k, (n1, m1) in enumerate(ordered):
             for n2, m2 in ordered[k + 1 :]:
-                c, d = number.get((n1, n2)), number.get((m1, m2))
-                if c is not None and d is not None:
-                    boxes.append((c, d))
+                if (n1, n2) in number and (m1, m2) in number:
+                    boxes.append((number[n1, n2], number[m1, m2]))
     return np.array(boxes, dtype=np.int64).reshape(-1, 2)

@@ -88,7 +88,8 @@ def _occurrences(program: Program, names: Names) -> IntArray:
                 total += len(op.rule.factors)
             known[key] = by_content[content]
         bases[op.id] = known[key]
-    return np.array(bases, dtype=np.int64)[names.node_op] + names.node_factor
+    by_node: IntArray = np.array(bases, dtype=np.int64)[names.node_op] + names.node_factor
+    return by_node
 
 
 def _color_kinds(program: Program, names: Names, occurrence: IntArray) -> list[int]:

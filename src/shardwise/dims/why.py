@@ -64,7 +64,7 @@ def place_node(program: Program, names: Names, path: str, dim: int) -> int | Non
 
 def find_chain(program: Program, names: Names, a: tuple[str, int], b: tuple[str, int]) -> Chain:
     start, end = place_node(program, names, *a), place_node(program, names, *b)
-    labels = tuple(f"{path}[{dim}]" for path, dim in (a, b))
+    labels = f"{a[0]}[{a[1]}]", f"{b[0]}[{b[1]}]"
     if start is None or end is None or names.color[start] != names.color[end]:
         return Chain(*labels, False, ())
     path = _shortest_path(names, start, end)
@@ -75,9 +75,15 @@ def find_chain(program: Program, names: Names, a: tuple[str, int], b: tuple[str,
             continue
         assert op.rule is not None
         edge = path[k + 1][1] if k + 1 < len(path) else -1
-        last = k + 1 >= len(path) or (k + 2 == len(path) and program.ops[int(names.node_op[end])].kind in ("argument", "output"))
-        through = "" if last or edge < 0 else f"{program.label(int(names.edge_value[edge]))}[{int(names.edge_dim[edge])}]"
-        steps.append(Step(op.kind, str(op.rule), letter(int(names.node_factor[node])), str(program.source_of(op)), through))
+        last = k + 1 >= len(path) or (
+            k + 2 == len(path) and program.ops[int(names.node_op[end])].kind in ("argument", "output")
+        )
+        through = (
+            "" if last or edge < 0 else f"{program.label(int(names.edge_value[edge]))}[{int(names.edge_dim[edge])}]"
+        )
+        steps.append(
+            Step(op.kind, str(op.rule), letter(int(names.node_factor[node])), str(program.source_of(op)), through)
+        )
     return Chain(*labels, True, tuple(steps))
 
 

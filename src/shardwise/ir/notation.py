@@ -41,7 +41,10 @@ def parse_rule(text: str, operands: Sequence[tuple[int, ...]], results: Sequence
     dims = [_expand(names, shape, text) for names, shape in zip(left + right, shapes, strict=True)]
     kinds = _clauses(clauses, text)
     sizes = _sizes(dims, shapes, text)
-    order = {name: i for i, name in enumerate(dict.fromkeys(n for tensor in dims for dim in tensor for n in dim if sizes[n] > 1))}
+    order = {
+        name: i
+        for i, name in enumerate(dict.fromkeys(n for tensor in dims for dim in tensor for n in dim if sizes[n] > 1))
+    }
     unknown = sorted(set(kinds) - set(sizes))
     if unknown:
         raise RuleError(f"rule {text!r}: {', '.join(unknown)} named after ';' but in no tensor")

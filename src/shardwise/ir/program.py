@@ -187,9 +187,7 @@ class Program:
     @cached_property
     def definitions(self) -> Mapping[int, tuple[int, int]]:
         """For every value the op that defines it and the number of the result."""
-        return {
-            v: (op.id, k) for op in self.ops if op.rule is not None for k, v in enumerate(op.results)
-        }
+        return {v: (op.id, k) for op in self.ops if op.rule is not None for k, v in enumerate(op.results)}
 
     @cached_property
     def paths(self) -> Mapping[str, int]:

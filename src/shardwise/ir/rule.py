@@ -117,7 +117,7 @@ class Rule:
     def rivals(self) -> tuple[tuple[int, int], ...]:
         """Pairs of factors that one mesh axis cannot shard at once: any two that the op can compute in parts, and any
         two that are dimensions of one tensor. If they share a color the pair is a conflict."""
-        pairs = set()
+        pairs: set[tuple[int, int]] = set()
         open_factors = [i for i, ok in enumerate(self.splittable) if ok]
         groups: list[Sequence[int]] = [open_factors]
         groups += [sorted(m for m in majors if m >= 0) for majors in self.operand_majors + self.result_majors]

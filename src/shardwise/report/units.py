@@ -1,0 +1,28 @@
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+
+def si(value: float, unit: str = "") -> str:
+    """Three digits and a decimal prefix.
+
+    >>> si(1.969e15, "FLOP"), si(1280), si(0)
+    ('1.97 PFLOP', '1.28 k', '0')
+    """
+    prefixes = ["", "k", "M", "G", "T", "P", "E", "Z"]
+    if value == 0:
+        return f"0 {unit}".rstrip()
+    k = 0
+    while value >= 999.5 and k < len(prefixes) - 1:
+        value /= 1000
+        k += 1
+    digits = 0 if value >= 100 or value == int(value) else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {prefixes[k]}{unit}".rstrip()
+
+
+def plural(count: int, noun: str, many: str = "") -> str:
+    """
+    >>> plural(1, "color"), plural(2, "family", "families")
+    ('1 color', '2 families')
+    """
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"

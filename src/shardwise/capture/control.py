@@ -75,7 +75,8 @@ def _inputs(b: Builder, jaxpr: Any, start: int = 0, stop: int | None = None) -> 
 
 def scan(b: Builder, equation: Any, operands: list[int]) -> list[int]:
     p = equation.params
-    consts, carries, trips = p["num_consts"], p["num_carry"], p["length"]
+    consts, carries = internals.scan_counts(p)
+    trips = p["length"]
     results = [b.value(var.aval) for var in equation.outvars]
     inputs = _inputs(b, p["jaxpr"])
     loop = _Loop(b, "scan")

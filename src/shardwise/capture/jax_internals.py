@@ -7,6 +7,7 @@ here.
 from __future__ import annotations
 
 import os
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,12 +16,16 @@ import jax
 import jax.extend.core as jex_core
 import numpy as np
 
+from shardwise.ir.program import Spec
+
 Literal = jex_core.Literal
 ClosedJaxpr = jex_core.ClosedJaxpr
 Jaxpr = jex_core.Jaxpr
 
 _JAX_FOLDER: Final = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 _JAXLIB: Final = os.sep + "jaxlib" + os.sep
+_STDLIB: Final = sysconfig.get_paths()["stdlib"] + os.sep
+_PACKAGES: Final = os.sep + "site-packages" + os.sep
 _OWN_FOLDER: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 #: Primitives that only call another jaxpr, by the parameter that holds it.
@@ -50,10 +55,16 @@ LOOPS: Final = ("scan", "while", "cond", "custom_linear_solve")
 
 
 def split_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    """An open jaxpr and its constants, from a closed or an open one."""
-    if isinstance(jaxpr, ClosedJaxpr):
-        return jaxpr.jaxpr, jaxpr.consts
-    return jaxpr, ()
+    """An open jaxpr and its constants, from a closed or an open one (since JAX 0.11 they are one class)."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many operands of a ``scan`` are constants, and how many are carried. Since JAX 0.11 they are kept as trees."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = (len(part) for part in params["ft_in"].unpack())
+    return consts, carry
 
 
 def inner_jaxpr(equation: Any) -> Any | None:
@@ -86,7 +97,7 @@ def dtype_of(aval: Any) -> tuple[str, float]:
     return name, bits / 8 if bits else float(getattr(dtype, "itemsize", 0))
 
 
-def spec_of(sharding: Any) -> tuple[tuple[str, ...], ...] | None:
+def spec_of(sharding: Any) -> Spec | None:
     """The axes of a NamedSharding by dimension, or None where there is none."""
     spec = getattr(sharding, "spec", None)
     if spec is None:
@@ -94,8 +105,10 @@ def spec_of(sharding: Any) -> tuple[tuple[str, ...], ...] | None:
     return _axes_by_dimension(spec)
 
 
-def _axes_by_dimension(spec: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
-    def axes(entry: Any) -> tuple[str, ...]:
+def _axes_by_dimension(spec: Sequence[Any]) -> Spec:
+    def axes(entry: Any) -> tuple[str, ...] | None:
+        if entry is jax.sharding.PartitionSpec.UNCONSTRAINED:
+            return None
         if isinstance(entry, str):
             return (entry,)
         return tuple(str(a) for a in entry) if isinstance(entry, tuple) else ()
@@ -106,13 +119,14 @@ def _axes_by_dimension(spec: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
 def kernel_name(equation: Any) -> str:
     """The name a person gave to an opaque kernel, as :func:`shardwise.register_rule` expects it after the colon."""
     params = equation.params
-    for key in ("name_and_src_info", "name", "target_name", "call_target_name"):
-        if key in params:
-            value = params[key]
-            return str(getattr(value, "name", value))
-    call = params.get("call")
-    info = getattr(getattr(call, "jaxpr", call), "debug_info", None)
-    return str(getattr(info, "func_name", "") or "")
+    for key in ("name", "target_name"):
+        if isinstance(params.get(key), str):
+            return str(params[key])
+    for key in ("jaxpr", "call"):
+        info = getattr(split_jaxpr(params.get(key))[0], "debug_info", None)
+        if info is not None:
+            return str(info.func_name or "")
+    return ""
 
 
 def kernel_flops(equation: Any) -> float:
@@ -179,11 +193,12 @@ class Frame:
 
 
 def frames(source_info: Any) -> Iterator[tuple[Frame, bool]]:
-    """The frames of an equation's traceback, innermost first, each with whether it is JAX's own."""
+    """The frames of an equation's traceback, innermost first, each with whether it is JAX's or Python's own."""
     traceback = getattr(source_info, "traceback", None)
     for frame in getattr(traceback, "frames", ()):
         file = frame.file_name
         own = file.startswith((_JAX_FOLDER, _OWN_FOLDER, "<frozen")) or _JAXLIB in file
+        own = own or (file.startswith(_STDLIB) and _PACKAGES not in file)
         yield Frame(file, frame.function_name, frame.line_num), own
 
 

@@ -139,6 +139,9 @@ class Builder:
                 self.op(name, (operand,), (result,), self.identity(self.values[result].shape, 1))
             return results
         found, flops, unit = self._rule(equation)
+        attributes = internals.equation_attributes(equation)
+        if found.opaque:
+            attributes += (("kernel", internals.kernel_name(equation)),)
         op = self.op(
             name,
             operands,
@@ -147,7 +150,7 @@ class Builder:
             flops=flops,
             unit=unit,
             opaque=found.opaque,
-            attributes=internals.equation_attributes(equation),
+            attributes=attributes,
         )
         if equation.effects:
             self.effects.add(op)

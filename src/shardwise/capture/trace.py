@@ -11,6 +11,7 @@ import jax
 
 from shardwise.capture import jax_internals as internals
 from shardwise.errors import CaptureError
+from shardwise.ir.program import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Leaf:
 
     path: str
     donated: bool
-    spec: tuple[tuple[str, ...], ...] | None
+    spec: Spec | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,10 @@ import numpy as np
 from shardwise.ir.rule import Rule
 
 
+#: Mesh axes by dimension, major first; None for a dimension that is left open. Missing trailing dimensions are whole.
+Spec = tuple[tuple[str, ...] | None, ...]
+
+
 class Origin(enum.Enum):
     """Where a value comes from."""
 
@@ -128,7 +132,7 @@ class Argument:
     value: int
     path: str
     donated: bool
-    spec: tuple[tuple[str, ...], ...] | None = None
+    spec: Spec | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,7 +204,8 @@ def _opaque(console: Console, analysis: Analysis) -> None:
     table = _table(("kind", "left"), ("count", "right"), ("first at", "left"), ("why", "text"))
     kinds: dict[str, list[Any]] = {}
     for op in analysis.opaque_ops:
-        kinds.setdefault(op.kind, []).append(op)
+        kernel = op.attribute("kernel")
+        kinds.setdefault(f"{op.kind}:{kernel}" if kernel else op.kind, []).append(op)
     for kind, ops in kinds.items():
         table.add_row(kind, str(len(ops)), str(analysis.program.source_of(ops[0])), ops[0].opaque)
     console.print(table)

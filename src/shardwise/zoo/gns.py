@@ -1,0 +1,115 @@
+"""Graph network simulator (arXiv 2002.09405) in PartIR's sizes: encode, pass messages 24 times, decode."""
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+
+from .layers import COMPUTE, cast, layer_norm, run_layers
+from .program import LayeredConfig, Parts
+from .specs import Tree, integers, layered, normal, ones, weight, zeros
+from .training import training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GNSConfig(LayeredConfig):
+    """Sizes of a simulator. `layers` counts message-passing steps, `mlp_layers` the dense layers of each MLP.
+
+    `batch` graphs are joined into one without edges between them: the program sees `batch * nodes` nodes.
+    """
+
+    mlp_layers: int
+    hidden: int
+    latent: int
+    nodes: int
+    edges: int
+    node_features: int
+    edge_features: int
+    targets: int
+
+
+PROGRAMS = {
+    "gns": {
+        "full": GNSConfig(
+            batch=1,
+            layers=24,
+            mlp_layers=5,
+            hidden=1024,
+            latent=512,
+            nodes=2048,
+            edges=65536,
+            node_features=128,
+            edge_features=16,
+            targets=3,
+        ),
+        "tiny": GNSConfig(
+            batch=1,
+            layers=2,
+            mlp_layers=3,
+            hidden=80,
+            latent=64,
+            nodes=48,
+            edges=192,
+            node_features=24,
+            edge_features=16,
+            targets=3,
+        ),
+    }
+}
+
+
+def build(config: GNSConfig) -> Parts:
+    """The training step."""
+    latent = config.latent
+    step = {"edge": mlp_spec(config, 3 * latent, latent), "node": mlp_spec(config, 2 * latent, latent)}
+    params = {
+        "encode_nodes": mlp_spec(config, config.node_features, latent),
+        "encode_edges": mlp_spec(config, config.edge_features, latent),
+        "steps": layered(step, config.layers, config.scan),
+        "decode": mlp_spec(config, latent, config.targets, norm=False),
+    }
+    nodes, edges = config.batch * config.nodes, config.batch * config.edges
+    batch = {
+        "nodes": normal(nodes, config.node_features),
+        "edges": normal(edges, config.edge_features),
+        "senders": integers(edges, below=nodes),
+        "receivers": integers(edges, below=nodes),
+        "targets": normal(nodes, config.targets),
+    }
+    return training(config, partial(loss, config), params, batch)
+
+
+def mlp_spec(config: GNSConfig, inputs: int, outputs: int, norm: bool = True) -> Tree:
+    """`mlp_layers` dense layers, and a LayerNorm at the end."""
+    sizes = [inputs, *[config.hidden] * (config.mlp_layers - 1), outputs]
+    dense = [{"kernel": weight(i, o, fan_in=i), "bias": zeros(o)} for i, o in pairwise(sizes)]
+    return {"dense": dense, "norm": {"scale": ones(outputs), "bias": zeros(outputs)} if norm else None}
+
+
+def mlp(p: Tree, x: jax.Array) -> jax.Array:
+    """ReLU between the layers, the norm at the end."""
+    for i, layer in enumerate(cast(p["dense"])):
+        x = (jax.nn.relu(x) if i else x) @ layer["kernel"] + layer["bias"]
+    return x if p["norm"] is None else layer_norm(x, p["norm"])
+
+
+def message_passing(
+    senders: jax.Array, receivers: jax.Array, p: Tree, graph: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Edges look at both their ends, nodes at the sum of what arrives; both are residual."""
+    nodes, edges = graph
+    ends = [edges, jnp.take(nodes, senders, axis=0), jnp.take(nodes, receivers, axis=0)]
+    messages = mlp(p["edge"], jnp.concatenate(ends, axis=-1))
+    arrived = jax.ops.segment_sum(messages, receivers, num_segments=nodes.shape[0])
+    return nodes + mlp(p["node"], jnp.concatenate([nodes, arrived], axis=-1)), edges + messages
+
+
+def loss(config: GNSConfig, params: Tree, batch: Tree) -> jax.Array:
+    """Mean squared error of the predicted accelerations."""
+    nodes = mlp(params["encode_nodes"], batch["nodes"].astype(COMPUTE))
+    edges = mlp(params["encode_edges"], batch["edges"].astype(COMPUTE))
+    step = partial(message_passing, batch["senders"], batch["receivers"])
+    nodes, _ = run_layers(step, params["steps"], (nodes, edges), remat=config.remat)
+    return jnp.mean(jnp.square(mlp(params["decode"], nodes).astype(jnp.float32) - batch["targets"]))

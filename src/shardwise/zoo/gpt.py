@@ -1,0 +1,85 @@
+"""GPT-3 shaped decoders in Alpa's sizes: LayerNorm, biases, learned positions, fused q, k, v projection."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from .layers import COMPUTE, affine, attention, cast, causal_mask, cross_entropy, layer_norm, run_layers, token_batch
+from .program import LayeredConfig, Parts
+from .specs import Tree, layered, normal, ones, weight, zeros
+from .training import training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPTConfig(LayeredConfig):
+    """Sizes of a GPT; the hidden dimension of its MLP is `ffn`."""
+
+    seq: int = 1024
+    d: int
+    heads: int
+    head: int
+    ffn: int
+    vocab: int = 51200
+
+
+PROGRAMS = {
+    "gpt": {
+        "2.6b": GPTConfig(batch=1024, layers=32, d=2560, heads=32, head=80, ffn=10240),
+        "6.7b": GPTConfig(batch=1024, layers=32, d=4096, heads=32, head=128, ffn=16384),
+        "39b": GPTConfig(batch=1024, layers=48, d=8192, heads=64, head=128, ffn=32768),
+        "tiny": GPTConfig(batch=16, seq=24, layers=2, d=64, heads=8, head=16, ffn=160, vocab=320),
+    }
+}
+
+
+def build(config: GPTConfig) -> Parts:
+    """The training step."""
+    params = {
+        "embed": normal(config.vocab, config.d, scale=0.02),
+        "positions": normal(config.seq, config.d, scale=0.02),
+        "layers": layered(layer_spec(config), config.layers, config.scan),
+        "final_norm": norm_spec(config.d),
+    }
+    batch = token_batch(config.batch, config.seq, config.vocab)
+    return training(config, partial(loss, config), params, batch)
+
+
+def norm_spec(d: int) -> Tree:
+    """Scale and bias of a LayerNorm."""
+    return {"scale": ones(d), "bias": zeros(d)}
+
+
+def layer_spec(config: GPTConfig) -> Tree:
+    """One layer's parameters."""
+    d, h, k, f = config.d, config.heads, config.head, config.ffn
+    return {
+        "attention_norm": norm_spec(d),
+        "qkv": {"kernel": weight(d, 3, h, k, fan_in=d), "bias": zeros(3, h, k)},
+        "out": {"kernel": weight(h, k, d, fan_in=h * k), "bias": zeros(d)},
+        "mlp_norm": norm_spec(d),
+        "up": {"kernel": weight(d, f, fan_in=d), "bias": zeros(f)},
+        "down": {"kernel": weight(f, d, fan_in=f), "bias": zeros(d)},
+    }
+
+
+def layer(p: Tree, x: jax.Array) -> jax.Array:
+    """One decoder layer."""
+    w = cast(p)
+    y = layer_norm(x, p["attention_norm"])
+    qkv = affine("bsd,dchk->bschk", y, w["qkv"])
+    q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+    y = attention(q, k, v, mask=causal_mask(x.shape[1]))
+    x = x + affine("bshk,hkd->bsd", y, w["out"])
+    y = jax.nn.gelu(affine("bsd,df->bsf", layer_norm(x, p["mlp_norm"]), w["up"]))
+    return x + affine("bsf,fd->bsd", y, w["down"])
+
+
+def loss(config: GPTConfig, params: Tree, batch: Tree) -> jax.Array:
+    """Next-token cross entropy."""
+    embed = params["embed"].astype(COMPUTE)
+    x = jnp.take(embed, batch["inputs"], axis=0) + params["positions"].astype(COMPUTE)
+    x = run_layers(layer, params["layers"], x, remat=config.remat)
+    x = layer_norm(x, params["final_norm"])
+    return cross_entropy(jnp.einsum("bsd,vd->bsv", x, embed), batch["targets"])

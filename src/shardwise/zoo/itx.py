@@ -1,0 +1,197 @@
+"""An inference transformer (PartIR's IT32): prefill of a prompt, greedy decode loop on a key-value cache.
+
+Multi-query attention: one key and value head, so the cache has no head dimension. Weights are bfloat16, as
+served. Letters: b batch, s new positions, t cached positions, d model, h heads, k head dimension, f hidden.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .layers import COMPUTE, rms_norm, rope
+from .program import Config, Parts, ZooError
+from .specs import Tree, abstract, concrete, constant, integers, layered, normal, ones, weight
+
+MODES = ("decode", "prefill", "step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ITXConfig(Config):
+    """Sizes of a served model.
+
+    `mode` is what the program does: `prefill` fills the cache with a prompt of `seq` tokens, `decode` then
+    generates `generate` tokens in a loop, `step` just one. The cache has room for both.
+    """
+
+    mode: str
+    seq: int
+    generate: int
+    layers: int
+    scan: bool = True
+    d: int
+    heads: int
+    head: int
+    ffn: int
+    vocab: int
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ZooError(f"itx has no mode {self.mode!r}. There are: {', '.join(MODES)}")
+
+    @property
+    def length(self) -> int:
+        """Positions in the cache."""
+        return self.seq + self.generate
+
+
+_FULL = ITXConfig(
+    mode="decode",
+    batch=256,
+    seq=1024,
+    generate=1024,
+    layers=32,
+    d=4096,
+    heads=32,
+    head=128,
+    ffn=16384,
+    vocab=32000,
+)
+_TINY = ITXConfig(
+    mode="decode",
+    batch=16,
+    seq=24,
+    generate=8,
+    layers=2,
+    d=64,
+    heads=8,
+    head=16,
+    ffn=160,
+    vocab=320,
+)
+
+PROGRAMS = {
+    "itx": {
+        **{mode: replace(_FULL, mode=mode) for mode in MODES},
+        "tiny": _TINY,
+        "tiny-prefill": replace(_TINY, mode="prefill"),
+        "tiny-step": replace(_TINY, mode="step"),
+    }
+}
+
+
+def build(config: ITXConfig) -> Parts:
+    """The serving function of `config.mode`."""
+    params = {
+        "embed": normal(config.vocab, config.d, scale=0.02, dtype=COMPUTE),
+        "layers": layered(layer_spec(config), config.layers, config.scan),
+        "final_norm": ones(config.d),
+        "head": weight(config.d, config.vocab, fan_in=config.d, dtype=COMPUTE),
+    }
+    prompt = {"tokens": integers(config.batch, config.seq, below=config.vocab)}
+    last = {
+        "tokens": integers(config.batch, below=config.vocab),
+        "position": constant(value=config.seq, dtype=jnp.int32),
+    }
+    if config.mode == "prefill":
+        return _parts(prefill(config), (params, prompt), ("params", "batch"), ())
+    run = decode_step if config.mode == "step" else decode(config)
+    return _parts(run, (params, cache_spec(config), last), ("params", "cache", "batch"), (1,))
+
+
+def _parts(run: Callable[..., Any], trees: tuple[Tree, ...], roles: tuple[str, ...], donate: tuple[int, ...]) -> Parts:
+    def make(seed: int) -> tuple[Any, ...]:
+        rng = np.random.default_rng(seed)
+        return tuple(concrete(tree, rng) for tree in trees)
+
+    return Parts(run, tuple(abstract(tree) for tree in trees), roles, donate, make)
+
+
+def layer_spec(config: ITXConfig) -> Tree:
+    """One layer's parameters."""
+    d, h, k, f = config.d, config.heads, config.head, config.ffn
+    return {
+        "attention_norm": ones(d),
+        "q": weight(d, h, k, fan_in=d, dtype=COMPUTE),
+        "k": weight(d, k, fan_in=d, dtype=COMPUTE),
+        "v": weight(d, k, fan_in=d, dtype=COMPUTE),
+        "o": weight(h, k, d, fan_in=h * k, dtype=COMPUTE),
+        "mlp_norm": ones(d),
+        "up": weight(d, f, fan_in=d, dtype=COMPUTE),
+        "down": weight(f, d, fan_in=f, dtype=COMPUTE),
+    }
+
+
+def cache_spec(config: ITXConfig) -> Tree:
+    """The cache: stacked or a tuple, as the layers are. Its values stand for a prompt's keys and values."""
+    one = normal(config.batch, config.length, config.head, dtype=COMPUTE)
+    return layered({"k": one, "v": one}, config.layers, config.scan)
+
+
+def layer(p: Tree, cache: Tree, x: jax.Array, position: jax.Array) -> tuple[jax.Array, Tree]:
+    """New positions `x[b, s, d]` from `position` on go into the cache and look at all up to them."""
+    y = rms_norm(x, p["attention_norm"])
+    positions = position + jnp.arange(x.shape[1])
+    q = rope(jnp.einsum("bsd,dhk->bshk", y, p["q"]), positions)
+    k = rope(jnp.einsum("bsd,dk->bsk", y, p["k"])[:, :, None, :], positions)[:, :, 0, :]
+    v = jnp.einsum("bsd,dk->bsk", y, p["v"])
+    keys = jax.lax.dynamic_update_slice_in_dim(cache["k"], k, position, axis=1)
+    values = jax.lax.dynamic_update_slice_in_dim(cache["v"], v, position, axis=1)
+
+    scores = jnp.einsum("bshk,btk->bhst", q, keys).astype(jnp.float32) * q.shape[-1] ** -0.5
+    seen = jnp.arange(keys.shape[1])[None, :] <= positions[:, None]
+    probabilities = jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1).astype(x.dtype)
+    y = jnp.einsum("bhst,btk->bshk", probabilities, values)
+    x = x + jnp.einsum("bshk,hkd->bsd", y, p["o"])
+
+    hidden = jax.nn.gelu(jnp.einsum("bsd,df->bsf", rms_norm(x, p["mlp_norm"]), p["up"]))
+    return x + jnp.einsum("bsf,fd->bsd", hidden, p["down"]), {"k": keys, "v": values}
+
+
+def forward(params: Tree, cache: Tree, tokens: jax.Array, position: jax.Array) -> tuple[jax.Array, Tree]:
+    """Logits `[b, v]` after the last of `tokens[b, s]`, and the cache with these tokens in it."""
+    x = jnp.take(params["embed"], tokens, axis=0)
+    if isinstance(cache, tuple):
+        filled = []
+        for p, one in zip(params["layers"], cache, strict=True):
+            x, one = layer(p, one, x, position)
+            filled.append(one)
+        cache = tuple(filled)
+    else:
+        x, cache = jax.lax.scan(lambda x, pc: layer(*pc, x, position), x, (params["layers"], cache))
+    last = rms_norm(x[:, -1], params["final_norm"])
+    return (last @ params["head"]).astype(jnp.float32), cache
+
+
+def prefill(config: ITXConfig) -> Callable[..., Any]:
+    """`(params, batch) -> (logits, cache)`: the cache is made here."""
+
+    def prefill(params: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
+        cache = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), cache_spec(config))
+        return forward(params, cache, batch["tokens"], jnp.zeros((), jnp.int32))
+
+    return prefill
+
+
+def decode_step(params: Tree, cache: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
+    """`(params, cache, batch) -> (tokens, cache)`: the most likely next token of each sequence."""
+    logits, cache = forward(params, cache, batch["tokens"][:, None], batch["position"])
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32), cache
+
+
+def decode(config: ITXConfig) -> Callable[..., Any]:
+    """`(params, cache, batch) -> (tokens, cache)`: the likeliest next tokens, `[b, generate]`."""
+
+    def decode(params: Tree, cache: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
+        def step(carry: tuple[Tree, Tree], _: None) -> tuple[tuple[Tree, Tree], jax.Array]:
+            cache, last = carry
+            tokens, cache = decode_step(params, cache, last)
+            return (cache, {"tokens": tokens, "position": last["position"] + 1}), tokens
+
+        (cache, _), tokens = jax.lax.scan(step, (cache, batch), None, length=config.generate)
+        return tokens.T, cache
+
+    return decode

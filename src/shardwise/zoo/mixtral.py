@@ -1,0 +1,203 @@
+"""Mixtral: a decoder whose MLPs are eight experts, two of them for each token.
+
+Two forms of the expert layer. The default is GShard's (arXiv 2006.16668): tokens are split into groups, every
+expert takes at most `capacity` tokens of a group, and one-hot dispatch and combine tensors move tokens to
+experts and back. With `dropless` all tokens are sorted by expert and multiplied by `jax.lax.ragged_dot`: none
+is dropped, none padded.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from .layers import (
+    COMPUTE,
+    attention_spec,
+    cast,
+    cross_entropy,
+    rms_norm,
+    rope_attention,
+    run_layers,
+    token_batch,
+)
+from .program import LayeredConfig, Parts, ZooError
+from .specs import Tree, layered, normal, ones, weight
+from .training import training
+
+ROPE_BASE = 1_000_000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtralConfig(LayeredConfig):
+    """Sizes of a Mixtral; `group` is the number of tokens that share an expert's capacity."""
+
+    seq: int
+    d: int
+    heads: int
+    kv_heads: int
+    head: int
+    ffn: int
+    experts: int
+    chosen: int = 2
+    group: int
+    capacity_factor: float = 1.25
+    aux_weight: float = 0.01
+    vocab: int
+    dropless: bool = False
+
+    def __post_init__(self) -> None:
+        self.require_divisible(
+            heads_by_kv_heads=(self.heads, self.kv_heads),
+            head_by_two=(self.head, 2),
+            tokens_by_group=(self.batch * self.seq, self.group),
+        )
+        if self.chosen > self.experts:
+            raise ZooError(f"{self.chosen} experts chosen out of {self.experts}")
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of one group that one expert takes, rounded up to a multiple of four."""
+        exact = self.group * self.chosen * self.capacity_factor / self.experts
+        return -int(-exact // 4) * 4
+
+
+_FULL = MixtralConfig(
+    batch=256,
+    seq=4096,
+    layers=32,
+    d=4096,
+    heads=32,
+    kv_heads=8,
+    head=128,
+    ffn=14336,
+    experts=8,
+    group=1024,
+    vocab=32000,
+)
+_TINY = MixtralConfig(
+    batch=48,
+    seq=40,
+    layers=2,
+    d=64,
+    heads=16,
+    kv_heads=8,
+    head=12,
+    ffn=160,
+    experts=8,
+    group=80,
+    vocab=320,
+)
+
+PROGRAMS = {"mixtral": {"8x7b": _FULL, "tiny": _TINY}}
+
+
+def build(config: MixtralConfig) -> Parts:
+    """The training step."""
+    params = {
+        "embed": normal(config.vocab, config.d, scale=0.02),
+        "layers": layered(layer_spec(config), config.layers, config.scan),
+        "final_norm": ones(config.d),
+        "head": weight(config.d, config.vocab, fan_in=config.d),
+    }
+    batch = token_batch(config.batch, config.seq, config.vocab)
+    return training(config, partial(loss, config), params, batch)
+
+
+def layer_spec(config: MixtralConfig) -> Tree:
+    """One layer's parameters."""
+    d, e, f = config.d, config.experts, config.ffn
+    return {
+        "attention_norm": ones(d),
+        "attention": attention_spec(d, config.heads, config.kv_heads, config.head),
+        "moe_norm": ones(d),
+        "router": weight(d, e, fan_in=d),
+        "experts": {
+            "gate": weight(e, d, f, fan_in=d),
+            "up": weight(e, d, f, fan_in=d),
+            "down": weight(e, f, d, fan_in=f),
+        },
+    }
+
+
+def loss(config: MixtralConfig, params: Tree, batch: Tree) -> jax.Array:
+    """Next-token cross entropy plus the load-balancing loss of the routers."""
+    x = jnp.take(params["embed"], batch["inputs"], axis=0).astype(COMPUTE)
+    carry = (x, jnp.zeros((), jnp.float32))
+    x, balance = run_layers(partial(layer, config), params["layers"], carry, remat=config.remat)
+    x = rms_norm(x, params["final_norm"])
+    logits = jnp.einsum("bsd,dv->bsv", x, params["head"].astype(COMPUTE))
+    penalty: jax.Array = config.aux_weight * balance / config.layers
+    return cross_entropy(logits, batch["targets"]) + penalty
+
+
+def layer(config: MixtralConfig, p: Tree, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """One decoder layer; the carry is the activations and the load-balancing loss so far."""
+    x, balance = carry
+    x = x + rope_attention(cast(p["attention"]), rms_norm(x, p["attention_norm"]), ROPE_BASE)
+    y = rms_norm(x, p["moe_norm"])
+    if config.dropless:
+        y, extra = dropless_experts(config, p["router"], cast(p["experts"]), y)
+    else:
+        y, extra = dispatched_experts(config, p["router"], cast(p["experts"]), y)
+    return x + y, balance + extra
+
+
+def route(config: MixtralConfig, router: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """For `x[..., d]`: the chosen experts' weights and numbers, `[..., chosen]`, and the load-balancing loss.
+
+    Routing is done in float32: experts are chosen by small differences.
+    """
+    logits = x.astype(jnp.float32) @ router
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    top, experts = jax.lax.top_k(logits, config.chosen)
+    weights = jax.nn.softmax(top, axis=-1)
+    tokens = tuple(range(x.ndim - 1))
+    first = jax.nn.one_hot(experts[..., 0], config.experts)
+    balance = config.experts * jnp.sum(jnp.mean(probabilities, axis=tokens) * jnp.mean(first, axis=tokens))
+    return weights, experts, balance
+
+
+def dispatched_experts(config: MixtralConfig, router: jax.Array, p: Tree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Experts with a capacity.
+
+    Letters: n groups, m tokens of a group, c choices, e experts, q places in an expert.
+    """
+    groups = x.reshape(-1, config.group, config.d)
+    weights, experts, balance = route(config, router, groups)
+
+    chosen = jax.nn.one_hot(experts, config.experts, dtype=jnp.int32)
+    n, m, c, e = chosen.shape
+    # First choices of all tokens take their places before any second choice does.
+    by_choice = chosen.transpose(0, 2, 1, 3).reshape(n, c * m, e)
+    place = (jnp.cumsum(by_choice, axis=1) - 1).reshape(n, c, m, e).transpose(0, 2, 1, 3)
+    place = jnp.sum(place * chosen, axis=-1)
+    # one_hot gives a row of zeros for a place beyond the capacity: that token is dropped.
+    seat = jax.nn.one_hot(place, config.capacity, dtype=COMPUTE)
+    chosen = chosen.astype(COMPUTE)
+    dispatch = jnp.einsum("nmce,nmcq->nmeq", chosen, seat)
+    combine = jnp.einsum("nmc,nmce,nmcq->nmeq", weights.astype(COMPUTE), chosen, seat)
+
+    inputs = jnp.einsum("nmeq,nmd->enqd", dispatch, groups)
+    hidden = jax.nn.silu(jnp.einsum("enqd,edf->enqf", inputs, p["gate"]))
+    hidden = hidden * jnp.einsum("enqd,edf->enqf", inputs, p["up"])
+    outputs = jnp.einsum("enqf,efd->enqd", hidden, p["down"])
+    return jnp.einsum("nmeq,enqd->nmd", combine, outputs).reshape(x.shape), balance
+
+
+def dropless_experts(config: MixtralConfig, router: jax.Array, p: Tree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Experts without a capacity: tokens sorted by expert, one ragged product for each matrix."""
+    tokens = x.reshape(-1, config.d)
+    weights, experts, balance = route(config, router, tokens)
+
+    flat = experts.reshape(-1)
+    order = jnp.argsort(flat)
+    sizes = jnp.bincount(flat, length=config.experts).astype(jnp.int32)
+    inputs = jnp.take(tokens, order // config.chosen, axis=0)
+    hidden = jax.nn.silu(jax.lax.ragged_dot(inputs, p["gate"], sizes))
+    hidden = hidden * jax.lax.ragged_dot(inputs, p["up"], sizes)
+    outputs = jax.lax.ragged_dot(hidden, p["down"], sizes)
+
+    outputs = jnp.take(outputs, jnp.argsort(order), axis=0).reshape(*experts.shape, config.d)
+    return jnp.einsum("nc,ncd->nd", weights.astype(COMPUTE), outputs).reshape(x.shape), balance

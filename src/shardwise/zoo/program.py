@@ -1,0 +1,87 @@
+"""What a zoo program is: a function, the shapes of its arguments, and how to make small ones concrete."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ShardwiseError
+
+
+class ZooError(ShardwiseError, ValueError):
+    """A program, configuration or option that does not exist or does not fit the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What every model's configuration has; a model adds its own sizes.
+
+    Every field is an option of `zoo.load`.
+    """
+
+    batch: int
+
+    def require_divisible(self, **pairs: tuple[int, int]) -> None:
+        """Raise unless, in every named pair, the second number divides the first."""
+        for what, (whole, part) in pairs.items():
+            if whole % part:
+                raise ZooError(f"{what.replace('_', ' ')}: {whole} is not a multiple of {part}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig(Config):
+    """A model that trains.
+
+    With `remat` each layer is computed again in the backward pass; without `train` only the loss is left.
+    """
+
+    remat: bool = False
+    train: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayeredConfig(TrainingConfig):
+    """A stack of equal layers, scanned over stacked parameters or unrolled over a tuple of them."""
+
+    layers: int
+    scan: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a model module hands to the registry: a `ZooProgram` without its names."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    roles: tuple[str, ...]
+    donate_argnums: tuple[int, ...]
+    make: Callable[[int], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ZooProgram:
+    """A program of the zoo, ready for `jax.jit(fn, donate_argnums=...).trace(*args)`.
+
+    Attributes:
+      name: the program's name, as in `zoo.names()`.
+      config: the configuration's name, as in `zoo.configs(name)`.
+      fn: an ordinary function of pytrees. A training step is
+        `(params, opt_state, batch) -> (params, opt_state, loss)`.
+      args: the arguments as pytrees of `jax.ShapeDtypeStruct`: nothing is allocated.
+      donate_argnums: the arguments whose buffers the results may take over.
+      description: one line.
+      roles: what each argument is: `"params"`, `"optimizer"`, `"batch"`, `"cache"`, or `"state"` (running
+        statistics).
+    """
+
+    name: str
+    config: str
+    fn: Callable[..., Any] = field(repr=False)
+    args: tuple[Any, ...] = field(repr=False)
+    donate_argnums: tuple[int, ...]
+    description: str
+    roles: tuple[str, ...]
+    _make: Callable[[int], tuple[Any, ...]] = field(repr=False)
+
+    def make_args(self, seed: int = 0) -> tuple[Any, ...]:
+        """Arrays of the shapes in `args`: small random weights, indices in range, a fresh optimizer."""
+        return self._make(seed)

@@ -1,0 +1,213 @@
+"""Which programs there are, and how a name with options becomes one."""
+
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from types import ModuleType
+from typing import Any
+
+from .program import Config, ZooError, ZooProgram
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """The module that builds a program, imported on demand, and what the program is."""
+
+    module: str
+    description: str
+
+
+_ENTRIES: Mapping[str, _Entry] = {
+    "t2b": _Entry("gemma", "Gemma-1 2B shaped decoder, multi-query attention, tied embeddings"),
+    "t7b": _Entry("gemma", "Gemma-1 7B shaped decoder, multi-head attention, tied embeddings"),
+    "gpt": _Entry("gpt", "GPT-3 shaped decoder, learned positions, fused q/k/v projection"),
+    "llama3": _Entry("llama", "Llama-3 decoder, grouped-query attention, rotary positions, untied head"),
+    "mixtral": _Entry("mixtral", "Mixtral decoder, 8 experts, top 2: dispatch with capacity, or dropless"),
+    "gns": _Entry("gns", "graph network simulator: gather, message MLPs, segment sums"),
+    "unet": _Entry("unet", "diffusion U-Net (Flax nnx): residual convolutions, skips, one attention"),
+    "itx": _Entry("itx", "inference transformer, multi-query attention, key-value cache"),
+    "vit": _Entry("vit", "vision transformer (Flax nnx), patch convolution, mean-pooled head"),
+    "wresnet": _Entry("wresnet", "wide ResNet-50 (Flax nnx), batch normalisation with running statistics"),
+    "t5": _Entry("t5", "T5 encoder-decoder, cross attention, relative position bias"),
+    "ssm": _Entry("ssm", "Mamba-like state-space model, recurrence by associative scan"),
+    "dlrm": _Entry("dlrm", "recommendation model, 26 embedding tables, pairwise interactions"),
+    "mlp": _Entry("mlp", "deep multilayer perceptron"),
+}
+
+_OFF_WHERE_ABSENT = ("scan", "remat", "train")
+"""Flags that every program understands when off: a U-Net is unrolled, a decode loop does not train."""
+
+
+def names() -> tuple[str, ...]:
+    """The names of all programs.
+
+    >>> names()[:3]
+    ('t2b', 't7b', 'gpt')
+    """
+    return tuple(_ENTRIES)
+
+
+def configs(name: str) -> tuple[str, ...]:
+    """The configurations of a program; the first is the default, and one is tiny enough to run anywhere.
+
+    >>> configs("gpt")
+    ('2.6b', '6.7b', '39b', 'tiny')
+    """
+    return tuple(_configs(name))
+
+
+def load(name: str, config: str | None = None, **options: Any) -> ZooProgram:
+    """A program of the zoo.
+
+    Args:
+      name: one of `names()`.
+      config: one of `configs(name)`; the first of them if not given.
+      **options: any size or flag of the configuration, such as `batch`, `layers`, `seq`, `scan` (layers
+        scanned over stacked parameters, else unrolled), `remat` (each layer under `jax.checkpoint`), `train`
+        (false: the forward loss alone).
+
+    Returns:
+      The program, its arguments as shapes: nothing is allocated.
+
+    Raises:
+      ZooError: no such program, configuration or option, or sizes that do not fit each other.
+
+    >>> program = load("gpt", "tiny", layers=3, scan=False)
+    >>> program.roles
+    ('params', 'optimizer', 'batch')
+    >>> program.args[2]["inputs"].shape
+    (16, 24)
+    """
+    available = _configs(name)
+    if config is None:
+        config = next(iter(available))
+    if config not in available:
+        raise ZooError(_unknown(f"configuration of {name}", config, available))
+    sizes = _with_options(name, available[config], options)
+    parts = _module(name).build(sizes)
+    return ZooProgram(
+        name=name,
+        config=config,
+        fn=parts.fn,
+        args=parts.args,
+        donate_argnums=parts.donate_argnums,
+        description=_describe(name, sizes),
+        roles=parts.roles,
+        _make=parts.make,
+    )
+
+
+def parse(target: str) -> ZooProgram:
+    """A program from its text form: a name, then after a colon a configuration, flags and options.
+
+    Flags are `scan`, `unrolled`, `remat`, `forward` and any other on/off option of the program; options are
+    `key=value`.
+
+    >>> parse("mlp:tiny,remat,layers=3,width=96").description
+    'deep multilayer perceptron; training step, batch 16, 3 layers, unrolled, remat'
+    """
+    name, _, rest = target.strip().partition(":")
+    available = _configs(name)
+    config: str | None = None
+    options: dict[str, Any] = {}
+
+    def put(key: str, value: Any) -> None:
+        if key in options:
+            raise ZooError(f"{target!r} says {key!r} twice")
+        options[key] = value
+
+    for word in filter(None, (word.strip() for word in rest.split(","))):
+        key, equals, text = word.partition("=")
+        if equals:
+            put(key.strip(), _value(text.strip()))
+        elif word in available:
+            if config is not None:
+                raise ZooError(f"{target!r} names two configurations: {config} and {word}")
+            config = word
+        elif word == "unrolled":
+            put("scan", False)
+        elif word == "forward":
+            put("train", False)
+        elif word in ("scan", "remat", *_flags(next(iter(available.values())))):
+            put(word, True)
+        else:
+            words = [*available, "scan", "unrolled", "remat", "forward"]
+            words += [flag for flag in _flags(next(iter(available.values()))) if flag not in words]
+            raise ZooError(_unknown(f"configuration or flag of {name}", word, words))
+    return load(name, config, **options)
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(f".{_ENTRIES[name].module}", __package__)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in ("optax", "flax"):
+            raise
+        raise ZooError(f"zoo program {name} needs the package {error.name}: pip install {error.name}") from error
+
+
+def _configs(name: str) -> Mapping[str, Config]:
+    if name not in _ENTRIES:
+        raise ZooError(_unknown("zoo program", name, _ENTRIES))
+    programs: Mapping[str, Mapping[str, Config]] = _module(name).PROGRAMS
+    return programs[name]
+
+
+def _with_options(name: str, config: Config, options: Mapping[str, Any]) -> Config:
+    known = {field.name: getattr(config, field.name) for field in fields(config)}
+    accepted: dict[str, Any] = {}
+    for key, value in options.items():
+        if key not in known:
+            if key in _OFF_WHERE_ABSENT and value is False:
+                continue
+            raise ZooError(_unknown(f"option of {name}", key, known))
+        default = known[key]
+        kind = type(default)
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise ZooError(f"option {key!r} of {name} wants {_KINDS.get(kind, kind.__name__)}, got {value!r}")
+        if kind is int and value < 1:
+            raise ZooError(f"option {key!r} of {name} must be at least 1, got {value}")
+        accepted[key] = value
+    return replace(config, **accepted)
+
+
+_KINDS = {int: "a whole number", bool: "true or false", str: "a word", float: "a number"}
+
+
+def _value(text: str) -> Any:
+    """`text` as the option value it looks like."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _flags(config: Config) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(config) if isinstance(getattr(config, field.name), bool))
+
+
+def _describe(name: str, config: Config) -> str:
+    def get(key: str) -> Any:
+        return getattr(config, key, None)
+
+    facts = [get("mode") or ("training step" if get("train") else "forward loss"), f"batch {config.batch}"]
+    if get("seq") is not None:
+        facts.append(f"seq {get('seq')}")
+    if get("layers") is not None:
+        facts.append(f"{get('layers')} layers, {'scanned' if get('scan') else 'unrolled'}")
+    facts += [flag for flag in _flags(config) if get(flag) and flag not in ("scan", "train")]
+    return f"{_ENTRIES[name].description}; {', '.join(facts)}"
+
+
+def _unknown(what: str, word: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else "."
+    return f"no {what} called {word!r}{hint} There are: {', '.join(known)}"

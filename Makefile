@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint test-slow test-programs bench-analysis goldens clean
+.PHONY: demo test lint test-slow test-programs test-versions bench-analysis clean
 
 $(STAMP): pyproject.toml requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shardwise needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11")'
@@ -29,6 +29,22 @@ test-slow: $(STAMP)
 
 test-programs: $(STAMP)
 	$(BIN)/pytest -n 2 -q tests/programs
+
+# The ends of the supported JAX range: the oldest on this Python, the newest that it and NEWEST_PYTHON can install.
+NEWEST_PYTHON ?= $(PYTHON)
+test-versions: .venv-oldest/.installed .venv-newest/.installed
+	.venv-oldest/bin/pytest -q tests -m "not slow" --ignore tests/programs
+	.venv-newest/bin/pytest -q tests -m "not slow" --ignore tests/programs
+
+.venv-oldest/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install --quiet --disable-pip-version-check "jax==0.9.0" --editable ".[zoo,dev]"
+	touch $@
+
+.venv-newest/.installed: pyproject.toml
+	$(NEWEST_PYTHON) -m venv .venv-newest
+	.venv-newest/bin/pip install --quiet --disable-pip-version-check --upgrade jax --editable ".[zoo,dev]"
+	touch $@
 
 bench-analysis: $(STAMP)
 	$(BIN)/python -m benchmarks.analysis

@@ -1,0 +1,68 @@
+"""What the README and the docs say is run, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import shardwise
+from shardwise.cli.main import main
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    scope: dict[str, object] = {}
+    try:
+        for block in blocks(ROOT / "README.md", "python"):
+            exec(block, scope)
+    finally:
+        shardwise.unregister_rule("pallas_call:flash_attention")
+    out = capsys.readouterr().out
+    assert "What can be sharded: 4 groups of 4 colors" in out
+    assert "dot_general" in out
+
+
+def test_the_output_in_the_readme_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = blocks(ROOT / "README.md", "console")
+    command, *shown = block.strip().splitlines()
+    assert command.startswith("$ shardwise ")
+    assert main(command.removeprefix("$ shardwise ").split()) == 0
+    printed = capsys.readouterr().out.splitlines()
+    position = 0
+    for line in shown:
+        if line == "…":
+            continue
+        assert line.rstrip() in printed[position:], f"the README shows {line!r}"
+        position = printed.index(line.rstrip(), position) + (line != "")
+
+
+def test_make_targets_in_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for page in PAGES:
+        for target in re.findall(
+            r"`?make ([a-z][a-z-]*)`?", " ".join(re.findall(r"`[^`]*`|^make .*", page.read_text(), re.M))
+        ):
+            assert re.search(rf"^{target}:", makefile, re.M), (page.name, target)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in link:
+            assert (page.parent / link).exists(), link
+
+
+def test_every_public_name_has_a_docstring_with_an_example() -> None:
+    for name in shardwise.__all__:
+        thing = getattr(shardwise, name)
+        assert thing.__doc__, name
+    for name in ("analyze", "register_rule", "Analysis"):
+        assert ">>>" in getattr(shardwise, name).__doc__, name

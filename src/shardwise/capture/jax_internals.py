@@ -26,29 +26,15 @@ _JAX_FOLDER: Final = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 _JAXLIB: Final = os.sep + "jaxlib" + os.sep
 _STDLIB: Final = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES: Final = os.sep + "site-packages" + os.sep
+_NUMPY_FOLDER: Final = os.path.dirname(os.path.abspath(np.__file__)) + os.sep
 _OWN_FOLDER: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
-#: Primitives that only call another jaxpr, by the parameter that holds it.
-CALLS: Final[dict[str, str]] = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "call": "call_jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "custom_vmap_call": "call",
-    "custom_transpose_call": "call",
-    "composite": "jaxpr",
-    "eval_jaxpr": "jaxpr",
-    "linear_call": "callee",
-    "custom_lin": "",
-}
+#: Primitives that only call another jaxpr, and the parameters that hold it in one version of JAX or another.
+CALLS: Final = frozenset(
+    """jit pjit closed_call core_closed_call core_call call remat remat2 checkpoint custom_jvp_call custom_vjp_call
+    custom_vjp_call_jaxpr custom_vmap_call custom_transpose_call composite eval_jaxpr linear_call compute_on""".split()
+)
+_CALLED: Final = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call", "callee")
 
 REMAT: Final = ("remat", "remat2", "checkpoint")
 LOOPS: Final = ("scan", "while", "cond", "custom_linear_solve")
@@ -69,12 +55,10 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 
 def inner_jaxpr(equation: Any) -> Any | None:
     """The jaxpr that a call primitive calls, or None where the equation is no call."""
-    name = equation.primitive.name
-    key = CALLS.get(name)
-    if not key or key not in equation.params:
+    if equation.primitive.name not in CALLS:
         return None
-    jaxpr = equation.params[key]
-    return jaxpr if isinstance(jaxpr, Jaxpr | ClosedJaxpr) else None
+    held = (equation.params.get(key) for key in _CALLED)
+    return next((jaxpr for jaxpr in held if isinstance(jaxpr, Jaxpr | ClosedJaxpr)), None)
 
 
 def is_literal(atom: Any) -> bool:
@@ -193,11 +177,11 @@ class Frame:
 
 
 def frames(source_info: Any) -> Iterator[tuple[Frame, bool]]:
-    """The frames of an equation's traceback, innermost first, each with whether it is JAX's or Python's own."""
+    """The frames of an equation's traceback, innermost first, each with whether it is of JAX, NumPy or Python."""
     traceback = getattr(source_info, "traceback", None)
     for frame in getattr(traceback, "frames", ()):
         file = frame.file_name
-        own = file.startswith((_JAX_FOLDER, _OWN_FOLDER, "<frozen")) or _JAXLIB in file
+        own = file.startswith((_JAX_FOLDER, _NUMPY_FOLDER, _OWN_FOLDER, "<frozen")) or _JAXLIB in file
         own = own or (file.startswith(_STDLIB) and _PACKAGES not in file)
         yield Frame(file, frame.function_name, frame.line_num), own
 

@@ -18,7 +18,7 @@ from shardwise.ir.program import Argument, Op, Origin, Program, Region, Scope, S
 from shardwise.ir.rule import Rule
 from shardwise.rules.call import OpCall, pointwise
 from shardwise.rules.flops import count_flops
-from shardwise.rules.registry import Found, find_rule
+from shardwise.rules.registry import Found, find_rule, is_known
 from shardwise.rules.shape import free_results
 
 #: An operand that is a scalar written into the program.
@@ -131,6 +131,8 @@ class Builder:
         if name in control.LOWERINGS:
             return control.LOWERINGS[name](self, equation, operands)
         jaxpr = internals.inner_jaxpr(equation)
+        if jaxpr is None and not is_known(name):
+            jaxpr = internals.implementation(equation)
         if jaxpr is not None:
             return self._call(equation, jaxpr, operands)
         results = [self.value(var.aval) for var in equation.outvars]

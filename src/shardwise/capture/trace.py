@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,35 +56,49 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
     name = getattr(fn, "__name__", type(fn).__name__)
     signature = _signature(fn)
     _check_call(name, signature, args, kwargs)
-    jitted = fn if hasattr(fn, "trace") and hasattr(fn, "lower") else None
-    if jitted is not None and options.given():
-        raise CaptureError(
-            f"{name} is already jitted: give {', '.join(options.given())} to its own jax.jit, or pass the plain function"
-        )
-    static = _static_names(signature, args, options) if jitted is None else _jit_static(jitted, signature, args, kwargs)
-    named = _named_leaves(signature, args, kwargs, static)
-    _check_leaves(name, named)
-    specs = {path: internals.spec_of(getattr(leaf, "sharding", None)) for path, leaf in named}
-    try:
-        jitted = jitted or jax.jit(fn, **options.given())
-    except (TypeError, ValueError) as error:
-        raise CaptureError(f"{name}: {error}") from None
-    names = _bound_names(signature, args, kwargs)
-    abstract_args = tuple(a if names[i] in static else jax.tree.map(internals.abstract, a) for i, a in enumerate(args))
+    jitted = _jitted(name, fn, options)
+    static = internals.static_arguments(jitted, args)
+    names = _bound_names(signature, args)
+    dynamic = [i for i in range(len(args)) if i not in static]
+    tree = [args[i] for i in dynamic], {k: v for k, v in kwargs.items() if k not in static}
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    paths = _unique([_argument_path(path, [names[i] for i in dynamic]) for path, _ in leaves])
+    _check_leaves(name, [(path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)])
+    abstract_args = tuple(a if i in static else jax.tree.map(internals.abstract, a) for i, a in enumerate(args))
     abstract_kwargs = {k: v if k in static else jax.tree.map(internals.abstract, v) for k, v in kwargs.items()}
     try:
         traced = jitted.trace(*abstract_args, **abstract_kwargs)
+        jaxpr = internals.low_jaxpr(traced)
     except Exception as error:
         raise CaptureError(_trace_failure(name, error)) from None
-    infos = jax.tree_util.tree_flatten_with_path(traced.args_info)[0]
-    leaves = []
-    for path, info in infos:
-        # args_info is (args, kwargs); static arguments are not among them, so positions are those of the dynamic ones.
-        text = _info_path(path, names, static)
-        leaves.append(Leaf(text, bool(info.donated), specs.get(text)))
+    infos = jax.tree.leaves(traced.args_info)
+    stated = internals.stated_specs(traced)
+    found = tuple(
+        Leaf(path, bool(info.donated), internals.spec_of(getattr(leaf, "sharding", None)) or spec)
+        for path, (_, leaf), info, spec in zip(paths, leaves, infos, stated, strict=True)
+    )
+    root = "out" if not any(path.split("/")[0] == "out" for path in paths) else "result"
     outputs = jax.tree_util.tree_flatten_with_path(traced.out_info)[0]
-    out_paths = tuple(_join("out", path) for path, _ in outputs)
-    return Traced(name, traced.jaxpr, tuple(leaves), out_paths)
+    return Traced(name, jaxpr, found, _unique([(root, tuple(path)) for path, _ in outputs]))
+
+
+def _jitted(name: str, fn: Callable[..., Any], options: JitOptions) -> Any:
+    """``fn`` under ``jax.jit``, which knows its static and donated arguments."""
+    if internals.is_jitted(fn):
+        if options.given():
+            raise CaptureError(
+                f"{name} is already jitted: give {', '.join(options.given())} to its own jax.jit, "
+                "or pass the plain function"
+            )
+        return fn
+    try:
+        hash(fn)
+    except TypeError:  # a module whose fields are arrays: jax.jit wants a key for its cache
+        fn = functools.wraps(fn)(functools.partial(fn))
+    try:
+        return jax.jit(fn, **options.given())
+    except (TypeError, ValueError) as error:
+        raise CaptureError(f"{name}: {error}") from None
 
 
 def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:
@@ -107,7 +123,7 @@ def _check_call(
         ) from None
 
 
-def _bound_names(signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+def _bound_names(signature: inspect.Signature | None, args: tuple[Any, ...]) -> list[str]:
     """A name for every positional argument: the parameter's, or its number."""
     names = [f"arg{i}" for i in range(len(args))]
     if signature is None:
@@ -125,55 +141,32 @@ def _bound_names(signature: inspect.Signature | None, args: tuple[Any, ...], kwa
     return names
 
 
-def _static_names(signature: inspect.Signature | None, args: tuple[Any, ...], options: JitOptions) -> set[str]:
-    names = _bound_names(signature, args, {})
-    static: set[str] = set()
-    numbers = options.static_argnums
-    for number in [numbers] if isinstance(numbers, int) else list(numbers or ()):
-        if -len(args) <= number < len(args):
-            static.add(names[number])
-    given = options.static_argnames
-    static.update([given] if isinstance(given, str) else list(given or ()))
-    return static
+#: Where a leaf is: the argument's name or the root of the outputs, and the way from there.
+_Path = tuple[str, tuple[Any, ...]]
 
 
-def _jit_static(
-    jitted: Any, signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> set[str]:
-    """An already jitted function does not say which arguments are static; those that cannot be arrays must be."""
-    names = _bound_names(signature, args, {})
-    static = set()
-    for name, value in [*zip(names, args, strict=True), *kwargs.items()]:
-        leaves = jax.tree.leaves(value)
-        if leaves and any(internals.unknown_argument(leaf) for leaf in leaves):
-            static.add(name)
-    return static
+def _argument_path(path: Sequence[Any], names: Sequence[str]) -> _Path:
+    """The path in (positional arguments, keyword arguments) with the argument's name for its number."""
+    part, argument, *rest = path
+    return (names[argument.idx] if part.idx == 0 else str(argument.key)), tuple(rest)
 
 
-def _join(root: str, path: Sequence[Any]) -> str:
-    text = jax.tree_util.keystr(tuple(path), simple=True, separator="/")
-    return f"{root}/{text}" if text else root
+def _unique(paths: Sequence[_Path]) -> tuple[str, ...]:
+    """Paths as text: ``params/w``, and ``params['a/b']`` for those that would read alike."""
 
+    def text(simple: bool, root: str, path: tuple[Any, ...]) -> str:
+        rest = jax.tree_util.keystr(path, simple=simple, separator="/" if simple else "")
+        return f"{root}/{rest}" if simple and rest else root + rest
 
-def _info_path(path: Sequence[Any], names: Sequence[str], static: set[str]) -> str:
-    part, rest = path[0].idx, path[1:]
-    if part == 1:
-        return jax.tree_util.keystr(tuple(rest), simple=True, separator="/")
-    dynamic = [n for n in names if n not in static]
-    return _join(dynamic[rest[0].idx], rest[1:])
-
-
-def _named_leaves(
-    signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any], static: set[str]
-) -> list[tuple[str, Any]]:
-    names = _bound_names(signature, args, kwargs)
-    found = []
-    for name, value in [*zip(names, args, strict=True), *kwargs.items()]:
-        if name in static:
-            continue
-        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
-            found.append((_join(name, path), leaf))
-    return found
+    short = [text(True, *path) for path in paths]
+    counts = Counter(short)
+    found = [text(False, *path) if counts[s] > 1 else s for s, path in zip(short, paths, strict=True)]
+    seen: Counter[str] = Counter()
+    for k, path in enumerate(found):
+        seen[path] += 1
+        if seen[path] > 1:
+            found[k] = f"{path}#{seen[path]}"
+    return tuple(found)
 
 
 def _check_leaves(name: str, leaves: Sequence[tuple[str, Any]]) -> None:

@@ -276,9 +276,8 @@ class Analysis:
 
     @property
     def bits(self) -> int:
-        """How many binary choices the conflicts leave, after grouping."""
-        consistent = self.conflict_table.consistent
-        return len(set(self.group_table.bit[consistent].tolist()))
+        """How many binary choices the conflicts leave, after grouping, in groups that matter."""
+        return len({bit for group in self.groups if group.matters for bit in group.bits})
 
     def color_of(self, path: str, dim: int) -> Color | None:
         """The color of a dimension of an argument or output, None where its size is one."""

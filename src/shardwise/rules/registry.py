@@ -15,8 +15,8 @@ from shardwise.errors import RuleError
 from shardwise.ir.notation import parse_rule
 from shardwise.ir.rule import Rule, check_rule
 from shardwise.rules import contraction, indexing, reduction, shape, transforms
-from shardwise.rules.call import OpCall, opaque, pointwise
-from shardwise.rules.elementwise import ELEMENTWISE
+from shardwise.rules.call import OpCall, opaque, passing, pointwise
+from shardwise.rules.elementwise import ELEMENTWISE, PASSING
 from shardwise.rules.tables import LINEAR_ALGEBRA, RANDOM
 
 RuleFunction = Callable[[OpCall], Rule | str | None]
@@ -35,6 +35,7 @@ def _first_form(forms: tuple[str, ...]) -> Callable[[OpCall], Rule]:
 
 RULES: Final[dict[str, Callable[[OpCall], Rule]]] = {
     **dict.fromkeys(ELEMENTWISE, pointwise),
+    **dict.fromkeys(PASSING, passing),
     **{name: _first_form(forms) for name, forms in {**LINEAR_ALGEBRA, **RANDOM}.items()},
     **{name: reduction.simple_reducer(reducer) for name, reducer in reduction.REDUCERS_BY_KIND.items()},
     **dict.fromkeys(reduction.CUMULATIVE, reduction.cumulative),
@@ -47,6 +48,7 @@ RULES: Final[dict[str, Callable[[OpCall], Rule]]] = {
     "approx_top_k": reduction.top_k,
     "bitcast_convert_type": shape.bitcast_convert_type,
     "broadcast_in_dim": shape.broadcast_in_dim,
+    "broadcast_to": shape.broadcast_to,
     "concatenate": shape.concatenate,
     "conv_general_dilated": contraction.conv_general_dilated,
     "dot_general": contraction.dot_general,
@@ -74,6 +76,7 @@ RULES: Final[dict[str, Callable[[OpCall], Rule]]] = {
     "split": shape.split,
     "squeeze": shape.squeeze,
     "stack": shape.stack,
+    "tie": shape.tie,
     "tile": shape.tile,
     "top_k": reduction.top_k,
     "transpose": shape.transpose,
@@ -160,8 +163,9 @@ def unregister_rule(primitive: Any) -> None:
     _registered.pop(primitive if isinstance(primitive, str) else getattr(primitive, "name", ""), None)
 
 
-def registered_names() -> frozenset[str]:
-    return frozenset(_registered)
+def is_known(kind: str) -> bool:
+    """Is there a rule for a primitive, a user's for it or for one of its kernels, or is it opaque on purpose?"""
+    return kind in RULES or kind in OPAQUE or any(name.split(":")[0] == kind for name in _registered)
 
 
 def find_rule(call: OpCall, kernel: str = "", stated: str | None = None) -> Found:

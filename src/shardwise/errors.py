@@ -24,3 +24,11 @@ class TargetError(ShardwiseError):
 
 class QueryError(ShardwiseError):
     """A question to a finished analysis names something that is not there."""
+
+
+class MeshError(ShardwiseError):
+    """A mesh, or an axis of one, cannot be used."""
+
+
+class DecisionError(ShardwiseError):
+    """A decision, tactic or pin cannot be carried out."""

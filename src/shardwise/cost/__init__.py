@@ -1,0 +1,1 @@
+"""From decisions to shardings and collectives, and what they cost."""

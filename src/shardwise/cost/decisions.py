@@ -1,0 +1,66 @@
+"""Decisions, and the state that an ordered list of them makes (design, section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shardwise.errors import DecisionError
+from shardwise.hardware.mesh import MeshAxes
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """These colors are sharded on a mesh axis. ``sides`` resolves conflicts: for a bit of the analysis, which side keeps the
+    axis (0 the first, 1 the second); a bit that is not named takes side 0."""
+
+    colors: tuple[int, ...]
+    axis: str
+    sides: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """These values (arguments, and the outputs that replace them) stay whole on an axis at rest, although a color of theirs
+    is sharded on it."""
+
+    values: tuple[int, ...]
+    axis: str
+
+
+Decision = Shard | Keep
+
+
+@dataclass(frozen=True)
+class State:
+    """An ordered list of decisions on a mesh, in the form the two rules read: who was given which axis, in order."""
+
+    mesh: MeshAxes
+    decisions: tuple[Decision, ...]
+    order: tuple[tuple[int, int], ...] = field(init=False)  # (color, axis) in the order given
+    kept: frozenset[tuple[int, int]] = field(init=False)  # (value, axis)
+    sides: dict[tuple[int, int], int] = field(init=False)  # (bit, axis) -> side
+
+    def __post_init__(self) -> None:
+        order: dict[tuple[int, int], None] = {}
+        kept = set()
+        sides: dict[tuple[int, int], int] = {}
+        for decision in self.decisions:
+            axis = self.mesh.index(decision.axis)
+            if isinstance(decision, Keep):
+                kept.update((v, axis) for v in decision.values)
+                continue
+            for bit, side in decision.sides:
+                if sides.setdefault((bit, axis), side) != side:
+                    raise DecisionError(f"bit {bit} is given both sides on axis {decision.axis!r}")
+            order.update(((color, axis), None) for color in decision.colors)
+        object.__setattr__(self, "order", tuple(order))
+        object.__setattr__(self, "kept", frozenset(kept))
+        object.__setattr__(self, "sides", sides)
+
+    def axes_of(self, color: int) -> tuple[int, ...]:
+        return tuple(axis for c, axis in self.order if c == color)
+
+
+def state(mesh: MeshAxes, decisions: Sequence[Decision]) -> State:
+    return State(mesh, tuple(decisions))

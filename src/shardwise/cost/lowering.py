@@ -1,0 +1,355 @@
+"""Lowering a state: how every op computes, and the collectives on every edge (design, section 6).
+
+The compute rule. An op computes under the assignment of axes to its factors (or to none) that is cheapest *locally*: reshards
+of its operands from how they are stored, plus its own time, plus the reduction or reshard of its results to how they are
+stored. Candidates for an axis are the factors whose color was given that axis; the losing side of a conflict is none. Ties go
+to the order of decisions.
+
+Deferred reductions. A result that is partial stays so where its one use is linear in it and lies in the same region: sums of
+partial values are partial, and so are their casts, transposes, reshapes and products with whole values. The use decides by the
+same local comparison whether it takes the value as partial or reduced, so ``dq·Wq + dk·Wk + dv·Wv`` is reduced once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shardwise.cost.decisions import State
+from shardwise.cost.local import LocalCost
+from shardwise.cost.sharding import Axes, Collective, Kind, Sharding, reshard
+from shardwise.cost.storage import Clashes, store
+from shardwise.dims.analysis import Analysis
+from shardwise.ir import rule as ir_rule
+from shardwise.ir.program import Op, Origin, Program
+from shardwise.ir.rule import Rule
+
+#: Ops that are linear in each of these operands when the others are whole (None: in every operand at once).
+LINEAR: Final[dict[str, tuple[int, ...] | None]] = {
+    "add": None,
+    "add_any": None,
+    "sub": None,
+    "neg": (0,),
+    "convert_element_type": (0,),
+    "transpose": (0,),
+    "reshape": (0,),
+    "squeeze": (0,),
+    "copy": (0,),
+    "mul": (0, 1),
+    "div": (0,),
+    "reduce_sum": (0,),
+}
+
+#: Ops through which a parameter is still "ready early", so that its gather can be hidden.
+_EARLY: Final = ("convert_element_type", "transpose", "reshape", "squeeze", "scan.input", "scan.const", "copy")
+
+
+@dataclass(frozen=True, slots=True)
+class Reshard:
+    """Collectives on the edge into an op (``operand``) or out of it (``result``), executed ``trips`` times."""
+
+    op: int
+    value: int
+    operand: int  # -1 for a result
+    source: Sharding
+    target: Sharding
+    steps: tuple[Collective, ...]
+    trips: float
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A state worked out: ``storage`` by value, ``actual`` how it really leaves its op (partial where deferred), ``factors``
+    the axes of every op's factors, ``passing`` the axes over which an op passes partial values on."""
+
+    analysis: Analysis
+    state: State
+    storage: tuple[Sharding, ...]
+    actual: tuple[Sharding, ...]
+    factors: tuple[tuple[Axes, ...], ...]
+    passing: tuple[Axes, ...]
+    reshards: tuple[Reshard, ...]
+    refused: tuple[str, ...]
+
+    @property
+    def program(self) -> Program:
+        return self.analysis.program
+
+    def operand_sharding(self, op: Op, operand: int) -> Sharding:
+        """How an op computes on an operand."""
+        assert op.rule is not None
+        return _tensor(op.rule.operand_majors[operand], self.factors[op.id])
+
+    def result_sharding(self, op: Op, result: int) -> Sharding:
+        """How an op computes a result, before it goes to storage."""
+        assert op.rule is not None
+        return _result(op.rule, result, self.factors[op.id], self.passing[op.id])
+
+
+def lower_state(analysis: Analysis, state: State, cost: LocalCost) -> Lowered:
+    """Works out a state: two rules, reshards, deferred reductions."""
+    return _Lowering(analysis, state, cost).run()
+
+
+def _tensor(majors: tuple[int, ...], assigned: Sequence[Axes]) -> Sharding:
+    return Sharding(tuple(assigned[m] if m >= 0 else () for m in majors))
+
+
+def _result(rule: Rule, result: int, assigned: Sequence[Axes], passing: Axes) -> Sharding:
+    own = _tensor(rule.result_majors[result], assigned)
+    present = {f for dim in rule.results[result] for f in dim}
+    made = [a for f, axes in enumerate(assigned) for a in axes if f not in present and _leaves_partial(rule, f)]
+    return Sharding(own.dims, tuple(sorted({*made, *passing})))
+
+
+def _leaves_partial(rule: Rule, factor: int) -> bool:
+    return rule.factors[factor].kind in (ir_rule.Kind.REDUCTION, ir_rule.Kind.INDEXED)
+
+
+class _Lowering:
+    def __init__(self, analysis: Analysis, state: State, cost: LocalCost):
+        self.analysis, self.state, self.cost = analysis, state, cost
+        self.program, self.mesh = analysis.program, state.mesh
+        self.color = analysis.names.color.tolist()
+        self.first_node = analysis.names.first_node.tolist()
+        self.clashes = Clashes.of(analysis)
+        self.given = set(state.order)
+        self.rank = {pair: k for k, pair in enumerate(state.order)}
+        self.known: dict[object, tuple[tuple[Axes, ...], Axes]] = {}
+        self.uses: list[list[tuple[int, int]]] = [[] for _ in self.program.values]
+        for op in self.program.ops:
+            for k, v in enumerate(op.operands):
+                if v >= 0:
+                    self.uses[v].append((op.id, k))
+
+    def run(self) -> Lowered:
+        storage, refused = store(self.analysis, self.state, self.clashes)
+        self.storage = storage
+        self.actual = list(storage)
+        self.early = [v.origin is Origin.ARGUMENT for v in self.program.values]
+        factors: list[tuple[Axes, ...]] = []
+        passing: list[Axes] = []
+        reshards: list[Reshard] = []
+        paid: set[tuple[int, int, Sharding]] = set()
+        for op in self.program.ops:
+            if op.rule is None:
+                factors.append(())
+                passing.append(())
+                continue
+            assigned, passed = self._choose(op)
+            factors.append(assigned)
+            passing.append(passed)
+            reshards += self._operand_reshards(op, assigned, passed, paid)
+            reshards += self._result_reshards(op, assigned, passed)
+            if op.kind in _EARLY:
+                ready = all(self.early[v] for v in op.operands if v >= 0)
+                for v in op.results:
+                    self.early[v] = ready
+        return Lowered(
+            self.analysis,
+            self.state,
+            tuple(storage),
+            tuple(self.actual),
+            tuple(factors),
+            tuple(passing),
+            tuple(reshards),
+            tuple(dict.fromkeys(refused)),
+        )
+
+    # The compute rule.
+
+    def _candidates(self, op: Op) -> list[list[int]]:
+        """By axis: -1 for none, and the factors that may take it, in the order of decisions."""
+        rule = op.rule
+        assert rule is not None
+        start = self.first_node[op.id]
+        lost = self.clashes.losers(op.id, self.color, self.state)
+        found = []
+        for axis in range(len(self.mesh.sizes)):
+            able = [
+                f
+                for f, ok in enumerate(rule.splittable)
+                if ok and (self.color[start + f], axis) in self.given and (start + f, axis) not in lost
+            ]
+            able.sort(key=lambda f, a=axis: self.rank[self.color[start + f], a])  # type: ignore[misc]
+            found.append([*able, -1])
+        return found
+
+    def _choose(self, op: Op) -> tuple[tuple[Axes, ...], Axes]:
+        rule = op.rule
+        assert rule is not None
+        candidates = self._candidates(op)
+        partial = {a for v in op.operands if v >= 0 for a in self.actual[v].partial}
+        nothing = ((),) * len(rule.factors)
+        if not partial and all(len(c) == 1 for c in candidates):
+            return nothing, ()
+        stored_in = tuple(self.actual[v] if v >= 0 else Sharding(()) for v in op.operands)
+        stored_out = tuple(self.storage[v] for v in op.results)
+        early = tuple(v >= 0 and self.early[v] for v in op.operands)
+        context = tuple((self._may_wait(op, v), self._joins_partial(op, v)) for v in op.results)
+        shared = tuple(self._sharers(op, v) if v >= 0 else 0 for v in op.operands)
+        key = (id(rule), op.kind, stored_in, stored_out, early, tuple(map(tuple, candidates)), context, shared)
+        if key not in self.known:
+            self.known[key] = self._cheapest(op, candidates, partial)
+        return self.known[key]
+
+    def _cheapest(self, op: Op, candidates: list[list[int]], partial: set[int]) -> tuple[tuple[Axes, ...], Axes]:
+        rule = op.rule
+        assert rule is not None
+        options = []
+        for axis, able in enumerate(candidates):
+            choices: list[int | None] = list(able)
+            if axis in partial and self._can_pass(op, axis):
+                choices.insert(0, None)  # the value stays partial on this axis
+            options.append(choices)
+        best: tuple[float, tuple[Axes, ...], Axes] | None = None
+        for choice in itertools.product(*options):
+            assigned = self._assignment(op, choice)
+            if assigned is None:
+                continue
+            passed = tuple(a for a, f in enumerate(choice) if f is None)
+            seconds = self._seconds(op, assigned, passed)
+            if best is None or seconds < best[0] * (1 - 1e-9):
+                best = seconds, assigned, passed
+        assert best is not None, "computing whole is always possible"
+        return best[1], best[2]
+
+    def _can_pass(self, op: Op, axis: int) -> bool:
+        """Is the op linear in its operands that are partial on an axis?"""
+        partial = [k for k, v in enumerate(op.operands) if v >= 0 and axis in self.actual[v].partial]
+        if op.kind not in LINEAR:
+            return False
+        linear = LINEAR[op.kind]
+        return linear is None or (len(partial) == 1 and partial[0] in linear)
+
+    def _assignment(self, op: Op, choice: Sequence[int | None]) -> tuple[Axes, ...] | None:
+        """Axes by factor, in the order of decisions; None where sizes do not divide."""
+        rule = op.rule
+        assert rule is not None
+        start = self.first_node[op.id]
+        taken = [(a, f) for a, f in enumerate(choice) if f is not None and f >= 0]
+        assigned: list[list[int]] = [[] for _ in rule.factors]
+        for a, f in sorted(taken, key=lambda pair: self.rank[self.color[start + pair[1]], pair[0]]):
+            assigned[f].append(a)
+        for f, axes in enumerate(assigned):
+            pieces = 1
+            for a in axes:
+                pieces *= self.mesh.sizes[a]
+            if pieces > 1 and any(size % pieces for size in _sizes(self.program, op, f)):
+                return None
+        return tuple(tuple(axes) for axes in assigned)
+
+    def _seconds(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> float:
+        rule = op.rule
+        assert rule is not None
+        seconds = 0.0
+        moved = 0.0
+        for k, v in enumerate(op.operands):
+            if v < 0:
+                continue
+            value = self.program.values[v]
+            need = self._need(op, k, assigned, passed)
+            steps = reshard(value.nbytes, self.actual[v], need, self.mesh)
+            # A reshard of one value is paid once in a region: ops of the same kind share it.
+            seconds += self.cost.communication_s(steps, self.mesh, self.early[v]) / self._sharers(op, v)
+            moved += value.nbytes / need.shards(self.mesh)
+        for r, v in enumerate(op.results):
+            value = self.program.values[v]
+            made = _result(rule, r, assigned, passed)
+            steps = reshard(value.nbytes, made, self._target(op, v, made, self._joins_partial(op, v)), self.mesh)
+            seconds += self.cost.communication_s(steps, self.mesh, False)
+            moved += value.nbytes / made.shards(self.mesh)
+        parts = 1
+        for axes in assigned:
+            for a in axes:
+                parts *= self.mesh.sizes[a]
+        return seconds + self.cost.compute_s(op.flops / parts, moved, op.unit)
+
+    def _need(self, op: Op, operand: int, assigned: tuple[Axes, ...], passed: Axes) -> Sharding:
+        assert op.rule is not None
+        own = _tensor(op.rule.operand_majors[operand], assigned)
+        still = tuple(a for a in self.actual[op.operands[operand]].partial if a in passed)
+        return Sharding(own.dims, still)
+
+    # Reshards.
+
+    def _operand_reshards(
+        self, op: Op, assigned: tuple[Axes, ...], passed: Axes, paid: set[tuple[int, int, Sharding]]
+    ) -> list[Reshard]:
+        found = []
+        trips = float(self.program.trips[op.region])
+        for k, v in enumerate(op.operands):
+            if v < 0:
+                continue
+            need = self._need(op, k, assigned, passed)
+            steps = reshard(self.program.values[v].nbytes, self.actual[v], need, self.mesh)
+            if steps and (op.region, v, need) not in paid:
+                paid.add((op.region, v, need))
+                found.append(Reshard(op.id, v, k, self.actual[v], need, steps, trips))
+        return found
+
+    def _result_reshards(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> list[Reshard]:
+        assert op.rule is not None
+        found = []
+        for r, v in enumerate(op.results):
+            made = _result(op.rule, r, assigned, passed)
+            target = self.actual[v] = self._target(op, v, made, frozenset(made.partial))
+            steps = reshard(self.program.values[v].nbytes, made, target, self.mesh)
+            if steps:
+                found.append(Reshard(op.id, v, -1, made, target, steps, float(self.program.trips[op.region])))
+        return found
+
+    def _target(self, op: Op, value: int, made: Sharding, waiting: frozenset[int]) -> Sharding:
+        """Where a result goes: to storage, or, where its reduction over some axes may wait, to storage without them."""
+        wait = tuple(a for a in made.partial if a in waiting)
+        stored = self.storage[value]
+        if not wait or not self._may_wait(op, value):
+            return stored
+        return Sharding(tuple(tuple(a for a in axes if a not in wait) for axes in stored.dims), wait)
+
+    def _joins_partial(self, op: Op, value: int) -> frozenset[int]:
+        """Axes over which a sum that this value goes into is partial already: reducing it then costs nothing more."""
+        if len(self.uses[value]) != 1:
+            return frozenset()
+        use = self.program.ops[self.uses[value][0][0]]
+        if use.kind not in LINEAR or LINEAR[use.kind] is not None:
+            return frozenset()
+        others = [v for v in use.operands if v >= 0 and v != value]
+        return frozenset(a for v in others for a in self.actual[v].partial)
+
+    def _sharers(self, op: Op, value: int) -> int:
+        ops = (self.program.ops[user] for user, _ in self.uses[value])
+        return max(1, sum(user.region == op.region and user.unit is op.unit for user in ops))
+
+    def _may_wait(self, op: Op, value: int) -> bool:
+        """Has a partial result one use only, linear and in the same region? Then the use decides."""
+        if len(self.uses[value]) != 1:
+            return False
+        user, operand = self.uses[value][0]
+        use = self.program.ops[user]
+        linear = LINEAR.get(use.kind, ())
+        return use.region == op.region and (linear is None or operand in linear)
+
+
+def _sizes(program: Program, op: Op, factor: int) -> list[int]:
+    """The sizes a factor has where a mesh axis would cut it: the factor's own, and whole dimensions of windowed tensors."""
+    rule = op.rule
+    assert rule is not None
+    sizes = [rule.factors[factor].size]
+    if any(w.factor == factor for w in rule.windows):
+        values = [*op.operands, *op.results]
+        for t, tensor in enumerate(rule.tensors):
+            sizes += [program.values[values[t]].shape[d] for d, dim in enumerate(tensor) if dim == (factor,)]
+    return sizes
+
+
+def collectives(lowered: Lowered) -> list[tuple[Kind, Axes, float, float, Reshard]]:
+    """All collectives that are not slices: kind, axes, bytes on one device, how often, and the reshard they belong to."""
+    return [
+        (step.kind, step.axes, step.nbytes, r.trips, r)
+        for r in lowered.reshards
+        for step in r.steps
+        if step.kind is not Kind.SLICE
+    ]

@@ -1,0 +1,107 @@
+"""The storage rule: how every value is stored under a state.
+
+For each mesh axis a value is stored with the axis on the dimension whose color was given that axis first, among that value's
+dimensions. Conflicts inside a color are decided by the bits. Divisibility is checked there and then; where it fails the next
+color in order gets the axis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise.cost.decisions import State
+from shardwise.cost.sharding import Sharding
+from shardwise.dims.analysis import Analysis
+
+
+@dataclass(frozen=True)
+class Clashes:
+    """Conflicts by op, as the rules ask them: for a pair of nodes, the bit that decides it and which node is side 0.
+
+    A pair of an inconsistent family has bit -1: neither node may have the axis.
+    """
+
+    by_op: dict[int, tuple[tuple[int, int, int], ...]]  # op -> (node of side 0, node of side 1, bit)
+
+    @staticmethod
+    def of(analysis: Analysis) -> Clashes:
+        t, g = analysis.conflict_table, analysis.group_table
+        found: dict[int, list[tuple[int, int, int]]] = {}
+        if len(t.op):
+            against = t.mirrored ^ g.flipped[t.set]
+            first, second = np.where(against, t.q, t.p), np.where(against, t.p, t.q)
+            bits = np.where(t.consistent[t.set], g.bit[t.set], -1)
+            rows = zip(t.op.tolist(), first.tolist(), second.tolist(), bits.tolist(), strict=True)
+            for op, a, b, bit in rows:
+                found.setdefault(op, []).append((a, b, bit))
+        return Clashes({op: tuple(pairs) for op, pairs in found.items()})
+
+    def losers(self, op: int, color_of: list[int], state: State) -> frozenset[tuple[int, int]]:
+        """(node, axis) pairs of an op that lost their conflict."""
+        lost = set()
+        for first, second, bit in self.by_op.get(op, ()):
+            for axis in state.axes_of(color_of[first]):
+                if bit < 0:
+                    lost |= {(first, axis), (second, axis)}
+                else:
+                    lost.add((second if state.sides.get((bit, axis), 0) == 0 else first, axis))
+        return frozenset(lost)
+
+
+def store(analysis: Analysis, state: State, clashes: Clashes) -> tuple[list[Sharding], list[str]]:
+    """The storage of every value, and what could not be sharded for divisibility, in words (arguments only)."""
+    program, names, mesh = analysis.program, analysis.names, state.mesh
+    color = names.color.tolist()
+    nodes: list[list[int]] = [[-1] * len(v.shape) for v in program.values]
+    rows = zip(names.member_value.tolist(), names.member_dim.tolist(), names.member_node.tolist(), strict=True)
+    for v, d, n in rows:
+        nodes[v][d] = n
+    known: dict[object, Sharding] = {}
+    result: list[Sharding] = []
+    refused: list[str] = []
+    for value in program.values:
+        own = nodes[value.id]
+        op = program.definitions[value.id][0]
+        lost = clashes.losers(op, color, state)
+        # Two equal keys are stored alike; most values of repeated layers meet here.
+        colors = tuple(color[n] if n >= 0 else -1 for n in own)
+        beaten = frozenset((d, a) for d, n in enumerate(own) for a in range(len(mesh.sizes)) if (n, a) in lost)
+        kept = frozenset(a for a in range(len(mesh.sizes)) if (value.id, a) in state.kept)
+        key = (value.shape, colors, beaten, kept)
+        if key not in known:
+            known[key] = _store_one(value.shape, colors, beaten, kept, state, refused, value.path)
+        result.append(known[key])
+    return result, refused
+
+
+def _store_one(
+    shape: tuple[int, ...],
+    colors: tuple[int, ...],
+    beaten: frozenset[tuple[int, int]],
+    kept: frozenset[int],
+    state: State,
+    refused: list[str],
+    path: str,
+) -> Sharding:
+    mesh = state.mesh
+    dims: list[list[int]] = [[] for _ in shape]
+    used: set[int] = set(kept)
+    for color, axis in state.order:
+        if axis in used or color not in colors:
+            continue
+        places = [d for d, c in enumerate(colors) if c == color and (d, axis) not in beaten]
+        if len(places) != 1:
+            continue
+        (d,) = places
+        pieces = mesh.sizes[axis]
+        for a in dims[d]:
+            pieces *= mesh.sizes[a]
+        if shape[d] % pieces:
+            if path:
+                refused.append(f"{path}[{d}] of size {shape[d]} does not divide by {pieces} ({mesh.names[axis]})")
+            continue
+        dims[d].append(axis)
+        used.add(axis)
+    return Sharding(tuple(tuple(axes) for axes in dims))

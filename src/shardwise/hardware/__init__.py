@@ -1,0 +1,1 @@
+"""Meshes and, later, hardware profiles and topologies."""

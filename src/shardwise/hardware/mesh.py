@@ -1,0 +1,59 @@
+"""The mesh as planning sees it: named axes with sizes, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardwise.errors import MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class MeshAxes:
+    """Axis names and sizes, major axis first.
+
+    >>> MeshAxes.of({"data": 4, "model": 2}).devices
+    8
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @staticmethod
+    def of(mesh: Any) -> MeshAxes:
+        """From a ``jax.sharding.Mesh`` or ``AbstractMesh``, a mapping of sizes, or another ``MeshAxes``."""
+        if isinstance(mesh, MeshAxes):
+            return mesh
+        names, sizes = getattr(mesh, "axis_names", None), getattr(mesh, "axis_sizes", None)
+        if names is None or sizes is None:
+            if not isinstance(mesh, Mapping):
+                raise MeshError(
+                    f"a mesh is a jax.sharding.Mesh, an AbstractMesh or a dict such as {{'data': 4, 'model': 2}}; "
+                    f"got {type(mesh).__name__}"
+                )
+            names, sizes = tuple(mesh), tuple(mesh.values())
+        problems = [f"axis {n!r} is not a name" for n in names if not isinstance(n, str) or not n]
+        problems += [
+            f"axis {n!r} has size {s!r}, not a positive whole number"
+            for n, s in zip(names, sizes, strict=True)
+            if isinstance(s, bool) or not isinstance(s, int) or s < 1
+        ]
+        if problems:
+            raise MeshError("the mesh cannot be used: " + "; ".join(problems))
+        return MeshAxes(tuple(names), tuple(int(s) for s in sizes))
+
+    @property
+    def devices(self) -> int:
+        count = 1
+        for size in self.sizes:
+            count *= size
+        return count
+
+    def index(self, axis: str) -> int:
+        if axis not in self.names:
+            raise MeshError(f"the mesh has no axis {axis!r}; its axes are {', '.join(self.names) or 'none'}")
+        return self.names.index(axis)
+
+    def __str__(self) -> str:
+        return " × ".join(f"{n} {s}" for n, s in zip(self.names, self.sizes, strict=True)) or "one device"

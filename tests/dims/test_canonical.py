@@ -241,3 +241,17 @@ def test_the_zoo_has_no_opaque_op() -> None:
                 analysis = analyzed(f"{name}:{config}")
                 opaque[f"{name}:{config}"] = sorted({op.kind for op in analysis.opaque_ops})
     assert opaque and not any(opaque.values()), opaque
+
+
+def test_a_sequence_that_is_also_scanned_in_chunks_still_matters() -> None:
+    """The trips of a loop over chunks of the sequence have the sequence's color; attention must not lose it for that."""
+
+    def loss(params, x):
+        hidden = p.attention(params, x)
+        chunks = hidden.reshape(p.BATCH, 4, p.SEQUENCE // 4, p.MODEL).swapaxes(0, 1)
+        return jax.lax.scan(lambda total, chunk: (total + jnp.sum(chunk**2), None), 0.0, chunks)[0]
+
+    analysis = shardwise.analyze(jax.grad(loss), p.attention_params(), p.stream())
+    sequence = analysis.color_of("x", 1)
+    assert sequence is not None and sequence.loop and sequence.matters
+    assert analysis.bits >= 1

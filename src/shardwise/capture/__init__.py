@@ -12,7 +12,7 @@ from shardwise.ir.program import Program
 __all__ = ["JitOptions", "capture"]
 
 
-def capture(fn: Callable[..., Any], *args: Any, options: JitOptions | None = None, **kwargs: Any) -> Program:
+def capture(fn: Callable[..., Any], /, *args: Any, options: JitOptions | None = None, **kwargs: Any) -> Program:
     """Captures ``fn(*args, **kwargs)`` as a program. Arrays are only asked for their shapes.
 
     >>> import jax, jax.numpy as jnp

@@ -34,10 +34,10 @@ def _trip_rule(shape: tuple[int, ...], leading_in_operand: bool, trips: int) -> 
 class _Loop:
     """A loop or branch op being built. Its own operands are what decides how it runs: the branch index, the loop test."""
 
-    def __init__(self, builder: Builder, kind: str, needs: Sequence[int] = ()):
+    def __init__(self, builder: Builder, kind: str, results: Sequence[int], needs: Sequence[int] = ()):
         self.b = builder
         self.kind = kind
-        self.id = builder.op(kind, needs, (), None)
+        self.id = builder.op(kind, needs, results, None)
         self.links: list[int] = []
         self.regions: list[int] = []
 
@@ -79,7 +79,7 @@ def scan(b: Builder, equation: Any, operands: list[int]) -> list[int]:
     trips = p["length"]
     results = [b.value(var.aval) for var in equation.outvars]
     inputs = _inputs(b, p["jaxpr"])
-    loop = _Loop(b, "scan")
+    loop = _Loop(b, "scan", results)
     outputs = loop.region(p["jaxpr"], "body", inputs, trips)
     for k, (operand, inner) in enumerate(zip(operands, inputs, strict=True)):
         if k < consts:
@@ -101,7 +101,7 @@ def while_(b: Builder, equation: Any, operands: list[int]) -> list[int]:
     cond_consts, body_consts = p["cond_nconsts"], p["body_nconsts"]
     results = [b.value(var.aval) for var in equation.outvars]
     cond_inputs, body_inputs = _inputs(b, p["cond_jaxpr"]), _inputs(b, p["body_jaxpr"])
-    loop = _Loop(b, "while")
+    loop = _Loop(b, "while", results)
     test = loop.region(p["cond_jaxpr"], "cond", cond_inputs, 1, False)
     outputs = loop.region(p["body_jaxpr"], "body", body_inputs, 1, False)
     for k in range(cond_consts):
@@ -119,7 +119,7 @@ def cond(b: Builder, equation: Any, operands: list[int]) -> list[int]:
     branches = equation.params["branches"]
     results = [b.value(var.aval) for var in equation.outvars]
     inputs = [_inputs(b, branch) for branch in branches]
-    loop = _Loop(b, "cond", needs=operands[:1])
+    loop = _Loop(b, "cond", results, needs=operands[:1])
     outputs = [loop.region(branch, f"branch{k}", inputs[k]) for k, branch in enumerate(branches)]
     for k, operand in enumerate(operands[1:]):
         loop.link("input", [operand], [branch[k] for branch in inputs])

@@ -32,9 +32,10 @@ _OWN_FOLDER: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: Primitives that only call another jaxpr, and the parameters that hold it in one version of JAX or another.
 CALLS: Final = frozenset(
     """jit pjit closed_call core_closed_call core_call call remat remat2 checkpoint custom_jvp_call custom_vjp_call
-    custom_vjp_call_jaxpr custom_vmap_call custom_transpose_call composite eval_jaxpr linear_call compute_on""".split()
+    custom_vjp_call_jaxpr custom_vmap_call custom_transpose_call composite eval_jaxpr linear_call compute_on remat_opt
+    xla_metadata_call""".split()
 )
-_CALLED: Final = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call", "callee")
+_CALLED: Final = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "call", "callee")
 
 REMAT: Final = ("remat", "remat2", "checkpoint")
 LOOPS: Final = ("scan", "while", "cond", "custom_linear_solve")
@@ -145,28 +146,34 @@ def stated_rule(equation: Any) -> str | None:
         return None
 
 
-def _shardy_text(rule: Any) -> str | None:
-    """``custom_partitioning`` keeps its rule as text ``"i j, j k -> i k"`` or as a parsed object with the same parts."""
+def _shardy_text(rule: Any) -> str:
+    """JAX keeps the rule as an ``SdyShardingRule``; where it keeps a function of MLIR types instead, nothing can be read.
+
+    Shardy calls a factor that only operands have pass-through too; what that means is the kernel's affair, so it is blocked.
+    """
+    batches = {
+        dim for mapping in (*rule.operand_mappings, *rule.result_mappings) for dim in mapping if dim[0][0] == "…"
+    }
+    if len(batches) > 1:
+        raise ValueError("several groups of batch dimensions")
 
     def dims(mapping: Any) -> str:
-        parts = []
-        for dim in mapping:
-            text = "*".join(dim) if not isinstance(dim, str) else dim
-            parts.append("..." if text.startswith("…") else text)
-        return "(" + ",".join(parts) + ")"
+        named = ["..." if dim in batches else dim if isinstance(dim, str) else "*".join(dim) for dim in mapping]
+        return "(" + ",".join(named) + ")"
 
-    if isinstance(rule, str):
-        sides = [[t.split() for t in side.split(",")] for side in rule.split("->")]
-        special: Mapping[str, Sequence[str]] = {}
-    else:
-        sides = [list(rule.operand_mappings), list(rule.result_mappings)]
-        special = {
-            "sum": rule.reduction_factors,
-            "blocked": rule.need_replication_factors,
-            "halo": rule.permutation_factors,
-        }
-    text = "->".join(",".join(dims(t) for t in side) for side in sides)
-    return "; ".join([text] + [f"{word} {' '.join(names)}" for word, names in special.items() if names])
+    def names(mappings: Any) -> list[str]:
+        dims = [
+            (dim,) if isinstance(dim, str) else dim for mapping in mappings for dim in mapping if dim not in batches
+        ]
+        return list(dict.fromkeys(name for dim in dims for name in dim))
+
+    special = {"sum": rule.reduction_factors, "halo": rule.permutation_factors}
+    known = {name for factors in special.values() for name in factors} | set(names(rule.result_mappings))
+    lonely = [name for name in names(rule.operand_mappings) if name not in known]
+    special["blocked"] = tuple(dict.fromkeys((*rule.need_replication_factors, *lonely)))
+    special["sizes"] = tuple(f"{name}={size}" for name, size in rule.factor_sizes.items())
+    text = "->".join(",".join(map(dims, side)) for side in (rule.operand_mappings, rule.result_mappings))
+    return "; ".join([text] + [f"{word} {' '.join(items)}" for word, items in special.items() if items])
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +207,8 @@ def unknown_argument(leaf: Any) -> str | None:
         dtype = leaf.dtype
         if isinstance(dtype, np.dtype) and dtype.kind in "OUSMm":
             return f"has dtype {dtype}, which JAX cannot hold"
+        if not all(isinstance(size, int | np.integer) for size in leaf.shape):
+            return "has a symbolic shape: give its sizes as numbers"
         return None
     return f"is {_a(type(leaf).__name__)}, not an array"
 
@@ -209,11 +218,42 @@ def _a(noun: str) -> str:
 
 
 def abstract(leaf: Any) -> Any:
-    """The leaf as a shape: nothing is run, nothing is kept alive. Python scalars stay, for their weak type."""
+    """The leaf as a shape: nothing is run, nothing is kept alive. Python scalars stay, for their weak type, and so do
+    shardings on explicit axes, which are part of an array's type."""
     if isinstance(leaf, bool | int | float | complex):
         return leaf
     struct: Any = jax.ShapeDtypeStruct
-    return struct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+    sharding = getattr(leaf, "sharding", None)
+    kinds = getattr(getattr(sharding, "mesh", None), "axis_types", None) or ()
+    kept = {"sharding": sharding} if jax.sharding.AxisType.Explicit in kinds else {}
+    return struct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False), **kept)
+
+
+def is_jitted(fn: Any) -> bool:
+    """Is it a ``jax.jit`` of something? Wrappers of other libraries are plain functions to us."""
+    return hasattr(fn, "_jit_info") and hasattr(fn, "trace")
+
+
+def static_arguments(jitted: Any, args: Sequence[Any]) -> frozenset[int | str]:
+    """The positions and the keywords of the static arguments of a ``jax.jit`` in this call."""
+    info = jitted._jit_info
+    positions = {n % len(args) for n in info.static_argnums if -len(args) <= n < len(args)}
+    return frozenset(positions | set(info.static_argnames))
+
+
+def low_jaxpr(traced: Any) -> Any:
+    """The jaxpr of a traced function, its composite ("hijax") primitives taken apart where its arguments allow it."""
+    jaxpr = traced.jaxpr
+    if not getattr(split_jaxpr(jaxpr)[0], "is_high", False):
+        return jaxpr
+    high, low = split_jaxpr(jaxpr)[0], split_jaxpr(traced.lojax.jaxpr)[0]
+    same = len(high.invars) == len(low.invars) and len(high.outvars) == len(low.outvars)
+    return traced.lojax.jaxpr if same else jaxpr
+
+
+def stated_specs(traced: Any) -> list[Spec | None]:
+    """For every array argument the ``in_shardings`` that ``jax.jit`` was given."""
+    return [spec_of(sharding) for sharding in traced._params["in_shardings"]]
 
 
 def all_primitives() -> frozenset[str]:
@@ -235,3 +275,69 @@ def run_shardy(lowered: Any, pipeline: str) -> str:
         operation = module.operation.clone()
         passmanager.PassManager.parse(pipeline).run(operation)
         return str(operation.get_asm(enable_debug_info=False, large_elements_limit=8))
+
+
+def bind(equation: Any, arrays: Sequence[Any], changed: Mapping[str, Any] | None = None) -> list[Any]:
+    """Executes (under a trace: records) an equation on other arrays, keeping its source line and context."""
+    from jax._src import source_info_util
+
+    params = {**equation.params, **(changed or {})}
+    found: Any = equation.primitive.get_bind_params(params)
+    # Since JAX 0.10 the functions of a primitive are among its parameters.
+    functions, params = found if isinstance(found, tuple) else ((), found)
+    names = source_info_util.current_name_stack() + equation.source_info.name_stack
+    with source_info_util.user_context(equation.source_info.traceback, name_stack=names), equation.ctx.manager:
+        results = equation.primitive.bind(*functions, *arrays, **params)
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
+def retrace(fn: Any, like: Any) -> Any:
+    """A jaxpr of ``fn`` for the input types of another jaxpr, in the class (closed or open) loops hold."""
+    inner, _ = split_jaxpr(like)
+    struct: Any = jax.ShapeDtypeStruct
+    shapes = [struct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False)) for v in inner.invars]
+    return jax.make_jaxpr(fn)(*shapes)
+
+
+def open_jaxpr(closed: Any) -> Any:
+    """The jaxpr as ``remat`` holds it; constants would have no place there."""
+    inner, consts = split_jaxpr(closed)
+    assert not consts, "a rewritten remat body must not close over arrays"
+    return inner
+
+
+#: An op of a lowered module: name, location, axes of each dimension of each result.
+ReadOp = tuple[str, str, list[tuple[tuple[int, ...], ...]]]
+
+
+def propagated_shardings(lowered: Any, axes: Sequence[str]) -> Iterator[ReadOp]:
+    """Runs Shardy's propagation and yields, for every op, its name, its location and the mesh axes (by number) of each
+    dimension of each result."""
+    from jaxlib.mlir import passmanager
+    from jaxlib.mlir.dialects import sdy
+
+    module = lowered.compiler_ir("stablehlo")
+
+    def dimensions(sharding: Any) -> tuple[tuple[int, ...], ...]:
+        dims = sdy.TensorShardingAttr(sharding).dimension_shardings
+        return tuple(
+            tuple(axes.index(sdy.AxisRefAttr(a).name) for a in sdy.DimensionShardingAttr(d).axes) for d in dims
+        )
+
+    def walk(operation: Any) -> Iterator[ReadOp]:
+        for region in operation.regions:
+            for block in region.blocks:
+                for op in block.operations:
+                    inner = op.operation
+                    if "sdy.sharding" in inner.attributes and inner.name != "sdy.sharding_constraint":
+                        held = sdy.TensorShardingPerValueAttr(inner.attributes["sdy.sharding"])
+                        yield inner.name, str(inner.location), [dimensions(s) for s in held.shardings]
+                    elif len(inner.results):
+                        ranks = [getattr(r.type, "rank", 0) if hasattr(r.type, "rank") else 0 for r in inner.results]
+                        yield inner.name, str(inner.location), [((),) * rank for rank in ranks]
+                    yield from walk(inner)
+
+    with module.context:
+        operation = module.operation.clone()
+        passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)").run(operation)
+        yield from walk(operation)

@@ -13,6 +13,7 @@ from typing import Any
 
 from shardwise.capture import control
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.expand import implementation
 from shardwise.capture.trace import Traced
 from shardwise.ir.program import Argument, Op, Origin, Program, Region, Scope, Source, Sources, Unit, Value
 from shardwise.ir.rule import Rule
@@ -23,6 +24,8 @@ from shardwise.rules.shape import free_results
 
 #: An operand that is a scalar written into the program.
 LITERAL = -1
+#: What nothing needs, in places that are counted by position: inputs, outputs and results of loops and branches.
+DEAD = -1
 
 _Attributes = tuple[tuple[str, Any], ...]
 
@@ -61,7 +64,7 @@ class Builder:
         self._scope = 0
         self._equation = -1
         self._rules: dict[Any, tuple[Found, float, Unit]] = {}
-        self._identities: dict[tuple[tuple[int, ...], int], Rule] = {}
+        self._identities: dict[tuple[tuple[int, ...], int, int], Rule] = {}
 
     # Values and ops.
 
@@ -100,7 +103,7 @@ class Builder:
 
     def identity(self, shape: tuple[int, ...], results: int, operands: int = 1) -> Rule:
         """Same position in and out, for ``operands`` inputs and ``results`` outputs of one shape."""
-        key = (shape, results * 64 + operands)
+        key = (shape, results, operands)
         if key not in self._identities:
             self._identities[key] = pointwise(OpCall("identity", {}, (shape,) * operands, (shape,) * results))
         return self._identities[key]
@@ -132,7 +135,7 @@ class Builder:
             return control.LOWERINGS[name](self, equation, operands)
         jaxpr = internals.inner_jaxpr(equation)
         if jaxpr is None and not is_known(name):
-            jaxpr = internals.implementation(equation)
+            jaxpr = implementation(equation)
         if jaxpr is not None:
             return self._call(equation, jaxpr, operands)
         results = [self.value(var.aval) for var in equation.outvars]
@@ -220,7 +223,9 @@ class Builder:
     def finish(self, arguments: Sequence[Argument], outputs: Sequence[int]) -> Program:
         alive = self._alive()
         op_ids = {op.id: k for k, op in enumerate(op for op in self.ops if op.id in alive)}
-        used = {v for op in self.ops if op.id in alive for v in (*op.operands, *op.results) if v != LITERAL}
+        used = {v for op in self.ops if op.id in alive and op.rule is not None for v in (*op.operands, *op.results)}
+        used |= {v for op in self.ops if op.id in alive for v in op.operands}
+        used.discard(LITERAL)
         value_ids = {v: k for k, v in enumerate(sorted(used))}
         value_ids[LITERAL] = LITERAL
         ops = tuple(
@@ -228,7 +233,7 @@ class Builder:
                 op,
                 id=op_ids[op.id],
                 operands=tuple(value_ids[v] for v in op.operands),
-                results=tuple(value_ids[v] for v in op.results),
+                results=tuple(value_ids.get(v, DEAD) for v in op.results),
                 links=tuple(op_ids[k] for k in op.links if k in alive),
             )
             for op in self.ops
@@ -241,8 +246,8 @@ class Builder:
             replace(
                 r,
                 owner=op_ids.get(r.owner, -1),
-                inputs=tuple(value_ids[v] for v in r.inputs if v in value_ids),
-                outputs=tuple(value_ids[v] for v in r.outputs if v in value_ids),
+                inputs=tuple(value_ids.get(v, DEAD) for v in r.inputs),
+                outputs=tuple(value_ids.get(v, DEAD) for v in r.outputs),
                 ops=tuple(members.get(r.id, ())),
             )
             for r in self.regions

@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 import shardwise
 from shardwise.errors import ShardwiseError
+
+#: What a terminal that cannot show our signs gets, one character each so that columns stay in line.
+_PLAIN: Final = str.maketrans({"…": "~", "×": "x", "→": ">", "–": "-"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code: 0 done, 1 the input was wrong, 2 the command was, 130 interrupted."""
     arguments = _parser().parse_args(argv)
     try:
-        code: int = arguments.run(arguments)
-        sys.stdout.flush()
-        return code
+        # What a target prints is not our output: it must not end up inside JSON.
+        with contextlib.redirect_stdout(sys.stderr):
+            text: str = arguments.run(arguments)
+        _write(text)
+        return 0
     except ShardwiseError as error:
         print(f"shardwise: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("shardwise: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader has gone (``| head``): nothing is left to say, and Python must not try at exit.
+
+
+def _write(text: str) -> None:
+    """Prints the whole output; a reader that has gone (``| head``) is no error, a full disk is one."""
+    if sys.stdout is None:
+        raise ShardwiseError("the output cannot be written: standard output is closed")
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(_PLAIN).encode(encoding, "backslashreplace").decode(encoding)
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # Python must not try again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if not isinstance(error, BrokenPipeError):
+            raise ShardwiseError(f"the output cannot be written: {error.strerror}") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _inspect(arguments: argparse.Namespace) -> int:
+def _inspect(arguments: argparse.Namespace) -> str:
     # Planning needs shapes only: no accelerator is to be opened, nor its absence complained about.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from shardwise.cli.targets import load_target
@@ -73,18 +95,16 @@ def _inspect(arguments: argparse.Namespace) -> int:
     analysis = analyze(target.fn, *target.args, **donate, grouping=not arguments.no_grouping, **target.kwargs)
     if arguments.why:
         (path_a, dim_a), (path_b, dim_b) = (_place(text) for text in arguments.why)
-        print(analysis.why(path_a, dim_a, path_b, dim_b))
-    elif arguments.program:
+        return f"{analysis.why(path_a, dim_a, path_b, dim_b)}\n"
+    if arguments.program:
         from shardwise.ir.text import format_program
 
-        print(format_program(analysis.program, sources=True))
-    elif arguments.json:
-        print(json.dumps(analysis.to_json(), indent=2))
-    else:
-        from shardwise.report.inspection import analysis_text
+        return format_program(analysis.program, sources=True) + "\n"
+    if arguments.json:
+        return json.dumps(analysis.to_json(), indent=2) + "\n"
+    from shardwise.report.inspection import analysis_text
 
-        print(analysis_text(analysis, _width(), arguments.all), end="")
-    return 0
+    return analysis_text(analysis, _width(), arguments.all)
 
 
 def _place(text: str) -> tuple[str, int]:
@@ -97,20 +117,18 @@ def _place(text: str) -> tuple[str, int]:
 def _width() -> int:
     """The terminal's width between 80 and 120 columns; 80 where there is none."""
     try:
-        return min(max(os.get_terminal_size(sys.stdout.fileno()).columns, 80), 120)
-    except (OSError, ValueError):
+        return min(max(os.get_terminal_size(1).columns, 80), 120)
+    except OSError:
         return 80
 
 
-def _zoo(arguments: argparse.Namespace) -> int:
+def _zoo(arguments: argparse.Namespace) -> str:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
         from shardwise import zoo
     except ModuleNotFoundError as error:
         raise ShardwiseError(f'the zoo needs {error.name}: pip install "shardwise[zoo]"') from None
-    for name in zoo.names():
-        print(f"{name:10} {' '.join(zoo.configs(name))}")
-    return 0
+    return "".join(f"{name:10} {' '.join(zoo.configs(name))}\n" for name in zoo.names())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.util
+import itertools
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -59,20 +61,38 @@ def _zoo(text: str) -> Target:
 
 
 def _load_module(path: Path) -> ModuleType:
+    """Imports a file as ``python file.py`` would see it: its folder is on the path, ``sys.argv`` has nothing but its
+    name. A file of a package is imported as part of it, so that it can import relatively."""
     if not path.is_file():
         raise TargetError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise TargetError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    sys.path.insert(0, str(path.resolve().parent))
+    file = path.resolve()
+    package = [folder.name for folder in _packages(file)]
+    name = ".".join([*package, file.stem])
+    sys.path.insert(0, str(file.parents[len(package)]))
+    sys.argv = [str(path)]
+    try:
+        return importlib.import_module(name) if package else _import_file(file)
+    except (Exception, SystemExit) as error:
+        raise TargetError(f"{path} cannot be imported: {_failure(error)}") from None
+
+
+def _packages(file: Path) -> list[Path]:
+    """The folders of the package a file belongs to, outermost first."""
+    folders = itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), file.parents)
+    return list(folders)[::-1]
+
+
+def _import_file(file: Path) -> ModuleType:
+    # A file may be called like a module that is in use already (json.py): it must not take its place.
+    name = file.stem if file.stem not in sys.modules else f"shardwise_target_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise TargetError(f"{path} cannot be imported: {_failure(error, str(path))}") from None
-    finally:
-        sys.path.pop(0)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
@@ -81,15 +101,17 @@ def _call(text: str, make: Any) -> Any:
         raise TargetError(f"{text} is {type(make).__name__}, not a function that returns (function, arguments)")
     try:
         return make()
-    except Exception as error:
-        raise TargetError(f"{text} failed: {_failure(error, '')}") from None
+    except (Exception, SystemExit) as error:
+        raise TargetError(f"{text} failed: {_failure(error)}") from None
 
 
-def _failure(error: Exception, fallback: str) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else fallback
+def _failure(error: BaseException) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, importlib.__file__)]
+    where = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
     if isinstance(error, SyntaxError):
         where = f" (line {error.lineno})"
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({'' if error.code is None else repr(error.code)}){where}"
     first = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}{where}"
 

@@ -43,7 +43,7 @@ class State:
 
     def __post_init__(self) -> None:
         order: dict[tuple[int, int], None] = {}
-        kept = set()
+        kept: set[tuple[int, int]] = set()
         sides: dict[tuple[int, int], int] = {}
         for decision in self.decisions:
             axis = self.mesh.index(decision.axis)

@@ -20,7 +20,7 @@ from typing import Final
 from shardwise.cost.decisions import State
 from shardwise.cost.local import LocalCost
 from shardwise.cost.sharding import Axes, Collective, Kind, Sharding, reshard
-from shardwise.cost.storage import Clashes, store
+from shardwise.cost.storage import VIEWS, Clashes, store
 from shardwise.dims.analysis import Analysis
 from shardwise.ir import rule as ir_rule
 from shardwise.ir.program import Op, Origin, Program
@@ -41,9 +41,6 @@ LINEAR: Final[dict[str, tuple[int, ...] | None]] = {
     "div": (0,),
     "reduce_sum": (0,),
 }
-
-#: Ops through which a parameter is still "ready early", so that its gather can be hidden.
-_EARLY: Final = ("convert_element_type", "transpose", "reshape", "squeeze", "scan.input", "scan.const", "copy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,21 +126,18 @@ class _Lowering:
         self.storage = storage
         self.actual = list(storage)
         self.early = [v.origin is Origin.ARGUMENT for v in self.program.values]
-        factors: list[tuple[Axes, ...]] = []
-        passing: list[Axes] = []
+        factors: list[tuple[Axes, ...]] = [()] * len(self.program.ops)
+        passing: list[Axes] = [()] * len(self.program.ops)
         reshards: list[Reshard] = []
         paid: set[tuple[int, int, Sharding]] = set()
-        for op in self.program.ops:
+        for op in self.program.schedule:
             if op.rule is None:
-                factors.append(())
-                passing.append(())
                 continue
             assigned, passed = self._choose(op)
-            factors.append(assigned)
-            passing.append(passed)
+            factors[op.id], passing[op.id] = assigned, passed
             reshards += self._operand_reshards(op, assigned, passed, paid)
             reshards += self._result_reshards(op, assigned, passed)
-            if op.kind in _EARLY:
+            if op.kind in VIEWS:
                 ready = all(self.early[v] for v in op.operands if v >= 0)
                 for v in op.results:
                     self.early[v] = ready

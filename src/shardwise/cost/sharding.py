@@ -87,7 +87,13 @@ def reshard(nbytes: float, source: Sharding, target: Sharding, mesh: MeshAxes) -
         factor = 1
         for a in axes:
             factor *= mesh.sizes[a]
-        out = size * factor if grow else size if kind in (Kind.ALL_REDUCE, Kind.ALL_TO_ALL, Kind.PERMUTE) else size / factor
+        out = (
+            size * factor
+            if grow
+            else size
+            if kind in (Kind.ALL_REDUCE, Kind.ALL_TO_ALL, Kind.PERMUTE)
+            else size / factor
+        )
         steps.append(Collective(kind, tuple(axes), size, out))
         size = out
 

@@ -7,13 +7,39 @@ color in order gets the axis.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from shardwise.cost.decisions import State
 from shardwise.cost.sharding import Sharding
 from shardwise.dims.analysis import Analysis
+from shardwise.ir.program import Program
+
+
+#: Ops whose result is their operand seen otherwise. A view of a parameter is ready as early as the parameter, and what keeps
+#: a parameter whole keeps its views whole.
+VIEWS: Final = (
+    "convert_element_type",
+    "transpose",
+    "reshape",
+    "squeeze",
+    "copy",
+    "scan.input",
+    "scan.const",
+    "scan.output",
+)
+
+
+def views(program: Program, sources: Iterable[int]) -> set[int]:
+    """Values that are one of the sources, or a view of one."""
+    seen = set(sources)
+    for op in program.schedule:
+        if op.kind in VIEWS and op.operands[0] in seen:
+            seen.update(op.results)
+    return seen
 
 
 @dataclass(frozen=True)
@@ -58,6 +84,7 @@ def store(analysis: Analysis, state: State, clashes: Clashes) -> tuple[list[Shar
     rows = zip(names.member_value.tolist(), names.member_dim.tolist(), names.member_node.tolist(), strict=True)
     for v, d, n in rows:
         nodes[v][d] = n
+    kept_on = [views(program, (v for v, a in state.kept if a == axis)) for axis in range(len(mesh.sizes))]
     known: dict[object, Sharding] = {}
     result: list[Sharding] = []
     refused: list[str] = []
@@ -68,7 +95,7 @@ def store(analysis: Analysis, state: State, clashes: Clashes) -> tuple[list[Shar
         # Two equal keys are stored alike; most values of repeated layers meet here.
         colors = tuple(color[n] if n >= 0 else -1 for n in own)
         beaten = frozenset((d, a) for d, n in enumerate(own) for a in range(len(mesh.sizes)) if (n, a) in lost)
-        kept = frozenset(a for a in range(len(mesh.sizes)) if (value.id, a) in state.kept)
+        kept = frozenset(a for a, values in enumerate(kept_on) if value.id in values)
         key = (value.shape, colors, beaten, kept)
         if key not in known:
             known[key] = _store_one(value.shape, colors, beaten, kept, state, refused, value.path)

@@ -14,7 +14,7 @@ from shardwise.dims.conflicts import ConflictTable, find_conflicts
 from shardwise.dims.groups import GroupTable, find_groups
 from shardwise.dims.names import Names, build_names
 from shardwise.dims.why import Chain, find_chain
-from shardwise.ir.program import Op, Origin, Program
+from shardwise.ir.program import Op, Origin, Program, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,10 @@ class Color:
 
     ``sizes`` are the sizes it has (more than one only across slices, windows and merged dimensions); ``places`` its
     dimensions of arguments and outputs; ``values`` how many values have it; ``nbytes`` their bytes and ``flops`` the
-    FLOPs of the ops that can compute it in parts, both over all trips of loops. ``loop`` says that it is the trip
-    dimension of a loop, ``computable`` that some op can compute it in parts.
+    FLOPs of the ops that can compute it in parts, both over all trips of loops (of the branches of a ``cond`` only the
+    dearest has FLOPs). ``loop`` says that it is the trip dimension of a loop. ``matters``: can sharding it help? Not if
+    every op needs it whole; the trips of a loop only where a product can compute them in parts (a sequence that is also
+    scanned over in chunks), since all else of a loop runs trip by trip.
     """
 
     id: int
@@ -46,17 +48,12 @@ class Color:
     nbytes: float
     flops: float
     loop: bool
-    computable: bool
+    matters: bool
     group: int
 
     @property
     def size(self) -> int:
         return max(self.sizes)
-
-    @property
-    def matters(self) -> bool:
-        """Can sharding it help? Not if it is a loop's trips, or if every op needs it whole."""
-        return self.computable and not self.loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +131,12 @@ class Analysis:
         names, program = self.names, self.program
         count = names.color_count
         trips = program.trips
-        op_flops = np.array([op.flops * trips[op.region] for op in program.ops])
+        op_flops = np.array([op.flops * program.runs[op.region] for op in program.ops])
         value_bytes = np.array([float(v.nbytes) for v in program.values])
         value_trips = np.ones(len(program.values))
         for region in program.regions[1:]:
-            value_trips[list(region.inputs)] = trips[region.id]
-            value_trips[[v for k in region.ops for v in program.ops[k].results]] = trips[region.id]
+            made = [v for k in region.ops if program.ops[k].rule is not None for v in program.ops[k].results]
+            value_trips[[v for v in (*region.inputs, *made) if v >= 0]] = trips[region.id]
         flops = np.zeros(count)
         own = names.splittable
         op_color = np.unique(np.stack([names.node_op[own], names.color[own]], axis=1), axis=0)
@@ -151,9 +148,12 @@ class Analysis:
         values = np.bincount(value_color[:, 1], minlength=count)
         loop = np.zeros(count, dtype=bool)
         loop[names.color[names.trip]] = True
-        computable = np.zeros(count, dtype=bool)
         border = np.array([op.kind in ("argument", "output", "constant") for op in program.ops], dtype=bool)
-        computable[names.color[names.splittable & ~border[names.node_op]]] = True
+        product = np.array([op.unit is Unit.MATRIX for op in program.ops], dtype=bool)
+        inner, multiplied = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
+        inner[names.color[names.splittable & ~border[names.node_op]]] = True
+        multiplied[names.color[names.splittable & product[names.node_op]]] = True
+        matters = np.where(loop, multiplied, inner)
         sizes: list[set[int]] = [set() for _ in range(count)]
         for node, op_id, factor in zip(
             names.color.tolist(), names.node_op.tolist(), names.node_factor.tolist(), strict=True
@@ -173,7 +173,7 @@ class Analysis:
                 float(nbytes[c]),
                 float(flops[c]),
                 bool(loop[c]),
-                bool(computable[c]),
+                bool(matters[c]),
                 int(self.group_table.group[c]),
             )
             for c in range(count)
@@ -321,6 +321,7 @@ def analyze_program(program: Program, grouping: bool = True) -> Analysis:
 
 def analyze(
     fn: Callable[..., Any],
+    /,
     *args: Any,
     static_argnums: Any = None,
     static_argnames: Any = None,

@@ -9,6 +9,7 @@ Before the semicolon: operands, an arrow, results; a tensor is a list of dimensi
 factor, a product ``i*j`` (major to minor), or ``1``. ``...`` stands for leading dimensions that all tensors having it
 share. After each semicolon: a kind and the factors it applies to. The kinds are ``blocked``, ``halo``, ``indexed``, and
 the reducers of :data:`~shardwise.ir.rule.REDUCERS`. A factor without a kind is parallel (or free, if only in results).
+Where the shapes do not tell the size of a factor, as in ``(i*j)->(i*k,l)``, a last clause does: ``sizes i=2``.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ def parse_rule(text: str, operands: Sequence[tuple[int, ...]], results: Sequence
         )
     shapes = [*operands, *results]
     dims = [_expand(names, shape, text) for names, shape in zip(left + right, shapes, strict=True)]
-    kinds = _clauses(clauses, text)
-    sizes = _sizes(dims, shapes, text)
+    stated = _stated_sizes([c for c in clauses if c.startswith("sizes ")], text)
+    kinds = _clauses([c for c in clauses if not c.startswith("sizes ")], text)
+    sizes = _sizes(dims, shapes, stated, text)
     order = {
         name: i
         for i, name in enumerate(dict.fromkeys(n for tensor in dims for dim in tensor for n in dim if sizes[n] > 1))
@@ -78,7 +80,22 @@ def format_rule(rule: Rule) -> str:
             continue
         word = factor.reducer if factor.kind is Kind.REDUCTION else factor.kind.value
         clauses.setdefault(word, []).append(letter(i))
+    untold = _untold(rule)
+    if untold:
+        clauses["sizes"] = [f"{letter(i)}={rule.factors[i].size}" for i in untold]
     return "; ".join([head] + [f"{word} {' '.join(names)}" for word, names in clauses.items()])
+
+
+def _untold(rule: Rule) -> list[int]:
+    """Factors whose size does not follow from the shapes: all but one of those that only ever stand in one product."""
+    dims = [dim for tensor in rule.tensors for dim in tensor]
+    told = {dim[0] for dim in dims if len(dim) == 1}
+    untold: list[int] = []
+    for dim in dims:
+        unknown = [f for f in dim if f not in told]
+        untold += unknown[:-1]
+        told.update(unknown)
+    return sorted(untold)
 
 
 def _tensors(side: str, text: str) -> list[list[list[str]]]:
@@ -122,10 +139,22 @@ def _clauses(clauses: Sequence[str], text: str) -> dict[str, tuple[Kind, str]]:
     return kinds
 
 
-def _sizes(dims: Sequence[list[list[str]]], shapes: Sequence[tuple[int, ...]], text: str) -> dict[str, int]:
-    """A factor's size: read where it stands alone (the largest place, for halos and size-one broadcasts), else divided out
-    of a merged dimension."""
+def _stated_sizes(clauses: Sequence[str], text: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
+    for item in (item for clause in clauses for item in clause.replace(",", " ").split()[1:]):
+        name, _, size = item.partition("=")
+        if not (_FACTOR.match(name) and size.isdigit()):
+            raise RuleError(f"rule {text!r}: {item!r} is not a size such as i=2")
+        sizes[name] = int(size)
+    return sizes
+
+
+def _sizes(
+    dims: Sequence[list[list[str]]], shapes: Sequence[tuple[int, ...]], stated: dict[str, int], text: str
+) -> dict[str, int]:
+    """A factor's size: read where it stands alone (the largest place, for halos and size-one broadcasts), else stated or
+    divided out of a merged dimension."""
+    sizes = dict(stated)
     merged: list[tuple[list[str], int]] = []
     for tensor, shape in zip(dims, shapes, strict=True):
         for d, (dim, size) in enumerate(zip(tensor, shape, strict=True)):
@@ -141,7 +170,10 @@ def _sizes(dims: Sequence[list[list[str]]], shapes: Sequence[tuple[int, ...]], t
         for n in dim:
             known *= sizes.get(n, 1)
         if len(open_names) > 1 or (open_names and size % known):
-            raise RuleError(f"rule {text!r}: the sizes of {'*'.join(dim)} in a dimension of {size} cannot be told")
+            raise RuleError(
+                f"rule {text!r}: the sizes of {'*'.join(dim)} in a dimension of {size} cannot be told; "
+                f"add a clause such as '; sizes {dim[0]}=2'"
+            )
         if open_names:
             sizes[open_names[0]] = size // known
     return sizes

@@ -20,7 +20,6 @@ import numpy as np
 
 from shardwise.ir.rule import Rule
 
-
 #: Mesh axes by dimension, major first; None for a dimension that is left open. Missing trailing dimensions are whole.
 Spec = tuple[tuple[str, ...] | None, ...]
 
@@ -71,7 +70,8 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation. ``rule`` is None for loops and branches, whose borders are described by their ``links``."""
+    """One operation. ``rule`` is None for loops and branches, whose borders are described by their ``links``; their results
+    stand by position, -1 where nothing needs one."""
 
     id: int
     kind: str
@@ -189,6 +189,25 @@ class Program:
         return trips
 
     @cached_property
+    def runs(self) -> np.ndarray:
+        """How often each region counts: its trips, and of the alternatives of a branch only the dearest in FLOPs."""
+        flops = np.zeros(len(self.regions))
+        for op in self.ops:
+            flops[op.region] += op.flops
+        chosen = np.ones(len(self.regions))
+        for op in reversed(self.ops):
+            # An owner comes before the ops of its regions, so inner loops and branches are done here.
+            costs = [flops[r] * self.regions[r].trips for r in op.regions]
+            if op.kind == "cond":
+                dearest = int(np.argmax(costs))
+                chosen[[r for k, r in enumerate(op.regions) if k != dearest]] = 0
+                costs = costs[dearest : dearest + 1]
+            flops[op.region] += sum(costs)
+        for region in self.regions[1:]:
+            chosen[region.id] *= chosen[region.parent]
+        return self.trips * chosen
+
+    @cached_property
     def definitions(self) -> Mapping[int, tuple[int, int]]:
         """For every value the op that defines it and the number of the result."""
         return {v: (op.id, k) for op in self.ops if op.rule is not None for k, v in enumerate(op.results)}
@@ -197,6 +216,26 @@ class Program:
     def paths(self) -> Mapping[str, int]:
         """Values of arguments and outputs by path."""
         return {v.path: v.id for v in self.values if v.path}
+
+    @cached_property
+    def schedule(self) -> tuple[Op, ...]:
+        """All ops in the order of execution: what enters a loop, its bodies, what leaves it. A carry stands where it enters."""
+        linked = {k for op in self.ops for k in op.links}
+
+        def run(region: int) -> Iterator[Op]:
+            for k in self.regions[region].ops:
+                if k in linked:
+                    continue
+                op = self.ops[k]
+                yield op
+                inputs = {v for r in op.regions for v in self.regions[r].inputs}
+                entering = [j for j in op.links if inputs.intersection(self.ops[j].results)]
+                yield from (self.ops[j] for j in entering)
+                for inner in op.regions:
+                    yield from run(inner)
+                yield from (self.ops[j] for j in op.links if j not in entering)
+
+        return tuple(run(0))
 
     def ruled_ops(self) -> Iterator[Op]:
         return (op for op in self.ops if op.rule is not None)

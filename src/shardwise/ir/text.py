@@ -32,10 +32,11 @@ def _region(program: Program, region: int, indent: str, sources: bool) -> Iterat
 
 
 def _op(program: Program, op: Op, sources: bool) -> str:
-    results = " ".join(f"%{v}:{program.values[v].type_text}" for v in op.results)
+    made = op.results if op.rule is not None else ()
+    results = " ".join(f"%{v}:{program.values[v].type_text}" for v in made)
     operands = " ".join(f"%{v}" if v >= 0 else "lit" for v in op.operands)
     text = f"{results} = {op.kind}" if results else op.kind
-    path = next((program.values[v].path for v in op.results if program.values[v].path), "")
+    path = next((program.values[v].path for v in made if program.values[v].path), "")
     text += f" {operands}" if operands else ""
     text += f" '{path}'" if path else ""
     text += f"  {op.rule}" if op.rule is not None and op.rule.factors else ""

@@ -13,12 +13,12 @@ def check_program(program: Program) -> None:
     borders are crossed by links only.
     """
     defined: dict[int, int] = {}
-    for op in program.ops:
+    for op in program.ruled_ops():
         for v in op.results:
             assert v not in defined, f"%{v} is defined twice, by {program.ops[defined[v]].kind} and {op.kind}"
             defined[v] = op.id
     assert set(defined) == {v.id for v in program.values}, "a value without a definition"
-    inner = {v: r.id for r in program.regions for v in r.inputs}
+    inner = {v: r.id for r in program.regions for v in r.inputs if v >= 0}
     links = {k: op.id for op in program.ops for k in op.links}
     for op in program.ops:
         assert program.ops[op.id] is op

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from shardwise.ir.program import Origin
 from shardwise.report.units import plural, si
 
 if TYPE_CHECKING:
     from shardwise.dims.analysis import Analysis, CompatibilitySet, Place
+    from shardwise.ir.program import Region
 
 SCHEMA: Final = 1
 _WIDTH: Final = 80
@@ -27,7 +29,8 @@ def analysis_json(analysis: Analysis) -> dict[str, Any]:
             "name": program.name,
             "ops": len(program.ops),
             "values": len(program.values),
-            "loops": sum(r.kind.endswith(".body") for r in program.regions),
+            "loops": len(_loops(analysis)),
+            "loops_of_unknown_trips": sum(not r.trips_known for r in _loops(analysis)),
             "arguments": len(program.arguments),
             "outputs": len(program.outputs),
             "argument_bytes": sum(program.values[a.value].nbytes for a in program.arguments),
@@ -87,9 +90,14 @@ def analysis_json(analysis: Analysis) -> dict[str, Any]:
     }
 
 
+def _loops(analysis: Analysis) -> list[Region]:
+    """The bodies of the loops that are left after dead code is gone."""
+    return [r for r in analysis.program.regions if r.kind.endswith(".body") and r.owner >= 0]
+
+
 def total_flops(analysis: Analysis) -> float:
     program = analysis.program
-    return float(sum(op.flops * program.trips[op.region] for op in program.ops))
+    return float(sum(op.flops * program.runs[op.region] for op in program.ops))
 
 
 def conflict_lines(analysis: Analysis, family: CompatibilitySet) -> list[str]:
@@ -110,6 +118,9 @@ def analysis_text(analysis: Analysis, width: int = _WIDTH, everything: bool = Fa
         f"{program.name}: {plural(len(program.ops), 'op')}, {si(total_flops(analysis), 'FLOP')}, "
         f"{plural(len(program.arguments), 'argument')} of {si(held, 'B')}"
     )
+    unknown = sum(not r.trips_known for r in _loops(analysis))
+    if unknown:
+        console.print(f"{plural(unknown, 'loop')} of unknown length counted as one trip")
     _groups(console, analysis, everything)
     _conflicts(console, analysis)
     _opaque(console, analysis)
@@ -145,7 +156,7 @@ def _groups(console: Console, analysis: Analysis, everything: bool) -> None:
     for g in shown:
         size = f"{g.size:,}" + ("…" if len(g.sizes) > 1 else "")
         count = f" ×{len(g.colors)}" if len(g.colors) > 1 else ""
-        where = _where(g.places, console.width - 42)
+        where = _where(analysis, g.places, console.width - 42)
         table.add_row(f"{g.id}{count}", size, f"{g.values:,}", si(g.nbytes, "B"), si(g.flops), where)
     console.print(table)
     hidden = [g for g in analysis.groups if g not in shown]
@@ -156,9 +167,9 @@ def _groups(console: Console, analysis: Analysis, everything: bool) -> None:
         console.print(f"\nNot shown: {', '.join(parts)}")
 
 
-def _where(places: tuple[Place, ...], width: int, most: int = 3) -> str:
+def _where(analysis: Analysis, places: tuple[Place, ...], width: int, most: int = 3) -> str:
     """The first few arguments, one a line; a long path loses its beginning, which says least."""
-    arguments = [str(p) for p in places if not p.label.startswith("out")]
+    arguments = [str(p) for p in places if analysis.program.values[p.value].origin is Origin.ARGUMENT]
     named = arguments or [str(p) for p in places]
     if not named:
         return "(inner values only)"

@@ -1,0 +1,63 @@
+"""Which constraints a plan needs: only where Shardy's own propagation would end elsewhere.
+
+Shardy is asked how it shards every value given the inputs' and outputs' shardings. The largest value that differs from the
+plan (size times how often it is made; the first one of equals) is constrained, and Shardy is asked again, until nothing
+differs. Fewer constraints are faster programs: each leaves the partitioner less room. Values that stay partial have no
+sharding of their own and are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shardwise.cost.lowering import Lowered
+from shardwise.cost.sharding import Sharding
+from shardwise.rewrite.shardy import Constraints, Dims, propagate
+
+#: Rounds of asking. Each adds one constraint; a plan that needs more gets all that are left at once.
+ROUNDS: Final = 40
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """``rounds`` is how often Shardy was asked; ``open`` the values that differ in spite of a constraint."""
+
+    constraints: Constraints
+    rounds: int
+    open: tuple[int, ...]
+
+
+def choose_constraints(lowered: Lowered, jaxpr: Any, progress: Callable[[int, int], None] | None = None) -> Chosen:
+    """The constraints under which Shardy arrives at the plan's shardings."""
+    program, mesh = lowered.program, lowered.state.mesh
+    inputs = [lowered.storage[a.value] for a in program.arguments]
+    outputs = [lowered.storage[v] for v in program.outputs]
+    values: dict[int, Sharding] = {}
+    for rounds in range(1, ROUNDS + 1):
+        found = propagate(program, jaxpr, mesh, inputs, outputs, Constraints(values, {}, {}))
+        wrong = _differing(lowered, found)
+        if progress is not None:
+            progress(rounds, len(wrong))
+        left = [v for v in wrong if v not in values]
+        if not left:
+            return Chosen(Constraints(values, {}, {}), rounds, tuple(wrong))
+        if rounds == ROUNDS:
+            values.update((v, lowered.actual[v]) for v in left)
+        else:
+            heaviest = max(left, key=lambda v: (_weight(lowered, v), -v))
+            values[heaviest] = lowered.actual[heaviest]
+    return Chosen(Constraints(values, {}, {}), ROUNDS, ())
+
+
+def _weight(lowered: Lowered, value: int) -> float:
+    program = lowered.program
+    op = program.ops[program.definitions[value][0]]
+    return program.values[value].nbytes * float(program.trips[op.region])
+
+
+def _differing(lowered: Lowered, found: dict[int, Dims]) -> list[int]:
+    """Values of inner ops that Shardy shards otherwise than the plan."""
+    actual = lowered.actual
+    return [v for v, dims in sorted(found.items()) if not actual[v].partial and dims != actual[v].dims]

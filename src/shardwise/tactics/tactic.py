@@ -1,0 +1,96 @@
+"""What a tactic is, and the context it decides in.
+
+A tactic turns what a person wants ("data parallel over this axis") into decisions about colors. It looks at the structure of
+the program and at what the person passed (which arguments are the batch, which the parameters), never at names. Tactics are
+applied in order and never undo an earlier one; what a tactic cannot do is an error that says why.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shardwise.cost.decisions import Decision
+from shardwise.cost.decisions import Shard as ShardDecision
+from shardwise.dims.analysis import Analysis
+from shardwise.errors import DecisionError
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.program import Value
+
+#: A dimension of an argument or output: (path, dimension).
+PathDim = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What tactics know. ``roles`` are path prefixes by role: ``batch``, ``params``, ``optimizer``."""
+
+    analysis: Analysis
+    mesh: MeshAxes
+    roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def role(self, name: str, tactic: str) -> list[Value]:
+        """The arguments of a role."""
+        prefixes = self.roles.get(name)
+        if not prefixes:
+            raise DecisionError(f'{tactic} needs to know which arguments are the {name}: plan(..., {name}="path")')
+        return self.arguments(prefixes, tactic)
+
+    def arguments(self, prefixes: Sequence[str], tactic: str) -> list[Value]:
+        """The arguments under some paths."""
+        values = [self.analysis.program.values[a.value] for a in self.analysis.program.arguments]
+        found: list[Value] = []
+        for prefix in prefixes:
+            own = [v for v in values if v.path == prefix or v.path.startswith(prefix + "/")]
+            if not own:
+                near = difflib.get_close_matches(
+                    prefix, {*(v.path for v in values), *_parents(values)}, n=3, cutoff=0.4
+                )
+                hint = f"; did you mean {', '.join(near)}?" if near else ""
+                raise DecisionError(f"{tactic}: no argument has the path {prefix!r}{hint}")
+            found += own
+        return found
+
+    def color(self, place: PathDim, tactic: str) -> int:
+        """The color of a dimension of an argument or output."""
+        found = self.analysis.color_of(*place)
+        if found is None:
+            raise DecisionError(f"{tactic}: {place[0]}[{place[1]}] has size one: there is nothing to shard")
+        return found.id
+
+    def group(self, color: int) -> tuple[int, ...]:
+        """All colors that are decided together with this one."""
+        return self.analysis.groups[self.analysis.colors[color].group].colors
+
+    def colors_of(self, value: Value) -> list[tuple[int, int]]:
+        """(dimension, color) of a value's dimensions larger than one."""
+        colors = [(d, self.analysis.color_of(value.path, d)) for d in range(len(value.shape))]
+        return [(d, c.id) for d, c in colors if c is not None]
+
+
+def _parents(values: Sequence[Value]) -> set[str]:
+    return {v.path.rsplit("/", k)[0] for v in values for k in range(1, v.path.count("/") + 1)}
+
+
+class Tactic(Protocol):
+    """``decide`` adds decisions to those already taken."""
+
+    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]: ...
+
+
+def shard_groups(
+    context: Context, colors: Sequence[int], axis: str, taken: Sequence[Decision], side: int = 0
+) -> list[Decision]:
+    """Decisions that shard the groups of some colors on an axis, leaving out what was decided before."""
+    context.mesh.index(axis)
+    known = {(c, d.axis) for d in taken if isinstance(d, ShardDecision) for c in d.colors}
+    made: list[Decision] = []
+    for color in dict.fromkeys(colors):
+        group = context.analysis.groups[context.analysis.colors[color].group]
+        fresh = tuple(c for c in group.colors if (c, axis) not in known)
+        if fresh:
+            made.append(ShardDecision(fresh, axis, tuple((bit, side) for bit in group.bits)))
+            known.update((c, axis) for c in fresh)
+    return made

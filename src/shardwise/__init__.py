@@ -11,19 +11,35 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Analysis", "OpCall", "ShardwiseError", "analyze", "register_rule", "unregister_rule"]
+__all__ = [
+    "Analysis",
+    "OpCall",
+    "Plan",
+    "ShardwiseError",
+    "analyze",
+    "load_plan",
+    "plan",
+    "register_rule",
+    "unregister_rule",
+]
 
 if TYPE_CHECKING:
     from shardwise.dims.analysis import Analysis, analyze
     from shardwise.errors import ShardwiseError
+    from shardwise.plans.load import load_plan
+    from shardwise.plans.plan import Plan
+    from shardwise.rewrite.planning import plan
     from shardwise.rules.call import OpCall
     from shardwise.rules.registry import register_rule, unregister_rule
 
 _HOMES = {
     "Analysis": "shardwise.dims.analysis",
     "OpCall": "shardwise.rules.call",
+    "Plan": "shardwise.plans.plan",
     "ShardwiseError": "shardwise.errors",
     "analyze": "shardwise.dims.analysis",
+    "load_plan": "shardwise.plans.load",
+    "plan": "shardwise.rewrite.planning",
     "register_rule": "shardwise.rules.registry",
     "unregister_rule": "shardwise.rules.registry",
 }

@@ -32,3 +32,7 @@ class MeshError(ShardwiseError):
 
 class DecisionError(ShardwiseError):
     """A decision, tactic or pin cannot be carried out."""
+
+
+class PlanError(ShardwiseError):
+    """A plan cannot be made, read, written or applied."""

@@ -294,9 +294,13 @@ def bind(equation: Any, arrays: Sequence[Any], changed: Mapping[str, Any] | None
 def retrace(fn: Any, like: Any) -> Any:
     """A jaxpr of ``fn`` for the input types of another jaxpr, in the class (closed or open) loops hold."""
     inner, _ = split_jaxpr(like)
+    return jax.make_jaxpr(fn)(*(plain_shape(v.aval) for v in inner.invars))
+
+
+def plain_shape(aval: Any) -> Any:
+    """Shape, dtype and weak type of an abstract value, without its sharding."""
     struct: Any = jax.ShapeDtypeStruct
-    shapes = [struct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False)) for v in inner.invars]
-    return jax.make_jaxpr(fn)(*shapes)
+    return struct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
 def open_jaxpr(closed: Any) -> Any:

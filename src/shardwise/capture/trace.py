@@ -40,10 +40,14 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
+    """A traced function. ``inputs`` is the tree of ([positional arguments that are not static], keyword arguments)."""
+
     name: str
     jaxpr: Any
     leaves: tuple[Leaf, ...]
     output_paths: tuple[str, ...]
+    inputs: Any
+    outputs: Any
 
 
 def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: JitOptions) -> Traced:
@@ -78,8 +82,9 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
         for path, (_, leaf), info, spec in zip(paths, leaves, infos, stated, strict=True)
     )
     root = "out" if not any(path.split("/")[0] == "out" for path in paths) else "result"
-    outputs = jax.tree_util.tree_flatten_with_path(traced.out_info)[0]
-    return Traced(name, jaxpr, found, _unique([(root, tuple(path)) for path, _ in outputs]))
+    outputs, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info)
+    out_paths = _unique([(root, tuple(path)) for path, _ in outputs])
+    return Traced(name, jaxpr, found, out_paths, jax.tree.structure(tree), out_tree)
 
 
 def _jitted(name: str, fn: Callable[..., Any], options: JitOptions) -> Any:

@@ -18,7 +18,6 @@ from shardwise.cost.sharding import Sharding
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.program import Program
 
-
 #: Ops whose result is their operand seen otherwise. A view of a parameter is ready as early as the parameter, and what keeps
 #: a parameter whole keeps its views whole.
 VIEWS: Final = (

@@ -8,6 +8,7 @@ sharding of their own and are left alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -58,6 +59,17 @@ def _weight(lowered: Lowered, value: int) -> float:
 
 
 def _differing(lowered: Lowered, found: dict[int, Dims]) -> list[int]:
-    """Values of inner ops that Shardy shards otherwise than the plan."""
-    actual = lowered.actual
-    return [v for v, dims in sorted(found.items()) if not actual[v].partial and dims != actual[v].dims]
+    """Values of inner ops that Shardy shards otherwise than the plan.
+
+    A dimension that does not divide is whole in a plan; Shardy may cut it unevenly, with padding. That is left to it: a
+    constraint there makes XLA undo the padding, which costs, and which it has been seen to do wrongly (concatenations).
+    """
+    actual, sizes = lowered.actual, lowered.state.mesh.sizes
+    values = lowered.program.values
+
+    def uneven(value: int, dims: Dims) -> bool:
+        pieces = [math.prod(sizes[a] for a in axes) for axes in dims]
+        return any(size % n for size, n in zip(values[value].shape, pieces, strict=True))
+
+    differing = [v for v, dims in sorted(found.items()) if not actual[v].partial and dims != actual[v].dims]
+    return [v for v in differing if not uneven(v, found[v])]

@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
@@ -41,7 +41,8 @@ def partition_spec(sharding: Sharding, mesh: MeshAxes) -> PartitionSpec:
         entries.append(names[0] if len(names) == 1 else names or None)
     while entries and entries[-1] is None:
         entries.pop()
-    return PartitionSpec(*entries)
+    spec: Any = PartitionSpec
+    return cast(PartitionSpec, spec(*entries))
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class Constrain:
     def _state(self, array: Any, sharding: Sharding | None) -> Any:
         if sharding is None:
             return array
-        return jax.lax.with_sharding_constraint(array, NamedSharding(self._mesh, partition_spec(sharding, self._axes)))
+        state: Any = jax.lax.with_sharding_constraint
+        return state(array, NamedSharding(self._mesh, partition_spec(sharding, self._axes)))
 
     def use(self, op: Op, operand: int, array: Any) -> Any:
         return self._state(array, self._constraints.uses.get((op.id, operand)))
@@ -102,12 +104,7 @@ def propagate(
     def run(*arrays: Any) -> list[Any]:
         return Interpreter(program, visitor).run(jaxpr, arrays)
 
-    shapes = [
-        internals.abstract(v.aval)
-        if not hasattr(v.aval, "sharding")
-        else jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
-        for v in internals.split_jaxpr(jaxpr)[0].invars
-    ]
+    shapes = [internals.plain_shape(v.aval) for v in internals.split_jaxpr(jaxpr)[0].invars]
     jitted = jax.jit(run, in_shardings=shardings(inputs), out_shardings=shardings(outputs), keep_unused=True)
     lowered = jitted.trace(*shapes).lower(lowering_platforms=("cpu",))
     found: dict[int, Dims] = {}

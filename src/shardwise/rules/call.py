@@ -75,7 +75,9 @@ class RuleBuilder:
         index = len(self._factors)
         self._factors.append(Factor(size, kind, reducer, reason))
         present = {t for t, _ in placed}
-        self._windows += [Window(index, **w) for w in windows if {w["of"], w["by"]} <= present and kind is not Kind.BLOCKED]
+        self._windows += [
+            Window(index, **w) for w in windows if {w["of"], w["by"]} <= present and kind is not Kind.BLOCKED
+        ]
         for t, d in placed:
             self._tensors[t][d].append(index)
 
@@ -105,6 +107,15 @@ def pointwise(call: OpCall) -> Rule:
     ranked = [t for t in range(len(call.operands) + len(call.results)) if len(call.shape(t)) == len(shape)]
     for d in range(len(shape)):
         b.add((t, d) for t in ranked)
+    return b.build()
+
+
+def passing(call: OpCall) -> Rule:
+    """Each operand is the result of the same number, unchanged; without operands every position is made on its own."""
+    b = RuleBuilder(call)
+    for r, shape in enumerate(call.results):
+        for d in range(len(shape)):
+            b.add([*([(r, d)] if call.operands else []), (call.out(r), d)])
     return b.build()
 
 

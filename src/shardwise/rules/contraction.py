@@ -130,11 +130,15 @@ def conv_general_dilated(call: OpCall) -> Rule:
         low = -p["padding"][s][0]
         stride, dilation = p["window_strides"][s], p["rhs_dilation"][s]
         if taps > outputs:
-            window = dict(of=0, by=1, stride=dilation, low=low, high=low + (outputs - 1) * stride, dilation=p["lhs_dilation"][s])
+            window = dict(
+                of=0, by=1, stride=dilation, low=low, high=low + (outputs - 1) * stride, dilation=p["lhs_dilation"][s]
+            )
             b.add([(0, i), (1, k)], kind=Kind.REDUCTION, reducer="sum", windows=[window])
             b.block([(out, o)], "every tap of the result needs the whole window")
         else:
-            window = dict(of=0, by=out, stride=stride, low=low, high=low + (taps - 1) * dilation, dilation=p["lhs_dilation"][s])
+            window = dict(
+                of=0, by=out, stride=stride, low=low, high=low + (taps - 1) * dilation, dilation=p["lhs_dilation"][s]
+            )
             b.add([(0, i), (out, o)], kind=Kind.HALO, windows=[window])
             b.block([(1, k)], "the taps of a kernel slide over the whole input")
     return b.build()

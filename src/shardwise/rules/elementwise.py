@@ -7,13 +7,21 @@ from __future__ import annotations
 
 from typing import Final
 
+#: Arrays are passed on as they are: each operand becomes the result of the same number.
+PASSING: Final = tuple(
+    """copy create_linear device_put empty empty2 from_edtype full_to_shard layout_constraint multiple_of name
+    optimization_barrier pin preduced pvary random_clone reduced_vary_cast reduced_vary_cast_p relayout remove_memory_space
+    reshard shard_to_full sharding_constraint stop_gradient to_edtype unpin vary_unreduced_cast vary_unreduced_cast_p
+    with_memory_space_constraint xla_metadata_value""".split()
+)
+
 ELEMENTWISE: Final[dict[str, int]] = {
     # Arithmetic and comparison.
     **dict.fromkeys(
         """abs add add_any and atan2 ceil clamp clz complex conj convert_element_type div eq eq_to floor ge gt imag
         integer_pow is_finite le le_to lt lt_to max min mul mulhi ne neg nextafter not one_minus_square or polynomial
-        population_count real reduce_precision rem round select_n shift_left shift_right_arithmetic shift_right_logical
-        sign sqrt square sub xor""".split(),
+        population_count real reciprocal reduce_precision rem round select_n shift_left shift_right_arithmetic
+        shift_right_logical sign sqrt square sub xor""".split(),
         1,
     ),
     # Transcendental.
@@ -24,18 +32,12 @@ ELEMENTWISE: Final[dict[str, int]] = {
     ),
     # Series and iterations per element.
     **dict.fromkeys(
-        """bessel_i0e bessel_i1e digamma igamma igamma_grad_a igammac polygamma random_gamma_grad
-        regularized_incomplete_beta zeta""".split(),
+        """bessel_i0e bessel_i1e digamma igamma igamma_grad_a igammac polygamma regularized_incomplete_beta
+        zeta""".split(),
         100,
     ),
     # Hashes per element.
     **dict.fromkeys("threefry2x32 threefry4x32 philox2x32 philox4x32".split(), 80),
     # Nothing is computed.
-    **dict.fromkeys(
-        """broadcast_to_same copy copy_p create_linear device_put from_edtype layout_constraint mesh_cast name
-        optimization_barrier pbroadcast_dynamic pin pvary reduced_vary_cast reduced_vary_cast_p relayout reshard
-        sharding_constraint stop_gradient to_edtype unpin vary_unreduced_cast vary_unreduced_cast_p
-        with_memory_space_constraint random_clone preduced empty2 empty tie pcast""".split(),
-        0,
-    ),
+    **dict.fromkeys([*PASSING, "shard_alike"], 0),
 }

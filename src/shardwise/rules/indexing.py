@@ -10,15 +10,10 @@ from shardwise.rules.call import OpCall, RuleBuilder
 
 SCATTER_REDUCERS: Final = {
     "scatter-add": "sum",
-    "scatter_add": "sum",
     "scatter-sub": "sum",
-    "scatter_sub": "sum",
     "scatter-mul": "prod",
-    "scatter_mul": "prod",
     "scatter-min": "min",
-    "scatter_min": "min",
     "scatter-max": "max",
-    "scatter_max": "max",
 }
 
 _PART_WINDOW: Final = "a window narrower than the dimension may lie anywhere in it"

@@ -28,7 +28,9 @@ def reduce_axes(call: OpCall, reducer: str) -> Rule:
     axes = tuple(call.params["axes" if "axes" in call.params else "dimensions"])
     b = RuleBuilder(call)
     rank = len(call.operands[0])
-    inputs = [t for t in range(len(call.operands)) if len(call.operands[t]) == rank and (rank == 0 or t < len(call.results))]
+    inputs = [
+        t for t in range(len(call.operands)) if len(call.operands[t]) == rank and (rank == 0 or t < len(call.results))
+    ]
     position = 0
     for d in range(rank):
         places = [(t, d) for t in inputs]
@@ -85,7 +87,7 @@ def top_k(call: OpCall) -> Rule:
 
 
 def reduce_window(call: OpCall) -> Rule:
-    """Windowed reductions: operands and results share a halo in every dimension with a window; initial values are scalars."""
+    """Operands and results share a halo in every dimension with a window; initial values are scalars."""
     p = call.params
     rank = len(call.results[0])
     window = p["window_dimensions"]
@@ -120,7 +122,7 @@ def select_and_scatter(call: OpCall) -> Rule:
     for d in range(len(call.results[0])):
         places = [(source, d), (operand, d), (out, d)]
         width, stride, low = p["window_dimensions"][d], p["window_strides"][d], -p["padding"][d][0]
-        if width == 1 and stride == 1 and low == 0:
+        if width == 1 and stride == 1 and tuple(p["padding"][d]) == (0, 0):
             b.add(places)
             continue
         over = dict(by=source, stride=stride, low=low, high=low + width - 1)

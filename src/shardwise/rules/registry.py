@@ -89,35 +89,42 @@ _CALLBACK: Final = "calls Python on the host"
 _MANUAL: Final = "a collective: its place is inside shard_map"
 _SYMBOLIC: Final = "symbolic shapes, for export only"
 _STATE: Final = "reads or writes a mutable reference"
+_INSIDE: Final = "stands inside of Pallas kernels only"
+_ORDER: Final = "orders effects, holds no data"
 
 #: Primitives with the safe rule on purpose, and why.
 OPAQUE: Final[dict[str, str]] = {
     **dict.fromkeys(
-        """custom_partitioning cudnn_fusion ffi_call pallas_call mosaic_gpu call_exported scaled_matmul scaled_matmul_wrapper
-        dot_product_attention_fwd dot_product_attention_fwd_wrapper dot_product_attention_bwd
-        dot_product_attention_bwd_wrapper dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper
-        dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper stage remat_opt""".split(),
+        """call_exported cudnn_fusion custom_partitioning ffi_call mosaic_gpu_p mpmd_map pallas_call scaled_matmul
+        scaled_matmul_wrapper tpu_custom_call dot_product_attention_fwd dot_product_attention_fwd_wrapper
+        dot_product_attention_bwd dot_product_attention_bwd_wrapper dot_product_attention_fp8_fwd
+        dot_product_attention_fp8_fwd_wrapper dot_product_attention_fp8_bwd
+        dot_product_attention_fp8_bwd_wrapper""".split(),
         _KERNEL,
     ),
-    **dict.fromkeys("pure_callback io_callback debug_callback debug_print check inspect_sharding".split(), _CALLBACK),
+    **dict.fromkeys(
+        "buffer_callback check debug_callback debug_print inspect_sharding io_callback pure_callback".split(), _CALLBACK
+    ),
     **dict.fromkeys(
         """all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start all_gather_start
-        all_to_all all_to_all_done all_to_all_start axis_index pbroadcast pbroadcast_done pbroadcast_start pmax pmin ppermute
-        ppermute_done ppermute_start precv psend psum psum_done psum_invariant psum_invariant_start psum_start
-        ragged_all_to_all reduce_scatter reduce_scatter_done reduce_scatter_start unreduced_pmax unreduced_pmin
-        unreduced_psum unreduced_psum_start unreduced_reduce_scatter unreduced_reduce_scatter_start""".split(),
+        all_to_all all_to_all_done all_to_all_start axis_index pbroadcast pbroadcast_done pbroadcast_dynamic
+        pbroadcast_start pgather pmax pmin ppermute ppermute_done ppermute_start precv psend psum psum_done psum_invariant
+        psum_invariant_start psum_start ragged_all_to_all reduce_scatter reduce_scatter_done reduce_scatter_start
+        unreduced_pmax unreduced_pmin unreduced_psum unreduced_psum_start unreduced_reduce_scatter
+        unreduced_reduce_scatter_start""".split(),
         _MANUAL,
     ),
     **dict.fromkeys("dim_as_value dimension_size shape_assertion".split(), _SYMBOLIC),
-    **dict.fromkeys(
-        "run_state core_map get swap addupdate ref_new new_ref ref_get ref_set freeze ref_addupdate".split(), _STATE
-    ),
-    "shard_map": "a manual region: it keeps the specs it states",
-    "unreachable": "never runs",
+    **dict.fromkeys("addupdate core_map freeze get new_ref run_scoped run_state swap".split(), _STATE),
+    **dict.fromkeys("bitcast max_contiguous repeat roll".split(), _INSIDE),
+    **dict.fromkeys("after_all create_token".split(), _ORDER),
+    "custom_lin": "stands in programs that are being differentiated, never in finished ones",
     "dce_sink": "keeps its operand alive and computes nothing",
-    "after_all": "orders effects, holds no data",
-    "create_token": "orders effects, holds no data",
     "platform_index": "a scalar that names the platform",
+    "shard_map": "a manual region: it keeps the specs it states",
+    "stage": "puts a host value on the device",
+    "unreachable": "never runs",
+    "xla_pmap": "a manual region of the old kind",
 }
 
 _registered: dict[str, RuleFunction] = {}
@@ -177,7 +184,11 @@ def find_rule(call: OpCall, kernel: str = "", stated: str | None = None) -> Foun
             if found is not None:
                 return Found(found)
     if stated is not None:
-        return Found(parse_rule(stated, call.operands, call.results))
+        try:
+            return Found(parse_rule(stated, call.operands, call.results))
+        except RuleError as error:
+            reason = f"the rule it states does not fit ({error}): register_rule can replace it"
+            return Found(opaque(call, reason), reason)
     if call.kind in RULES:
         return Found(RULES[call.kind](call))
     reason = OPAQUE.get(call.kind, "no rule is known for this primitive: register_rule can add one")

@@ -18,6 +18,24 @@ def broadcast_in_dim(call: OpCall) -> Rule:
     return b.build()
 
 
+def broadcast_to(call: OpCall) -> Rule:
+    """Dimensions counted from the right, as NumPy broadcasts."""
+    b = RuleBuilder(call)
+    out, missing = call.out(), len(call.results[0]) - len(call.operands[0])
+    for r in range(len(call.results[0])):
+        b.add([*([(0, r - missing)] if r >= missing else []), (out, r)])
+    return b.build()
+
+
+def tie(call: OpCall) -> Rule:
+    """The second operand, once the first is there."""
+    b = RuleBuilder(call)
+    for d in range(len(call.results[0])):
+        b.add([(1, d), (call.out(), d)])
+    b.block_apart(((0, d) for d in range(len(call.operands[0]))), "only waited for")
+    return b.build()
+
+
 def transpose(call: OpCall) -> Rule:
     b = RuleBuilder(call)
     for r, d in enumerate(call.params["permutation"]):
@@ -101,7 +119,9 @@ def _skip_block(left: list[list[int]], right: list[list[int]], pairs: list[tuple
             j += 1
 
 
-def _shifted(call: OpCall, moved: Sequence[list[dict[str, int]]], operands: Sequence[int], results: Sequence[int]) -> Rule:
+def _shifted(
+    call: OpCall, moved: Sequence[list[dict[str, int]]], operands: Sequence[int], results: Sequence[int]
+) -> Rule:
     """Pointwise, but dimensions with windows in ``moved`` are shifted: a halo."""
     b = RuleBuilder(call)
     for d, windows in enumerate(moved):
@@ -118,7 +138,9 @@ def slice_(call: OpCall) -> Rule:
     shape, out = call.operands[0], call.out()
     strides = p["strides"] or (1,) * len(shape)
     moved = [
-        [] if size == shape[d] else [dict(of=0, by=out, stride=strides[d], low=p["start_indices"][d], high=p["start_indices"][d])]
+        []
+        if size == shape[d]
+        else [dict(of=0, by=out, stride=strides[d], low=p["start_indices"][d], high=p["start_indices"][d])]
         for d, size in enumerate(call.results[0])
     ]
     return _shifted(call, moved, [0], [out])

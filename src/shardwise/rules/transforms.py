@@ -59,13 +59,13 @@ def key_data(call: OpCall) -> Rule:
 
 
 def rng_bit_generator(call: OpCall) -> Rule:
-    """A counter-based generator over the whole shape: which position gets which bits is the algorithm's affair."""
+    """``(key) -> (new key), (bits…)``. The bits depend on the key and on the position only, so that every device can make
+    its own; the partitioner lets each make all of them and keep a part."""
     b = RuleBuilder(call)
-    reason = "the generator numbers the whole shape"
-    for t in range(len(call.operands)):
-        b.block_apart(((t, d) for d in range(len(call.operands[t]))), "the words of one key")
-    for r in range(len(call.results)):
-        b.block_apart(((call.out(r), d) for d in range(len(call.results[r]))), reason)
+    for t in range(len(call.operands) + 1):
+        b.block_apart(((t, d) for d in range(len(call.shape(t)))), "the words of one key")
+    for d in range(len(call.results[1])):
+        b.add([(call.out(1), d)])
     return b.build()
 
 
@@ -77,13 +77,16 @@ def iota_2x32_shape(call: OpCall) -> Rule:
 
 
 def random_gamma(call: OpCall) -> Rule:
-    """``(keys…), (keys…, shape…) -> (keys…, shape…)``; positions share a key by their flat number, so the shape that one
-    key fills is blocked."""
+    """``(keys…), (keys…, shape…) -> (keys…, shape…)``: each position derives its key from its number in the flattened
+    array. Of an array under one key the major dimension can be split; the others are minor parts of the flat one."""
     b = RuleBuilder(call)
-    out, keys = call.out(), len(call.operands[0])
-    for d in range(len(call.results[0])):
+    out, keys, shape = call.out(), len(call.operands[0]), call.results[0]
+    major = next((d for d, size in enumerate(shape) if size > 1), 0)
+    for d in range(len(shape)):
         if d < keys:
             b.add([(0, d), (1, d), (out, d)])
+        elif d == major:
+            b.add([(1, d), (out, d)])
         else:
-            b.block([(1, d), (out, d)], "each position derives its own key from its number")
+            b.block([(1, d), (out, d)], "each position derives its own key from its flat number")
     return b.build()

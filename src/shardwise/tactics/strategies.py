@@ -82,9 +82,10 @@ class ZeRO2:
 class Megatron:
     """Hidden dimensions and heads on an axis.
 
-    By structure: colors of parameters that are made by one product with a parameter and contracted by another, are never
-    contracted between two activations (as a head dimension is), are not looked into by a gather (as a vocabulary is), and
-    are not the color that most parameters share (the residual stream).
+    By structure: colors of parameters that are made by one product with a parameter and contracted by another; that the
+    first product of two activations does not contract (as it does a head dimension); that are not looked into by a gather
+    (as a vocabulary is); and that are not the color that most parameters share (the residual stream). Of those the ones that
+    cover most bytes, as long as no two of them meet in one op.
     """
 
     axis: str
@@ -94,14 +95,15 @@ class Megatron:
         inner = _inner_colors(context, parameters)
         if not inner:
             raise DecisionError("Megatron: no dimension is made by one parameter's product and contracted by another's")
-        chosen = []
+        meeting = _meeting(context.analysis)
+        chosen: list[int] = []
         covered: set[int] = set()
         weight: Counter[int] = Counter()
         for value in parameters:
             weight.update({c: value.nbytes for _, c in context.colors_of(value) if c in inner})
         for color, _ in sorted(weight.items(), key=lambda item: (-item[1], item[0])):
             own = {v.id for v in parameters if any(c == color for _, c in context.colors_of(v))}
-            if not own <= covered:
+            if not own <= covered and not any((color, other) in meeting for other in chosen):
                 chosen.append(color)
                 covered |= own
         return shard_groups(context, chosen, self.axis, taken)
@@ -198,7 +200,7 @@ def _cover(context: Context, parameters: Sequence[Value], axis: str, without: se
         for d, c in context.colors_of(value):
             if c not in without and colors[c].matters and value.shape[d] % size == 0:
                 able.setdefault(c, set()).add(k)
-    chosen = []
+    chosen: list[int] = []
     left = set(range(len(parameters)))
     while True:
         gains = [(sum(parameters[k].nbytes for k in covers & left), -c) for c, covers in able.items()]
@@ -217,7 +219,8 @@ def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
     made: set[int] = set()
     contracted: set[int] = set()
     ruled_out: set[int] = set()
-    for op in program.ops:
+    seen: set[int] = set()
+    for op in program.schedule:
         if op.rule is None:
             continue
         start = int(names.first_node[op.id])
@@ -229,7 +232,8 @@ def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
         with_weight = [t for t, v in enumerate(op.operands) if v in weights]
         summed = {c for c, k in zip(color, kinds, strict=True) if k is Kind.REDUCTION}
         if not with_weight:
-            ruled_out |= summed
+            ruled_out |= summed - seen
+            seen |= set(color)
             continue
         held = {color[f] for t in with_weight for dim in op.rule.operands[t] for f in dim}
         contracted |= held & summed
@@ -240,12 +244,19 @@ def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
     return (made & contracted) - ruled_out - stream - loops
 
 
+def _meeting(analysis: Analysis) -> set[tuple[int, int]]:
+    """Pairs of colors that one axis cannot shard at once in some op."""
+    t, color = analysis.conflict_table, analysis.names.color
+    pairs = set(zip(color[t.rival_p].tolist(), color[t.rival_q].tolist(), strict=True))
+    return pairs | {(b, a) for a, b in pairs}
+
+
 def _with_outputs(analysis: Analysis, values: Sequence[Value]) -> tuple[int, ...]:
     """Arguments, and the outputs that replace them: the first subtree of the outputs with the same structure and shapes."""
     program = analysis.program
     outputs = {program.values[v].path: program.values[v] for v in program.outputs}
-    prefix = os.path.commonprefix([v.path.split("/") for v in values])  # type: ignore[list-item]
-    tails = {"/".join(v.path.split("/")[len(prefix) :]): v for v in values}
+    prefix = os.path.commonpath([v.path for v in values])
+    tails = {v.path.removeprefix(prefix).lstrip("/"): v for v in values}
     first = next(iter(tails))
     for path in outputs:
         if not path.endswith(first):

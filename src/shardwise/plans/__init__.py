@@ -1,0 +1,1 @@
+"""Plans: what was decided, as data that can be read, saved and compared."""

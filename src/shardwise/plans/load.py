@@ -1,0 +1,152 @@
+"""Reading plans back: every problem of a file is found and said at once; nothing in it is executed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shardwise.errors import MeshError, PlanError
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.plans.plan import SCHEMA, ArrayPlan, Plan, PredictedCollective, StatedConstraint
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Loads a plan that :meth:`Plan.save` wrote."""
+    file = Path(path)
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"cannot read {file}: {error.strerror}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise PlanError(f"{file} is not a plan: it is no complete JSON ({error})") from None
+    return read_plan(data, str(file))
+
+
+def read_plan(data: Any, where: str = "the plan") -> Plan:
+    """A plan from parsed JSON."""
+    if not isinstance(data, dict) or "schema" not in data:
+        raise PlanError(f"{where} is not a plan")
+    if data["schema"] != SCHEMA:
+        raise PlanError(
+            f"{where} has schema {data['schema']!r}; this version of Shardwise reads schema {SCHEMA}: plan again"
+        )
+    problems: list[str] = []
+    reader = _Reader(data, problems)
+    mesh = reader.mesh()
+    made: dict[str, Any] = {
+        "function": reader.text("function"),
+        "fingerprint": reader.text("fingerprint"),
+        "decisions": tuple(reader.texts("decisions")),
+        "notes": tuple(reader.texts("notes")),
+        "arguments": reader.rows("arguments", _array),
+        "outputs": reader.rows("outputs", _array),
+        "constraints": reader.rows("constraints", _constraint),
+        "collectives": reader.rows("collectives", _collective),
+    }
+    versions = data.get("versions")
+    if not isinstance(versions, dict) or not all(isinstance(v, str) for v in versions.values()):
+        problems.append("versions: expected a mapping of texts")
+        versions = {}
+    if not problems and mesh is not None:
+        for array in (*made["arguments"], *made["outputs"], *made["constraints"]):
+            problems += spec_problems(getattr(array, "path", ""), array.shape, array.spec, mesh)
+    if problems or mesh is None:
+        shown = problems[:12] + ([f"and {len(problems) - 12} more"] if len(problems) > 12 else [])
+        raise PlanError(f"{where} cannot be used:\n" + "\n".join(f"  {p}" for p in shown))
+    return Plan(mesh=mesh, versions=tuple(versions.items()), **made)
+
+
+def spec_problems(path: str, shape: tuple[int, ...], spec: tuple[tuple[str, ...], ...], mesh: MeshAxes) -> list[str]:
+    """What is wrong with a sharding: unknown axes, an axis twice, too many dimensions, sizes that do not divide."""
+    name = path or "a constraint"
+    problems = []
+    if len(spec) > len(shape):
+        return [f"{name} has {len(shape)} dimensions, its spec {len(spec)}"]
+    used: list[str] = []
+    for d, axes in enumerate(spec):
+        pieces = 1
+        for axis in axes:
+            if axis not in mesh.names:
+                problems.append(f"{name}[{d}]: the mesh has no axis {axis!r} (it has {', '.join(mesh.names)})")
+                continue
+            if axis in used:
+                problems.append(f"{name}[{d}]: axis {axis!r} is used twice")
+            used.append(axis)
+            pieces *= mesh.sizes[mesh.index(axis)]
+        if shape[d] % pieces:
+            problems.append(f"{name}[{d}]: size {shape[d]} does not divide by {pieces} ({', '.join(axes)})")
+    return problems
+
+
+class _Reader:
+    def __init__(self, data: dict[str, Any], problems: list[str]):
+        self.data, self.problems = data, problems
+
+    def text(self, key: str) -> str:
+        value = self.data.get(key)
+        if not isinstance(value, str):
+            self.problems.append(f"{key}: expected a text")
+            return ""
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        value = self.data.get(key)
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            self.problems.append(f"{key}: expected a list of texts")
+            return []
+        return value
+
+    def mesh(self) -> MeshAxes | None:
+        try:
+            return MeshAxes.of(self.data.get("mesh"))
+        except MeshError as error:
+            self.problems.append(f"mesh: {error}")
+            return None
+
+    def rows(self, key: str, read: Callable[[dict[str, Any]], Any]) -> tuple[Any, ...]:
+        value = self.data.get(key)
+        if not isinstance(value, list):
+            self.problems.append(f"{key}: expected a list")
+            return ()
+        found = []
+        for k, row in enumerate(value):
+            try:
+                found.append(read(row))
+            except (KeyError, TypeError, ValueError) as error:
+                self.problems.append(f"{key}[{k}]: {type(error).__name__} {error}")
+        return tuple(found)
+
+
+def _spec(value: Any) -> tuple[tuple[str, ...], ...]:
+    spec = tuple(tuple(axes) for axes in value)
+    if not all(isinstance(a, str) for axes in spec for a in axes):
+        raise ValueError("axes of a spec are texts")
+    return spec
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    shape = tuple(value)
+    if not all(isinstance(s, int) and s >= 0 for s in shape):
+        raise ValueError("a shape is a list of sizes")
+    return shape
+
+
+def _array(row: dict[str, Any]) -> ArrayPlan:
+    return ArrayPlan(
+        str(row["path"]), _shape(row["shape"]), str(row["dtype"]), _spec(row["spec"]), bool(row["donated"])
+    )
+
+
+def _constraint(row: dict[str, Any]) -> StatedConstraint:
+    return StatedConstraint(
+        int(row["value"]), str(row["op"]), str(row["source"]), _shape(row["shape"]), _spec(row["spec"])
+    )
+
+
+def _collective(row: dict[str, Any]) -> PredictedCollective:
+    axes = tuple(str(a) for a in row["axes"])
+    texts = (str(row[key]) for key in ("op", "source", "value"))
+    return PredictedCollective(str(row["kind"]), axes, float(row["nbytes"]), float(row["times"]), *texts)

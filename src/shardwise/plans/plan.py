@@ -1,0 +1,168 @@
+"""A plan: how every input and output is sharded, what is stated inside, and what that is predicted to move.
+
+A plan is plain data. It is saved as JSON that is the same byte for byte for the same plan, and loading one checks everything
+and executes nothing. A plan that was made in this process also holds the trees of its function's arguments and results, so
+that it can be given to ``jax.jit``; one that was loaded gets them from the function it is applied to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from shardwise.errors import PlanError
+from shardwise.hardware.mesh import MeshAxes
+
+SCHEMA: Final = 1
+
+#: Mesh axes by dimension, major first.
+Spec = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPlan:
+    """An argument or output: where it is, what it is, how it is sharded."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: Spec
+    donated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StatedConstraint:
+    """A sharding stated inside the program, on the value of this number, made by ``op`` at ``source``."""
+
+    value: int
+    op: str
+    source: str
+    shape: tuple[int, ...]
+    spec: Spec
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedCollective:
+    """A collective that the plan implies: bytes on one device for one execution, and how often it runs."""
+
+    kind: str
+    axes: tuple[str, ...]
+    nbytes: float
+    times: float
+    op: str
+    source: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a function is split over a mesh. Made by :func:`shardwise.plan`."""
+
+    function: str
+    fingerprint: str
+    mesh: MeshAxes
+    arguments: tuple[ArrayPlan, ...]
+    outputs: tuple[ArrayPlan, ...]
+    constraints: tuple[StatedConstraint, ...]
+    collectives: tuple[PredictedCollective, ...]
+    decisions: tuple[str, ...]
+    notes: tuple[str, ...]
+    versions: tuple[tuple[str, str], ...]
+    trees: Any = field(default=None, compare=False, repr=False)
+
+    def spec(self, path: str) -> Spec:
+        """The sharding of an argument or output by path."""
+        for array in (*self.arguments, *self.outputs):
+            if array.path == path:
+                return array.spec
+        import difflib
+
+        near = difflib.get_close_matches(path, [a.path for a in (*self.arguments, *self.outputs)], n=3, cutoff=0.4)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise PlanError(f"the plan has no argument or output {path!r}{hint}")
+
+    def moved(self) -> dict[tuple[str, tuple[str, ...]], tuple[int, float]]:
+        """By kind and axes: the number of collectives in the program, and the bytes that one device moves in a step."""
+        counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        nbytes: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        for c in self.collectives:
+            counts[c.kind, c.axes] += 1
+            nbytes[c.kind, c.axes] += int(c.nbytes * c.times)
+        return {key: (counts[key], float(nbytes[key])) for key in sorted(counts)}
+
+    # Under jax.jit.
+
+    @property
+    def in_specs(self) -> Any:
+        """PartitionSpecs in the structure of ([positional arguments], keyword arguments)."""
+        return self._tree(0, self.arguments)
+
+    @property
+    def out_specs(self) -> Any:
+        """PartitionSpecs in the structure of the function's result."""
+        return self._tree(1, self.outputs)
+
+    def _tree(self, which: int, arrays: tuple[ArrayPlan, ...]) -> Any:
+        from shardwise.rewrite.apply import to_partition_spec
+
+        if self.trees is None:
+            raise PlanError(
+                "a loaded plan does not know the structure of its arguments: use plan.jit(fn), or plan.spec(path)"
+            )
+        return self.trees[which].unflatten([to_partition_spec(a.spec) for a in arrays])
+
+    def jit(self, fn: Any, mesh: Any = None, **options: Any) -> Any:
+        """``fn`` computed as planned, under ordinary ``jax.jit``, on the given mesh or on the devices that are there.
+
+        ``options`` are ``static_argnums``, ``static_argnames``; donation is the plan's.
+        """
+        from shardwise.capture.trace import JitOptions
+        from shardwise.rewrite.apply import PlannedFunction, check_mesh, make_mesh
+
+        mesh = make_mesh(self) if mesh is None else mesh
+        check_mesh(self, mesh)
+        return PlannedFunction(self, fn, mesh, JitOptions(**options))
+
+    # JSON.
+
+    def to_json(self) -> str:
+        """The plan as JSON text."""
+        data = {
+            "schema": SCHEMA,
+            "function": self.function,
+            "fingerprint": self.fingerprint,
+            "versions": dict(self.versions),
+            "mesh": dict(zip(self.mesh.names, self.mesh.sizes, strict=True)),
+            "decisions": list(self.decisions),
+            "notes": list(self.notes),
+            "arguments": [asdict(a) for a in self.arguments],
+            "outputs": [asdict(a) for a in self.outputs],
+            "constraints": [asdict(c) for c in self.constraints],
+            "collectives": [asdict(c) for c in self.collectives],
+        }
+        return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan. The file is complete or not there: it is written beside and renamed."""
+        target = Path(path)
+        try:
+            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        except OSError as error:
+            raise PlanError(f"cannot write {target}: {error.strerror}") from None
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(self.to_json())
+            os.replace(name, target)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def __str__(self) -> str:
+        from shardwise.report.plan_text import plan_text
+
+        return plan_text(self)

@@ -1,0 +1,140 @@
+"""From a function, a mesh and tactics to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+import shardwise
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import JitOptions, Traced, trace
+from shardwise.cost.decisions import Decision, Keep, State
+from shardwise.cost.local import SimpleCost
+from shardwise.cost.lowering import Lowered, collectives, lower_state
+from shardwise.cost.sharding import Sharding
+from shardwise.dims.analysis import Analysis, analyze_program
+from shardwise.errors import PlanError
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec, StatedConstraint
+from shardwise.rewrite.choose import choose_constraints
+from shardwise.rewrite.fingerprint import fingerprint
+from shardwise.tactics.tactic import Context, Tactic
+
+
+def plan(
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    mesh: Any,
+    tactics: Sequence[Tactic] = (),
+    batch: str | Sequence[str] = (),
+    params: str | Sequence[str] = (),
+    static_argnums: Any = None,
+    static_argnames: Any = None,
+    donate_argnums: Any = None,
+    donate_argnames: Any = None,
+    **kwargs: Any,
+) -> Plan:
+    """Plans how a function is split over a mesh.
+
+    Args:
+      fn: a function that ``jax.jit`` can trace; ``args`` and ``kwargs`` its arguments, arrays or ``ShapeDtypeStruct``s.
+      mesh: a ``jax.sharding.Mesh``, an ``AbstractMesh`` or a dict of axis sizes. No device is needed.
+      tactics: strategies, applied in order.
+      batch, params: paths of the arguments that are the batch and the parameters, for the tactics that ask.
+      static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
+
+    >>> import jax, shardwise
+    >>> from shardwise.tactics.strategies import DataParallel
+    >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(8, 4), (32, 8)]]
+    >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, tactics=[DataParallel("data")], batch="x")
+    >>> made.spec("x"), made.spec("w")
+    ((('data',), ()), ((), ()))
+    """
+    options = JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
+    traced = trace(fn, args, kwargs, options)
+    axes = MeshAxes.of(mesh)
+    analysis = analyze_program(lower(traced))
+    if not analysis.program.arguments:
+        raise PlanError(f"{traced.name} has no array arguments: there is nothing to shard")
+    roles = {"batch": _paths(batch), "params": _paths(params)}
+    decisions = decide(Context(analysis, axes, roles), tactics)
+    return plan_decisions(traced, analysis, axes, decisions)
+
+
+def decide(context: Context, tactics: Sequence[Tactic]) -> list[Decision]:
+    """The decisions of some tactics, in order."""
+    taken: list[Decision] = []
+    for tactic in tactics:
+        taken += tactic.decide(context, taken)
+    return taken
+
+
+def plan_decisions(traced: Traced, analysis: Analysis, mesh: MeshAxes, decisions: Sequence[Decision]) -> Plan:
+    """The plan of a list of decisions."""
+    lowered = lower_state(analysis, State(mesh, tuple(decisions)), SimpleCost())
+    chosen = choose_constraints(lowered, traced.jaxpr)
+    program = analysis.program
+    notes = [*lowered.refused]
+    notes += [
+        f"{program.label(v)} is sharded otherwise by the compiler, in spite of its constraint" for v in chosen.open
+    ]
+    donated = {a.value: a.donated for a in program.arguments}
+
+    def array(value: int) -> ArrayPlan:
+        v = program.values[value]
+        return ArrayPlan(v.path, v.shape, v.dtype, _spec(lowered.storage[value], mesh), donated.get(value, False))
+
+    stated = []
+    for value, sharding in sorted(chosen.constraints.values.items()):
+        op = program.ops[program.definitions[value][0]]
+        shape = program.values[value].shape
+        stated.append(StatedConstraint(value, op.kind, str(program.source_of(op)), shape, _spec(sharding, mesh)))
+    return Plan(
+        function=traced.name,
+        fingerprint=fingerprint(program),
+        mesh=mesh,
+        arguments=tuple(array(a.value) for a in program.arguments),
+        outputs=tuple(array(v) for v in program.outputs),
+        constraints=tuple(stated),
+        collectives=tuple(_predicted(lowered)),
+        decisions=tuple(_words(analysis, d) for d in decisions),
+        notes=tuple(notes),
+        versions=(("shardwise", shardwise.__version__), ("jax", jax.__version__)),
+        trees=(traced.inputs, traced.outputs),
+    )
+
+
+def _paths(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _spec(sharding: Sharding, mesh: MeshAxes) -> Spec:
+    return tuple(tuple(mesh.names[a] for a in axes) for axes in sharding.dims)
+
+
+def _predicted(lowered: Lowered) -> list[PredictedCollective]:
+    program, mesh = lowered.program, lowered.state.mesh
+    found = []
+    for kind, axes, nbytes, times, reshard in collectives(lowered):
+        op = program.ops[reshard.op]
+        names = tuple(mesh.names[a] for a in axes)
+        source = str(program.source_of(op))
+        value = program.values[reshard.value]
+        found.append(
+            PredictedCollective(kind.value, names, nbytes, times, op.kind, source, value.path or value.type_text)
+        )
+    return found
+
+
+def _words(analysis: Analysis, decision: Decision) -> str:
+    """A decision as a person would say it."""
+    if isinstance(decision, Keep):
+        paths = [analysis.program.values[v].path for v in decision.values]
+        return f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''} whole on {decision.axis}"
+    places = [str(p) for c in decision.colors for p in analysis.colors[c].places]
+    size = analysis.colors[decision.colors[0]].size
+    where = f"{places[0]}{f' and {len(places) - 1} more' if len(places) > 1 else ''}" if places else "inner values"
+    return f"{where} (size {size:,}) over {decision.axis}"

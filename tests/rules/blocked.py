@@ -20,6 +20,7 @@ WHY = {
     "the new dimension numbers the operands": "each operand is one position of it",
     "the dimension becomes separate results": "each result is one position of it",
     "the other side of the window has size one": "one result position reads it, or one position is spread over all",
+    "a small piece of a dimension is not tied to the whole": "less than a sixteenth: it means something else",
     "each position needs all positions before it": "a part cannot start before the part before it ends",
     "an element may move anywhere in the sorted dimension": "a sorted part is no part of the sorted whole",
     "the best are looked for in the whole dimension": "the best of a part need not be among the best",
@@ -50,7 +51,9 @@ BLOCKED: dict[str, tuple[str, ...]] = {
     "reshape": ("the reshape cuts across this dimension",),
     "stack": ("the new dimension numbers the operands",),
     "unstack": ("the dimension becomes separate results",),
-    **dict.fromkeys(["slice", "pad", "concatenate", "split"], _HALO),
+    **dict.fromkeys(
+        ["slice", "pad", "concatenate", "split"], (*_HALO, "a small piece of a dimension is not tied to the whole")
+    ),
     **dict.fromkeys(["reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"], _HALO),
     **dict.fromkeys(["select_and_gather_add", "select_and_scatter_add"], _HALO),
     **dict.fromkeys(

@@ -226,7 +226,9 @@ def abstract(leaf: Any) -> Any:
     sharding = getattr(leaf, "sharding", None)
     kinds = getattr(getattr(sharding, "mesh", None), "axis_types", None) or ()
     kept = {"sharding": sharding} if jax.sharding.AxisType.Explicit in kinds else {}
-    return struct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False), **kept)
+    # A NumPy array of a type that is switched off (float64) is taken as jax.jit takes it.
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if isinstance(leaf.dtype, np.dtype) else leaf.dtype
+    return struct(leaf.shape, dtype, weak_type=getattr(leaf, "weak_type", False), **kept)
 
 
 def is_jitted(fn: Any) -> bool:

@@ -107,7 +107,7 @@ def conv_general_dilated(call: OpCall) -> Rule:
     """Batch and features are those of a product, with feature or batch groups as the major factor.
 
     A spatial dimension relates three indices, ``input = output * stride + tap * dilation - padding``. Of output and tap
-    the larger one goes along with the input: the output in a forward convolution (a halo), the taps in a weight gradient,
+    the one that spans more of the input goes along with it: the output in a forward convolution (a halo), the taps in a weight gradient,
     where the "kernel" is an image and the result a few taps wide (a reduction with a halo). The smaller one stays whole.
     """
     p = call.params
@@ -129,7 +129,7 @@ def conv_general_dilated(call: OpCall) -> Rule:
         taps, outputs = call.operands[1][k], call.results[0][o]
         low = -p["padding"][s][0]
         stride, dilation = p["window_strides"][s], p["rhs_dilation"][s]
-        if taps > outputs:
+        if taps * dilation > outputs * stride:
             window = dict(
                 of=0, by=1, stride=dilation, low=low, high=low + (outputs - 1) * stride, dilation=p["lhs_dilation"][s]
             )

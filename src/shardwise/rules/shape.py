@@ -5,8 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from typing import Final
+
 from shardwise.ir.rule import Kind, Rule
 from shardwise.rules.call import OpCall, RuleBuilder, Shape
+
+
+#: A piece smaller than the dimension by more than this is not tied to it.
+_PIECES: Final = 16
+_PIECE: Final = "a small piece of a dimension is not tied to the whole"
 
 
 def broadcast_in_dim(call: OpCall) -> Rule:
@@ -122,14 +129,21 @@ def _skip_block(left: list[list[int]], right: list[list[int]], pairs: list[tuple
 def _shifted(
     call: OpCall, moved: Sequence[list[dict[str, int]]], operands: Sequence[int], results: Sequence[int]
 ) -> Rule:
-    """Pointwise, but dimensions with windows in ``moved`` are shifted: a halo."""
+    """Pointwise, but dimensions with windows in ``moved`` are shifted: a halo. Tensors that hold only a small piece of the
+    dimension are not tied to the rest: a few rows put beside thousands mean something else, and lie on one device anyway."""
     b = RuleBuilder(call)
     for d, windows in enumerate(moved):
         places = [(t, d) for t in (*operands, *results)]
-        if windows:
-            b.add(places, kind=Kind.HALO, windows=windows)
-        else:
+        if not windows:
             b.add(places)
+            continue
+        largest = max(call.shape(t)[d] for t, _ in places)
+        near = [(t, d) for t, _ in places if call.shape(t)[d] * _PIECES >= largest]
+        if any(t in operands for t, _ in near) and any(t in results for t, _ in near):
+            b.add(near, kind=Kind.HALO, windows=windows)
+        else:
+            b.block_apart(near, _PIECE)
+        b.block_apart([place for place in places if place not in near], _PIECE)
     return b.build()
 
 

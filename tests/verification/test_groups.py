@@ -1,0 +1,100 @@
+"""Replica groups in every spelling, and the axes they mean."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.verification.groups import AxisNames, connected, pairs, parse_groups, replica_groups
+from shardwise.verification.instructions import HloError
+
+MESH = MeshAxes(("data", "model"), (2, 4))
+ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))
+COLUMNS = ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", ROWS),
+        ("{}", (tuple(range(8)),)),
+        ("[2,4]<=[8]", ROWS),
+        ("[4,2]<=[2,4]T(1,0)", COLUMNS),
+        ("[1,8]<=[8]", (tuple(range(8)),)),
+        ("[4,2]<=[2,2,2]T(0,2,1)", ((0, 2), (1, 3), (4, 6), (5, 7))),
+        ("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", ROWS),
+        ("mesh['axis_0'=2,'axis_1'=1,'axis_2'=4] {'axis_0','axis_1'}", COLUMNS),
+        ("mesh['a'=2,'b'=4] {'a','b'}", (tuple(range(8)),)),
+        ("mesh['a'=8] {'a':(1)2}", COLUMNS),
+        ("mesh['a'=8] {'a':(2)4}", ROWS),
+        ("mesh['a'=2,'b'=2,'c'=2] {'c','a'}", ((0, 4, 1, 5), (2, 6, 3, 7))),
+        ("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}", COLUMNS),
+        ("mesh['a'=2,'b'=2], device_ids=(0,2,1,3) {'b'}", ((0, 2), (1, 3))),
+        ("@mesh<a=2,b=4> {b}", ROWS),
+    ],
+)
+def test_spellings(text: str, groups: tuple[tuple[int, ...], ...]) -> None:
+    assert parse_groups(text, 8) == groups
+    assert replica_groups(f"channel_id=1, replica_groups={text}, to_apply=%add", 8) == groups
+
+
+def test_unknown_spelling_is_an_error() -> None:
+    with pytest.raises(HloError, match="not known: tiles"):
+        parse_groups("tiles{1}", 8)
+
+
+@pytest.mark.parametrize(
+    ("groups", "axes"),
+    [
+        (ROWS, ("model",)),
+        (COLUMNS, ("data",)),
+        ((tuple(range(8)),), ("data", "model")),
+        (((3, 2, 1, 0), (7, 5, 6, 4)), ("model",)),
+        (((0, 1), (2, 3), (4, 5), (6, 7)), None),
+        (tuple((d,) for d in range(8)), ()),
+        (((0, 1, 2, 9), (4, 5, 6, 7)), None),
+    ],
+)
+def test_axes_of_groups(groups: tuple[tuple[int, ...], ...], axes: tuple[str, ...] | None) -> None:
+    assert AxisNames(MESH).of_groups(groups) == axes
+
+
+def test_axes_of_size_one_are_not_named() -> None:
+    names = AxisNames(MeshAxes(("pod", "data", "model"), (1, 2, 4)))
+    assert names.of_groups(COLUMNS) == ("data",)
+    assert names.of_groups((tuple(range(8)),)) == ("data", "model")
+
+
+def test_device_order() -> None:
+    order = [0, 4, 1, 5, 2, 6, 3, 7]
+    assert AxisNames(MESH, order).of_groups(((0, 4, 1, 5), (2, 6, 3, 7))) == ("model",)
+    with pytest.raises(HloError, match="number all of them once"):
+        AxisNames(MESH, [0] * 8)
+
+
+def test_permutes() -> None:
+    found = pairs("channel_id=1, source_target_pairs={{0,1},{1,0},{4,5},{5,4}}, metadata={}")
+    assert found == ((0, 1), (1, 0), (4, 5), (5, 4))
+    assert connected(found) == ((0, 1), (4, 5))
+    names = AxisNames(MESH)
+    assert names.of_pairs(found) == ("model",)
+    assert names.of_pairs([(0, 4), (1, 5)]) == ("data",)
+    assert names.of_pairs([(0, 5)]) == ("data", "model")
+    assert names.of_pairs([(0, 0)]) == ()
+    assert names.of_pairs([(0, 8)]) is None
+
+
+@given(st.lists(st.integers(2, 4), min_size=1, max_size=4), st.data())
+def test_every_set_of_axes_is_found_again(sizes: list[int], data: st.DataObject) -> None:
+    """Groups written over the mesh's axes are named by just these axes, in the mesh spelling and in full."""
+    letters = "abcd"[: len(sizes)]
+    chosen = data.draw(st.lists(st.sampled_from(letters), unique=True))
+    mesh = MeshAxes(tuple(letters), tuple(sizes))
+    axes = ",".join(f"'{n}'={s}" for n, s in zip(letters, sizes, strict=True))
+    groups = parse_groups(f"mesh[{axes}] {{{','.join(repr(c) for c in chosen)}}}", mesh.devices)
+    assert sorted(d for group in groups for d in group) == list(range(mesh.devices))
+    assert AxisNames(mesh).of_groups(groups) == tuple(sorted(chosen))
+    full = "{" + ",".join("{" + ",".join(map(str, g)) + "}" for g in groups) + "}"
+    assert parse_groups(full, mesh.devices) == groups

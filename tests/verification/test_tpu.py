@@ -1,0 +1,73 @@
+"""Programs compiled for TPU topologies, where libtpu is installed; and what is said where it is not."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from shardwise.verification.compiled import CompileError, compile_step, tpu_environment
+from tests.verification import fresh
+from tests.verification.host_programs import B, D, F, L
+
+LIBTPU = importlib.util.find_spec("libtpu") is not None
+needs_libtpu = pytest.mark.skipif(not LIBTPU, reason='needs libtpu: pip install "shardwise[tpu]"')
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    return fresh.run("tests.verification.tpu_programs", **tpu_environment())
+
+
+def logical(program: dict[str, Any]) -> list[tuple[Any, ...]]:
+    return sorted((t["kind"], *t["axes"], t["count"], t["runs"], t["run_bytes"]) for t in program["logical_totals"])
+
+
+@pytest.mark.skipif(LIBTPU, reason="libtpu is installed")
+def test_missing_libtpu_is_said() -> None:
+    with pytest.raises(CompileError, match=r'pip install "shardwise\[tpu\]"'):
+        compile_step(abs, (1.0,), mesh={"data": 16}, backend="v5e:4x4")
+
+
+@needs_libtpu
+def test_data_parallel(compiled: dict[str, Any]) -> None:
+    assert logical(compiled["data parallel"]) == [("all-reduce", "data", "model", 2, 2, 2 * D * F * 4)]
+
+
+@needs_libtpu
+def test_trips_are_found_in_the_condition(compiled: dict[str, Any]) -> None:
+    program = compiled["scan"]
+    assert logical(program) == [("all-reduce", "model", 1, L, L * B // 4 * D * 4)]
+    assert program["collectives"][0]["loop"]["trips"] == L
+    assert program["estimated_cycles"] > 0
+
+
+@needs_libtpu
+def test_fused_reduce_scatter(compiled: dict[str, Any]) -> None:
+    (c,) = compiled["reduce-scatter"]["collectives"]
+    assert (c["kind"], c["form"], c["axes"]) == ("reduce-scatter", "fused", ["model"])
+    assert (c["bytes_in"], c["bytes_out"]) == (4096 * 256 * 4, 1024 * 256 * 4)
+    assert c["source"]["file"].endswith("tpu_programs.py")
+
+
+@needs_libtpu
+def test_gathers_drawn_out_over_fusions_count_once(compiled: dict[str, Any]) -> None:
+    assert logical(compiled["gathers"]) == [("all-gather", "data", "model", 3, 3, 3 * 512 * 512 * 2)]
+
+
+@needs_libtpu
+def test_out_of_memory_is_a_result(compiled: dict[str, Any]) -> None:
+    program = compiled["too large"]
+    assert not program["fits"]
+    assert program["out_of_memory"]["needed_bytes"] > program["out_of_memory"]["available_bytes"] > 15e9
+    assert program["text"].splitlines()[1].startswith("Out of memory: needs ")
+
+
+@needs_libtpu
+def test_meshes_and_topologies_that_cannot_be(compiled: dict[str, Any]) -> None:
+    count, layout, unknown, name = compiled["errors"]
+    assert count == "v5e:4x4 has 16 devices, the mesh data 4 has 4"
+    assert layout.startswith("the mesh a 8 × b 8 cannot be laid out on v5p:4x4x4")
+    assert "does not know the topology 'v99:2x2'" in unknown
+    assert "use 'host' or a TPU topology" in name

@@ -1,0 +1,86 @@
+"""Programs compiled for TPU topologies, without a TPU; prints what the reader finds in each."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from shardwise.verification.compiled import CompileError, compile_step
+from tests.verification.host_programs import STACKED, STACKED_SPECS, W, X, gradient, layers, shape
+
+GRID = {"data": 4, "model": 4}
+
+
+def scattered(x: jax.Array, y: jax.Array) -> jax.Array:
+    return y + jax.lax.with_sharding_constraint(jnp.sum(x, 0), P("model"))
+
+
+def gathered(weights: Any, x: jax.Array) -> jax.Array:
+    """Every device holds 1/16 of a weight and of the batch."""
+    for w in weights:
+        x = jax.lax.with_sharding_constraint(jnp.tanh(x @ w), P(("data", "model")))
+    return x
+
+
+WIDE = tuple(shape(512, 512, dtype=jnp.bfloat16) for _ in range(3))
+
+PROGRAMS: dict[str, dict[str, Any]] = {
+    "data parallel": dict(
+        fn=gradient, args=(W, X), in_shardings=((P(), P()), P(("data", "model"))), out_shardings=P(), backend="v5e:4x4"
+    ),
+    "scan": dict(
+        fn=layers,
+        args=(STACKED, X),
+        in_shardings=(STACKED_SPECS, P("data")),
+        out_shardings=P("data"),
+        backend="v5e:4x4",
+    ),
+    "reduce-scatter": dict(
+        fn=scattered,
+        args=(shape(64, 4096, 256), shape(4096, 256)),
+        in_shardings=(P("model"), P("model")),
+        out_shardings=P("model"),
+        backend="v5e:4x4",
+    ),
+    "gathers": dict(
+        fn=gathered,
+        args=(WIDE, shape(4096, 512, dtype=jnp.bfloat16)),
+        in_shardings=((P(("data", "model")),) * 3, P(("data", "model"))),
+        out_shardings=P(("data", "model")),
+        backend="v5e:4x4",
+    ),
+    "too large": dict(
+        fn=lambda x: (x @ x.T).sum(),
+        args=(shape(400_000, 40_000),),
+        in_shardings=P("data"),
+        out_shardings=P(),
+        mesh={"data": 4},
+        backend="v5e:2x2",
+    ),
+}
+
+
+def main() -> None:
+    results: dict[str, Any] = {}
+    for name, program in PROGRAMS.items():
+        compiled = compile_step(**{"mesh": GRID} | program)
+        results[name] = compiled.to_json() | {"text": str(compiled)}
+    for mesh, backend in (
+        ({"data": 4}, "v5e:4x4"),
+        ({"a": 8, "b": 8}, "v5p:4x4x4"),
+        ({"a": 4}, "v99:2x2"),
+        ({}, "gpu"),
+    ):
+        try:
+            compile_step(jnp.sin, (X,), mesh=mesh, backend=backend)
+        except CompileError as error:
+            results.setdefault("errors", []).append(str(error))
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -63,10 +63,15 @@ class Clashes:
                 found.setdefault(op, []).append((a, b, bit))
         return Clashes({op: tuple(pairs) for op, pairs in found.items()})
 
-    def losers(self, op: int, color_of: list[int], state: State) -> frozenset[tuple[int, int]]:
-        """(node, axis) pairs of an op that lost their conflict."""
-        lost = set()
+    def losers(
+        self, op: int, color_of: list[int], state: State, among: Iterable[int] | None = None
+    ) -> frozenset[tuple[int, int]]:
+        """(node, axis) pairs of an op that lost their conflict; with ``among`` only of conflicts between these nodes."""
+        lost: set[tuple[int, int]] = set()
+        chosen = None if among is None else set(among)
         for first, second, bit in self.by_op.get(op, ()):
+            if chosen is not None and not (first in chosen and second in chosen):
+                continue
             for axis in state.axes_of(color_of[first]):
                 if bit < 0:
                     lost |= {(first, axis), (second, axis)}
@@ -90,7 +95,7 @@ def store(analysis: Analysis, state: State, clashes: Clashes) -> tuple[list[Shar
     for value in program.values:
         own = nodes[value.id]
         op = program.definitions[value.id][0]
-        lost = clashes.losers(op, color, state)
+        lost = clashes.losers(op, color, state, own)
         # Two equal keys are stored alike; most values of repeated layers meet here.
         colors = tuple(color[n] if n >= 0 else -1 for n in own)
         beaten = frozenset((d, a) for d, n in enumerate(own) for a in range(len(mesh.sizes)) if (n, a) in lost)

@@ -15,7 +15,9 @@ What is recognised, by ``form``:
 
 Of a part is further noted: ``scattered``, how many slices an all-reduced value is cut into before anything else uses it (an
 all-reduce whose group keeps one slice each is a reduce-scatter that the backend cannot say); and ``logical_dtype``, the type
-before it was widened: XLA:CPU computes products in 32 bits and moves their 16-bit operands and results as such.
+before it was widened: XLA:CPU computes products in 32 bits and moves their 16-bit operands and results as such. Where a value
+is all-reduced over one axis and then at once over another, as XLA:CPU does with two sharded dimensions, the first part is
+``absorbed`` and the second has the axes of both as ``merged``.
 
 Weak. A slice is taken for the device's own by its size alone.
 """
@@ -29,7 +31,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.verification.follow import Chain, after, before, chains, narrow_dtype, slices
+from shardwise.verification.follow import Chain, after, before, chains, completes, narrow_dtype, slices
 from shardwise.verification.groups import AxisNames, Groups, connected, pairs, replica_groups
 from shardwise.verification.hlo import Loop, Module
 from shardwise.verification.instructions import Array, Computation, Instruction, bits
@@ -69,6 +71,9 @@ class Part:
     bytes_out: int
     logical_dtype: str
     scattered: int = 1
+    merged: tuple[str, ...] = ()
+    merged_size: int = 1
+    absorbed: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -141,14 +146,17 @@ class Collective:
 
     @property
     def reduce_scatter_in_disguise(self) -> bool:
-        return self.kind == "all-reduce" and any(p.scattered == self.group_size > 1 for p in self.parts)
+        return self.kind == "all-reduce" and any(p.scattered == self.group_size * p.merged_size > 1 for p in self.parts)
 
     def transfers(self) -> Iterator[Transfer]:
         """The parts, one by one, with their logical kind and bytes."""
         for p in self.parts:
-            disguised = self.kind == "all-reduce" and p.scattered == self.group_size > 1
-            kind = "reduce-scatter" if disguised else self.kind
-            yield Transfer(kind, self.axes, p.logical_dtype, p.logical_bytes, self.runs, self.source, self.name)
+            if p.absorbed:
+                continue
+            size = self.group_size * p.merged_size
+            kind = "reduce-scatter" if self.kind == "all-reduce" and p.scattered == size > 1 else self.kind
+            axes = p.merged or self.axes
+            yield Transfer(kind, axes, p.logical_dtype, p.logical_bytes, self.runs, self.source, self.name)
 
 
 def collectives(
@@ -164,7 +172,7 @@ def collectives(
     """
     names = AxisNames(mesh, order)
     reader = _Reader(module, mesh.devices, names)
-    found = list(reader.read())
+    found = reader.merge(list(reader.read()))
     return tuple(c for c in found if trivial or c.group_size > 1 or c.pairs)
 
 
@@ -203,6 +211,26 @@ class _Reader:
                 yield _one_of_pieces([self._single(i, _OPCODES[i.opcode]) for i in found])
             else:
                 yield self._single(found[0], _OPCODES[found[0].opcode])
+
+    def merge(self, found: list[Collective]) -> list[Collective]:
+        """Note the all-reduces that complete others over further axes."""
+        places = {c.name: place for place, c in enumerate(found) if c.kind == "all-reduce"}
+        reduces = [i for i in self._walk() if _OPCODES.get(i.opcode) == "all-reduce" and i.name in places]
+        for instruction in reduces:
+            place = places[instruction.name]
+            for index in range(len(found[place].parts)):
+                first = completes(self._module, instruction, index)
+                if first is None or first[0].name not in places:
+                    continue
+                early, late = found[places[first[0].name]], found[place]
+                part = early.parts[first[1]]
+                axes = self._names.together(part.merged or early.axes, late.axes)
+                if axes is None or early.reduction != late.reduction or early.runs != late.runs:
+                    continue
+                size = early.group_size * part.merged_size
+                found[places[early.name]] = _with_part(early, first[1], replace(part, absorbed=True))
+                found[place] = _with_part(late, index, replace(late.parts[index], merged=axes, merged_size=size))
+        return found
 
     def _rings(self) -> dict[tuple[str, str], tuple[str, Chain]]:
         """For every permute of a windowed product without a loop: the first permute's name, and the ring."""
@@ -338,6 +366,10 @@ class _Reader:
             axes=self._names.of_groups(groups),
             instructions=tuple(p.name for p in permutes),
         )
+
+
+def _with_part(collective: Collective, index: int, part: Part) -> Collective:
+    return replace(collective, parts=(*collective.parts[:index], part, *collective.parts[index + 1 :]))
 
 
 def _one_of_pieces(pieces: list[Collective]) -> Collective:

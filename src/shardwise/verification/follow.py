@@ -53,6 +53,32 @@ def narrow_dtype(module: Module, collective: Instruction, part: int, promoted: b
     return ""
 
 
+def completes(module: Module, collective: Instruction, part: int) -> tuple[Instruction, int] | None:
+    """The collective, and its part, whose whole result only serves as this operand."""
+    value, element = module.operand(collective, part), 0
+    fusions: Fusions = ()
+    while value is not None and value.opcode not in ("all-reduce", "all-reduce-done"):
+        if value.opcode in _SAME_OR_CONVERTED:
+            value = module.operand(value)
+        elif value.opcode == "fusion":
+            fusions = (*fusions, value)
+            value = module.computations[value.attribute("calls")].root
+        elif value.opcode == "parameter" and fusions:
+            value, fusions = module.operand(fusions[-1], int(value.arguments)), fusions[:-1]
+        elif value.opcode == "get-tuple-element" and not fusions:
+            element = int(value.attribute("index"))
+            value = module.operand(value)
+        else:
+            return None
+    if value is not None and value.opcode.endswith("-done"):
+        value = module.operand(value)
+    if value is None or fusions:
+        return None
+    uses = list(_uses(module, value, element if len(value.operands) > 1 else None, (), _SAME_OR_CONVERTED))
+    only = all(use is not None and use.name == collective.name for use in uses)
+    return (value, element) if only else None
+
+
 def before(module: Module, instruction: Instruction, loop: str) -> bool:
     """Whether an instruction's result goes into the state that a loop starts with."""
     uses = list(_uses(module, instruction, None, (), _SAME | {"tuple"}))
@@ -155,9 +181,14 @@ def chains(module: Module, permutes: Sequence[Instruction]) -> list[Chain]:
 
     origins = [_origin(module, p) for p in permutes]
     results = [_results(module, p) for p in permutes]
+    consumers = [
+        {u.name for name in names for u in _users(module, p, name) if not u.opcode.startswith("collective-permute")}
+        - names
+        for p, names in zip(permutes, results, strict=True)
+    ]
     like = [(p.arrays, p.op_name, module.source(p)) for p in permutes]
     empty = [origin is not None and origin[0].opcode in ("broadcast", "constant") for origin in origins]
-    for a, one in enumerate(permutes):
+    for a in range(len(permutes)):
         for b, other in enumerate(permutes):
             if a == b or like[a] != like[b] or empty[a] or empty[b]:
                 continue
@@ -165,7 +196,7 @@ def chains(module: Module, permutes: Sequence[Instruction]) -> list[Chain]:
             while made is not None and made.opcode in _SAME | {"get-tuple-element"}:
                 made = module.operand(made)
             passed_on = made is not None and bool(results[a] & {*made.operands, made.name})
-            if passed_on or (a < b and (origins[a] == origins[b] or _meet(module, one, results[a] | results[b]))):
+            if passed_on or origins[a] == origins[b] or consumers[a] & consumers[b]:
                 home[max(find(a), find(b))] = min(find(a), find(b))
     members: dict[int, list[int]] = {}
     for index in range(len(permutes)):
@@ -195,19 +226,13 @@ def _origin(module: Module, permute: Instruction) -> tuple[Instruction, str] | N
 
 def _results(module: Module, permute: Instruction) -> frozenset[str]:
     """Names under which a permute's result is known in its computation."""
-    users = module.computations[permute.computation].users
     names, added = {permute.name}, {permute.name}
     while added:
-        added = {
-            u.name for name in added for u in users(name) if u.opcode in _SAME or u.opcode.endswith("-done")
-        } - names
+        users = [user for name in added for user in _users(module, permute, name)]
+        added = {user.name for user in users if user.opcode in _SAME or user.opcode.endswith("-done")} - names
         names |= added
     return frozenset(names)
 
 
-def _meet(module: Module, permute: Instruction, names: frozenset[str]) -> bool:
-    """Whether results of two permutes are operands of one op that is no permute."""
-    for i in module.computations[permute.computation].instructions:
-        if len(names.intersection(i.operands)) > 1 and not i.opcode.startswith("collective-permute"):
-            return True
-    return False
+def _users(module: Module, near: Instruction, name: str) -> tuple[Instruction, ...]:
+    return module.computations[near.computation].users(name)

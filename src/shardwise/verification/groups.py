@@ -130,6 +130,12 @@ class AxisNames:
         except KeyError:
             return None
 
+    def together(self, first: tuple[str, ...] | None, second: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """Two sets of axes in the mesh's order, ``None`` where they are unknown or overlap."""
+        if first is None or second is None or set(first) & set(second):
+            return None
+        return tuple(name for name in self._mesh.names if name in first or name in second)
+
     def of_pairs(self, links: Sequence[tuple[int, int]]) -> tuple[str, ...] | None:
         """The axes along which anything moves."""
         moved = set[int]()

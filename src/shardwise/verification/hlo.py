@@ -116,7 +116,7 @@ def read(text: str) -> Module:
     for line in text.splitlines():
         if name:
             if line.startswith("}"):
-                computations[name] = Computation(name, tuple(body), {i.name: i for i in body})
+                computations[name] = Computation.of(name, body)
                 name, body = "", []
             elif line.strip():
                 body.append(parse_instruction(line, name))

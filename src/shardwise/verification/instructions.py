@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -116,16 +116,28 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Computation:
+    """A list of instructions in the order of execution, with its names and their uses looked up."""
+
     name: str
     instructions: tuple[Instruction, ...]
     by_name: dict[str, Instruction] = field(repr=False, compare=False)
+    used_by: dict[str, tuple[Instruction, ...]] = field(repr=False, compare=False)
+
+    @staticmethod
+    def of(name: str, instructions: Sequence[Instruction]) -> Computation:
+        used_by: dict[str, list[Instruction]] = {}
+        for i in instructions:
+            for operand in dict.fromkeys(i.operands):
+                used_by.setdefault(operand, []).append(i)
+        by_name = {i.name: i for i in instructions}
+        return Computation(name, tuple(instructions), by_name, {key: tuple(users) for key, users in used_by.items()})
 
     @property
     def root(self) -> Instruction:
         return next((i for i in self.instructions if i.root), self.instructions[-1])
 
-    def users(self, name: str) -> Iterator[Instruction]:
-        return (i for i in self.instructions if name in i.operands)
+    def users(self, name: str) -> tuple[Instruction, ...]:
+        return self.used_by.get(name, ())
 
     def parameter(self, number: int) -> Instruction | None:
         text = str(number)

@@ -123,6 +123,8 @@ def collective_json(c: Collective) -> dict[str, Any]:
                 "bytes_out": p.bytes_out,
                 "logical_dtype": p.logical_dtype,
                 "scattered": p.scattered,
+                "merged": list(p.merged),
+                "absorbed": p.absorbed,
             }
             for p in c.parts
         ],
@@ -189,6 +191,8 @@ def _disguises(console: Console, found: Sequence[Collective]) -> None:
     sliced = sum(c.reduce_scatter_in_disguise for c in found)
     notes += [f"all-reduces that are sliced at once, really reduce-scatters: {sliced:,}"] * bool(sliced)
     wide = sum(p.dtype != p.logical_dtype for c in found for p in c.parts)
+    merged = sum(p.absorbed for c in found for p in c.parts)
+    notes += [f"reduced over one axis after another: {merged:,}"] * bool(merged)
     notes += [f"values widened before they move: {wide:,}"] * bool(wide)
     for form, text in ((Form.WINDOWED, "windowed products"), (Form.PIECES, "drawn out over fusions")):
         count = sum(c.form is form for c in found)

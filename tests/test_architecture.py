@@ -14,8 +14,8 @@ ROOT = Path(shardwise.__file__).parent
 ORDER = "errors ir rules capture dims hardware cost search tactics plans rewrite verification report cli".split()
 
 
-#: What prints itself asks the report folder to do it, when asked.
-DISPLAY = {("dims/analysis.py", "report")}
+#: What prints or applies itself asks the folder that can do it, when asked.
+DISPLAY = {("dims/analysis.py", "report"), ("plans/plan.py", "report"), ("plans/plan.py", "rewrite")}
 
 
 def imports(path: Path) -> Iterator[str]:

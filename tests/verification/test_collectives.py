@@ -59,6 +59,22 @@ def test_reduce_scatters_in_disguise() -> None:
     ]
 
 
+def test_reductions_over_one_axis_after_another_are_one() -> None:
+    found = read(snippets.ONE_BY_ONE)
+    assert [c.axes for c in found] == [("model",), ("data",)]
+    assert [(t.axes, t.nbytes) for c in found for t in c.transfers()] == [(("data", "model"), 32), (("data",), 16)]
+    assert logical_totals(found) == (
+        Total("all-reduce", ("data", "model"), 1, 32, 1, 32),
+        Total("all-reduce", ("data",), 1, 16, 1, 16),
+    )
+
+
+def test_a_reduced_value_that_is_used_is_not_absorbed() -> None:
+    text = snippets.ONE_BY_ONE.replace("%q = f32[4]{0} parameter(1)", "%q = f32[8]{0} negate(%all-reduce.1)")
+    found = read(text)
+    assert [t.axes for c in found for t in c.transfers()] == [("model",), ("data",), ("data",)]
+
+
 def test_loops() -> None:
     (c,) = read(snippets.LOOPS)
     assert (c.runs, c.axes) == (12, None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os.path
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwise.cost.decisions import Decision
+from shardwise.cost.decisions import Decision, State
 from shardwise.cost.decisions import Keep as KeepDecision
+from shardwise.cost.local import SimpleCost
+from shardwise.cost.lowering import lower_state
 from shardwise.cost.storage import views
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
@@ -82,10 +83,10 @@ class ZeRO2:
 class Megatron:
     """Hidden dimensions and heads on an axis.
 
-    By structure: colors of parameters that are made by one product with a parameter and contracted by another; that the
-    first product of two activations does not contract (as it does a head dimension); that are not looked into by a gather
-    (as a vocabulary is); and that are not the color that most parameters share (the residual stream). Of those the ones that
-    cover most bytes, as long as no two of them meet in one op.
+    By structure: colors that one product with a parameter makes and another contracts, other than residual streams (where a
+    product is added to something that is not one) and what a gather looks into. Of those, the ones that move least for the
+    bytes of parameters they shard, as long as no two of them meet in one op: that leaves out the head dimensions, which are
+    made and contracted as well.
     """
 
     axis: str
@@ -95,17 +96,19 @@ class Megatron:
         inner = _inner_colors(context, parameters)
         if not inner:
             raise DecisionError("Megatron: no dimension is made by one parameter's product and contracted by another's")
+        covers = {c: {v for v in parameters if any(own == c for _, own in context.colors_of(v))} for c in inner}
+        price = {}
+        for color in inner:
+            decisions = shard_groups(context, [color], self.axis, taken)
+            held = sum(v.nbytes for own in context.group(color) for v in covers.get(own, ()))
+            price[color] = (_communication_s(context, [*taken, *decisions]) / held, color)
         meeting = _meeting(context.analysis)
         chosen: list[int] = []
-        covered: set[int] = set()
-        weight: Counter[int] = Counter()
-        for value in parameters:
-            weight.update({c: value.nbytes for _, c in context.colors_of(value) if c in inner})
-        for color, _ in sorted(weight.items(), key=lambda item: (-item[1], item[0])):
-            own = {v.id for v in parameters if any(c == color for _, c in context.colors_of(v))}
-            if not own <= covered and not any((color, other) in meeting for other in chosen):
+        covered: set[Value] = set()
+        for color in sorted(inner, key=price.__getitem__):
+            if not covers[color] <= covered and not any((color, other) in meeting for other in chosen):
                 chosen.append(color)
-                covered |= own
+                covered |= covers[color]
         return shard_groups(context, chosen, self.axis, taken)
 
 
@@ -212,36 +215,44 @@ def _cover(context: Context, parameters: Sequence[Value], axis: str, without: se
 
 
 def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
+    """Colors that a product with a parameter makes and another one contracts, that no gather looks into, and into which no
+    product is added as into a residual stream."""
     analysis = context.analysis
     program, names = analysis.program, analysis.names
-    mine = {v.id for v in parameters}
-    weights = views(program, mine)
+    weights = views(program, (v.id for v in parameters))
     made: set[int] = set()
     contracted: set[int] = set()
-    ruled_out: set[int] = set()
-    seen: set[int] = set()
+    looked_up: set[int] = set()
+    products: set[int] = set()  # results of products with parameters, also after a bias, a cast, a scale
+    given = set(weights)  # parameters, constants, and what is made of them alone
+    streams: set[int] = set()
     for op in program.schedule:
         if op.rule is None:
             continue
-        start = int(names.first_node[op.id])
-        color = [int(names.color[start + f]) for f in range(len(op.rule.factors))]
-        kinds = [f.kind for f in op.rule.factors]
-        ruled_out |= {c for c, k in zip(color, kinds, strict=True) if k is Kind.INDEXED}
-        if op.unit is not Unit.MATRIX:
-            continue
-        with_weight = [t for t, v in enumerate(op.operands) if v in weights]
-        summed = {c for c, k in zip(color, kinds, strict=True) if k is Kind.REDUCTION}
-        if not with_weight:
-            ruled_out |= summed - seen
-            seen |= set(color)
-            continue
+        color = names.color[names.first_node[op.id] : names.first_node[op.id + 1]].tolist()
+        kinds = dict(zip(color, (f.kind for f in op.rule.factors), strict=True))
+        looked_up |= {c for c, kind in kinds.items() if kind is Kind.INDEXED}
+        with_weight = [t for t, v in enumerate(op.operands) if v in weights] if op.unit is Unit.MATRIX else []
         held = {color[f] for t in with_weight for dim in op.rule.operands[t] for f in dim}
-        contracted |= held & summed
-        made |= held - summed
-    loops = {c.id for c in analysis.colors if c.loop}
-    shared = Counter(c for v in parameters for _, c in context.colors_of(v) if c not in loops)
-    stream = {c for c, n in shared.items() if n == max(shared.values())}
-    return (made & contracted) - ruled_out - stream - loops
+        contracted |= {c for c in held if kinds[c] is Kind.REDUCTION}
+        made |= {c for c in held if kinds[c] is not Kind.REDUCTION}
+        inputs = [v for v in op.operands if v >= 0]
+        others = [v for v in inputs if v not in given]
+        summands = [v for v in others if v in products]
+        if op.kind in ("add", "add_any") and len(others) == 2 and len(summands) == 1:
+            streams |= {color[f] for dim in op.rule.results[0] for f in dim}
+        if with_weight or (len(others) == 1 and summands and op.unit is not Unit.MATRIX):
+            products.update(op.results)
+        elif not others and op.kind not in ("argument", "output"):
+            given.update(op.results)
+    return {c for c in (made & contracted) - looked_up - streams if analysis.colors[c].matters}
+
+
+def _communication_s(context: Context, decisions: Sequence[Decision]) -> float:
+    """What a list of decisions moves in a step, in seconds of the simple cost."""
+    cost = SimpleCost()
+    lowered = lower_state(context.analysis, State(context.mesh, tuple(decisions)), cost)
+    return sum(cost.communication_s(r.steps, context.mesh, False) * r.trips for r in lowered.reshards)
 
 
 def _meeting(analysis: Analysis) -> set[tuple[int, int]]:

@@ -54,7 +54,9 @@ def unrolled_gradient() -> Case:
 def convolutions() -> Case:
     def loss(w, x):
         def conv(x, w, stride):
-            return jax.lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            return jax.lax.conv_general_dilated(
+                x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
 
         y = jax.nn.relu(conv(x, w["a"], 1))
         y = jax.nn.relu(conv(y, w["b"], 2))

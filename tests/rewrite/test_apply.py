@@ -45,7 +45,9 @@ def check(name: str, mesh: dict[str, int], seed: int) -> None:
     for array, want, have in zip(plan.outputs, expected, found, strict=True):
         want, have = np.asarray(want), np.asarray(have)
         scale = float(np.max(np.abs(want), initial=1e-3))
-        np.testing.assert_allclose(have, want, rtol=0, atol=2e-5 * scale, err_msg=f"{array.path} under {plan.decisions}")
+        np.testing.assert_allclose(
+            have, want, rtol=0, atol=2e-5 * scale, err_msg=f"{array.path} under {plan.decisions}"
+        )
 
 
 @pytest.mark.parametrize("seed", range(2))

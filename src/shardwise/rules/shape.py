@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
 from typing import Final
 
 from shardwise.ir.rule import Kind, Rule
 from shardwise.rules.call import OpCall, RuleBuilder, Shape
-
 
 #: A piece smaller than the dimension by more than this is not tied to it.
 _PIECES: Final = 16

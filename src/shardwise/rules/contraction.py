@@ -106,9 +106,9 @@ def ragged_dot_general(call: OpCall) -> Rule:
 def conv_general_dilated(call: OpCall) -> Rule:
     """Batch and features are those of a product, with feature or batch groups as the major factor.
 
-    A spatial dimension relates three indices, ``input = output * stride + tap * dilation - padding``. Of output and tap
-    the one that spans more of the input goes along with it: the output in a forward convolution (a halo), the taps in a weight gradient,
-    where the "kernel" is an image and the result a few taps wide (a reduction with a halo). The smaller one stays whole.
+    A spatial dimension relates three indices, ``input = output * stride + tap * dilation - padding``. Of output and tap the
+    one that spans more of the input goes along with it: the output in a forward convolution (a halo), the taps in a weight
+    gradient, where the "kernel" is an image and the result a few taps wide (a reduction with a halo). The other stays whole.
     """
     p = call.params
     numbers = p["dimension_numbers"]

@@ -15,6 +15,7 @@ from shardwise.capture import control
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import implementation
 from shardwise.capture.trace import Traced
+from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Argument, Op, Origin, Program, Region, Scope, Source, Sources, Unit, Value
 from shardwise.ir.rule import Rule
 from shardwise.rules.call import OpCall, pointwise
@@ -30,6 +31,7 @@ DEAD = -1
 _Attributes = tuple[tuple[str, Any], ...]
 
 
+@collector_paused
 def lower(traced: Traced) -> Program:
     """Builds the program of a traced function."""
     b = Builder(traced.name)

@@ -14,6 +14,7 @@ from shardwise.dims.conflicts import ConflictTable, find_conflicts
 from shardwise.dims.groups import GroupTable, find_groups
 from shardwise.dims.names import Names, build_names
 from shardwise.dims.why import Chain, find_chain
+from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Op, Origin, Program, Unit
 
 
@@ -312,6 +313,7 @@ class Analysis:
         return analysis_text(self)
 
 
+@collector_paused
 def analyze_program(program: Program, grouping: bool = True) -> Analysis:
     """The static analysis of a captured program."""
     names = build_names(program)

@@ -23,7 +23,7 @@ from shardwise.cost.sharding import Axes, Collective, Kind, Sharding, reshard
 from shardwise.cost.storage import VIEWS, Clashes, store
 from shardwise.dims.analysis import Analysis
 from shardwise.ir import rule as ir_rule
-from shardwise.ir.program import Op, Origin, Program
+from shardwise.ir.program import Op, Origin, Program, Unit
 from shardwise.ir.rule import Rule
 
 #: Ops that are linear in each of these operands when the others are whole (None: in every operand at once).
@@ -318,8 +318,11 @@ class _Lowering:
         return max(1, sum(user.region == op.region and user.unit is op.unit for user in ops))
 
     def _may_wait(self, op: Op, value: int) -> bool:
-        """Has a partial result one use only, linear and in the same region? Then the use decides."""
-        if len(self.uses[value]) != 1:
+        """Has a partial result one use only, linear and in the same region? Then the use decides.
+
+        XLA reassociates the all-reduces of products and sums; it does not join that of a scatter to another's.
+        """
+        if len(self.uses[value]) != 1 or not (op.unit is Unit.MATRIX or op.kind in LINEAR):
             return False
         user, operand = self.uses[value][0]
         use = self.program.ops[user]
@@ -337,6 +340,31 @@ def _sizes(program: Program, op: Op, factor: int) -> list[int]:
         for t, tensor in enumerate(rule.tensors):
             sizes += [program.values[values[t]].shape[d] for d, dim in enumerate(tensor) if dim == (factor,)]
     return sizes
+
+
+def unnatural_uses(lowered: Lowered) -> dict[tuple[int, int], Sharding]:
+    """Operands that must be stated as the op computes on them, by (op, operand).
+
+    Where the operands as stored agree (no axis on two factors, none on a factor that cannot be split) the partitioner computes
+    on them as they are. If the plan computes otherwise it must say so; where they disagree, the partitioner has to reshard
+    anyway, and does what the result's sharding asks for.
+    """
+    program = lowered.program
+    found: dict[tuple[int, int], Sharding] = {}
+    for reshard_ in lowered.reshards:
+        op = program.ops[reshard_.op]
+        heavy = op.unit is Unit.MATRIX or op.kind.startswith(("gather", "scatter"))
+        if reshard_.operand < 0 or not heavy or reshard_.source.partial:
+            continue
+        assert op.rule is not None
+        on: dict[int, set[int]] = {}
+        for k, v in enumerate(op.operands):
+            for d, axes in enumerate(lowered.actual[v].dims if v >= 0 else ()):
+                for axis in axes:
+                    on.setdefault(axis, set()).add(op.rule.operand_majors[k][d])
+        if all(len(factors) == 1 and op.rule.splittable[min(factors)] for factors in on.values()):
+            found[op.id, reshard_.operand] = reshard_.target
+    return found
 
 
 def collectives(lowered: Lowered) -> list[tuple[Kind, Axes, float, float, Reshard]]:

@@ -142,7 +142,12 @@ def _array(row: dict[str, Any]) -> ArrayPlan:
 
 def _constraint(row: dict[str, Any]) -> StatedConstraint:
     return StatedConstraint(
-        int(row["value"]), str(row["op"]), str(row["source"]), _shape(row["shape"]), _spec(row["spec"])
+        int(row["value"]),
+        int(row["operand"]),
+        str(row["op"]),
+        str(row["source"]),
+        _shape(row["shape"]),
+        _spec(row["spec"]),
     )
 
 

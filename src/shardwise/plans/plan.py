@@ -37,9 +37,11 @@ class ArrayPlan:
 
 @dataclass(frozen=True, slots=True)
 class StatedConstraint:
-    """A sharding stated inside the program, on the value of this number, made by ``op`` at ``source``."""
+    """A sharding stated inside the program: on the value of this number, made by ``op`` at ``source``; or, with ``operand``
+    not -1, only where op number ``value`` uses that operand."""
 
     value: int
+    operand: int
     op: str
     source: str
     shape: tuple[int, ...]

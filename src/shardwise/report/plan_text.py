@@ -35,7 +35,8 @@ def plan_text(plan: Plan, width: int = 80) -> str:
     console.print(f"\n{plural(len(plan.constraints), 'constraint')} inside the program")
     for c in plan.constraints:
         dims = ", ".join("·".join(axes) or "-" for axes in c.spec)
-        console.print(f"  {c.op} at {c.source}: [{dims}]")
+        where = f"{c.op} at {c.source}" + (f", operand {c.operand}" if c.operand >= 0 else "")
+        console.print(f"  {where}: [{dims}]")
     console.print("\nCollectives a step, one device\n")
     moved = _table(("kind", "left"), ("axes", "left"), ("count", "right"), ("bytes", "right"))
     for (kind, axes), (count, nbytes) in plan.moved().items():

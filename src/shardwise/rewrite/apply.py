@@ -62,11 +62,12 @@ class Applied:
             raise PlanError(
                 f"the plan was made for another version of {plan.function} (other shapes, code or JAX version): plan again"
             )
-        values = {
-            c.value: Sharding(tuple(tuple(plan.mesh.index(a) for a in axes) for axes in c.spec))
-            for c in plan.constraints
-        }
-        self._visitor = Constrain(Constraints(values, {}, {}), mesh, plan.mesh)
+        stated = [
+            (c, Sharding(tuple(tuple(plan.mesh.index(a) for a in axes) for axes in c.spec))) for c in plan.constraints
+        ]
+        values = {c.value: sharding for c, sharding in stated if c.operand < 0}
+        uses = {(c.value, c.operand): sharding for c, sharding in stated if c.operand >= 0}
+        self._visitor = Constrain(Constraints(values, uses, {}), mesh, plan.mesh)
         self._program, self._jaxpr = program, traced.jaxpr
         self.in_shardings = [NamedSharding(mesh, to_partition_spec(a.spec)) for a in plan.arguments]
         self.out_shardings = [NamedSharding(mesh, to_partition_spec(a.spec)) for a in plan.outputs]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shardwise.cost.lowering import Lowered
+from shardwise.cost.lowering import Lowered, unnatural_uses
 from shardwise.cost.sharding import Sharding
 from shardwise.rewrite.shardy import Constraints, Dims, propagate
 
@@ -36,20 +36,21 @@ def choose_constraints(lowered: Lowered, jaxpr: Any, progress: Callable[[int, in
     inputs = [lowered.storage[a.value] for a in program.arguments]
     outputs = [lowered.storage[v] for v in program.outputs]
     values: dict[int, Sharding] = {}
+    uses = unnatural_uses(lowered)
     for rounds in range(1, ROUNDS + 1):
-        found = propagate(program, jaxpr, mesh, inputs, outputs, Constraints(values, {}, {}))
+        found = propagate(program, jaxpr, mesh, inputs, outputs, Constraints(values, uses, {}))
         wrong = _differing(lowered, found)
         if progress is not None:
             progress(rounds, len(wrong))
         left = [v for v in wrong if v not in values]
         if not left:
-            return Chosen(Constraints(values, {}, {}), rounds, tuple(wrong))
+            return Chosen(Constraints(values, uses, {}), rounds, tuple(wrong))
         if rounds == ROUNDS:
             values.update((v, lowered.actual[v]) for v in left)
         else:
             heaviest = max(left, key=lambda v: (_weight(lowered, v), -v))
             values[heaviest] = lowered.actual[heaviest]
-    return Chosen(Constraints(values, {}, {}), ROUNDS, ())
+    return Chosen(Constraints(values, uses, {}), ROUNDS, ())
 
 
 def _weight(lowered: Lowered, value: int) -> float:

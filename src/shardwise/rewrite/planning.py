@@ -91,7 +91,12 @@ def plan_decisions(traced: Traced, analysis: Analysis, mesh: MeshAxes, decisions
     for value, sharding in sorted(chosen.constraints.values.items()):
         op = program.ops[program.definitions[value][0]]
         shape = program.values[value].shape
-        stated.append(StatedConstraint(value, op.kind, str(program.source_of(op)), shape, _spec(sharding, mesh)))
+        stated.append(StatedConstraint(value, -1, op.kind, str(program.source_of(op)), shape, _spec(sharding, mesh)))
+    for (number, operand), sharding in sorted(chosen.constraints.uses.items()):
+        op = program.ops[number]
+        shape = program.values[op.operands[operand]].shape
+        source = str(program.source_of(op))
+        stated.append(StatedConstraint(number, operand, op.kind, source, shape, _spec(sharding, mesh)))
     return Plan(
         function=traced.name,
         fingerprint=fingerprint(program),

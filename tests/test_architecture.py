@@ -15,7 +15,12 @@ ORDER = "errors ir rules capture dims hardware cost search tactics plans rewrite
 
 
 #: What prints or applies itself asks the folder that can do it, when asked.
-DISPLAY = {("dims/analysis.py", "report"), ("plans/plan.py", "report"), ("plans/plan.py", "rewrite")}
+DISPLAY = {
+    ("dims/analysis.py", "report"),
+    ("plans/plan.py", "report"),
+    ("plans/plan.py", "rewrite"),
+    ("verification/verify.py", "report"),
+}
 
 
 def imports(path: Path) -> Iterator[str]:

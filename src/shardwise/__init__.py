@@ -21,6 +21,7 @@ __all__ = [
     "plan",
     "register_rule",
     "unregister_rule",
+    "verify",
 ]
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from shardwise.rewrite.planning import plan
     from shardwise.rules.call import OpCall
     from shardwise.rules.registry import register_rule, unregister_rule
+    from shardwise.verification.verify import verify
 
 _HOMES = {
     "Analysis": "shardwise.dims.analysis",
@@ -42,6 +44,7 @@ _HOMES = {
     "plan": "shardwise.rewrite.planning",
     "register_rule": "shardwise.rules.registry",
     "unregister_rule": "shardwise.rules.registry",
+    "verify": "shardwise.verification.verify",
 }
 
 

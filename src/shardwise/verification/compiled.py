@@ -195,18 +195,23 @@ def compile_step(
         options["in_shardings"] = place(in_shardings)
     if out_shardings is not None:
         options["out_shardings"] = place(out_shardings)
-    started = time.perf_counter()
     with jax.set_mesh(grid):
-        lowered = jax.jit(fn, **options).lower(*args)
-        try:
-            compiled = lowered.compile()
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            seconds = time.perf_counter() - started
-            refused = _out_of_memory(str(error))
-            return Compiled(backend, MeshAxes.of(grid), (), None, 0.0, 0, 0, seconds, out_of_memory=refused)
-    return read_compiled(compiled, grid, backend, time.perf_counter() - started)
+        return read_or_refuse(jax.jit(fn, **options).lower(*args), grid, backend)[0]
+
+
+def read_or_refuse(lowered: Any, mesh: Mesh, backend: str = HOST) -> tuple[Compiled, Any]:
+    """Compile what ``jax.jit(...).lower(...)`` gave and read it. The second result is the program, to be run; None where the
+    compiler said that it does not fit."""
+    started = time.perf_counter()
+    try:
+        program = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        seconds = time.perf_counter() - started
+        refused = _out_of_memory(str(error))
+        return Compiled(backend, MeshAxes.of(mesh), (), None, 0.0, 0, 0, seconds, out_of_memory=refused), None
+    return read_compiled(program, mesh, backend, time.perf_counter() - started), program
 
 
 def read_compiled(compiled: Any, mesh: Mesh, backend: str = HOST, compile_s: float = 0.0) -> Compiled:

@@ -1,0 +1,125 @@
+"""Predicted against compiled, side by side; and, on host devices, numbers against numbers.
+
+A plan's collectives are compared with those of the compiled program by kind and axes, in bytes moved by one device in one
+step. Rewrites that XLA documents are taken off first (``Collective.transfers``): combining, an all-reduce that is only sliced,
+16-bit values that a CPU widens, windowed products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import JitOptions, trace
+from shardwise.errors import PlanError
+from shardwise.plans.plan import Plan
+from shardwise.rewrite.apply import Applied
+from shardwise.verification.compiled import HOST, Compiled, make_mesh, read_or_refuse
+from shardwise.verification.summary import logical_totals
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Collectives of one kind over the same axes: bytes predicted and compiled."""
+
+    kind: str
+    axes: tuple[str, ...]
+    predicted_bytes: float
+    compiled_bytes: float
+
+    @property
+    def matched_bytes(self) -> float:
+        return min(self.predicted_bytes, self.compiled_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An output of the planned run that differs from the plain run: the largest difference over the largest magnitude."""
+
+    path: str
+    relative: float
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What the compiler made of a plan. ``differences`` is None where the programs were not run."""
+
+    plan: Plan
+    compiled: Compiled
+    rows: tuple[Row, ...]
+    differences: tuple[Difference, ...] | None
+
+    @property
+    def matched(self) -> float:
+        """The share of bytes that was predicted and compiled alike."""
+        total = max(sum(r.predicted_bytes for r in self.rows), sum(r.compiled_bytes for r in self.rows))
+        return sum(r.matched_bytes for r in self.rows) / total if total else 1.0
+
+    def unexpected(self) -> tuple[Row, ...]:
+        """Kinds and axes of which more was compiled than predicted."""
+        return tuple(r for r in self.rows if r.compiled_bytes > 1.01 * r.predicted_bytes)
+
+    def __str__(self) -> str:
+        from shardwise.report.verification_text import verification_text
+
+        return verification_text(self)
+
+
+def verify(
+    plan: Plan, fn: Callable[..., Any], /, *args: Any, backend: str = HOST, run: bool | None = None, **kwargs: Any
+) -> Verification:
+    """Compiles a function under a plan and compares.
+
+    Args:
+      plan: a plan of this function for arguments of these shapes.
+      fn, args, kwargs: the function and its arguments; ``ShapeDtypeStruct``s if it is only compiled.
+      backend: ``"host"``, or a TPU topology such as ``"v5e:4x4"`` (needs the extra ``shardwise[tpu]``).
+      run: also run both programs and compare every output. By default on the host, where all arguments are arrays.
+    """
+    mesh = make_mesh(dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)), backend)
+    donated = [a.donated for a in plan.arguments]
+    traced = trace(fn, args, kwargs, JitOptions())
+    applied = Applied(plan, traced, lower(traced), mesh)
+    leaves = jax.tree.leaves((list(args), kwargs))
+    arrays = all(hasattr(leaf, "__array__") or isinstance(leaf, int | float | complex) for leaf in leaves)
+    if run and (backend != HOST or not arrays):
+        raise PlanError("only host devices can run the program, and all arguments must be arrays")
+    lowered = applied.jitted(donate=any(donated) and not arrays).lower(*leaves)
+    compiled, program = read_or_refuse(lowered, mesh, backend)
+    differences = None
+    if program is not None and backend == HOST and (run if run is not None else arrays):
+        placed = [jax.device_put(x, s) for x, s in zip(leaves, applied.in_shardings, strict=True)]
+        plain = jax.tree.leaves(jax.jit(fn)(*args, **kwargs))
+        differences = tuple(
+            Difference(a.path, _relative(want, have))
+            for a, want, have in zip(plan.outputs, plain, program(*placed), strict=True)
+        )
+    return Verification(plan, compiled, _rows(plan, compiled), differences)
+
+
+def _relative(want: Any, have: Any) -> float:
+    a, b = (np.asarray(x).astype(np.float64) for x in (want, have))
+    if not a.size:
+        return 0.0
+    return float(np.max(np.abs(a - b)) / max(float(np.max(np.abs(a))), 1e-30))
+
+
+def _rows(plan: Plan, compiled: Compiled) -> tuple[Row, ...]:
+    order = plan.mesh.names
+
+    def sort(axes: tuple[str, ...] | None) -> tuple[str, ...]:
+        return tuple(sorted(axes or (), key=lambda a: order.index(a) if a in order else len(order)))
+
+    predicted: dict[tuple[str, tuple[str, ...]], float] = {}
+    for (kind, axes), (_, nbytes) in plan.moved().items():
+        predicted[kind, sort(axes)] = predicted.get((kind, sort(axes)), 0.0) + nbytes
+    found: dict[tuple[str, tuple[str, ...]], float] = {}
+    for total in logical_totals(compiled.collectives):
+        key = total.kind, sort(total.axes)
+        found[key] = found.get(key, 0.0) + total.run_bytes
+    return tuple(Row(*key, predicted.get(key, 0.0), found.get(key, 0.0)) for key in sorted({*predicted, *found}))

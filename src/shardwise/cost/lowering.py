@@ -246,7 +246,7 @@ class _Lowering:
             value = self.program.values[v]
             need = self._need(op, k, assigned, passed)
             steps = reshard(value.nbytes, self.actual[v], need, self.mesh)
-            # A reshard of one value is paid once in a region: ops of the same kind share it.
+            # A reshard of one value is paid once in a region: products that use it share it.
             seconds += self.cost.communication_s(steps, self.mesh, self.early[v]) / self._sharers(op, v)
             moved += value.nbytes / need.shards(self.mesh)
         for r, v in enumerate(op.results):
@@ -314,6 +314,9 @@ class _Lowering:
         return frozenset(a for v in others for a in self.actual[v].partial)
 
     def _sharers(self, op: Op, value: int) -> int:
+        """How many products in the region would share a reshard of this value."""
+        if op.unit is not Unit.MATRIX:
+            return 1
         ops = (self.program.ops[user] for user, _ in self.uses[value])
         return max(1, sum(user.region == op.region and user.unit is op.unit for user in ops))
 

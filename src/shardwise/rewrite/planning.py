@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,8 +29,7 @@ def plan(
     *args: Any,
     mesh: Any,
     tactics: Sequence[Tactic] = (),
-    batch: str | Sequence[str] = (),
-    params: str | Sequence[str] = (),
+    roles: Mapping[str, str | Sequence[str]] | None = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
     donate_argnums: Any = None,
@@ -43,13 +42,14 @@ def plan(
       fn: a function that ``jax.jit`` can trace; ``args`` and ``kwargs`` its arguments, arrays or ``ShapeDtypeStruct``s.
       mesh: a ``jax.sharding.Mesh``, an ``AbstractMesh`` or a dict of axis sizes. No device is needed.
       tactics: strategies, applied in order.
-      batch, params: paths of the arguments that are the batch and the parameters, for the tactics that ask.
+      roles: paths of the arguments that play a role, for the tactics that ask: ``{"batch": "x", "params": "w"}``.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
 
     >>> import jax, shardwise
     >>> from shardwise.tactics.strategies import DataParallel
     >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(8, 4), (32, 8)]]
-    >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, tactics=[DataParallel("data")], batch="x")
+    >>> where = {"mesh": {"data": 4}, "roles": {"batch": "x"}}
+    >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, tactics=[DataParallel("data")], **where)
     >>> made.spec("x"), made.spec("w")
     ((('data',), ()), ((), ()))
     """
@@ -59,8 +59,8 @@ def plan(
     analysis = analyze_program(lower(traced))
     if not analysis.program.arguments:
         raise PlanError(f"{traced.name} has no array arguments: there is nothing to shard")
-    roles = {"batch": _paths(batch), "params": _paths(params)}
-    decisions = decide(Context(analysis, axes, roles), tactics)
+    named = {role: _paths(paths) for role, paths in (roles or {}).items()}
+    decisions = decide(Context(analysis, axes, named), tactics)
     return plan_decisions(traced, analysis, axes, decisions)
 
 

@@ -35,7 +35,9 @@ class Context:
         """The arguments of a role."""
         prefixes = self.roles.get(name)
         if not prefixes:
-            raise DecisionError(f'{tactic} needs to know which arguments are the {name}: plan(..., {name}="path")')
+            raise DecisionError(
+                f"{tactic} needs to know which arguments are the {name}: plan(..., roles={{'{name}': 'path'}})"
+            )
         return self.arguments(prefixes, tactic)
 
     def arguments(self, prefixes: Sequence[str], tactic: str) -> list[Value]:

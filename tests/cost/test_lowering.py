@@ -1,0 +1,174 @@
+"""The two rules: how values are stored, how ops compute, what moves."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import shardwise
+from shardwise.cost.decisions import Decision, Keep, Shard, State
+from shardwise.cost.local import SimpleCost
+from shardwise.cost.lowering import Lowered, collectives, lower_state
+from shardwise.cost.sharding import Kind, Sharding, reshard
+from shardwise.errors import DecisionError, MeshError
+from shardwise.hardware.mesh import MeshAxes
+from tests.dims import programs as p
+
+MESH = MeshAxes.of({"a": 4, "b": 2})
+
+
+def sharding(*dims: tuple[int, ...], partial: tuple[int, ...] = ()) -> Sharding:
+    return Sharding(dims, partial)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        (sharding((0,), ()), sharding((), ()), [(Kind.ALL_GATHER, 1024.0)]),
+        (sharding((), ()), sharding((0,), ()), [(Kind.SLICE, 1024.0)]),
+        (sharding((0,), ()), sharding((), (0,)), [(Kind.ALL_TO_ALL, 256.0)]),
+        (sharding((), (), partial=(0,)), sharding((), ()), [(Kind.ALL_REDUCE, 1024.0)]),
+        (sharding((), (), partial=(0,)), sharding((0,), ()), [(Kind.REDUCE_SCATTER, 1024.0)]),
+        (sharding((0, 1), ()), sharding((1, 0), ()), [(Kind.PERMUTE, 128.0)]),
+        (sharding((0,), (1,)), sharding((), ()), [(Kind.ALL_GATHER, 1024.0)]),
+        # What makes the value smaller comes first, gathers last.
+        (sharding((0,), ()), sharding((), (1,)), [(Kind.SLICE, 256.0), (Kind.ALL_GATHER, 512.0)]),
+        (sharding((0,), (), partial=(1,)), sharding((), ()), [(Kind.ALL_REDUCE, 256.0), (Kind.ALL_GATHER, 1024.0)]),
+        (sharding((0,), ()), sharding((0,), ()), []),
+    ],
+)
+def test_reshards(source: Sharding, target: Sharding, expected: list[tuple[Kind, float]]) -> None:
+    assert [(step.kind, step.nbytes) for step in reshard(1024, source, target, MESH)] == expected
+
+
+def lowered(fn, args, mesh: dict[str, int], decide, grouping: bool = True) -> Lowered:
+    analysis = shardwise.analyze(fn, *args, grouping=grouping)
+
+    def color(path: str, dim: int) -> int:
+        found = analysis.color_of(path, dim)
+        assert found is not None
+        return found.id
+
+    decisions: list[Decision] = decide(color, analysis)
+    return lower_state(analysis, State(MeshAxes.of(mesh), tuple(decisions)), SimpleCost())
+
+
+def kinds(low: Lowered) -> Counter[str]:
+    return Counter(kind.value for kind, *_ in collectives(low))
+
+
+def mlp_gradient(w, x):
+    return jax.grad(lambda w: jnp.sum(jax.nn.relu(x @ w[0]) @ w[1]))(w)
+
+
+#: Sizes at which bytes matter and latency does not.
+WIDE = ((p.shape(1024, 8192), p.shape(8192, 1024)), p.shape(16384, 1024))
+
+
+def test_data_parallel_reduces_each_gradient_once() -> None:
+    low = lowered(mlp_gradient, WIDE, {"data": 8}, lambda c, _: [Shard((c("x", 0),), "data")])
+    assert kinds(low) == {"all-reduce": 2}
+
+
+def test_hidden_dimension_needs_one_all_reduce_forward() -> None:
+    fn = lambda w, x: jax.nn.relu(x @ w[0]) @ w[1]  # noqa: E731
+    low = lowered(fn, WIDE, {"model": 8}, lambda c, _: [Shard((c("w/0", 1),), "model")])
+    assert kinds(low) == {"all-reduce": 1}
+
+
+def test_fsdp_gathers_parameters_and_scatters_gradients() -> None:
+    low = lowered(
+        mlp_gradient, WIDE, {"data": 8}, lambda c, _: [Shard((c("x", 0),), "data"), Shard((c("w/0", 1),), "data")]
+    )
+    found = kinds(low)
+    assert found["reduce-scatter"] == 2 and found["all-gather"] >= 2 and "all-reduce" not in found
+
+
+def test_reductions_are_deferred_through_sums() -> None:
+    """Three products summed are reduced once."""
+
+    def fn(a, b, c, wa, wb, wc):
+        return jnp.tanh(a) @ wa + jnp.tanh(b) @ wb + jnp.tanh(c) @ wc
+
+    args = [p.shape(65536, 2048)] * 3 + [p.shape(2048, 1024)] * 3
+    low = lowered(
+        fn,
+        args,
+        {"model": 8},
+        lambda c, _: [Shard(tuple(c(w, 0) for w in ("wa", "wb", "wc")), "model")],
+        grouping=False,
+    )
+    assert kinds(low) == {"all-reduce": 1}
+
+
+def test_a_reduction_with_two_uses_stands_at_the_definition() -> None:
+    def fn(x, w):
+        y = jnp.tanh(x) @ w
+        return jnp.exp(y), jnp.sin(y)
+
+    low = lowered(fn, [p.shape(65536, 2048), p.shape(2048, 1024)], {"m": 8}, lambda c, _: [Shard((c("w", 0),), "m")])
+    (found,) = collectives(low)
+    assert found[0] is Kind.ALL_REDUCE and found[4].operand == -1
+
+
+def test_the_first_color_gets_the_axis_and_the_next_where_it_does_not_divide() -> None:
+    def fn(x, y):
+        return x + 1, y * 2
+
+    args = [p.shape(16, 8), p.shape(12, 8)]
+    analysis = shardwise.analyze(fn, *args, grouping=False)
+    rows = [analysis.color_of(n, 0).id for n in "xy"]
+    columns = [analysis.color_of(n, 1).id for n in "xy"]
+    state = State(MeshAxes.of({"a": 8}), (Shard((*rows,), "a"), Shard((*columns,), "a")))
+    low = lower_state(analysis, state, SimpleCost())
+    stored = [low.storage[a.value].dims for a in analysis.program.arguments]
+    assert stored == [((0,), ()), ((), (0,))]
+    assert low.refused == ("y[0] of size 12 does not divide by 8 (a)",)
+
+
+def test_a_color_may_take_several_axes_the_earlier_one_major() -> None:
+    analysis = shardwise.analyze(lambda x: x + 1, p.shape(16, 8))
+    rows = analysis.color_of("x", 0).id
+    low = lower_state(analysis, State(MESH, (Shard((rows,), "b"), Shard((rows,), "a"))), SimpleCost())
+    assert low.storage[0].dims == ((1, 0), ())
+
+
+def test_keep_holds_for_views_of_an_argument() -> None:
+    def fn(w, x):
+        return jax.lax.scan(lambda c, w: (c @ w.astype(c.dtype), None), x, w)[0]
+
+    analysis = shardwise.analyze(fn, p.shape(4, 512, 512), p.shape(64, 512))
+    model = analysis.color_of("x", 1).id
+    state = State(MeshAxes.of({"a": 8}), (Shard((model,), "a"), Keep((0,), "a")))
+    low = lower_state(analysis, state, SimpleCost())
+    assert low.storage[0].dims == ((), (), ())
+    inside = [v for v in analysis.program.values if v.shape == (512, 512)]
+    assert inside and all(not any(low.storage[v.id].dims) for v in inside)
+
+
+def test_both_sides_of_attention() -> None:
+    """Queries keep the axis: keys and values are gathered. Keys keep it: only small statistics and outputs are reduced."""
+    args = [p.attention_params(model=64), p.shape(8, 4096, 64)]
+    moved = []
+    for side in (0, 1):
+        analysis = shardwise.analyze(p.attention, *args)
+        sequence = analysis.color_of("x", 1)
+        (bit,) = analysis.groups[sequence.group].bits
+        state = State(MeshAxes.of({"seq": 8}), (Shard((sequence.id,), "seq", ((bit, side),)),))
+        moved.append(kinds(lower_state(analysis, state, SimpleCost())))
+    assert {"all-gather": 2} in moved
+    assert any("all-reduce" in m or "reduce-scatter" in m for m in moved)
+    assert moved[0] != moved[1]
+
+
+def test_bad_states_are_refused() -> None:
+    with pytest.raises(MeshError, match="no axis 'c'; its axes are a, b"):
+        State(MESH, (Shard((0,), "c"),))
+    with pytest.raises(DecisionError, match="both sides"):
+        State(MESH, (Shard((0,), "a", ((0, 0),)), Shard((1,), "a", ((0, 1),))))
+    for bad in ({"a": 0}, {"a": 2.5}, {"": 2}, 7):
+        with pytest.raises(MeshError):
+            MeshAxes.of(bad)

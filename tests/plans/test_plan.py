@@ -1,0 +1,197 @@
+"""Plans: made, saved, loaded, applied; and everything that can be wrong with a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardwise
+from shardwise.errors import PlanError
+from shardwise.plans.plan import Plan
+from shardwise.tactics.strategies import FSDP, DataParallel, Keep, Megatron, Replicate, Shard
+from tests.dims.programs import shape
+from tests.rewrite.programs import mlp
+
+
+def step(w, x, scale=2.0):
+    return jax.nn.relu(x @ w["in"]) @ w["out"] * scale
+
+
+W = {"in": shape(8, 64), "out": shape(64, 16)}
+X = shape(32, 8)
+
+
+def made(**more) -> Plan:
+    tactics = [DataParallel("data"), Megatron("model")]
+    return shardwise.plan(
+        step, W, X, mesh={"data": 2, "model": 4}, tactics=tactics, roles={"batch": "x", "params": "w"}, **more
+    )
+
+
+def test_specs_by_path_and_as_trees() -> None:
+    plan = made()
+    assert plan.spec("w/in") == ((), ("model",)) and plan.spec("w/out") == (("model",), ())
+    assert plan.spec("x") == (("data",), ()) and plan.spec("out") == (("data",), ())
+    P = jax.sharding.PartitionSpec
+    assert plan.in_specs == ([{"in": P(None, "model"), "out": P("model")}, P("data")], {})
+    assert plan.out_specs == P("data")
+    with pytest.raises(PlanError, match="did you mean w/in"):
+        plan.spec("w/inn")
+
+
+def test_saved_and_loaded_is_the_same_byte_for_byte(tmp_path: Path) -> None:
+    plan, file = made(), tmp_path / "plan.json"
+    plan.save(file)
+    assert shardwise.load_plan(file) == plan
+    assert shardwise.load_plan(file).to_json() == file.read_text() == made().to_json()
+    assert [f.name for f in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_loaded_plan_runs(tmp_path: Path) -> None:
+    fn, args = mlp()
+    plan = shardwise.plan(
+        fn, *args, mesh={"data": 8}, tactics=[FSDP("data")], roles={"batch": ("x", "y"), "params": "w"}
+    )
+    plan.save(tmp_path / "p.json")
+    planned = shardwise.load_plan(tmp_path / "p.json").jit(fn)
+    (new, loss), (want, want_loss) = planned(*args), jax.jit(fn)(*args)
+    np.testing.assert_allclose(loss, want_loss, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert new[0].sharding.spec == jax.sharding.PartitionSpec(*(axes[0] if axes else None for axes in plan.spec("w/0")))
+
+
+def test_donation_static_and_keyword_arguments() -> None:
+    def update(state, *, batch, kind):
+        return {"w": state["w"] - 0.1 * (batch.T @ batch if kind == "gram" else 0)}, jnp.sum(batch)
+
+    args = {"w": jnp.ones((8, 8))}, jnp.ones((16, 8))
+    plan = shardwise.plan(
+        update,
+        args[0],
+        batch=args[1],
+        kind="gram",
+        mesh={"data": 4},
+        tactics=[Shard("batch", 0, "data")],
+        static_argnames="kind",
+        donate_argnames="state",
+    )
+    assert [a.donated for a in plan.arguments] == [True, False]
+    planned = plan.jit(update, static_argnames="kind", donate_argnames="state")
+    result, total = planned({"w": jnp.ones((8, 8))}, batch=args[1], kind="gram")
+    np.testing.assert_allclose(result["w"], np.ones((8, 8)) - 1.6, rtol=1e-6)
+    assert float(total) == 128
+
+
+def test_keep_and_replicate() -> None:
+    tactics = [DataParallel("data"), Megatron("model")]
+    where = {"mesh": {"data": 2, "model": 4}, "roles": {"batch": "x", "params": "w"}}
+    kept = shardwise.plan(step, W, X, tactics=[*tactics, Keep("w/in", "model")], **where)
+    assert kept.spec("w/in") == ((), ()) and kept.spec("w/out") == (("model",), ())
+    whole = shardwise.plan(step, W, X, tactics=[*tactics, Replicate("w")], **where)
+    assert whole.spec("w/in") == whole.spec("w/out") == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("tactics", "roles", "message"),
+    [
+        ([DataParallel("data")], {}, r"needs to know which arguments are the batch"),
+        ([DataParallel("dat")], {"batch": "x"}, r"the mesh has no axis 'dat'; its axes are data"),
+        ([DataParallel("data")], {"batch": "xx"}, r"no argument has the path 'xx'; did you mean x\?"),
+        ([Megatron("data")], {"params": "x"}, r"no dimension is made by one parameter's product"),
+        ([Shard("w/out", 5, "data")], {}, r"there is no dimension 5"),
+        ([Shard("w/none", 0, "data")], {}, r"no argument or output has the path 'w/none'"),
+    ],
+)
+def test_tactics_that_cannot_apply_say_why(tactics, roles, message: str) -> None:
+    with pytest.raises(shardwise.ShardwiseError, match=message):
+        shardwise.plan(step, W, X, mesh={"data": 2}, tactics=tactics, roles=roles)
+
+
+def damage(**changes):
+    def change(data):
+        data.update(changes)
+        return data
+
+    return change
+
+
+def edit(group: str, index: int, **changes):
+    def change(data):
+        data[group][index].update(changes)
+        return data
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (damage(schema=99), "has schema 99; this version of Shardwise reads schema 1: plan again"),
+        (damage(mesh={"data": 0}), "not a positive whole number"),
+        (damage(arguments=3), "arguments: expected a list"),
+        (damage(decisions=[1]), "decisions: expected a list of texts"),
+        (edit("arguments", 0, spec=[["nope"], []]), "the mesh has no axis 'nope'"),
+        (edit("arguments", 0, spec=[["model"], ["model"]]), "axis 'model' is used twice"),
+        (edit("arguments", 0, shape=[7, 64], spec=[["data"], []]), "size 7 does not divide by 2"),
+        (edit("arguments", 0, spec=[[], [], []]), "has 2 dimensions, its spec 3"),
+        (edit("arguments", 0, shape="x"), "arguments[0]"),
+        (lambda data: [data], "is not a plan"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path: Path, change, message: str) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(change(json.loads(made().to_json()))))
+    with pytest.raises(PlanError) as caught:
+        shardwise.load_plan(file)
+    assert message in str(caught.value)
+
+
+def test_truncated_missing_and_unwritable_files(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(made().to_json()[:200])
+    with pytest.raises(PlanError, match="no complete JSON"):
+        shardwise.load_plan(file)
+    with pytest.raises(PlanError, match="cannot read"):
+        shardwise.load_plan(tmp_path / "none.json")
+    with pytest.raises(PlanError, match="cannot write"):
+        made().save(tmp_path / "no" / "such" / "plan.json")
+
+
+def test_all_problems_of_a_file_are_listed_at_once(tmp_path: Path) -> None:
+    data = json.loads(made().to_json())
+    data["arguments"][0]["spec"] = [["nope"], []]
+    data["outputs"][0]["spec"] = [["data"], ["data"]]
+    (tmp_path / "p.json").write_text(json.dumps(data))
+    with pytest.raises(PlanError) as caught:
+        shardwise.load_plan(tmp_path / "p.json")
+    assert "nope" in str(caught.value) and "used twice" in str(caught.value)
+
+
+def test_plans_refuse_other_functions_shapes_and_meshes() -> None:
+    plan = made()
+    w, x = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), (W, X))
+    with pytest.raises(PlanError, match="plan again"):
+        plan.jit(lambda w, x: x @ w["in"])(w, x)
+    with pytest.raises(PlanError, match="plan again"):
+        plan.jit(step)(w, jnp.ones((64, 8)))
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    with pytest.raises(PlanError, match="the plan is for a mesh of data 2 × model 4; this one is data 4 × model 2"):
+        plan.jit(step, mesh)
+    explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    with pytest.raises(PlanError, match="plans need Auto ones"):
+        plan.jit(step, explicit)
+    large = shardwise.plan(step, W, X, mesh={"data": 32}, tactics=[DataParallel("data")], roles={"batch": "x"})
+    with pytest.raises(PlanError, match="needs 32 devices"):
+        large.jit(step)
+
+
+def test_text_fits_eighty_columns() -> None:
+    text = str(made())
+    assert max(map(len, text.splitlines())) <= 80
+    assert "float32[8, 64/model]" in text and "over model" in text

@@ -17,6 +17,7 @@ __all__ = [
     "Plan",
     "ShardwiseError",
     "analyze",
+    "jit",
     "load_plan",
     "plan",
     "register_rule",
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from shardwise.errors import ShardwiseError
     from shardwise.plans.load import load_plan
     from shardwise.plans.plan import Plan
+    from shardwise.rewrite.dropin import jit
     from shardwise.rewrite.planning import plan
     from shardwise.rules.call import OpCall
     from shardwise.rules.registry import register_rule, unregister_rule
@@ -40,6 +42,7 @@ _HOMES = {
     "Plan": "shardwise.plans.plan",
     "ShardwiseError": "shardwise.errors",
     "analyze": "shardwise.dims.analysis",
+    "jit": "shardwise.rewrite.dropin",
     "load_plan": "shardwise.plans.load",
     "plan": "shardwise.rewrite.planning",
     "register_rule": "shardwise.rules.registry",

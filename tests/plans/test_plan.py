@@ -195,3 +195,38 @@ def test_text_fits_eighty_columns() -> None:
     text = str(made())
     assert max(map(len, text.splitlines())) <= 80
     assert "float32[8, 64/model]" in text and "over model" in text
+
+
+def test_shardings_shapes_and_initialisation_on_a_mesh() -> None:
+    plan = made()
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    (w, x), _ = plan.in_shardings(mesh)
+    assert w["in"].spec == jax.sharding.PartitionSpec(None, "model") and x.mesh == mesh
+    (shapes, _), _ = plan.restore_args(mesh)
+    assert shapes["out"].shape == (64, 16) and shapes["out"].sharding == w["out"]
+    made_sharded = plan.init(lambda k: jax.tree.map(lambda s: jnp.full(s.shape, k), W), 3.0, of="w", mesh=mesh)
+    assert made_sharded["in"].sharding == w["in"] and float(made_sharded["out"][0, 0]) == 3.0
+    with pytest.raises(PlanError, match="their shapes must agree"):
+        plan.init(lambda: {"in": jnp.ones((8, 64))}, of="w", mesh=mesh)
+
+
+def test_apply_goes_into_a_jit_of_ones_own() -> None:
+    plan = made()
+    w, x = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), (W, X))
+    applied = plan.apply(step)
+    both = jax.jit(lambda w, x: applied(w, x).sum() * 2)
+    np.testing.assert_allclose(both(w, x), jax.jit(step)(w, x).sum() * 2, rtol=1e-5)
+
+
+def test_jit_plans_once_for_each_shape() -> None:
+    @shardwise.jit(mesh={"data": 8}, tactics=[DataParallel("data")], roles={"batch": "x"}, static_argnames="power")
+    def power(x, power=2):
+        return x**power
+
+    for rows in (16, 32, 16):
+        x = jnp.arange(rows * 2.0).reshape(rows, 2)
+        np.testing.assert_allclose(power(x), x**2)
+        np.testing.assert_allclose(power(x, power=3), x**3)
+    assert len(power._known) == 4
+    assert power.plan(jnp.ones((16, 2))).spec("x") == (("data",), ())
+    assert power(jnp.ones((16, 2))).sharding.spec == jax.sharding.PartitionSpec("data")

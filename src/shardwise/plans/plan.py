@@ -109,14 +109,39 @@ class Plan:
         """PartitionSpecs in the structure of the function's result."""
         return self._tree(1, self.outputs)
 
-    def _tree(self, which: int, arrays: tuple[ArrayPlan, ...]) -> Any:
-        from shardwise.rewrite.apply import to_partition_spec
+    def in_shardings(self, mesh: Any) -> Any:
+        """NamedShardings on a real mesh, in the structure of :attr:`in_specs`."""
+        return self._tree(0, self.arguments, mesh)
 
+    def out_shardings(self, mesh: Any) -> Any:
+        """NamedShardings on a real mesh, in the structure of the function's result."""
+        return self._tree(1, self.outputs, mesh)
+
+    def restore_args(self, mesh: Any) -> Any:
+        """``jax.ShapeDtypeStruct``s with shardings, in the structure of :attr:`in_specs`: what checkpoint libraries restore
+        into."""
+        from shardwise.rewrite.apply import placed_shape
+
+        return self._trees()[0].unflatten([placed_shape(a, mesh) for a in self.arguments])
+
+    def init(self, fn: Any, *args: Any, of: str, mesh: Any = None) -> Any:
+        """Runs ``fn(*args)``, which makes the arguments under the path ``of``, so that they are made already sharded."""
+        from shardwise.rewrite.apply import init_sharded, make_mesh
+
+        return init_sharded(self, fn, args, of, make_mesh(self) if mesh is None else mesh)
+
+    def _trees(self) -> Any:
         if self.trees is None:
             raise PlanError(
                 "a loaded plan does not know the structure of its arguments: use plan.jit(fn), or plan.spec(path)"
             )
-        return self.trees[which].unflatten([to_partition_spec(a.spec) for a in arrays])
+        return self.trees
+
+    def _tree(self, which: int, arrays: tuple[ArrayPlan, ...], mesh: Any = None) -> Any:
+        from shardwise.rewrite.apply import named_sharding, to_partition_spec
+
+        leaves = [to_partition_spec(a.spec) if mesh is None else named_sharding(a, mesh) for a in arrays]
+        return self._trees()[which].unflatten(leaves)
 
     def jit(self, fn: Any, mesh: Any = None, **options: Any) -> Any:
         """``fn`` computed as planned, under ordinary ``jax.jit``, on the given mesh or on the devices that are there.
@@ -129,6 +154,10 @@ class Plan:
         mesh = make_mesh(self) if mesh is None else mesh
         check_mesh(self, mesh)
         return PlannedFunction(self, fn, mesh, JitOptions(**options))
+
+    def apply(self, fn: Any, mesh: Any = None, **options: Any) -> Any:
+        """``fn`` with the plan's constraints inside, to be given to a ``jax.jit`` of your own."""
+        return self.jit(fn, mesh, **options).inline
 
     # JSON.
 

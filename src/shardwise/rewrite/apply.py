@@ -9,13 +9,14 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from shardwise.capture import jax_internals as internals
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, Traced, trace
 from shardwise.cost.sharding import Sharding
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Program
-from shardwise.plans.plan import Plan, Spec
+from shardwise.plans.plan import ArrayPlan, Plan, Spec
 from shardwise.rewrite.fingerprint import fingerprint
 from shardwise.rewrite.interpret import Interpreter
 from shardwise.rewrite.shardy import Constrain, Constraints
@@ -28,6 +29,29 @@ def to_partition_spec(spec: Spec) -> PartitionSpec:
     make: Any = PartitionSpec
     made: PartitionSpec = make(*entries)
     return made
+
+
+def named_sharding(array: ArrayPlan, mesh: Any) -> NamedSharding:
+    return NamedSharding(mesh, to_partition_spec(array.spec))
+
+
+def placed_shape(array: ArrayPlan, mesh: Any) -> Any:
+    struct: Any = jax.ShapeDtypeStruct
+    return struct(array.shape, jax.numpy.dtype(array.dtype), sharding=named_sharding(array, mesh))
+
+
+def init_sharded(plan: Plan, fn: Callable[..., Any], args: tuple[Any, ...], of: str, mesh: Any) -> Any:
+    """Runs an initialiser with the shardings of the arguments under a path."""
+    check_mesh(plan, mesh)
+    arrays = [a for a in plan.arguments if a.path == of or a.path.startswith(of + "/")]
+    made, tree = jax.tree.flatten(jax.eval_shape(fn, *args))
+    if [tuple(m.shape) for m in made] != [a.shape for a in arrays]:
+        raise PlanError(
+            f"the function makes {len(made)} arrays that are not those under {of!r} "
+            f"({len(arrays)} arrays): their shapes must agree one by one"
+        )
+    shardings = jax.tree.unflatten(tree, [named_sharding(a, mesh) for a in arrays])
+    return jax.jit(fn, out_shardings=shardings)(*args)
 
 
 def check_mesh(plan: Plan, mesh: Any) -> None:
@@ -69,8 +93,8 @@ class Applied:
         uses = {(c.value, c.operand): sharding for c, sharding in stated if c.operand >= 0}
         self._visitor = Constrain(Constraints(values, uses, {}), mesh, plan.mesh)
         self._program, self._jaxpr = program, traced.jaxpr
-        self.in_shardings = [NamedSharding(mesh, to_partition_spec(a.spec)) for a in plan.arguments]
-        self.out_shardings = [NamedSharding(mesh, to_partition_spec(a.spec)) for a in plan.outputs]
+        self.in_shardings = [named_sharding(a, mesh) for a in plan.arguments]
+        self.out_shardings = [named_sharding(a, mesh) for a in plan.outputs]
         self.donated = tuple(k for k, a in enumerate(plan.arguments) if a.donated)
 
     def __call__(self, *arrays: Any) -> list[Any]:
@@ -99,9 +123,11 @@ class PlannedFunction:
         functools.update_wrapper(self, fn)
 
     def applied(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Applied:
-        """The rewritten function, made at the first call."""
+        """The rewritten function, made at the first call (which may be inside another trace)."""
         if self._applied is None:
-            traced = trace(self._fn, tuple(args), kwargs, self._options)
+            shapes = [a if k in self._static else jax.tree.map(_shape, a) for k, a in enumerate(args)]
+            named = {k: a if k in self._static else jax.tree.map(_shape, a) for k, a in kwargs.items()}
+            traced = trace(self._fn, tuple(shapes), named, self._options)
             self._applied = Applied(self.plan, traced, lower(traced), self.mesh)
             self._flat = self._applied.jitted()
             self._outputs = traced.outputs
@@ -111,6 +137,11 @@ class PlannedFunction:
         if self._flat is None:
             self.applied(args, kwargs)
         return jax.tree.unflatten(self._outputs, self._flat(*self._leaves(args, kwargs)))
+
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        """The same without ``jax.jit``: constraints only, for use inside another jitted function."""
+        applied = self.applied(args, kwargs)
+        return jax.tree.unflatten(self._outputs, applied(*self._leaves(args, kwargs)))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """``jax.jit``'s ``lower``, on the flat function."""
@@ -122,6 +153,10 @@ class PlannedFunction:
             args = [a for k, a in enumerate(args) if k not in self._static]
             kwargs = {k: v for k, v in kwargs.items() if k not in self._static}
         return jax.tree.leaves((list(args), kwargs))
+
+
+def _shape(leaf: Any) -> Any:
+    return internals.plain_shape(leaf.aval) if isinstance(leaf, jax.core.Tracer) else leaf
 
 
 def _static_split(fn: Callable[..., Any], options: JitOptions) -> frozenset[int | str]:

@@ -1,0 +1,81 @@
+"""``shardwise.jit``: plans at the first call from the arguments' shapes, and then is ``jax.jit``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from shardwise.capture.trace import JitOptions
+from shardwise.plans.plan import Plan
+from shardwise.rewrite.apply import PlannedFunction, check_mesh, make_mesh
+from shardwise.rewrite.planning import plan
+from shardwise.tactics.tactic import Tactic
+
+
+class Planned:
+    """A function that is planned once for each combination of argument shapes."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        mesh: Any,
+        tactics: Sequence[Tactic],
+        roles: Mapping[str, str | Sequence[str]] | None,
+        options: JitOptions,
+    ):
+        self._fn, self._mesh, self._tactics, self._roles, self._options = fn, mesh, tuple(tactics), roles, options
+        self._known: dict[Any, PlannedFunction] = {}
+        functools.update_wrapper(self, fn)
+
+    def planned(self, *args: Any, **kwargs: Any) -> PlannedFunction:
+        """The planned function for arguments of these shapes."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        key = tree, *((x.shape, x.dtype) if hasattr(x, "shape") else x for x in leaves)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._make(args, kwargs)
+        return found
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan for arguments of these shapes."""
+        return self.planned(*args, **kwargs).plan
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.planned(*args, **kwargs)(*args, **kwargs)
+
+    def _make(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:
+        options = self._options.given()
+        made = plan(self._fn, *args, mesh=self._mesh, tactics=self._tactics, roles=self._roles, **options, **kwargs)
+        real = self._mesh if hasattr(self._mesh, "devices") else make_mesh(made)
+        check_mesh(made, real)
+        return PlannedFunction(made, self._fn, real, self._options)
+
+
+def jit(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    mesh: Any,
+    tactics: Sequence[Tactic] = (),
+    roles: Mapping[str, str | Sequence[str]] | None = None,
+    **jit_options: Any,
+) -> Any:
+    """``jax.jit`` with a plan: ``shardwise.jit(fn, mesh=..., tactics=...)``, or as a decorator.
+
+    Args:
+      fn: the function; leave it out to use this as a decorator.
+      mesh, tactics, roles: as in :func:`shardwise.plan`. A mesh of sizes takes the devices that are there.
+      **jit_options: ``static_argnums``, ``static_argnames``, ``donate_argnums``, ``donate_argnames``.
+
+    >>> import jax.numpy as jnp, shardwise
+    >>> from shardwise.tactics.strategies import Shard
+    >>> double = shardwise.jit(lambda x: x * 2, mesh={"data": 1}, tactics=[Shard("x", 0, "data")])
+    >>> double(jnp.arange(4)).tolist()
+    [0, 2, 4, 6]
+    """
+    if fn is None:
+        return functools.partial(jit, mesh=mesh, tactics=tactics, roles=roles, **jit_options)
+    return Planned(fn, mesh, tactics, roles, JitOptions(**jit_options))

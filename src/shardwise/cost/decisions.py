@@ -28,7 +28,20 @@ class Keep:
     axis: str
 
 
-Decision = Shard | Keep
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A value is stored exactly so: axes by dimension, None for a dimension that is left to the other decisions.
+
+    ``colors`` are those of the value's dimensions (-1 where there is none): they are given the pinned axes, so that the rest
+    of the program goes along where it can.
+    """
+
+    value: int
+    spec: tuple[tuple[str, ...] | None, ...]
+    colors: tuple[int, ...]
+
+
+Decision = Shard | Keep | Pin
 
 
 @dataclass(frozen=True)
@@ -40,12 +53,21 @@ class State:
     order: tuple[tuple[int, int], ...] = field(init=False)  # (color, axis) in the order given
     kept: frozenset[tuple[int, int]] = field(init=False)  # (value, axis)
     sides: dict[tuple[int, int], int] = field(init=False)  # (bit, axis) -> side
+    pinned: dict[int, tuple[tuple[int, ...] | None, ...]] = field(init=False)  # value -> axes by dimension
 
     def __post_init__(self) -> None:
         order: dict[tuple[int, int], None] = {}
         kept: set[tuple[int, int]] = set()
         sides: dict[tuple[int, int], int] = {}
+        pinned: dict[int, tuple[tuple[int, ...] | None, ...]] = {}
         for decision in self.decisions:
+            if isinstance(decision, Pin):
+                spec = tuple(None if axes is None else tuple(map(self.mesh.index, axes)) for axes in decision.spec)
+                if pinned.setdefault(decision.value, spec) != spec:
+                    raise DecisionError(f"value {decision.value} is pinned to two shardings")
+                colored = zip(decision.colors, spec, strict=False)
+                order.update(((c, axis), None) for c, axes in colored if c >= 0 for axis in axes or ())
+                continue
             axis = self.mesh.index(decision.axis)
             if isinstance(decision, Keep):
                 kept.update((v, axis) for v in decision.values)
@@ -57,6 +79,7 @@ class State:
         object.__setattr__(self, "order", tuple(order))
         object.__setattr__(self, "kept", frozenset(kept))
         object.__setattr__(self, "sides", sides)
+        object.__setattr__(self, "pinned", pinned)
 
     def axes_of(self, color: int) -> tuple[int, ...]:
         return tuple(axis for c, axis in self.order if c == color)

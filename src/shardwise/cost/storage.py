@@ -100,9 +100,10 @@ def store(analysis: Analysis, state: State, clashes: Clashes) -> tuple[list[Shar
         colors = tuple(color[n] if n >= 0 else -1 for n in own)
         beaten = frozenset((d, a) for d, n in enumerate(own) for a in range(len(mesh.sizes)) if (n, a) in lost)
         kept = frozenset(a for a, values in enumerate(kept_on) if value.id in values)
-        key = (value.shape, colors, beaten, kept)
+        pinned = state.pinned.get(value.id)
+        key = (value.shape, colors, beaten, kept, pinned)
         if key not in known:
-            known[key] = _store_one(value.shape, colors, beaten, kept, state, refused, value.path)
+            known[key] = _store_one(value.shape, colors, beaten, kept, pinned, state, refused, value.path)
         result.append(known[key])
     return result, refused
 
@@ -112,6 +113,7 @@ def _store_one(
     colors: tuple[int, ...],
     beaten: frozenset[tuple[int, int]],
     kept: frozenset[int],
+    pinned: tuple[tuple[int, ...] | None, ...] | None,
     state: State,
     refused: list[str],
     path: str,
@@ -119,10 +121,18 @@ def _store_one(
     mesh = state.mesh
     dims: list[list[int]] = [[] for _ in shape]
     used: set[int] = set(kept)
+    closed: set[int] = set()
+    if pinned is not None:
+        whole = (*pinned, *((),) * (len(shape) - len(pinned)))
+        for d, axes in enumerate(whole):
+            if axes is not None:
+                dims[d] = list(axes)
+                used.update(axes)
+                closed.add(d)
     for color, axis in state.order:
         if axis in used or color not in colors:
             continue
-        places = [d for d, c in enumerate(colors) if c == color and (d, axis) not in beaten]
+        places = [d for d, c in enumerate(colors) if c == color and (d, axis) not in beaten and d not in closed]
         if len(places) != 1:
             continue
         (d,) = places

@@ -57,3 +57,25 @@ class MeshAxes:
 
     def __str__(self) -> str:
         return " × ".join(f"{n} {s}" for n, s in zip(self.names, self.sizes, strict=True)) or "one device"
+
+
+def spec_problems(path: str, shape: tuple[int, ...], spec: tuple[tuple[str, ...], ...], mesh: MeshAxes) -> list[str]:
+    """What is wrong with a sharding: unknown axes, an axis twice, too many dimensions, sizes that do not divide."""
+    name = path or "a constraint"
+    problems = []
+    if len(spec) > len(shape):
+        return [f"{name} has {len(shape)} dimensions, its spec {len(spec)}"]
+    used: list[str] = []
+    for d, axes in enumerate(spec):
+        pieces = 1
+        for axis in axes:
+            if axis not in mesh.names:
+                problems.append(f"{name}[{d}]: the mesh has no axis {axis!r} (it has {', '.join(mesh.names)})")
+                continue
+            if axis in used:
+                problems.append(f"{name}[{d}]: axis {axis!r} is used twice")
+            used.append(axis)
+            pieces *= mesh.sizes[mesh.index(axis)]
+        if shape[d] % pieces:
+            problems.append(f"{name}[{d}]: size {shape[d]} does not divide by {pieces} ({', '.join(axes)})")
+    return problems

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.errors import MeshError, PlanError
-from shardwise.hardware.mesh import MeshAxes
+from shardwise.hardware.mesh import MeshAxes, spec_problems
 from shardwise.plans.plan import SCHEMA, ArrayPlan, Plan, PredictedCollective, StatedConstraint
 
 
@@ -57,28 +57,6 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
         shown = problems[:12] + ([f"and {len(problems) - 12} more"] if len(problems) > 12 else [])
         raise PlanError(f"{where} cannot be used:\n" + "\n".join(f"  {p}" for p in shown))
     return Plan(mesh=mesh, versions=tuple(versions.items()), **made)
-
-
-def spec_problems(path: str, shape: tuple[int, ...], spec: tuple[tuple[str, ...], ...], mesh: MeshAxes) -> list[str]:
-    """What is wrong with a sharding: unknown axes, an axis twice, too many dimensions, sizes that do not divide."""
-    name = path or "a constraint"
-    problems = []
-    if len(spec) > len(shape):
-        return [f"{name} has {len(shape)} dimensions, its spec {len(spec)}"]
-    used: list[str] = []
-    for d, axes in enumerate(spec):
-        pieces = 1
-        for axis in axes:
-            if axis not in mesh.names:
-                problems.append(f"{name}[{d}]: the mesh has no axis {axis!r} (it has {', '.join(mesh.names)})")
-                continue
-            if axis in used:
-                problems.append(f"{name}[{d}]: axis {axis!r} is used twice")
-            used.append(axis)
-            pieces *= mesh.sizes[mesh.index(axis)]
-        if shape[d] % pieces:
-            problems.append(f"{name}[{d}]: size {shape[d]} does not divide by {pieces} ({', '.join(axes)})")
-    return problems
 
 
 class _Reader:

@@ -35,7 +35,8 @@ def choose_constraints(lowered: Lowered, jaxpr: Any, progress: Callable[[int, in
     program, mesh = lowered.program, lowered.state.mesh
     inputs = [lowered.storage[a.value] for a in program.arguments]
     outputs = [lowered.storage[v] for v in program.outputs]
-    values: dict[int, Sharding] = {}
+    inner = {v for op in program.ops if op.kind == "sharding_constraint" for v in op.results}
+    values: dict[int, Sharding] = {v: lowered.actual[v] for v in lowered.state.pinned if v in inner}
     uses = unnatural_uses(lowered)
     for rounds in range(1, ROUNDS + 1):
         found = propagate(program, jaxpr, mesh, inputs, outputs, Constraints(values, uses, {}))

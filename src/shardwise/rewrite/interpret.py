@@ -100,6 +100,8 @@ class Interpreter:
         if not ops:
             return internals.bind(equation, arrays)
         (op,) = ops
+        if op.attribute("spec") is not None and equation.primitive.name == "sharding_constraint":
+            return [self.visitor.defined(op.results[0], arrays[0])]  # the plan states it, on its own mesh
         arrays = [
             self.visitor.use(op, k, a) if v >= 0 else a
             for k, (a, v) in enumerate(zip(arrays, op.operands, strict=True))

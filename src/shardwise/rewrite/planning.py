@@ -10,7 +10,7 @@ import jax
 import shardwise
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, Traced, trace
-from shardwise.cost.decisions import Decision, Keep, State
+from shardwise.cost.decisions import Decision, Keep, Pin, State
 from shardwise.cost.local import SimpleCost
 from shardwise.cost.lowering import Lowered, collectives, lower_state
 from shardwise.cost.sharding import Sharding
@@ -20,6 +20,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec, StatedConstraint
 from shardwise.rewrite.choose import choose_constraints
 from shardwise.rewrite.fingerprint import fingerprint
+from shardwise.tactics.pins import make_pins
 from shardwise.tactics.tactic import Context, Tactic
 
 
@@ -29,6 +30,7 @@ def plan(
     *args: Any,
     mesh: Any,
     tactics: Sequence[Tactic] = (),
+    pins: Mapping[str, Any] | None = None,
     roles: Mapping[str, str | Sequence[str]] | None = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
@@ -42,6 +44,8 @@ def plan(
       fn: a function that ``jax.jit`` can trace; ``args`` and ``kwargs`` its arguments, arrays or ``ShapeDtypeStruct``s.
       mesh: a ``jax.sharding.Mesh``, an ``AbstractMesh`` or a dict of axis sizes. No device is needed.
       tactics: strategies, applied in order.
+      pins: PartitionSpecs by path of arguments and outputs, which hold whatever else is decided. Shardings that arguments
+        have already, and ``with_sharding_constraint``s in the program, are pins too.
       roles: paths of the arguments that play a role, for the tactics that ask: ``{"batch": "x", "params": "w"}``.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
 
@@ -60,13 +64,13 @@ def plan(
     if not analysis.program.arguments:
         raise PlanError(f"{traced.name} has no array arguments: there is nothing to shard")
     named = {role: _paths(paths) for role, paths in (roles or {}).items()}
-    decisions = decide(Context(analysis, axes, named), tactics)
+    decisions = decide(Context(analysis, axes, named), tactics, make_pins(analysis, axes, pins or {}))
     return plan_decisions(traced, analysis, axes, decisions)
 
 
-def decide(context: Context, tactics: Sequence[Tactic]) -> list[Decision]:
-    """The decisions of some tactics, in order."""
-    taken: list[Decision] = []
+def decide(context: Context, tactics: Sequence[Tactic], first: Sequence[Decision] = ()) -> list[Decision]:
+    """The decisions of some tactics, in order, after those that were taken before."""
+    taken: list[Decision] = list(first)
     for tactic in tactics:
         taken += tactic.decide(context, taken)
     return taken
@@ -136,6 +140,9 @@ def _predicted(lowered: Lowered) -> list[PredictedCollective]:
 
 def _words(analysis: Analysis, decision: Decision) -> str:
     """A decision as a person would say it."""
+    if isinstance(decision, Pin):
+        spec = ", ".join("open" if axes is None else "·".join(axes) or "-" for axes in decision.spec)
+        return f"{analysis.program.label(decision.value)} pinned to [{spec}]"
     if isinstance(decision, Keep):
         paths = [analysis.program.values[v].path for v in decision.values]
         return f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''} whole on {decision.axis}"

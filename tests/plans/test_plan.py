@@ -230,3 +230,15 @@ def test_jit_plans_once_for_each_shape() -> None:
     assert len(power._known) == 4
     assert power.plan(jnp.ones((16, 2))).spec("x") == (("data",), ())
     assert power(jnp.ones((16, 2))).sharding.spec == jax.sharding.PartitionSpec("data")
+
+
+def test_explain_diff_and_code() -> None:
+    plan = made()
+    whole = shardwise.plan(step, W, X, mesh={"data": 2, "model": 4})
+    assert "float32[8, 64/model]" in plan.explain("w/in") and 'P(None, "model"), 4 shards' in plan.explain("w/in")
+    difference = plan.diff(whole)
+    assert "w/in: float32[8, 64/model] | float32[8, 64]" in difference and "- w/in[1]" in difference
+    assert plan.diff(made()) == "the plans are the same\n"
+    scope: dict = {}
+    exec(plan.code(), scope)
+    assert scope["in_specs"]["w/out"] == jax.sharding.PartitionSpec("model")

@@ -79,6 +79,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     inspect.add_argument("--program", action="store_true", help="print the captured program with its rules instead")
     inspect.set_defaults(run=_inspect)
+    verify = commands.add_parser(
+        "verify",
+        help="compile a program under a saved plan and compare with what the plan predicts",
+        description="Compiles a program under a saved plan, reads the collectives of the compiled program, and sets them "
+        "beside the predicted ones. On host devices it can also run both programs and compare their results.",
+        epilog="example:  shardwise verify plan.json train.py:make_step --backend v5e:4x4",
+    )
+    verify.add_argument("plan", metavar="PLAN", help="a plan that Plan.save wrote")
+    verify.add_argument("target", metavar="TARGET", help="zoo:NAME[:CONFIG], or file.py:function returning (fn, args)")
+    verify.add_argument("--backend", default="host", help='"host" (default) or a TPU topology such as v5e:4x4')
+    verify.set_defaults(run=_verify)
     zoo = commands.add_parser("zoo", help="list the programs that come with Shardwise")
     zoo.set_defaults(run=_zoo)
     return parser
@@ -105,6 +116,24 @@ def _inspect(arguments: argparse.Namespace) -> str:
     from shardwise.report.inspection import analysis_text
 
     return analysis_text(analysis, _width(), arguments.all)
+
+
+def _verify(arguments: argparse.Namespace) -> str:
+    from shardwise.plans.load import load_plan
+
+    plan = load_plan(arguments.plan)
+    # As many host devices as the plan needs; JAX reads this when it is imported.
+    count = f"--xla_force_host_platform_device_count={plan.mesh.devices}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from shardwise.cli.targets import load_target
+    from shardwise.verification.verify import verify
+
+    target = load_target(arguments.target)
+    found = verify(plan, target.fn, *target.args, backend=arguments.backend, **target.kwargs)
+    if not found.compiled.fits:
+        raise ShardwiseError(str(found))
+    return str(found)
 
 
 def _place(text: str) -> tuple[str, int]:

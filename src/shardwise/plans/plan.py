@@ -97,6 +97,27 @@ class Plan:
             nbytes[c.kind, c.axes] += int(c.nbytes * c.times)
         return {key: (counts[key], float(nbytes[key])) for key in sorted(counts)}
 
+    # For people.
+
+    def explain(self, path: str) -> str:
+        """How an argument or output is sharded, and what moves because of it, with source lines."""
+        from shardwise.report.plan_text import explain_text
+
+        self.spec(path)
+        return explain_text(self, path)
+
+    def diff(self, other: Plan) -> str:
+        """What differs between two plans: decisions, specs, bytes moved."""
+        from shardwise.report.plan_text import diff_text
+
+        return diff_text(self, other)
+
+    def code(self) -> str:
+        """The specs and constraints as Python to paste into a model."""
+        from shardwise.report.plan_text import code_text
+
+        return code_text(self)
+
     # Under jax.jit.
 
     @property

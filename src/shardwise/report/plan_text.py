@@ -11,7 +11,7 @@ from shardwise.report.inspection import _table
 from shardwise.report.units import plural, si
 
 if TYPE_CHECKING:
-    from shardwise.plans.plan import ArrayPlan, Plan
+    from shardwise.plans.plan import ArrayPlan, Plan, Spec
 
 
 def spec_text(array: ArrayPlan) -> str:
@@ -19,6 +19,66 @@ def spec_text(array: ArrayPlan) -> str:
     spec = [*array.spec, *((),) * (len(array.shape) - len(array.spec))]
     dims = [f"{s}/{'·'.join(axes)}" if axes else str(s) for s, axes in zip(array.shape, spec, strict=True)]
     return f"{array.dtype}[{', '.join(dims)}]"
+
+
+def _call(spec: Spec) -> str:
+    """``P(None, "model")``."""
+    entries = [repr(axes[0]) if len(axes) == 1 else repr(axes) if axes else "None" for axes in spec]
+    while entries and entries[-1] == "None":
+        entries.pop()
+    return f"P({', '.join(entries)})".replace("'", '"')
+
+
+def explain_text(plan: Plan, path: str) -> str:
+    array = next(a for a in (*plan.arguments, *plan.outputs) if a.path == path)
+    shards = 1
+    for axes in array.spec:
+        for axis in axes:
+            shards *= plan.mesh.sizes[plan.mesh.index(axis)]
+    lines = [f"{path}  {spec_text(array)}", f"  {_call(array.spec)}, {plural(shards, 'shard')}"]
+    lines += [f"  note: {note}" for note in plan.notes if note.startswith(f"{path}[")]
+    moved = [c for c in plan.collectives if c.value == path]
+    for c in moved:
+        times = f" × {c.times:g}" if c.times != 1 else ""
+        lines.append(f"  {c.kind} over {'·'.join(c.axes)}, {si(c.nbytes, 'B')}{times}, for {c.op} at {c.source}")
+    if not moved:
+        lines.append("  used as it is stored: nothing moves for it")
+    return "\n".join(lines) + "\n"
+
+
+def diff_text(one: Plan, other: Plan) -> str:
+    lines: list[str] = []
+    if one.mesh != other.mesh:
+        lines.append(f"mesh: {one.mesh} | {other.mesh}")
+    lines += [f"- {d}" for d in one.decisions if d not in other.decisions]
+    lines += [f"+ {d}" for d in other.decisions if d not in one.decisions]
+    theirs = {a.path: a for a in (*other.arguments, *other.outputs)}
+    for a in (*one.arguments, *one.outputs):
+        b = theirs.pop(a.path, None)
+        if b is None or (a.shape, a.spec) != (b.shape, b.spec):
+            lines.append(f"{a.path}: {spec_text(a)} | {spec_text(b) if b is not None else 'not there'}")
+    lines += [f"{path}: not there | {spec_text(b)}" for path, b in theirs.items()]
+    mine, yours = one.moved(), other.moved()
+    for key in sorted({*mine, *yours}):
+        a_bytes, b_bytes = mine.get(key, (0, 0.0))[1], yours.get(key, (0, 0.0))[1]
+        if a_bytes != b_bytes:
+            lines.append(f"{key[0]} over {'·'.join(key[1])}: {si(a_bytes, 'B')} | {si(b_bytes, 'B')}")
+    return "\n".join(lines) + "\n" if lines else "the plans are the same\n"
+
+
+def code_text(plan: Plan) -> str:
+    """Python with the specs by path, and each constraint beside the line it belongs to."""
+    lines = ["from jax.sharding import PartitionSpec as P", "", "in_specs = {"]
+    lines += [f'    "{a.path}": {_call(a.spec)},' for a in plan.arguments]
+    lines += ["}", "out_specs = {"]
+    lines += [f'    "{a.path}": {_call(a.spec)},' for a in plan.outputs]
+    lines.append("}")
+    if plan.constraints:
+        lines += ["", "# Inside the function, with jax.lax.with_sharding_constraint:"]
+    for c in plan.constraints:
+        what = f"operand {c.operand} of" if c.operand >= 0 else "the result of"
+        lines.append(f"#   {c.source}: {what} {c.op} {list(c.shape)}: {_call(c.spec)}")
+    return "\n".join(lines) + "\n"
 
 
 def plan_text(plan: Plan, width: int = 80) -> str:

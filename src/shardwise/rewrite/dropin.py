@@ -23,10 +23,12 @@ class Planned:
         fn: Callable[..., Any],
         mesh: Any,
         tactics: Sequence[Tactic],
+        pins: Mapping[str, Any] | None,
         roles: Mapping[str, str | Sequence[str]] | None,
         options: JitOptions,
     ):
-        self._fn, self._mesh, self._tactics, self._roles, self._options = fn, mesh, tuple(tactics), roles, options
+        self._fn, self._mesh, self._options = fn, mesh, options
+        self._asked: dict[str, Any] = {"mesh": mesh, "tactics": tuple(tactics), "pins": pins, "roles": roles}
         self._known: dict[Any, PlannedFunction] = {}
         functools.update_wrapper(self, fn)
 
@@ -48,7 +50,7 @@ class Planned:
 
     def _make(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:
         options = self._options.given()
-        made = plan(self._fn, *args, mesh=self._mesh, tactics=self._tactics, roles=self._roles, **options, **kwargs)
+        made = plan(self._fn, *args, **self._asked, **options, **kwargs)
         real = self._mesh if hasattr(self._mesh, "devices") else make_mesh(made)
         check_mesh(made, real)
         return PlannedFunction(made, self._fn, real, self._options)
@@ -60,6 +62,7 @@ def jit(
     *,
     mesh: Any,
     tactics: Sequence[Tactic] = (),
+    pins: Mapping[str, Any] | None = None,
     roles: Mapping[str, str | Sequence[str]] | None = None,
     **jit_options: Any,
 ) -> Any:
@@ -67,7 +70,7 @@ def jit(
 
     Args:
       fn: the function; leave it out to use this as a decorator.
-      mesh, tactics, roles: as in :func:`shardwise.plan`. A mesh of sizes takes the devices that are there.
+      mesh, tactics, pins, roles: as in :func:`shardwise.plan`. A mesh of sizes takes the devices that are there.
       **jit_options: ``static_argnums``, ``static_argnames``, ``donate_argnums``, ``donate_argnames``.
 
     >>> import jax.numpy as jnp, shardwise
@@ -77,5 +80,5 @@ def jit(
     [0, 2, 4, 6]
     """
     if fn is None:
-        return functools.partial(jit, mesh=mesh, tactics=tactics, roles=roles, **jit_options)
-    return Planned(fn, mesh, tactics, roles, JitOptions(**jit_options))
+        return functools.partial(jit, mesh=mesh, tactics=tactics, pins=pins, roles=roles, **jit_options)
+    return Planned(fn, mesh, tactics, pins, roles, JitOptions(**jit_options))

@@ -1,0 +1,31 @@
+"""``shardwise verify``: a saved plan against the compiled program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import shardwise
+from shardwise import zoo
+from shardwise.tactics.strategies import DataParallel
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shardwise.cli.main", "verify", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_verify_a_saved_plan(tmp_path: Path) -> None:
+    program = zoo.parse("mlp:tiny")
+    where = {"mesh": {"data": 8}, "roles": {"batch": "batch"}}
+    plan = shardwise.plan(program.fn, *program.args, tactics=[DataParallel("data")], **where)
+    file = tmp_path / "plan.json"
+    plan.save(file)
+    done = run(str(file), "zoo:mlp:tiny")
+    assert done.returncode == 0, done.stderr
+    assert "compiled for host" in done.stdout and "100.0% of bytes as predicted" in done.stdout
+    other = run(str(file), "zoo:mlp:tiny,batch=64")
+    assert other.returncode == 1 and "plan again" in other.stderr and "Traceback" not in other.stderr
+    missing = run(str(tmp_path / "none.json"), "zoo:mlp:tiny")
+    assert missing.returncode == 1 and "cannot read" in missing.stderr

@@ -63,4 +63,5 @@ def test_a_run_is_compared_too() -> None:
     assert found.differences is not None and len(found.differences) == len(plan.outputs)
     loss = next(d for d in found.differences if d.path == "out/2")
     assert loss.relative < 1e-4
+    assert found.agrees
     assert "as predicted" in str(found)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from shardwise.report.inspection import _table
-from shardwise.report.units import si
+from shardwise.report.units import plural, si
 
 if TYPE_CHECKING:
     from shardwise.verification.verify import Verification
@@ -31,9 +31,13 @@ def verification_text(found: Verification, width: int = 80) -> str:
     if compiled.memory is not None:
         console.print(f"peak memory {si(compiled.memory.peak_bytes, 'B')} a device")
     if found.differences is not None:
-        worst = max(found.differences, key=lambda d: d.relative, default=None)
-        if worst is not None:
+        wrong = [d for d in found.differences if not d.explained]
+        console.print(
+            f"{len(found.differences) - len(wrong)} of {plural(len(found.differences), 'output')} as in the plain run, "
+            "up to rounding"
+        )
+        for d in sorted(wrong, key=lambda d: -d.relative)[:8]:
             console.print(
-                f"largest difference to the plain run: {worst.relative:.1e} of the largest value, in {worst.path}"
+                f"  {d.path} differs by {d.relative:.1e} of its largest value (rounding: {d.sensitivity:.1e})"
             )
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"

@@ -37,7 +37,17 @@ def named_sharding(array: ArrayPlan, mesh: Any) -> NamedSharding:
 
 def placed_shape(array: ArrayPlan, mesh: Any) -> Any:
     struct: Any = jax.ShapeDtypeStruct
-    return struct(array.shape, jax.numpy.dtype(array.dtype), sharding=named_sharding(array, mesh))
+    return struct(array.shape, _dtype(array.dtype), sharding=named_sharding(array, mesh))
+
+
+def _dtype(name: str) -> Any:
+    """A dtype by name; that of random keys too, which NumPy does not know."""
+    if name.startswith("key<"):
+        for kind in ("threefry2x32", "rbg", "unsafe_rbg"):
+            made = jax.eval_shape(functools.partial(jax.random.key, 0, impl=kind)).dtype
+            if str(made) == name:
+                return made
+    return jax.numpy.dtype(name)
 
 
 def init_sharded(plan: Plan, fn: Callable[..., Any], args: tuple[Any, ...], of: str, mesh: Any) -> Any:
@@ -92,13 +102,13 @@ class Applied:
         values = {c.value: sharding for c, sharding in stated if c.operand < 0}
         uses = {(c.value, c.operand): sharding for c, sharding in stated if c.operand >= 0}
         self._visitor = Constrain(Constraints(values, uses, {}), mesh, plan.mesh)
-        self._program, self._jaxpr = program, traced.jaxpr
+        self.program, self._jaxpr = program, traced.jaxpr
         self.in_shardings = [named_sharding(a, mesh) for a in plan.arguments]
         self.out_shardings = [named_sharding(a, mesh) for a in plan.outputs]
         self.donated = tuple(k for k, a in enumerate(plan.arguments) if a.donated)
 
     def __call__(self, *arrays: Any) -> list[Any]:
-        return Interpreter(self._program, self._visitor).run(self._jaxpr, arrays)
+        return Interpreter(self.program, self._visitor).run(self._jaxpr, arrays)
 
     def jitted(self, donate: bool = True) -> Any:
         return jax.jit(
@@ -116,7 +126,7 @@ class PlannedFunction:
     def __init__(self, plan: Plan, fn: Callable[..., Any], mesh: Any, options: JitOptions):
         self.plan, self.mesh = plan, mesh
         self._fn, self._options = fn, options
-        self._static = _static_split(fn, options)
+        self._static = static_split(fn, options)
         self._flat: Any = None
         self._outputs: Any = None
         self._applied: Applied | None = None
@@ -159,7 +169,7 @@ def _shape(leaf: Any) -> Any:
     return internals.plain_shape(leaf.aval) if isinstance(leaf, jax.core.Tracer) else leaf
 
 
-def _static_split(fn: Callable[..., Any], options: JitOptions) -> frozenset[int | str]:
+def static_split(fn: Callable[..., Any], options: JitOptions) -> frozenset[int | str]:
     """Positions and names of static arguments, as far as they can be told without a call."""
     import inspect
 

@@ -2,8 +2,9 @@
 
 Shardy is asked how it shards every value given the inputs' and outputs' shardings. The largest value that differs from the
 plan (size times how often it is made; the first one of equals) is constrained, and Shardy is asked again, until nothing
-differs. Fewer constraints are faster programs: each leaves the partitioner less room. Values that stay partial have no
-sharding of their own and are left alone.
+differs. Fewer constraints are faster programs: each leaves the partitioner less room. After the first few rounds the number
+that is added doubles, so that a plan that fights the propagation everywhere is settled in a dozen rounds. Values that stay
+partial have no sharding of their own and are left alone.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from shardwise.cost.lowering import Lowered, unnatural_uses
 from shardwise.cost.sharding import Sharding
 from shardwise.rewrite.shardy import Constraints, Dims, propagate
 
-#: Rounds of asking. Each adds one constraint; a plan that needs more gets all that are left at once.
-ROUNDS: Final = 40
+#: Rounds that add a single constraint, and rounds at most.
+SINGLE: Final = 6
+ROUNDS: Final = 20
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,9 @@ def choose_constraints(lowered: Lowered, jaxpr: Any, progress: Callable[[int, in
         left = [v for v in wrong if v not in values]
         if not left:
             return Chosen(Constraints(values, uses, {}), rounds, tuple(wrong))
-        if rounds == ROUNDS:
-            values.update((v, lowered.actual[v]) for v in left)
-        else:
-            heaviest = max(left, key=lambda v: (_weight(lowered, v), -v))
-            values[heaviest] = lowered.actual[heaviest]
-    return Chosen(Constraints(values, uses, {}), ROUNDS, ())
+        left.sort(key=lambda v: (-_weight(lowered, v), v))
+        values.update((v, lowered.actual[v]) for v in left[: 2 ** max(0, rounds - SINGLE)])
+    return Chosen(Constraints(values, uses, {}), ROUNDS, tuple(wrong))
 
 
 def _weight(lowered: Lowered, value: int) -> float:

@@ -10,7 +10,7 @@ import jax
 
 from shardwise.capture.trace import JitOptions
 from shardwise.plans.plan import Plan
-from shardwise.rewrite.apply import PlannedFunction, check_mesh, make_mesh
+from shardwise.rewrite.apply import PlannedFunction, check_mesh, make_mesh, static_split
 from shardwise.rewrite.planning import plan
 from shardwise.tactics.tactic import Tactic
 
@@ -29,13 +29,22 @@ class Planned:
     ):
         self._fn, self._mesh, self._options = fn, mesh, options
         self._asked: dict[str, Any] = {"mesh": mesh, "tactics": tuple(tactics), "pins": pins, "roles": roles}
+        self._static = static_split(fn, options)
         self._known: dict[Any, PlannedFunction] = {}
         functools.update_wrapper(self, fn)
 
     def planned(self, *args: Any, **kwargs: Any) -> PlannedFunction:
         """The planned function for arguments of these shapes."""
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        key = tree, *((x.shape, x.dtype) if hasattr(x, "shape") else x for x in leaves)
+        static: Any = ()
+        dynamic: Any = args, kwargs
+        if self._static:
+            static = [a if k in self._static else None for k, a in enumerate(args)]
+            static = static, {k: v for k, v in kwargs.items() if k in self._static}
+            dynamic = [a for k, a in enumerate(args) if k not in self._static]
+            dynamic = dynamic, {k: v for k, v in kwargs.items() if k not in self._static}
+        leaves, tree = jax.tree.flatten(dynamic)
+        values, kinds = jax.tree.flatten(static)
+        key = tree, kinds, *values, *((x.shape, x.dtype) if hasattr(x, "shape") else type(x) for x in leaves)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._make(args, kwargs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -17,10 +17,14 @@ import numpy as np
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
 from shardwise.errors import PlanError
+from shardwise.ir.program import Program
 from shardwise.plans.plan import Plan
 from shardwise.rewrite.apply import Applied
 from shardwise.verification.compiled import HOST, Compiled, make_mesh, read_or_refuse
 from shardwise.verification.summary import logical_totals
+
+#: Half a unit in the last place of one, by type.
+_STEPS: Final = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float64": 2.0**-53}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +43,22 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An output of the planned run that differs from the plain run: the largest difference over the largest magnitude."""
+    """An output of the planned run beside the plain run's: the largest difference over the largest magnitude.
+
+    ``sensitivity`` is the same figure between two plain runs, one with its floating-point inputs moved by about a rounding
+    step of the program's coarsest type. A planned run adds in another order, which is a rounding-sized change too; where the
+    program magnifies such changes (Adam's first step turns the sign of a tiny gradient into a whole step) the plain runs show
+    it. A difference is explained if it is within the type's tolerance or within four times the sensitivity.
+    """
 
     path: str
     relative: float
+    sensitivity: float
+    tolerance: float
+
+    @property
+    def explained(self) -> bool:
+        return self.relative <= max(self.tolerance, 4 * self.sensitivity)
 
 
 @dataclass(frozen=True)
@@ -59,6 +75,11 @@ class Verification:
         """The share of bytes that was predicted and compiled alike."""
         total = max(sum(r.predicted_bytes for r in self.rows), sum(r.compiled_bytes for r in self.rows))
         return sum(r.matched_bytes for r in self.rows) / total if total else 1.0
+
+    @property
+    def agrees(self) -> bool:
+        """Were both programs run, and is every difference explained by rounding?"""
+        return self.differences is not None and all(d.explained for d in self.differences)
 
     def unexpected(self) -> tuple[Row, ...]:
         """Kinds and axes of which more was compiled than predicted."""
@@ -94,12 +115,34 @@ def verify(
     differences = None
     if program is not None and backend == HOST and (run if run is not None else arrays):
         placed = [jax.device_put(x, s) for x, s in zip(leaves, applied.in_shardings, strict=True)]
-        plain = jax.tree.leaves(jax.jit(fn)(*args, **kwargs))
-        differences = tuple(
-            Difference(a.path, _relative(want, have))
-            for a, want, have in zip(plan.outputs, plain, program(*placed), strict=True)
-        )
+        differences = _compare(plan, fn, args, kwargs, program(*placed), _rounding(applied.program))
     return Verification(plan, compiled, _rows(plan, compiled), differences)
+
+
+def _rounding(program: Program) -> float:
+    """The relative rounding step of the coarsest floating-point type in a program."""
+    steps = [_STEPS[v.dtype] for v in program.values if v.dtype in _STEPS]
+    return max(steps, default=_STEPS["float32"])
+
+
+def _compare(
+    plan: Plan, fn: Callable[..., Any], args: Any, kwargs: Any, found: Any, rounding: float
+) -> tuple[Difference, ...]:
+    plain = jax.jit(fn)
+    generator = np.random.default_rng(0)
+
+    def nudge(x: Any) -> Any:
+        if not hasattr(x, "dtype") or not np.issubdtype(x.dtype, np.floating):
+            return x
+        moved = np.asarray(x, np.float64) * (1 + rounding * generator.uniform(-1, 1, np.shape(x)))
+        return jax.numpy.asarray(moved, x.dtype)
+
+    want = jax.tree.leaves(plain(*args, **kwargs))
+    nudged_args, nudged_kwargs = jax.tree.map(nudge, (args, kwargs))
+    nudged = jax.tree.leaves(plain(*nudged_args, **nudged_kwargs))
+    rows = zip(plan.outputs, want, nudged, found, strict=True)
+    tolerance = 16 * rounding
+    return tuple(Difference(a.path, _relative(x, z), _relative(x, y), tolerance) for a, x, y, z in rows)
 
 
 def _relative(want: Any, have: Any) -> float:

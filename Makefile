@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint test-slow test-programs test-versions bench-analysis clean
+.PHONY: demo test lint test-slow test-programs test-versions fuzz bench-analysis bench-plans clean
 
 $(STAMP): pyproject.toml requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shardwise needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11")'
@@ -33,8 +33,8 @@ test-programs: $(STAMP)
 # The ends of the supported JAX range: the oldest on this Python, the newest that it and NEWEST_PYTHON can install.
 NEWEST_PYTHON ?= $(PYTHON)
 test-versions: .venv-oldest/.installed .venv-newest/.installed
-	.venv-oldest/bin/pytest -q tests -m "not slow" --ignore tests/programs
-	.venv-newest/bin/pytest -q tests -m "not slow" --ignore tests/programs
+	.venv-oldest/bin/pytest -q tests -m "not slow" --ignore tests/programs --ignore tests/recipes
+	.venv-newest/bin/pytest -q tests -m "not slow" --ignore tests/programs --ignore tests/recipes
 
 .venv-oldest/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-oldest
@@ -44,6 +44,18 @@ test-versions: .venv-oldest/.installed .venv-newest/.installed
 .venv-newest/.installed: pyproject.toml
 	$(NEWEST_PYTHON) -m venv .venv-newest
 	.venv-newest/bin/pip install --quiet --disable-pip-version-check --upgrade jax --editable ".[zoo,dev]"
+	touch $@
+
+fuzz: $(STAMP)
+	SHARDWISE_FUZZ=5000 $(BIN)/pytest -q tests/fuzz
+
+# Compiles for a TPU topology without a TPU: needs libtpu, about 300 MB.
+bench-plans: .venv-tpu/.installed
+	.venv-tpu/bin/python -m benchmarks.plans
+
+.venv-tpu/.installed: pyproject.toml requirements.txt
+	$(PYTHON) -m venv .venv-tpu
+	.venv-tpu/bin/pip install --quiet --disable-pip-version-check --constraint requirements.txt --editable ".[tpu,zoo]"
 	touch $@
 
 bench-analysis: $(STAMP)

@@ -177,7 +177,8 @@ def static_split(fn: Callable[..., Any], options: JitOptions) -> frozenset[int |
         return frozenset()
     names = list(inspect.signature(fn).parameters)
     numbers = options.static_argnums
-    found: set[int | str] = set([numbers] if isinstance(numbers, int) else numbers or ())
+    given_numbers = [numbers] if isinstance(numbers, int) else numbers or ()
+    found: set[int | str] = {k + len(names) if k < 0 else k for k in given_numbers}
     given = options.static_argnames
     found |= set([given] if isinstance(given, str) else given or ())
     for k, name in enumerate(names):

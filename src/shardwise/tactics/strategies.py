@@ -13,7 +13,7 @@ from shardwise.cost.lowering import lower_state
 from shardwise.cost.storage import views
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
-from shardwise.ir.program import Unit, Value
+from shardwise.ir.program import Op, Program, Unit, Value
 from shardwise.ir.rule import Kind
 from shardwise.tactics.tactic import Context, PathDim, shard_groups
 
@@ -224,6 +224,7 @@ def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
     contracted: set[int] = set()
     looked_up: set[int] = set()
     products: set[int] = set()  # results of products with parameters, also after a bias, a cast, a scale
+    roots: dict[int, frozenset[int]] = {}  # by value: the products it was made from, position by position
     given = set(weights)  # parameters, constants, and what is made of them alone
     streams: set[int] = set()
     for op in program.schedule:
@@ -240,12 +241,22 @@ def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
         others = [v for v in inputs if v not in given]
         summands = [v for v in others if v in products]
         if op.kind in ("add", "add_any") and len(others) == 2 and len(summands) == 1:
-            streams |= {color[f] for dim in op.rule.results[0] for f in dim}
+            (other,) = set(others) - set(summands)
+            apart = not roots.get(other, frozenset()) & roots.get(summands[0], frozenset())
+            if apart and _maker(program, other).kind != "broadcast_in_dim":
+                streams |= {color[f] for dim in op.rule.results[0] for f in dim}
+        came = frozenset({op.id}) if with_weight else frozenset().union(*(roots.get(v, frozenset()) for v in inputs))
+        if with_weight or op.unit is not Unit.MATRIX:
+            roots.update((v, came) for v in op.results)
         if with_weight or (len(others) == 1 and summands and op.unit is not Unit.MATRIX):
             products.update(op.results)
         elif not others and op.kind not in ("argument", "output"):
             given.update(op.results)
     return {c for c in (made & contracted) - looked_up - streams if analysis.colors[c].matters}
+
+
+def _maker(program: Program, value: int) -> Op:
+    return program.ops[program.definitions[value][0]]
 
 
 def _communication_s(context: Context, decisions: Sequence[Decision]) -> float:

@@ -47,7 +47,7 @@ test-versions: .venv-oldest/.installed .venv-newest/.installed
 	touch $@
 
 fuzz: $(STAMP)
-	SHARDWISE_FUZZ=5000 $(BIN)/pytest -q tests/fuzz
+	SHARDWISE_FUZZ=5000 $(BIN)/pytest -n 2 -q tests/fuzz
 
 # Compiles for a TPU topology without a TPU: needs libtpu, about 300 MB.
 bench-plans: .venv-tpu/.installed

@@ -63,12 +63,18 @@ def _differing(lowered: Lowered, found: dict[int, Dims]) -> list[int]:
     """Values of inner ops that Shardy shards otherwise than the plan.
 
     A dimension that does not divide is whole in a plan; Shardy may cut it unevenly, with padding. That is left to it: a
-    constraint there makes XLA undo the padding, which costs, and which it has been seen to do wrongly (concatenations).
+    constraint there makes XLA undo the padding, which costs, and which it has been seen to do wrongly (concatenations). A
+    scatter is the exception: XLA aborts where it is cut unevenly, so its operands and results are stated.
     """
     actual, sizes = lowered.actual, lowered.state.mesh.sizes
     values = lowered.program.values
 
+    scatters = [op for op in lowered.program.ops if op.kind.startswith("scatter")]
+    scattered = {v for op in scatters for v in (*op.operands, *op.results)}
+
     def uneven(value: int, dims: Dims) -> bool:
+        if value in scattered:
+            return False
         pieces = [math.prod(sizes[a] for a in axes) for axes in dims]
         return any(size % n for size, n in zip(values[value].shape, pieces, strict=True))
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import jax
+import numpy as np
+
 from shardwise.capture import control
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import implementation
@@ -107,6 +110,8 @@ class Interpreter:
             for k, (a, v) in enumerate(zip(arrays, op.operands, strict=True))
         ]
         with self.visitor.around(op):
+            if equation.primitive.name == "dynamic_slice":
+                arrays = _clamped(arrays, equation.params["slice_sizes"])
             results = internals.bind(equation, arrays)
         results = [self.visitor.made(op, k, r) for k, r in enumerate(results)]
         return [self.visitor.defined(v, r) for v, r in zip(op.results, results, strict=True)]
@@ -132,6 +137,20 @@ class Interpreter:
         with self.visitor.around(op):
             results = internals.bind(equation, arrays, changed)
         return [self.visitor.defined(v, r) if v >= 0 else r for v, r in zip(op.results, results, strict=True)]
+
+
+def _clamped(arrays: list[Any], sizes: Sequence[int]) -> list[Any]:
+    """A dynamic slice's operands with the starts in range, as the op itself would clamp them.
+
+    XLA's partitioner clamps by the size of one shard of the slice, not of the whole slice, where the sliced dimension is
+    sharded in the result.
+    """
+    array, *starts = arrays
+    inside = []
+    for start, whole, size in zip(starts, array.shape, sizes, strict=True):
+        last = min(whole - size, np.iinfo(start.dtype).max)
+        inside.append(jax.lax.clamp(start.dtype.type(0), start, start.dtype.type(last)))
+    return [array, *inside]
 
 
 _Body = Callable[[Any, str], Any]

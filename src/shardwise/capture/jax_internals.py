@@ -38,7 +38,6 @@ CALLS: Final = frozenset(
 _CALLED: Final = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "call", "callee")
 
 REMAT: Final = ("remat", "remat2", "checkpoint")
-LOOPS: Final = ("scan", "while", "cond", "custom_linear_solve")
 
 
 def split_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardwise.errors import DecisionError
@@ -83,7 +82,3 @@ class State:
 
     def axes_of(self, color: int) -> tuple[int, ...]:
         return tuple(axis for c, axis in self.order if c == color)
-
-
-def state(mesh: MeshAxes, decisions: Sequence[Decision]) -> State:
-    return State(mesh, tuple(decisions))

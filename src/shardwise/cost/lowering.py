@@ -74,16 +74,6 @@ class Lowered:
     def program(self) -> Program:
         return self.analysis.program
 
-    def operand_sharding(self, op: Op, operand: int) -> Sharding:
-        """How an op computes on an operand."""
-        assert op.rule is not None
-        return _tensor(op.rule.operand_majors[operand], self.factors[op.id])
-
-    def result_sharding(self, op: Op, result: int) -> Sharding:
-        """How an op computes a result, before it goes to storage."""
-        assert op.rule is not None
-        return _result(op.rule, result, self.factors[op.id], self.passing[op.id])
-
 
 def lower_state(analysis: Analysis, state: State, cost: LocalCost) -> Lowered:
     """Works out a state: two rules, reshards, deferred reductions."""
@@ -167,7 +157,8 @@ class _Lowering:
                 for f, ok in enumerate(rule.splittable)
                 if ok and (self.color[start + f], axis) in self.given and (start + f, axis) not in lost
             ]
-            able.sort(key=lambda f, a=axis: self.rank[self.color[start + f], a])  # type: ignore[misc]
+            ranked = sorted((self.rank[self.color[start + f], axis], f) for f in able)
+            able = [f for _, f in ranked]
             found.append([*able, -1])
         return found
 

@@ -10,7 +10,6 @@ partial have no sharding of their own and are left alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,7 +31,7 @@ class Chosen:
     open: tuple[int, ...]
 
 
-def choose_constraints(lowered: Lowered, jaxpr: Any, progress: Callable[[int, int], None] | None = None) -> Chosen:
+def choose_constraints(lowered: Lowered, jaxpr: Any) -> Chosen:
     """The constraints under which Shardy arrives at the plan's shardings."""
     program, mesh = lowered.program, lowered.state.mesh
     inputs = [lowered.storage[a.value] for a in program.arguments]
@@ -43,8 +42,6 @@ def choose_constraints(lowered: Lowered, jaxpr: Any, progress: Callable[[int, in
     for rounds in range(1, ROUNDS + 1):
         found = propagate(program, jaxpr, mesh, inputs, outputs, Constraints(values, uses, {}))
         wrong = _differing(lowered, found)
-        if progress is not None:
-            progress(rounds, len(wrong))
         left = [v for v in wrong if v not in values]
         if not left:
             return Chosen(Constraints(values, uses, {}), rounds, tuple(wrong))

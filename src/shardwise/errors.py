@@ -36,3 +36,15 @@ class DecisionError(ShardwiseError):
 
 class PlanError(ShardwiseError):
     """A plan cannot be made, read, written or applied."""
+
+
+class CompileError(ShardwiseError):
+    """A program cannot be compiled for the backend that was asked for."""
+
+
+class HloError(ShardwiseError):
+    """The text is not compiled HLO."""
+
+
+class HardwareError(ShardwiseError):
+    """A hardware profile, a topology, or the placing of a mesh on one, cannot be used."""

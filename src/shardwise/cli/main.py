@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import shardwise
+from shardwise.cli import hardware
 from shardwise.errors import ShardwiseError
 
 #: What a terminal that cannot show our signs gets, one character each so that columns stay in line.
@@ -92,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.set_defaults(run=_verify)
     zoo = commands.add_parser("zoo", help="list the programs that come with Shardwise")
     zoo.set_defaults(run=_zoo)
+    hardware.add_commands(commands)
     return parser
 
 

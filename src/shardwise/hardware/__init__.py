@@ -1,1 +1,1 @@
-"""Meshes and, later, hardware profiles and topologies."""
+"""Meshes, hardware profiles, topologies, and what collectives cost on them."""

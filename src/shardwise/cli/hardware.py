@@ -1,0 +1,147 @@
+"""``shardwise hardware``: the profiles of devices and links, with their sources."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from shardwise.report.units import si
+
+if TYPE_CHECKING:
+    from shardwise.hardware.profile import LinkTier, Profile
+    from shardwise.hardware.topology import Topology
+
+
+def add_commands(commands: Any) -> None:
+    """Registers ``hardware list`` and ``hardware show``."""
+    hardware = commands.add_parser(
+        "hardware",
+        help="list the devices Shardwise knows, or show the figures of one with their sources",
+        description="Profiles of devices and links: what planning assumes about the hardware, and where it is from.",
+    )
+    actions = hardware.add_subparsers(title="actions", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="list all profiles, yours included")
+    listing.set_defaults(run=_list)
+    show = actions.add_parser(
+        "show",
+        help="show every figure of a profile with its source, and the links of a topology",
+        epilog="examples:  shardwise hardware show v5e   shardwise hardware show '2*v5e:16x16'",
+    )
+    show.add_argument("name", metavar="NAME", help="a name, a path to a .toml file, or a topology such as v5e:4x4")
+    show.set_defaults(run=_show)
+    for action in (listing, show):
+        action.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _list(arguments: argparse.Namespace) -> str:
+    from shardwise.hardware.load import profiles
+
+    found, problems = profiles()
+    if arguments.json:
+        data = {"schema": 1, "profiles": [p.to_json() for p in found], "problems": list(problems)}
+        return json.dumps(data, indent=2) + "\n"
+    return list_text(found, problems)
+
+
+def list_text(found: tuple[Profile, ...], problems: tuple[str, ...]) -> str:
+    """One line a profile, 80 columns wide unless names are long. Figures are those of one device."""
+    rows = [("name", "memory", "16-bit peak", "bandwidth", "links (GB/s one way)")]
+    for profile in found:
+        rates = dict(profile.matrix_flops_per_s)
+        kind = next((t for t in ("bf16", "f16") if t in rates), "f32")
+        links = ", ".join(_tier_text(tier) for tier in profile.links)
+        rows.append(
+            (
+                profile.name,
+                _size(profile.memory_bytes),
+                f"{si(rates[kind])} {kind}",
+                si(profile.memory_bytes_per_s, "B/s"),
+                links,
+            )
+        )
+    widths = [max(len(row[k]) for row in rows) for k in range(4)]
+    lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
+    return "".join(f"{line.rstrip()}\n" for line in lines) + "".join(f"\n{problem}\n" for problem in problems)
+
+
+def _tier_text(tier: LinkTier) -> str:
+    members = tier.size or (tier.largest[0] if tier.largest else 0)
+    shape = f" {tier.dims}-D" if tier.kind == "torus" else f"×{members}" if members else ""
+    return f"{tier.name}{shape} {tier.bytes_per_s / 1e9:.3g}"
+
+
+def _show(arguments: argparse.Namespace) -> str:
+    from shardwise.hardware.load import known, load_profile
+    from shardwise.hardware.topology import topology
+
+    place = None if known(arguments.name) else topology(arguments.name)
+    profile = place.profile if place else load_profile(arguments.name)
+    if arguments.json:
+        data = profile.to_json() | ({"topology": place.to_json()} if place else {})
+        return json.dumps(data, indent=2) + "\n"
+    return show_text(profile, place)
+
+
+def show_text(profile: Profile, place: Topology | None = None) -> str:
+    """Every figure, with the number of its source in the list below."""
+    cited: dict[str, int] = {}
+    lines = [f"{profile.title} ({profile.name})"]
+    if profile.aliases:
+        lines.append(f"also called {', '.join(profile.aliases)}")
+    lines += [f"read from {profile.file}", ""]
+    if place:
+        lines += [f"topology {place}", *(f"  {line}" for line in _axis_lines(place)), ""]
+    for figure, value in _figures(profile):
+        source = profile.source(figure)
+        lines.append(f"{figure:30} {value:24} [{cited.setdefault(source, len(cited) + 1)}]")
+    lines += ["", "Sources", *(f"[{number}] {source}" for source, number in cited.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _axis_lines(place: Topology) -> list[str]:
+    lines = []
+    for axis in place.axes:
+        kind = ("ring" if axis.wrap else "line") if axis.kind == "torus" else "switch"
+        link = place.profile.links[axis.tier].name
+        lines.append(f"{axis.name:12} {axis.size:4}  {link}, {kind}, {si(axis.bytes_per_s, 'B/s')} one way a device")
+    return lines
+
+
+def _figures(profile: Profile) -> list[tuple[str, str]]:
+    tile = "×".join
+    rows = [
+        ("clock_hz", si(profile.clock_hz, "Hz")),
+        ("memory.bytes", _size(profile.memory_bytes)),
+        ("memory.usable_share", f"{profile.usable_share:g} ({_size(profile.usable_bytes)})"),
+        ("memory.bytes_per_s", si(profile.memory_bytes_per_s, "B/s")),
+        ("memory.efficiency", f"{profile.memory_efficiency:g}"),
+        *((f"matrix.{t}", si(rate, "FLOP/s")) for t, rate in profile.matrix_flops_per_s),
+        ("matrix.efficiency", f"{profile.matrix_efficiency:g}"),
+        ("matrix.tile", tile(map(str, profile.matrix_tile))),
+        ("vector.flops_per_s", si(profile.vector_flops_per_s, "FLOP/s")),
+        ("vector.transcendentals_per_s", si(profile.transcendentals_per_s, "/s")),
+        ("vector.tile", tile(map(str, profile.vector_tile))),
+        ("latency.launch_s", _time(profile.launch_s)),
+        ("latency.collective_s", _time(profile.collective_s)),
+        *((f"hidden.{kind}", f"{share:g}") for kind, share in profile.hidden),
+    ]
+    for tier in profile.links:
+        where = f"links.{tier.name}."
+        rows.append((where + "bytes_per_s", si(tier.bytes_per_s, "B/s")))
+        rows.append((where + "latency_s", _time(tier.latency_s)))
+        if tier.kind == "torus":
+            rows.append((where + "wrap", tier.wrap))
+        if tier.size:
+            rows.append((where + "size", str(tier.size)))
+        if tier.largest:
+            rows.append((where + "largest", tile(map(str, tier.largest))))
+    return rows
+
+
+def _size(nbytes: float) -> str:
+    return f"{nbytes / 2**30:.4g} GiB"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:g} µs"

@@ -1,0 +1,281 @@
+"""Which mesh axis lies on which links.
+
+Problem: a mesh is names and sizes; collectives run on links. Each mesh axis is given factors of physical axes whose product
+is its size; together the mesh axes use up every physical axis. A physical axis may be divided: of a row of 16 cut into 4 × 4
+the inner factor's groups are 4 neighbours (stride 1), the outer factor's groups are 4 devices at distance 4 (stride 4).
+
+Idea: enumerate the factorings, first those that keep physical axes whole, and rank them by
+1. tiers: the outer (slow) tiers go to the first mesh axes, as meshes are usually written with the busiest axis last;
+2. torus axes cut in pieces, fewer first (a switch can be cut freely);
+3. pieces in order: of a cut axis the later mesh axis has the inner piece.
+Placements that differ only by exchanging equal physical axes are one.
+
+Weak: the rank knows nothing of the program. ``placements`` gives the others for a search to try. JAX's own
+``topologies.make_mesh`` builds only placements whose axes are whole (``Placement.whole``); for others build the mesh from
+``Placement.order``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from shardwise.errors import MeshError
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.hardware.topology import PhysicalAxis, Topology
+
+#: Candidates looked at before ranking: whole axes come first, so that only cut ones can be missed.
+_MOST: Final = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A factor of a physical axis: ``size`` devices at distance ``stride``."""
+
+    axis: int
+    size: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A group of devices along one physical axis, as a collective meets it.
+
+    ``bytes_per_s`` is one way for one device: groups at a distance share the links between them. ``latency_s`` is that of
+    one step to the next member.
+    """
+
+    kind: str  # "ring", "line" or "switch"
+    size: int
+    tier: int
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A mesh on a topology: for each mesh axis its segments, major first."""
+
+    mesh: MeshAxes
+    topology: Topology
+    segments: tuple[tuple[Segment, ...], ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every physical axis belongs to one mesh axis."""
+        return all(segment.size == self.topology.axes[segment.axis].size for row in self.segments for segment in row)
+
+    def order(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Device numbers in the mesh's shape; they are ``device.id``s, and JAX's lists are not always in that order:
+        ``Mesh(np.array(sorted(devices, key=lambda d: d.id))[placement.order()], names)``."""
+        sizes = [axis.size for axis in self.topology.axes]
+        number = np.zeros((), np.int64)
+        for row in self.segments:
+            offset = np.zeros((), np.int64)
+            for segment in row:
+                step = segment.stride * math.prod(sizes[: segment.axis])
+                offset = np.add.outer(offset, np.arange(segment.size, dtype=np.int64) * step)
+            number = np.add.outer(number, offset.reshape(-1))
+        return number.reshape(self.mesh.sizes)
+
+    def runs(self, axes: Iterable[int | str]) -> tuple[Run, ...]:
+        """The groups of a collective over mesh axes, one for each contiguous piece of a physical axis."""
+        chosen = [axis if isinstance(axis, int) else self.mesh.index(axis) for axis in axes]
+        pieces = [segment for m in sorted(set(chosen)) for segment in self.segments[m]]
+        found: list[Run] = []
+        for p, axis in enumerate(self.topology.axes):
+            here = sorted((s for s in pieces if s.axis == p), key=lambda s: s.stride)
+            found += _switch_run(axis, here) if axis.kind == "switch" else _torus_runs(axis, here)
+        return tuple(found)
+
+    def lines(self) -> tuple[str, ...]:
+        """One line for each mesh axis.
+
+        >>> from shardwise.hardware.topology import topology
+        >>> place({"data": 4, "model": 16}, topology("v5p:4x4x4")).lines()
+        ('data 4: ICI x 4', 'model 16: ICI y 4 × ICI z 4')
+        """
+        texts = []
+        for name, size, row in zip(self.mesh.names, self.mesh.sizes, self.segments, strict=True):
+            parts = " × ".join(self._say(segment) for segment in row) or "one device"
+            texts.append(f"{name} {size}: {parts}")
+        return tuple(texts)
+
+    def _say(self, segment: Segment) -> str:
+        axis = self.topology.axes[segment.axis]
+        link = self.topology.profile.links[axis.tier].name
+        text = f"{link} {axis.name} {axis.size}" if axis.kind == "torus" else f"{link} {axis.size}"
+        if segment.size == axis.size:
+            return text
+        text += f" in pieces of {segment.size}"
+        return text + (f" at distance {segment.stride}" if segment.stride > 1 and axis.kind == "torus" else "")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "topology": self.topology.to_json(),
+            "mesh": dict(zip(self.mesh.names, self.mesh.sizes, strict=True)),
+            "axes": {
+                name: [
+                    {"axis": self.topology.axes[s.axis].name, "size": s.size, "stride": s.stride}
+                    for s in self.segments[m]
+                ]
+                for m, name in enumerate(self.mesh.names)
+            },
+            "device_order": self.order().reshape(-1).tolist(),
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def place(mesh: Any, topology: Topology, *, split: bool = True) -> Placement:
+    """The default placement of a mesh. With ``split=False`` no physical axis may be cut, as JAX's own meshes demand."""
+    return placements(mesh, topology, split=split, limit=1)[0]
+
+
+def placements(mesh: Any, topology: Topology, *, split: bool = True, limit: int = 32) -> tuple[Placement, ...]:
+    """Placements of a mesh that differ in what they cost, the default one first, at most ``limit``.
+
+    Args:
+      mesh: axis names and sizes, in whatever form ``MeshAxes.of`` takes.
+      topology: where it goes; it must have as many devices as the mesh.
+      split: whether a physical axis may be divided among mesh axes.
+      limit: how many to give at most.
+    """
+    axes = MeshAxes.of(mesh)
+    if axes.devices != topology.devices:
+        raise MeshError(
+            f"the mesh {axes} has {axes.devices} devices and {topology.text} has {topology.devices}: "
+            f"sizes must multiply to {topology.devices}, as in {_shapes(topology, len(axes.sizes))}"
+        )
+    sizes = tuple(axis.size for axis in topology.axes)
+    ranked: dict[tuple[Any, ...], tuple[tuple[Any, ...], Cut]] = {}
+    cuts = ((m, cut) for m in _matrices(axes.sizes, sizes, sizes, split) for cut in _cuts(m, topology))
+    for matrix, cut in itertools.islice(cuts, _MOST):
+        key, same = _rank(matrix, cut, topology), _signature(cut, topology)
+        if same not in ranked or key < ranked[same][0]:
+            ranked[same] = (key, cut)
+    if not ranked:
+        raise MeshError(
+            f"the mesh {axes} does not lie on whole axes of {topology}: "
+            f"use {_shapes(topology, len(axes.sizes))}, or allow physical axes to be split"
+        )
+    best = sorted(ranked.values(), key=lambda entry: entry[0])
+    return tuple(_placement(axes, topology, cut) for _, cut in best[:limit])
+
+
+Matrix = tuple[tuple[int, ...], ...]
+#: For each physical axis its pieces (mesh axis, size), innermost first.
+Cut = tuple[tuple[tuple[int, int], ...], ...]
+
+
+def _matrices(mesh: tuple[int, ...], left: tuple[int, ...], sizes: tuple[int, ...], split: bool) -> Iterator[Matrix]:
+    """Factors of every physical axis for every mesh axis, whole ones first. There are no dead ends if splits are allowed:
+    what is left always has the prime factors that the remaining mesh axes need."""
+    if not mesh:
+        if all(size == 1 for size in left):
+            yield ()
+        return
+    rows = [row for row in _rows(mesh[0], left) if split or all(f in (1, s) for f, s in zip(row, sizes, strict=True))]
+    rows.sort(key=lambda row: (_pieces(row, sizes), [-f for f in row]))
+    for row in rows:
+        rest = tuple(size // f for size, f in zip(left, row, strict=True))
+        yield from ((row, *more) for more in _matrices(mesh[1:], rest, sizes, split))
+
+
+def _rows(size: int, left: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    if not left:
+        if size == 1:
+            yield ()
+        return
+    for factor in range(1, math.gcd(size, left[0]) + 1):
+        if size % factor == 0 and left[0] % factor == 0:
+            yield from ((factor, *rest) for rest in _rows(size // factor, left[1:]))
+
+
+def _pieces(row: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+    return sum(f not in (1, size) for f, size in zip(row, sizes, strict=True))
+
+
+def _cuts(matrix: Matrix, topology: Topology) -> Iterator[Cut]:
+    """Orders of the pieces of every physical axis: the later mesh axis inside first; on a switch no order is better."""
+    columns = []
+    for p, axis in enumerate(topology.axes):
+        pieces = [(m, row[p]) for m, row in enumerate(matrix) if row[p] > 1][::-1]
+        columns.append([tuple(pieces)] if axis.kind == "switch" else list(itertools.permutations(pieces)))
+    yield from itertools.product(*columns)
+
+
+def _placement(mesh: MeshAxes, topology: Topology, cut: Cut) -> Placement:
+    rows: list[list[Segment]] = [[] for _ in mesh.sizes]
+    for p, pieces in enumerate(cut):
+        stride = 1
+        for m, size in pieces:
+            rows[m].append(Segment(p, size, stride))
+            stride *= size
+    # Major first: the outer tier, and on a torus x before y.
+    tier = [axis.tier for axis in topology.axes]
+    return Placement(mesh, topology, tuple(tuple(sorted(row, key=lambda s: (-tier[s.axis], s.axis))) for row in rows))
+
+
+def _rank(matrix: Matrix, cut: Cut, topology: Topology) -> tuple[Any, ...]:
+    outer = sum(
+        m * axis.tier * math.log2(row[p]) for m, row in enumerate(matrix) for p, axis in enumerate(topology.axes)
+    )
+    split = sum(len(pieces) > 1 for p, pieces in enumerate(cut) if topology.axes[p].kind == "torus")
+    turned = sum(a < b for pieces in cut for (a, _), (b, _) in itertools.pairwise(pieces))
+    return (round(outer, 6), split, turned, tuple(tuple(-f for f in row) for row in matrix), cut)
+
+
+def _signature(cut: Cut, topology: Topology) -> tuple[Any, ...]:
+    """Equal for placements that differ by exchanging equal physical axes."""
+    columns = []
+    for axis, pieces in zip(topology.axes, cut, strict=True):
+        columns.append((axis.tier, axis.kind, axis.size, axis.wrap, axis.bytes_per_s, axis.latency_s, pieces))
+    return tuple(sorted(columns))
+
+
+def _switch_run(axis: PhysicalAxis, pieces: list[Segment]) -> list[Run]:
+    size = math.prod(piece.size for piece in pieces)
+    return [Run("switch", size, axis.tier, axis.bytes_per_s, axis.latency_s)] if size > 1 else []
+
+
+def _torus_runs(axis: PhysicalAxis, pieces: list[Segment]) -> list[Run]:
+    """Pieces that continue each other are one run. A run that reaches all around a ring is a ring."""
+    joined: list[Segment] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if last is not None and last.stride * last.size == piece.stride:
+            joined[-1] = Segment(last.axis, last.size * piece.size, last.stride)
+        else:
+            joined.append(piece)
+    return [
+        Run(
+            "ring" if axis.wrap and run.stride * run.size == axis.size else "line",
+            run.size,
+            axis.tier,
+            axis.bytes_per_s / run.stride,
+            axis.latency_s * run.stride,
+        )
+        for run in joined
+    ]
+
+
+def _shapes(topology: Topology, count: int, most: int = 6) -> str:
+    """Meshes of that many axes on whole physical axes, in words."""
+    found = set()
+    sizes = [axis.size for axis in topology.axes]
+    for owners in itertools.islice(itertools.product(range(max(count, 1)), repeat=len(sizes)), 5000):
+        shape = [1] * max(count, 1)
+        for owner, size in zip(owners, sizes, strict=True):
+            shape[owner] *= size
+        found.add(tuple(shape))
+    # The even ones are what people want.
+    shapes = sorted(found, key=lambda shape: (max(shape), shape))[:most]
+    texts = ["(" + ", ".join(str(size) for size in shape) + ")" for shape in shapes]
+    return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1]

@@ -1,0 +1,359 @@
+"""Profiles from TOML files: the built-in ones, those of the user, and what is wrong with one.
+
+A profile is looked up by name or alias in the folders (or files) of ``SHARDWISE_HARDWARE_PATH`` and then among the built-in
+ones; a path to a ``.toml`` file may stand wherever a name may. ``base = "h100"`` starts from another profile and changes
+what the file says; an inherited figure keeps its source until the figure is changed. All problems of a file are collected
+and raised once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from shardwise.errors import HardwareError
+from shardwise.hardware.profile import MATRIX_TYPES, LinkTier, Profile
+from shardwise.hardware.wrap import WRAP_RULES, wrap_problem
+
+ENVIRONMENT: Final = "SHARDWISE_HARDWARE_PATH"
+BUILT_IN: Final = Path(__file__).parent / "profiles"
+COLLECTIVES: Final = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute", "halo")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number in a profile: where it stands and between which bounds it can be true."""
+
+    key: str
+    low: float
+    high: float
+    hint: str
+    required: bool = True
+    whole: bool = False
+
+    def problem(self, value: Any) -> str | None:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            return f"{self.key} is {value!r}, not a number"
+        if self.whole and value != int(value):
+            return f"{self.key} is {value!r}, not a whole number"
+        if not self.low <= value <= self.high:
+            return f"{self.key} is {value:g}, which cannot be: {self.hint}"
+        return None
+
+
+_SHARE: Final = "a share lies above 0 and is at most 1"
+_RATE: Final = "a rate per second, in FLOPs and not in TFLOPs"
+_FLOW: Final = "bytes per second, not GB"
+_TIME: Final = "seconds, at most 1"
+
+FIGURES: Final = (
+    Figure("clock_hz", 1e7, 1e11, "in Hz, not GHz"),
+    Figure("type_count", 1, 8, "1 or 2: what one chip counts in names like v4-32", required=False, whole=True),
+    Figure("memory.bytes", 2**20, 2**50, "in bytes, not GB", whole=True),
+    Figure("memory.usable_share", 1e-3, 1, _SHARE),
+    Figure("memory.bytes_per_s", 1e6, 1e16, _FLOW),
+    Figure("memory.efficiency", 1e-3, 1, _SHARE),
+    *(Figure(f"matrix.{t}", 1e6, 1e19, _RATE, required=t == "f32") for t in MATRIX_TYPES),
+    Figure("matrix.efficiency", 1e-3, 1, _SHARE),
+    Figure("vector.flops_per_s", 1e6, 1e18, _RATE),
+    Figure("vector.transcendentals_per_s", 1e6, 1e18, _RATE),
+    Figure("latency.launch_s", 0, 1, _TIME),
+    Figure("latency.collective_s", 0, 1, _TIME),
+    *(Figure(f"hidden.{kind}", 0, 1, "a share between 0 and 1", required=False) for kind in COLLECTIVES),
+)
+LINK_FIGURES: Final = (
+    Figure("bytes_per_s", 1e3, 1e16, _FLOW),
+    Figure("latency_s", 0, 1, _TIME),
+    Figure("dims", 1, 6, "a torus has 1 to 6 dimensions", required=False, whole=True),
+    Figure("size", 2, 1024, "the fixed number of members is 2 or more", required=False, whole=True),
+)
+_TILES: Final = {"matrix.tile": 3, "vector.tile": 2}
+_TEXTS: Final = ("name", "title", "base")
+_TABLES: Final = ("memory", "matrix", "vector", "latency", "hidden")
+_LINK_KEYS: Final = ("name", "kind", "wrap", "largest", *(f.key for f in LINK_FIGURES))
+
+
+def load_profile(name: str) -> Profile:
+    """The profile of a name, an alias, or a path to a ``.toml`` file.
+
+    >>> load_profile("v5e").title
+    'TPU v5e'
+    """
+    return _build(*_read(name, ()))
+
+
+def profiles() -> tuple[tuple[Profile, ...], tuple[str, ...]]:
+    """All profiles that can be found, by name, and what is wrong with files that cannot be read."""
+    found: dict[str, Profile] = {}
+    problems: list[str] = []
+    for path in _files():
+        try:
+            profile = load_profile(str(path))
+        except HardwareError as error:
+            problems.append(str(error))
+            continue
+        found.setdefault(profile.name, profile)
+    return tuple(found[name] for name in sorted(found, key=_natural)), tuple(problems)
+
+
+def canonical(name: str) -> str:
+    """
+    >>> canonical("TPU v5_lite")
+    'tpu-v5-lite'
+    """
+    return name.strip().lower().replace("_", "-").replace(" ", "-")
+
+
+def known(name: str) -> bool:
+    return is_path(name) or canonical(name) in _names()
+
+
+def is_path(name: str) -> bool:
+    return name.endswith(".toml")
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Numbers in names count as numbers: v5e comes before v100."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _files() -> Iterator[Path]:
+    """Files with profiles, the user's first."""
+    for entry in os.environ.get(ENVIRONMENT, "").split(os.pathsep):
+        if not entry:
+            continue
+        path = Path(entry).expanduser()
+        if not path.exists():
+            raise HardwareError(f"{ENVIRONMENT} names {entry}, which does not exist")
+        yield from sorted(path.glob("*.toml")) if path.is_dir() else [path]
+    yield from sorted(BUILT_IN.glob("*.toml"))
+
+
+def _names() -> dict[str, Path]:
+    """Names and aliases; names go before aliases, and the user's before the built-in ones."""
+    names: dict[str, Path] = {}
+    aliases: dict[str, Path] = {}
+    for path in _files():
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            data = {}  # It is reported when it is asked for.
+        name = data.get("name")
+        names.setdefault(canonical(name if isinstance(name, str) else path.stem), path)
+        others = data.get("aliases")
+        for alias in others if isinstance(others, list) else []:
+            aliases.setdefault(canonical(str(alias)), path)
+    return aliases | names
+
+
+def _find(name: str) -> Path:
+    if is_path(name):
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise HardwareError(f"there is no hardware profile {name}")
+        return path
+    names = _names()
+    wanted = canonical(name)
+    if wanted not in names:
+        near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "'shardwise hardware list' shows what there is."
+        raise HardwareError(
+            f"unknown hardware {name!r}; {hint} Your own goes into a .toml file: give its path, or its folder in {ENVIRONMENT}"
+        )
+    return names[wanted]
+
+
+def _read(name: str, asked_by: tuple[Path, ...]) -> tuple[dict[str, Any], Path]:
+    """The data of a file, laid over that of its base."""
+    path = _find(name)
+    if path in asked_by:
+        raise HardwareError(f"{path}: its base leads back to itself")
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise HardwareError(f"{path} cannot be read: {error}") from None
+    data.setdefault("name", path.stem)
+    base = data.get("base")
+    if not isinstance(base, str):
+        return data, path
+    # A path is seen from the file that names it.
+    given = str(path.parent / base) if is_path(base) else base
+    under, _ = _read(given, (*asked_by, path))
+    return _over(data, under), path
+
+
+def _over(data: dict[str, Any], under: dict[str, Any]) -> dict[str, Any]:
+    changed = {key for key, _ in _leaves(data)}
+    sources = under.get("sources", {})
+    kept = {k: v for k, v in sources.items() if k not in changed} if isinstance(sources, dict) else {}
+    merged = under | {"aliases": []} | data
+    for table in _TABLES:
+        if isinstance(under.get(table), dict) and isinstance(data.get(table), dict):
+            merged[table] = under[table] | data[table]
+    own = data.get("sources", {})
+    left = dict(_leaves(merged))
+    merged["sources"] = {k: v for k, v in kept.items() if k in left} | own if isinstance(own, dict) else own
+    return merged
+
+
+def _leaves(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Figures with their dotted keys: ``memory.bytes``, ``links.ICI.bytes_per_s``."""
+    for key, value in data.items():
+        if key == "sources":
+            continue
+        if key == "links" and isinstance(value, list):
+            for k, link in enumerate(value):
+                if isinstance(link, dict):
+                    yield from ((f"links.{link.get('name', k)}.{leaf}", v) for leaf, v in link.items())
+        elif isinstance(value, dict):
+            yield from ((f"{key}.{leaf}", v) for leaf, v in value.items())
+        else:
+            yield key, value
+
+
+def _build(data: dict[str, Any], path: Path) -> Profile:
+    problems: list[str] = []
+    leaves = dict(_leaves(data))
+    known_keys = {*_TEXTS, "aliases", "links", *_TILES, *(f.key for f in FIGURES)}
+    for key, value in leaves.items():
+        if not key.startswith("links.") and key not in known_keys:
+            problems.append(_unknown(key, known_keys))
+        elif key in _TABLES or (key in _TEXTS and not isinstance(value, str)):
+            problems.append(f"{key} is {value!r}, not {'a table' if key in _TABLES else 'a text'}")
+    if "title" not in leaves:
+        problems.append("title is missing")
+    for figure in FIGURES:
+        problems += _figure_problems(figure, leaves)
+    problems += [
+        f"{key} is {leaves.get(key)!r}, not {count} whole numbers"
+        for key, count in _TILES.items()
+        if not _whole_numbers(leaves.get(key), count)
+    ]
+    if "aliases" in leaves and not _texts(leaves["aliases"]):
+        problems.append(f"aliases is {leaves['aliases']!r}, not a list of names")
+    problems += _link_problems(data.get("links"))
+    problems += _source_problems(data.get("sources", {}), leaves)
+    if problems:
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        raise HardwareError(f"the hardware profile {path} cannot be used:{lines}")
+    return _profile(data, leaves, path)
+
+
+def _profile(data: dict[str, Any], leaves: dict[str, Any], path: Path) -> Profile:
+    rows, columns, depth = leaves["matrix.tile"]
+    sublanes, lanes = leaves["vector.tile"]
+    return Profile(
+        name=data["name"],
+        title=data["title"],
+        aliases=tuple(leaves.get("aliases", ())),
+        clock_hz=float(leaves["clock_hz"]),
+        memory_bytes=int(leaves["memory.bytes"]),
+        usable_share=float(leaves["memory.usable_share"]),
+        memory_bytes_per_s=float(leaves["memory.bytes_per_s"]),
+        memory_efficiency=float(leaves["memory.efficiency"]),
+        matrix_flops_per_s=tuple((t, float(leaves[f"matrix.{t}"])) for t in MATRIX_TYPES if f"matrix.{t}" in leaves),
+        matrix_efficiency=float(leaves["matrix.efficiency"]),
+        matrix_tile=(rows, columns, depth),
+        vector_flops_per_s=float(leaves["vector.flops_per_s"]),
+        transcendentals_per_s=float(leaves["vector.transcendentals_per_s"]),
+        vector_tile=(sublanes, lanes),
+        launch_s=float(leaves["latency.launch_s"]),
+        collective_s=float(leaves["latency.collective_s"]),
+        hidden=tuple((k, float(leaves[f"hidden.{k}"])) for k in COLLECTIVES if f"hidden.{k}" in leaves),
+        type_count=int(leaves.get("type_count", 1)),
+        links=tuple(_link(link) for link in data["links"]),
+        sources=tuple(data.get("sources", {}).items()),
+        file=str(path),
+    )
+
+
+def _link(link: dict[str, Any]) -> LinkTier:
+    return LinkTier(
+        name=link["name"],
+        kind=link["kind"],
+        bytes_per_s=float(link["bytes_per_s"]),
+        latency_s=float(link["latency_s"]),
+        dims=int(link.get("dims", 1)),
+        wrap=link.get("wrap", "never"),
+        size=int(link.get("size", 0)),
+        largest=tuple(link.get("largest", ())),
+    )
+
+
+def _figure_problems(figure: Figure, leaves: Mapping[str, Any], where: str = "") -> list[str]:
+    if figure.key not in leaves:
+        return [f"{where}{figure.key} is missing"] if figure.required else []
+    problem = figure.problem(leaves[figure.key])
+    return [f"{where}{problem}"] if problem else []
+
+
+def _link_problems(links: Any) -> list[str]:
+    if not isinstance(links, list) or not links or not all(isinstance(link, dict) for link in links):
+        return ["links is missing: write one [[links]] table for each tier, innermost first"]
+    problems = []
+    names = [link.get("name") for link in links]
+    for k, link in enumerate(links):
+        where = f"links.{link.get('name', k)}."
+        problems += [where + _unknown(key, _LINK_KEYS) for key in link if key not in _LINK_KEYS]
+        if not isinstance(link.get("name"), str) or names.count(link["name"]) > 1:
+            problems.append(f"{where}name is missing or used twice")
+        for figure in LINK_FIGURES:
+            problems += _figure_problems(figure, link, where)
+        problems += [where + problem for problem in _shape_problems(link)]
+    if all(link.get("size") for link in links):
+        problems.append("links has only tiers of fixed size: the last one must be able to grow")
+    return problems
+
+
+def _shape_problems(link: dict[str, Any]) -> list[str]:
+    problems: list[str] = []
+    kind, torus = link.get("kind"), link.get("kind") == "torus"
+    if kind not in ("torus", "switch"):
+        return [f'kind is {kind!r}; it is "torus" or "switch"']
+    if not torus:
+        problems += [f"{key} is for a torus only" for key in ("dims", "wrap") if key in link]
+    elif "dims" not in link:
+        problems.append("dims is missing")
+    if torus and link.get("size"):
+        problems.append("size is for a switch only")
+    if torus and (problem := wrap_problem(link.get("wrap"))):
+        problems.append(f"wrap is {link.get('wrap')!r}: {problem}; write one of {', '.join(WRAP_RULES)}")
+    count = link.get("dims", 1) if torus else 1
+    if "largest" in link and not _whole_numbers(link["largest"], count):
+        problems.append(f"largest is {link['largest']!r}, not {count} whole numbers")
+    if torus and link.get("wrap") == "whole" and "largest" not in link:
+        problems.append('largest is missing: wrap = "whole" is about it')
+    return problems
+
+
+def _source_problems(sources: Any, leaves: Mapping[str, Any]) -> list[str]:
+    if not isinstance(sources, dict):
+        return ["sources is not a table of figure = source"]
+    problems = [
+        f"the source of {key} is {text!r}, not a text" for key, text in sources.items() if not isinstance(text, str)
+    ]
+    return problems + ["sources: " + _unknown(key, leaves) for key in sources if key not in leaves]
+
+
+def _unknown(key: str, keys: Any) -> str:
+    near = difflib.get_close_matches(key, list(keys), n=1)
+    return f"{key} is not known" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _whole_numbers(value: Any, count: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == count
+        and all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in value)
+    )
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, str) and v for v in value)

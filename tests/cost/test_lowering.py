@@ -172,3 +172,36 @@ def test_bad_states_are_refused() -> None:
     for bad in ({"a": 0}, {"a": 2.5}, {"": 2}, 7):
         with pytest.raises(MeshError):
             MeshAxes.of(bad)
+
+
+def test_a_product_stays_as_computed_where_its_uses_like_that_better() -> None:
+    """The masks of a mixture of experts stay with the tokens; tokens go to the experts and come back."""
+
+    def layer(chosen, seat, x, up, down):
+        mask = jnp.einsum("nme,nmq->nmeq", chosen, seat)
+        inputs = jnp.einsum("nmeq,nmd->enqd", mask, jnp.tanh(x))  # an argument's own gather would be hidden
+        hidden = jax.nn.relu(jnp.einsum("enqd,edf->enqf", inputs, up))
+        return jnp.einsum("nmeq,enqd->nmd", mask, jnp.einsum("enqf,efd->enqd", hidden, down))
+
+    n, m, e, q, d, f = 64, 512, 8, 160, 1024, 4096
+    args = [p.shape(n, m, e), p.shape(n, m, q), p.shape(n, m, d), p.shape(e, d, f), p.shape(e, f, d)]
+    low = lowered(layer, args, {"x": 8}, lambda c, _: [Shard((c("up", 0),), "x"), Shard((c("x", 0),), "x")])
+    moved = [(kind.value, low.program.values[r.value].shape) for kind, _, _, _, r in collectives(low)]
+    assert moved.count(("all-to-all", (n, d, e, q))) + moved.count(("all-to-all", (e, n, q, d))) == 2
+    assert {kind for kind, _ in moved} == {"all-to-all"}
+    assert (n, m, e, q) not in [shape for _, shape in moved]
+
+
+def test_text_with_source_lines() -> None:
+    def fn(w, x):
+        return jnp.tanh(x) @ w
+
+    low = lowered(fn, [p.shape(8192, 4), p.shape(32, 8192)], {"model": 4}, lambda c, _: [Shard((c("w", 0),), "model")])
+    lines = str(low).splitlines()
+    assert lines[0] == "fn on model 4"
+    assert any(line.startswith("  %0:float32[8192/model,4] = argument 'w'") for line in lines)
+    product = next(k for k, line in enumerate(lines) if "dot_general" in line)
+    assert "k/model" in lines[product] and "# test_lowering.py:" in lines[product]
+    assert (
+        "all-reduce model" in lines[product + 1] and "partial model -> float32[32,4], 512 bytes" in lines[product + 1]
+    )

@@ -89,8 +89,8 @@ def test_random_programs(part: int, drawn: Drawn, seed: int) -> None:
 FOUND = {
     # XLA's partitioner clamps the start of a dynamic slice by the size of a shard (see rewrite/interpret.py).
     "dynamic_slice": (Drawn(((8,),), (("dynamic_slice", 0, 4, 0, 0), ("outer", 0, 0, 0, 0)), 0), 78),
-    # XLA's partitioner, for a product over an axis that its result carries while the operands' other axes do not fit the
-    # result's: P(None, "x") @ P("x", None) to P("x", ("z", "y")) is wrong.
+    # XLA's partitioner, for a product over an axis that its result is scattered on while the operands' other axes are not
+    # those of the result: P(None, "x") @ P("x", None) to P("x", ("z", "y")) is wrong (see stated_uses).
     "product": (
         Drawn(
             shapes=((3, 24), (2,)),
@@ -111,13 +111,7 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "dynamic_slice",
-        pytest.param("product", marks=pytest.mark.xfail(reason="XLA, no way around it stated yet", strict=True)),
-    ],
-)
+@pytest.mark.parametrize("name", FOUND)
 def test_found_before(name: str) -> None:
     check(*FOUND[name])
 

@@ -12,11 +12,11 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 
-def run(module: str, **environment: str) -> dict[str, Any]:
-    """What ``python -m module`` prints, as JSON."""
+def run(module: str, *arguments: str, **environment: str) -> dict[str, Any]:
+    """What ``python -m module arguments…`` prints last, as JSON."""
     env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"} | environment
     done = subprocess.run(
-        [sys.executable, "-m", module], cwd=ROOT, env=env, capture_output=True, text=True, timeout=600
+        [sys.executable, "-m", module, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

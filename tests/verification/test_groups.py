@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwise.errors import HloError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.verification.groups import AxisNames, connected, pairs, parse_groups, replica_groups
-from shardwise.verification.instructions import HloError
 
 MESH = MeshAxes(("data", "model"), (2, 4))
 ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from shardwise.errors import HloError
 from shardwise.verification import hlo
-from shardwise.verification.instructions import Array, HloError, arrays
+from shardwise.verification.instructions import Array, arrays
 from tests.verification import snippets
 
 

@@ -2,49 +2,36 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 import shardwise
 from shardwise import zoo
-from shardwise.tactics.strategies import FSDP, ContextParallel, DataParallel, EdgeSharding, Megatron, ZeRO2
-from shardwise.verification.verify import Verification
+from shardwise.tactics.strategies import FSDP, DataParallel
+from tests.verification.strategy_rows import ROWS, bytes_by_kind, large_kinds
 
-SEQUENCE = ("batch/inputs", 1)
-
-
-def verified(target: str, mesh: dict[str, int], *tactics) -> Verification:
-    program = zoo.parse(target)
-    plan = shardwise.plan(
-        program.fn, *program.args, mesh=mesh, tactics=tactics, roles={"batch": "batch", "params": "params"}
-    )
-    return shardwise.verify(plan, program.fn, *program.args)
+#: XLA's CPU compiler does not reassociate the reductions of dq·Wq + dk·Wk + dv·Wv, and gathers once more for each of them under
+#: sequence parallelism; its TPU compiler reaches 95% in all rows (test_tpu_strategies.py).
+LEAST = {"megatron": 0.83, "megatron, sequence": 0.92}
+#: Compiled for TPUs only: too wide for this machine's memory, or a mesh of more devices.
+HOST = [name for name in ROWS if name not in ("megatron, wide", "fsdp, megatron")]
 
 
-@pytest.mark.parametrize(
-    ("target", "mesh", "tactics", "least"),
-    [
-        ("t2b:tiny", {"data": 8}, [DataParallel("data")], 0.999),
-        ("t2b:tiny", {"data": 8}, [FSDP("data")], 0.98),
-        ("t2b:tiny", {"data": 8}, [ZeRO2("data")], 0.98),
-        ("t2b:tiny", {"data": 2, "seq": 4}, [DataParallel("data"), ContextParallel("seq", SEQUENCE)], 0.999),
-        # XLA's CPU compiler does not reassociate the reductions of dq·Wq + dk·Wk + dv·Wv; its TPU compiler does.
-        ("t2b:tiny", {"data": 2, "model": 4}, [DataParallel("data"), Megatron("model")], 0.85),
-        ("gns:tiny", {"edge": 8}, [EdgeSharding("edge", ("batch/edges", 0))], 0.95),
-    ],
-    ids=["data parallel", "fsdp", "zero2", "context parallel", "megatron", "edges"],
-)
-def test_compiled_as_predicted(target: str, mesh: dict[str, int], tactics, least: float) -> None:
-    found = verified(target, mesh, *tactics)
-    assert found.matched >= least, str(found)
+@pytest.mark.parametrize("name", HOST)
+def test_compiled_as_predicted(name: str) -> None:
+    found = ROWS[name].verified(8, "host")
+    assert found.matched >= LEAST.get(name, 0.95), str(found)
+    assert large_kinds(bytes_by_kind(found)) <= ROWS[name].kinds, str(found)
 
 
-def test_kinds_of_the_textbook() -> None:
-    def kinds(found: Verification) -> set[str]:
-        large = max(r.compiled_bytes for r in found.rows)
-        return {r.kind for r in found.rows if r.compiled_bytes > 0.01 * large}
-
-    assert kinds(verified("t2b:tiny", {"data": 8}, DataParallel("data"))) == {"all-reduce"}
-    assert kinds(verified("t2b:tiny", {"data": 8}, FSDP("data"))) <= {"all-gather", "reduce-scatter", "all-to-all"}
+def test_fsdp_moves_no_more_than_the_textbook() -> None:
+    """Parameters gathered forward and backward in the dtype they are used in, gradients scattered once."""
+    program, plan = ROWS["fsdp"].plan(8)
+    parameters = sum(math.prod(a.shape) * 2 for a in plan.arguments if a.path.startswith("params") and len(a.shape) > 1)
+    found = shardwise.verify(plan, program.fn, *program.args)
+    kinds = bytes_by_kind(found)
+    assert kinds["all-gather"] <= 2 * parameters and kinds["reduce-scatter"] <= parameters, (kinds, parameters)
 
 
 def test_constraints_are_a_handful() -> None:

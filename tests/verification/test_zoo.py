@@ -17,7 +17,7 @@ from tests.rewrite.test_apply import MESHES, random_decisions
 #: Compiled in a second or two each.
 SMALL = ("mlp:tiny", "gns:tiny", "itx:tiny", "ssm:tiny", "dlrm:tiny")
 ALL = [f"{name}:{config}" for name in zoo.names() for config in zoo.configs(name) if config.startswith("tiny")]
-LONG = [(target, mesh, seed) for target in ALL for mesh in range(3) for seed in range(2)]
+LONG = [(target, mesh, seed) for target in ALL for mesh in range(3) for seed in range(6)]
 
 
 def check(target: str, mesh: dict[str, int], seed: int) -> None:

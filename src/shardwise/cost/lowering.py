@@ -13,11 +13,13 @@ same local comparison whether it takes the value as partial or reduced, so ``dqÂ
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from shardwise.cost.decisions import State
+from shardwise.cost.halo import halo_widths
 from shardwise.cost.local import LocalCost
 from shardwise.cost.sharding import Axes, Collective, Kind, Sharding, reshard
 from shardwise.cost.storage import VIEWS, Clashes, store
@@ -74,6 +76,11 @@ class Lowered:
     def program(self) -> Program:
         return self.analysis.program
 
+    def __str__(self) -> str:
+        from shardwise.cost.text import format_lowered
+
+        return format_lowered(self)
+
 
 def lower_state(analysis: Analysis, state: State, cost: LocalCost) -> Lowered:
     """Works out a state: two rules, reshards, deferred reductions."""
@@ -104,6 +111,9 @@ class _Lowering:
         self.clashes = Clashes.of(analysis)
         self.given = set(state.order)
         self.rank = {pair: k for k, pair in enumerate(state.order)}
+        self.fixed = {*state.pinned, *(v for v, _ in state.kept)}
+        self.looking = False  # while uses are asked what they would like, nothing else is
+        self.crossed = self._crossed()
         self.known: dict[object, tuple[tuple[Axes, ...], Axes]] = {}
         self.uses: list[list[tuple[int, int]]] = [[] for _ in self.program.values]
         for op in self.program.ops:
@@ -126,6 +136,10 @@ class _Lowering:
             assigned, passed = self._choose(op)
             factors[op.id], passing[op.id] = assigned, passed
             reshards += self._operand_reshards(op, assigned, passed, paid)
+            for k, steps in self._halos(op, assigned):
+                need = self._need(op, k, assigned, passed)
+                trips = float(self.program.trips[op.region])
+                reshards.append(Reshard(op.id, op.operands[k], k, need, need, steps, trips))
             reshards += self._result_reshards(op, assigned, passed)
             if op.kind in VIEWS:
                 ready = all(self.early[v] for v in op.operands if v >= 0)
@@ -175,12 +189,13 @@ class _Lowering:
         early = tuple(v >= 0 and self.early[v] for v in op.operands)
         context = tuple((self._may_wait(op, v), self._joins_partial(op, v)) for v in op.results)
         shared = tuple(self._sharers(op, v) if v >= 0 else 0 for v in op.operands)
-        key = (id(rule), op.kind, stored_in, stored_out, early, tuple(map(tuple, candidates)), context, shared)
+        alone = op.id if op.unit is Unit.MATRIX and self.crossed.intersection(op.results) else -1
+        key = (id(rule), op.kind, stored_in, stored_out, early, tuple(map(tuple, candidates)), context, shared, alone)
         if key not in self.known:
-            self.known[key] = self._cheapest(op, candidates, partial)
+            self.known[key] = self._cheapest(op, candidates, partial)[1:]
         return self.known[key]
 
-    def _cheapest(self, op: Op, candidates: list[list[int]], partial: set[int]) -> tuple[tuple[Axes, ...], Axes]:
+    def _cheapest(self, op: Op, candidates: list[list[int]], partial: set[int]) -> tuple[float, tuple[Axes, ...], Axes]:
         rule = op.rule
         assert rule is not None
         options = []
@@ -199,7 +214,7 @@ class _Lowering:
             if best is None or seconds < best[0] * (1 - 1e-9):
                 best = seconds, assigned, passed
         assert best is not None, "computing whole is always possible"
-        return best[1], best[2]
+        return best
 
     def _can_pass(self, op: Op, axis: int) -> bool:
         """Is the op linear in its operands that are partial on an axis?"""
@@ -246,6 +261,7 @@ class _Lowering:
             steps = reshard(value.nbytes, made, self._target(op, v, made, self._joins_partial(op, v)), self.mesh)
             seconds += self.cost.communication_s(steps, self.mesh, False)
             moved += value.nbytes / made.shards(self.mesh)
+        seconds += sum(self.cost.communication_s(steps, self.mesh, False) for _, steps in self._halos(op, assigned))
         parts = 1
         for axes in assigned:
             for a in axes:
@@ -257,6 +273,32 @@ class _Lowering:
         own = _tensor(op.rule.operand_majors[operand], assigned)
         still = tuple(a for a in self.actual[op.operands[operand]].partial if a in passed)
         return Sharding(own.dims, still)
+
+    def _halos(self, op: Op, assigned: tuple[Axes, ...]) -> list[tuple[int, tuple[Collective, ...]]]:
+        """What each windowed operand's shards get from their neighbours: a permute from each side."""
+        rule = op.rule
+        assert rule is not None
+        values = [*op.operands, *op.results]
+        found = []
+        for window in rule.windows:
+            axes = assigned[window.factor]
+            # Between two operands (a weight's gradient) it is the one looked into that moves.
+            operand, other = (window.of, window.by) if window.of < len(op.operands) else (window.by, window.of)
+            if not axes or operand >= len(op.operands):
+                continue
+            sizes = [self._windowed_size(rule, t, window.factor, values[t]) for t in (operand, other)]
+            pieces = math.prod(self.mesh.sizes[a] for a in axes)
+            widths = halo_widths(window, pieces, *sizes, operand == window.of)
+            held = _tensor(rule.operand_majors[operand], assigned).shards(self.mesh)
+            row = self.program.values[values[operand]].nbytes / held / (sizes[0] // pieces)
+            steps = tuple(Collective(Kind.PERMUTE, axes, w * row, w * row) for w in widths if w)
+            if steps:
+                found.append((operand, steps))
+        return found
+
+    def _windowed_size(self, rule: Rule, tensor: int, factor: int, value: int) -> int:
+        place = next(d for d, dim in enumerate(rule.tensors[tensor]) if factor in dim)
+        return self.program.values[value].shape[place]
 
     # Reshards.
 
@@ -290,9 +332,79 @@ class _Lowering:
         """Where a result goes: to storage, or, where its reduction over some axes may wait, to storage without them."""
         wait = tuple(a for a in made.partial if a in waiting)
         stored = self.storage[value]
+        if not made.partial and self._stays(op, value, made):
+            return made
         if not wait or not self._may_wait(op, value):
             return stored
         return Sharding(tuple(tuple(a for a in axes if a not in wait) for axes in stored.dims), wait)
+
+    # Values that stay as they are computed.
+
+    def _stays(self, op: Op, value: int, made: Sharding) -> bool:
+        """Is a product's result (or a view of one) better left as it is computed than moved to where it is stored?
+
+        Its uses decide: the dispatch mask of a mixture of experts, computed by groups and used with tokens by groups, would
+        otherwise go to the experts and back.
+        """
+        stored = self.storage[value]
+        if self.looking or value not in self.crossed or made == stored or made.axes() != stored.axes():
+            return False
+        if op.unit is not Unit.MATRIX and op.kind not in VIEWS:
+            return False
+        self.looking = True
+        move_s = self._move_s(value, made, stored)
+        stays = self._uses_s(value, made) < move_s + self._uses_s(value, stored)
+        self.looking = False
+        return stays
+
+    def _crossed(self) -> set[int]:
+        """Values with two dimensions that were given one axis, so that they may lie in either way."""
+        given: dict[int, list[int]] = {}
+        for color, axis in self.state.order:
+            given.setdefault(color, []).append(axis)
+        names = self.analysis.names
+        seen: set[tuple[int, int]] = set()
+        found: set[int] = set()
+        for value, node in zip(names.member_value.tolist(), names.member_node.tolist(), strict=True):
+            for axis in given.get(self.color[node], ()):
+                if (value, axis) in seen and value not in self.state.pinned:
+                    found.add(value)
+                seen.add((value, axis))
+        return found
+
+    def _move_s(self, value: int, source: Sharding, target: Sharding) -> float:
+        steps = reshard(self.program.values[value].nbytes, source, target, self.mesh)
+        return self.cost.communication_s(steps, self.mesh, False)
+
+    def _uses_s(self, value: int, sharding: Sharding) -> float:
+        """The time of a value's uses if it came in this sharding; through views, to the uses of these."""
+        kept, self.actual[value] = self.actual[value], sharding
+        seconds = 0.0
+        for number in dict.fromkeys(user for user, _ in self.uses[value]):
+            use = self.program.ops[number]
+            if use.rule is None:
+                continue
+            if use.kind not in VIEWS:
+                seconds += self._cheapest(use, self._candidates(use), set())[0]
+                continue
+            (result,) = use.results
+            seen, stored = self._seen(use, sharding), self.storage[result]
+            options = [self._uses_s(result, stored) + self._move_s(result, seen, stored)]
+            if seen != stored and result in self.crossed:
+                options.append(self._uses_s(result, seen))
+            seconds += min(options)
+        self.actual[value] = kept
+        return seconds
+
+    def _seen(self, view: Op, sharding: Sharding) -> Sharding:
+        """A view's result where its operand comes in a sharding."""
+        rule = view.rule
+        assert rule is not None
+        assigned: list[Axes] = [()] * len(rule.factors)
+        for factor, axes in zip(rule.operand_majors[0], sharding.dims, strict=True):
+            if factor >= 0 and rule.splittable[factor]:
+                assigned[factor] = axes
+        return _tensor(rule.result_majors[0], assigned)
 
     def _joins_partial(self, op: Op, value: int) -> frozenset[int]:
         """Axes over which a sum that this value goes into is partial already: reducing it then costs nothing more."""
@@ -316,7 +428,7 @@ class _Lowering:
 
         XLA reassociates the all-reduces of products and sums; it does not join that of a scatter to another's.
         """
-        if len(self.uses[value]) != 1 or not (op.unit is Unit.MATRIX or op.kind in LINEAR):
+        if len(self.uses[value]) != 1 or not (op.unit is Unit.MATRIX or op.kind in LINEAR) or value in self.fixed:
             return False
         user, operand = self.uses[value][0]
         use = self.program.ops[user]
@@ -336,29 +448,67 @@ def _sizes(program: Program, op: Op, factor: int) -> list[int]:
     return sizes
 
 
-def unnatural_uses(lowered: Lowered) -> dict[tuple[int, int], Sharding]:
-    """Operands that must be stated as the op computes on them, by (op, operand).
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Where a sharding is stated inside the program: of value ``number`` as it is ``stored``, or of operand ``index`` where op
+    ``number`` has it ``used``."""
 
-    Where the operands as stored agree (no axis on two factors, none on a factor that cannot be split) the partitioner computes
-    on them as they are. If the plan computes otherwise it must say so; where they disagree, the partitioner has to reshard
-    anyway, and does what the result's sharding asks for.
+    place: str
+    number: int
+    index: int = 0
+
+
+def stated_uses(lowered: Lowered) -> dict[Place, Sharding]:
+    """Operands that must be stated as the op computes on them.
+
+    Where the operands as stored agree on an axis (it lies on one factor, which can be split) the partitioner computes on them
+    as they are. If the plan computes otherwise it must say so; where they disagree, the partitioner has to reshard anyway, and
+    does what the result's sharding asks for.
     """
     program = lowered.program
-    found: dict[tuple[int, int], Sharding] = {}
+    found: dict[Place, Sharding] = {}
     for reshard_ in lowered.reshards:
         op = program.ops[reshard_.op]
         heavy = op.unit is Unit.MATRIX or op.kind.startswith(("gather", "scatter"))
         if reshard_.operand < 0 or not heavy or reshard_.source.partial:
             continue
-        assert op.rule is not None
-        on: dict[int, set[int]] = {}
-        for k, v in enumerate(op.operands):
-            for d, axes in enumerate(lowered.actual[v].dims if v >= 0 else ()):
-                for axis in axes:
-                    on.setdefault(axis, set()).add(op.rule.operand_majors[k][d])
-        if all(len(factors) == 1 and op.rule.splittable[min(factors)] for factors in on.values()):
-            found[op.id, reshard_.operand] = reshard_.target
+        changed = {a for step in reshard_.steps for a in step.axes}
+        if reshard_.source != reshard_.target and changed & _agreed_axes(lowered, op):
+            found[Place("used", op.id, reshard_.operand)] = reshard_.target
+    for op in program.ops:
+        if op.unit is Unit.MATRIX:
+            found |= _scattered_product(lowered, op)
     return found
+
+
+def _scattered_product(lowered: Lowered, op: Op) -> dict[Place, Sharding]:
+    """XLA's partitioner computes wrong numbers for a product over an axis that its result is scattered on, while the operands'
+    other axes are not those of the result. The operands are stated so that only the scattering is left to do."""
+    rule = op.rule
+    assert rule is not None
+    assigned = list(lowered.factors[op.id])
+    stored = lowered.storage[op.results[0]]
+    partial = _result(rule, 0, assigned, ()).partial
+    if not set(partial) & stored.axes():
+        return {}
+    for factor, axes in zip(rule.result_majors[0], stored.dims, strict=True):
+        if factor >= 0:
+            assigned[factor] = tuple(a for a in axes if a not in partial)
+    needs = {k: _tensor(rule.operand_majors[k], assigned) for k in range(len(op.operands))}
+    if all(lowered.actual[op.operands[k]].dims == need.dims for k, need in needs.items()):
+        return {}
+    return {Place("used", op.id, k): need for k, need in needs.items()}
+
+
+def _agreed_axes(lowered: Lowered, op: Op) -> set[int]:
+    """Axes that an op's operands, as stored, put on one factor, which can be split, or do not use at all."""
+    assert op.rule is not None
+    on: dict[int, set[int]] = {a: set() for a in range(len(lowered.state.mesh.sizes))}
+    for k, v in enumerate(op.operands):
+        for d, axes in enumerate(lowered.actual[v].dims if v >= 0 else ()):
+            for axis in axes:
+                on[axis].add(op.rule.operand_majors[k][d])
+    return {a for a, factors in on.items() if len(factors) < 2 and all(op.rule.splittable[f] for f in factors)}
 
 
 def collectives(lowered: Lowered) -> list[tuple[Kind, Axes, float, float, Reshard]]:

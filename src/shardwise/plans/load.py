@@ -120,8 +120,9 @@ def _array(row: dict[str, Any]) -> ArrayPlan:
 
 def _constraint(row: dict[str, Any]) -> StatedConstraint:
     return StatedConstraint(
-        int(row["value"]),
-        int(row["operand"]),
+        str(row["place"]),
+        int(row["number"]),
+        int(row["index"]),
         str(row["op"]),
         str(row["source"]),
         _shape(row["shape"]),

@@ -37,11 +37,12 @@ class ArrayPlan:
 
 @dataclass(frozen=True, slots=True)
 class StatedConstraint:
-    """A sharding stated inside the program: on the value of this number, made by ``op`` at ``source``; or, with ``operand``
-    not -1, only where op number ``value`` uses that operand."""
+    """A sharding stated inside the program, at ``source``: of value ``number`` as it is ``stored``, or of operand ``index``
+    where op ``number`` has it ``used``."""
 
-    value: int
-    operand: int
+    place: str
+    number: int
+    index: int
     op: str
     source: str
     shape: tuple[int, ...]
@@ -149,7 +150,7 @@ class Plan:
         """Runs ``fn(*args)``, which makes the arguments under the path ``of``, so that they are made already sharded."""
         from shardwise.rewrite.apply import init_sharded, make_mesh
 
-        return init_sharded(self, fn, args, of, make_mesh(self) if mesh is None else mesh)
+        return init_sharded(self, fn, args, of, make_mesh(self.mesh) if mesh is None else mesh)
 
     def _trees(self) -> Any:
         if self.trees is None:
@@ -172,7 +173,7 @@ class Plan:
         from shardwise.capture.trace import JitOptions
         from shardwise.rewrite.apply import PlannedFunction, check_mesh, make_mesh
 
-        mesh = make_mesh(self) if mesh is None else mesh
+        mesh = make_mesh(self.mesh) if mesh is None else mesh
         check_mesh(self, mesh)
         return PlannedFunction(self, fn, mesh, JitOptions(**options))
 
@@ -218,3 +219,7 @@ class Plan:
         from shardwise.report.plan_text import plan_text
 
         return plan_text(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What a notebook shows: the same text as a terminal."""
+        printer.text(str(self))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Console
-from rich.table import Table
-
 from shardwise.ir.program import Origin
+from shardwise.report.page import Page, table
 from shardwise.report.units import plural, si
 
 if TYPE_CHECKING:
@@ -110,42 +107,33 @@ def conflict_lines(analysis: Analysis, family: CompatibilitySet) -> list[str]:
 
 def analysis_text(analysis: Analysis, width: int = _WIDTH, everything: bool = False) -> str:
     """The analysis as text for a terminal of ``width`` columns; ``everything`` lists what does not matter too."""
-    out = io.StringIO()
-    console = Console(file=out, width=width, no_color=True, highlight=False, emoji=False, markup=False)
+    page = Page(width)
     program = analysis.program
     held = sum(program.values[a.value].nbytes for a in program.arguments)
-    console.print(
+    page.print(
         f"{program.name}: {plural(len(program.ops), 'op')}, {si(total_flops(analysis), 'FLOP')}, "
         f"{plural(len(program.arguments), 'argument')} of {si(held, 'B')}"
     )
     unknown = sum(not r.trips_known for r in _loops(analysis))
     if unknown:
-        console.print(f"{plural(unknown, 'loop')} of unknown length counted as one trip")
-    _groups(console, analysis, everything)
-    _conflicts(console, analysis)
-    _opaque(console, analysis)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+        page.print(f"{plural(unknown, 'loop')} of unknown length counted as one trip")
+    _groups(page, analysis, everything)
+    _conflicts(page, analysis)
+    _opaque(page, analysis)
+    return page.text()
 
 
-def _table(*columns: tuple[str, str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
-    for title, justify in columns:
-        last = justify == "text"
-        table.add_column(title, justify="left" if last else justify, no_wrap=not last, overflow="fold")  # type: ignore[arg-type]
-    return table
-
-
-def _groups(console: Console, analysis: Analysis, everything: bool) -> None:
+def _groups(page: Page, analysis: Analysis, everything: bool) -> None:
     shown = [g for g in analysis.groups if g.matters or everything]
     shown.sort(key=lambda g: (-g.flops, -g.nbytes, g.id))
     colors = sum(c.matters for c in analysis.colors)
-    console.print()
+    page.print()
     if not shown:
-        console.print("Nothing to shard: no dimension is larger than one and computable in parts.")
+        page.print("Nothing to shard: no dimension is larger than one and computable in parts.")
         return
-    console.print(f"What can be sharded: {plural(len(shown), 'group')} of {plural(colors, 'color')} that matter")
-    console.print()
-    table = _table(
+    page.print(f"What can be sharded: {plural(len(shown), 'group')} of {plural(colors, 'color')} that matter")
+    page.print()
+    rows = table(
         ("group", "right"),
         ("size", "right"),
         ("values", "right"),
@@ -156,15 +144,15 @@ def _groups(console: Console, analysis: Analysis, everything: bool) -> None:
     for g in shown:
         size = f"{g.size:,}" + ("…" if len(g.sizes) > 1 else "")
         count = f" ×{len(g.colors)}" if len(g.colors) > 1 else ""
-        where = _where(analysis, g.places, console.width - 42)
-        table.add_row(f"{g.id}{count}", size, f"{g.values:,}", si(g.nbytes, "B"), si(g.flops), where)
-    console.print(table)
+        where = _where(analysis, g.places, page.width - 42)
+        rows.add_row(f"{g.id}{count}", size, f"{g.values:,}", si(g.nbytes, "B"), si(g.flops), where)
+    page.print(rows)
     hidden = [g for g in analysis.groups if g not in shown]
     if hidden:
         loops = sum(analysis.colors[g.colors[0]].loop for g in hidden)
         parts = [plural(loops, "loop dimension")] * bool(loops)
         parts += [plural(len(hidden) - loops, "group") + " that every op needs whole"] * (len(hidden) > loops)
-        console.print(f"\nNot shown: {', '.join(parts)}")
+        page.print(f"\nNot shown: {', '.join(parts)}")
 
 
 def _where(analysis: Analysis, places: tuple[Place, ...], width: int, most: int = 3) -> str:
@@ -179,44 +167,42 @@ def _where(analysis: Analysis, places: tuple[Place, ...], width: int, most: int 
     return "\n".join(lines) + more
 
 
-def _conflicts(console: Console, analysis: Analysis) -> None:
-    console.print()
+def _conflicts(page: Page, analysis: Analysis) -> None:
+    page.print()
     families: dict[int, list[CompatibilitySet]] = {}
     for s in analysis.compatibility_sets:
         families.setdefault(s.bit, []).append(s)
     if not families:
-        console.print("No conflicts: every color can be sharded without a choice.")
+        page.print("No conflicts: every color can be sharded without a choice.")
         return
-    console.print(
+    page.print(
         f"Conflicts: {plural(len(analysis.conflicts), 'place')} in {plural(len(families), 'family', 'families')}, "
         f"{plural(analysis.bits, 'bit')} to decide"
     )
-    console.print()
-    table = _table(
-        ("bit", "right"), ("group", "right"), ("sets", "right"), ("places", "right"), ("source lines", "text")
-    )
+    page.print()
+    rows = table(("bit", "right"), ("group", "right"), ("sets", "right"), ("places", "right"), ("source lines", "text"))
     for bit, sets in families.items():
         lines = conflict_lines(analysis, sets[0])
         text = " ".join(lines[:4]) + (f" +{len(lines) - 4}" if len(lines) > 4 else "")
         if not sets[0].consistent:
             text = "(no consistent side, kept whole) " + text
         group = analysis.colors[sets[0].color].group
-        table.add_row(str(bit), str(group), str(len(sets)), str(sum(len(s.conflicts) for s in sets)), text)
-    console.print(table)
+        rows.add_row(str(bit), str(group), str(len(sets)), str(sum(len(s.conflicts) for s in sets)), text)
+    page.print(rows)
 
 
-def _opaque(console: Console, analysis: Analysis) -> None:
-    console.print()
+def _opaque(page: Page, analysis: Analysis) -> None:
+    page.print()
     if not analysis.opaque_ops:
-        console.print("No opaque ops: every operation has a rule.")
+        page.print("No opaque ops: every operation has a rule.")
         return
-    console.print(f"Opaque: {plural(len(analysis.opaque_ops), 'op')} whose arrays must be whole")
-    console.print()
-    table = _table(("kind", "left"), ("count", "right"), ("first at", "left"), ("why", "text"))
+    page.print(f"Opaque: {plural(len(analysis.opaque_ops), 'op')} whose arrays must be whole")
+    page.print()
+    rows = table(("kind", "left"), ("count", "right"), ("first at", "left"), ("why", "text"))
     kinds: dict[str, list[Any]] = {}
     for op in analysis.opaque_ops:
         kernel = op.attribute("kernel")
         kinds.setdefault(f"{op.kind}:{kernel}" if kernel else op.kind, []).append(op)
     for kind, ops in kinds.items():
-        table.add_row(kind, str(len(ops)), str(analysis.program.source_of(ops[0])), ops[0].opaque)
-    console.print(table)
+        rows.add_row(kind, str(len(ops)), str(analysis.program.source_of(ops[0])), ops[0].opaque)
+    page.print(rows)

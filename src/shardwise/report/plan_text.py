@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from shardwise.report.inspection import _table
+from shardwise.report.page import Page, table
 from shardwise.report.units import plural, si
 
 if TYPE_CHECKING:
@@ -76,32 +73,33 @@ def code_text(plan: Plan) -> str:
     if plan.constraints:
         lines += ["", "# Inside the function, with jax.lax.with_sharding_constraint:"]
     for c in plan.constraints:
-        what = f"operand {c.operand} of" if c.operand >= 0 else "the result of"
+        what = {"used": f"operand {c.index} of", "computed": "the result, as computed, of"}.get(
+            c.place, "the result of"
+        )
         lines.append(f"#   {c.source}: {what} {c.op} {list(c.shape)}: {_call(c.spec)}")
     return "\n".join(lines) + "\n"
 
 
 def plan_text(plan: Plan, width: int = 80) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=width, no_color=True, highlight=False, emoji=False, markup=False)
-    console.print(f"{plan.function} on {plan.mesh}")
+    page = Page(width)
+    page.print(f"{plan.function} on {plan.mesh}")
     for words in plan.decisions:
-        console.print(f"  {words}")
-    console.print("\nArguments\n")
-    table = _table(("path", "left"), ("sharded", "text"))
+        page.print(f"  {words}")
+    page.print("\nArguments\n")
+    rows = table(("path", "left"), ("sharded", "text"))
     for array in plan.arguments:
-        table.add_row(array.path, spec_text(array))
-    console.print(table)
-    console.print(f"\n{plural(len(plan.constraints), 'constraint')} inside the program")
+        rows.add_row(array.path, spec_text(array))
+    page.print(rows)
+    page.print(f"\n{plural(len(plan.constraints), 'constraint')} inside the program")
     for c in plan.constraints:
         dims = ", ".join("·".join(axes) or "-" for axes in c.spec)
-        where = f"{c.op} at {c.source}" + (f", operand {c.operand}" if c.operand >= 0 else "")
-        console.print(f"  {where}: [{dims}]")
-    console.print("\nCollectives a step, one device\n")
-    moved = _table(("kind", "left"), ("axes", "left"), ("count", "right"), ("bytes", "right"))
+        where = f"{c.op} at {c.source}" + (f", operand {c.index}" if c.place == "used" else "")
+        page.print(f"  {where}: [{dims}]")
+    page.print("\nCollectives a step, one device\n")
+    moved = table(("kind", "left"), ("axes", "left"), ("count", "right"), ("bytes", "right"))
     for (kind, axes), (count, nbytes) in plan.moved().items():
         moved.add_row(kind, "·".join(axes), str(count), si(nbytes, "B"))
-    console.print(moved if plan.collectives else "none")
+    page.print(moved if plan.collectives else "none")
     for note in plan.notes:
-        console.print(f"note: {note}")
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+        page.print(f"note: {note}")
+    return page.text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, Traced, trace
+from shardwise.cost.lowering import Place
 from shardwise.cost.sharding import Sharding
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
@@ -19,7 +20,7 @@ from shardwise.ir.program import Program
 from shardwise.plans.plan import ArrayPlan, Plan, Spec
 from shardwise.rewrite.fingerprint import fingerprint
 from shardwise.rewrite.interpret import Interpreter
-from shardwise.rewrite.shardy import Constrain, Constraints
+from shardwise.rewrite.shardy import Constrain
 
 
 def to_partition_spec(spec: Spec) -> PartitionSpec:
@@ -77,14 +78,13 @@ def check_mesh(plan: Plan, mesh: Any) -> None:
         )
 
 
-def make_mesh(plan: Plan) -> Any:
-    """A mesh of the devices that are there."""
-    there = len(jax.devices())
-    if there < plan.mesh.devices:
-        raise PlanError(f"the plan needs {plan.mesh.devices} devices ({plan.mesh}); there are {there}")
-    axis_types = (jax.sharding.AxisType.Auto,) * len(plan.mesh.names)
-    devices = jax.devices()[: plan.mesh.devices]
-    return jax.make_mesh(plan.mesh.sizes, plan.mesh.names, axis_types=axis_types, devices=devices)
+def make_mesh(axes: MeshAxes, devices: Sequence[Any] | None = None) -> Any:
+    """A mesh of automatic axes over the first of some devices; by default of those that are there."""
+    there = jax.devices() if devices is None else devices
+    if len(there) < axes.devices:
+        raise PlanError(f"a mesh of {axes} needs {axes.devices} devices; there are {len(there)}")
+    kinds = (jax.sharding.AxisType.Auto,) * len(axes.names)
+    return jax.make_mesh(axes.sizes, axes.names, axis_types=kinds, devices=there[: axes.devices])
 
 
 class Applied:
@@ -96,12 +96,13 @@ class Applied:
             raise PlanError(
                 f"the plan was made for another version of {plan.function} (other shapes, code or JAX version): plan again"
             )
-        stated = [
-            (c, Sharding(tuple(tuple(plan.mesh.index(a) for a in axes) for axes in c.spec))) for c in plan.constraints
-        ]
-        values = {c.value: sharding for c, sharding in stated if c.operand < 0}
-        uses = {(c.value, c.operand): sharding for c, sharding in stated if c.operand >= 0}
-        self._visitor = Constrain(Constraints(values, uses, {}), mesh, plan.mesh)
+        stated = {
+            Place(c.place, c.number, c.index): Sharding(
+                tuple(tuple(plan.mesh.index(a) for a in axes) for axes in c.spec)
+            )
+            for c in plan.constraints
+        }
+        self._visitor = Constrain(stated, mesh, plan.mesh)
         self.program, self._jaxpr = program, traced.jaxpr
         self.in_shardings = [named_sharding(a, mesh) for a in plan.arguments]
         self.out_shardings = [named_sharding(a, mesh) for a in plan.outputs]
@@ -110,9 +111,10 @@ class Applied:
     def __call__(self, *arrays: Any) -> list[Any]:
         return Interpreter(self.program, self._visitor).run(self._jaxpr, arrays)
 
-    def jitted(self, donate: bool = True) -> Any:
+    def jitted(self, donate: bool = True, run: Callable[..., Any] | None = None) -> Any:
+        """``jax.jit`` of this function, or of another one of the same arrays, with the plan's shardings."""
         return jax.jit(
-            self.__call__,
+            run or self.__call__,
             in_shardings=self.in_shardings,
             out_shardings=self.out_shardings,
             donate_argnums=self.donated if donate else (),
@@ -121,48 +123,99 @@ class Applied:
 
 
 class PlannedFunction:
-    """``plan.jit(fn)``: called like ``fn``, computed as planned. Arguments of other shapes than the plan's are an error."""
+    """``plan.jit(fn)``: called like ``fn``, computed as planned. Arguments of other shapes than the plan's are an error.
+
+    As under ``jax.jit``, the function is traced again where a Python number stands for an array or the reverse (a weak type is
+    part of a type); the plan holds for both if they lead to the same program.
+    """
 
     def __init__(self, plan: Plan, fn: Callable[..., Any], mesh: Any, options: JitOptions):
         self.plan, self.mesh = plan, mesh
         self._fn, self._options = fn, options
         self._static = static_split(fn, options)
-        self._flat: Any = None
-        self._outputs: Any = None
-        self._applied: Applied | None = None
+        self._known: dict[Any, _Call] = {}
         functools.update_wrapper(self, fn)
 
-    def applied(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Applied:
-        """The rewritten function, made at the first call (which may be inside another trace)."""
-        if self._applied is None:
-            shapes = [a if k in self._static else jax.tree.map(_shape, a) for k, a in enumerate(args)]
-            named = {k: a if k in self._static else jax.tree.map(_shape, a) for k, a in kwargs.items()}
-            traced = trace(self._fn, tuple(shapes), named, self._options)
-            self._applied = Applied(self.plan, traced, lower(traced), self.mesh)
-            self._flat = self._applied.jitted()
-            self._outputs = traced.outputs
-        return self._applied
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._flat is None:
-            self.applied(args, kwargs)
-        return jax.tree.unflatten(self._outputs, self._flat(*self._leaves(args, kwargs)))
+        return self.call(Flat.of(args, kwargs, self._static))
+
+    def call(self, flat: Flat) -> Any:
+        """The same for arguments that are flat already."""
+        known = self._find(flat)
+        return known.outputs.unflatten(known.jitted(*flat.leaves))
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         """The same without ``jax.jit``: constraints only, for use inside another jitted function."""
-        applied = self.applied(args, kwargs)
-        return jax.tree.unflatten(self._outputs, applied(*self._leaves(args, kwargs)))
+        flat = Flat.of(args, kwargs, self._static)
+        known = self._find(flat)
+        return known.outputs.unflatten(known.run(*flat.leaves))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """``jax.jit``'s ``lower``, on the flat function."""
-        self.applied(args, kwargs)
-        return self._flat.lower(*self._leaves(args, kwargs))
+        flat = Flat.of(args, kwargs, self._static)
+        return self._find(flat).jitted.lower(*flat.leaves)
 
-    def _leaves(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        if self._static:
-            args = [a for k, a in enumerate(args) if k not in self._static]
-            kwargs = {k: v for k, v in kwargs.items() if k not in self._static}
-        return jax.tree.leaves((list(args), kwargs))
+    def _find(self, flat: Flat) -> _Call:
+        known = self._known.get((flat.tree, flat.static))
+        if known is None:
+            known = _Call(self, flat.tree, dict(flat.static))
+            known.applied(flat.leaves)
+            self._known[flat.tree, flat.static] = known
+        return known
+
+
+class Flat(NamedTuple):
+    """A call's arguments: arrays, the tree they make, and static arguments by position or name."""
+
+    leaves: list[Any]
+    tree: Any
+    static: tuple[tuple[int | str, Any], ...]
+
+    @staticmethod
+    def of(args: Sequence[Any], kwargs: dict[str, Any], static: frozenset[int | str]) -> Flat:
+        if not static:
+            return Flat(*jax.tree.flatten((list(args), kwargs)), ())
+        rest = [a for k, a in enumerate(args) if k not in static], {k: v for k, v in kwargs.items() if k not in static}
+        pairs: list[tuple[int | str, Any]] = [*enumerate(args), *sorted(kwargs.items())]
+        return Flat(*jax.tree.flatten(rest), tuple((k, a) for k, a in pairs if k in static))
+
+
+class _Call:
+    """A planned function for one structure of arguments: what ``jax.jit`` holds, and a rewritten program for each combination
+    of types that it was traced for."""
+
+    def __init__(self, planned: PlannedFunction, tree: Any, static: dict[int | str, Any]):
+        self._planned, self._tree, self._static = planned, tree, static
+        self._known: dict[Any, Applied] = {}
+        self.outputs: Any = None
+        self.jitted: Any = None
+
+    def applied(self, leaves: Sequence[Any]) -> Applied:
+        """The rewritten function for leaves of these types, which may be tracers of another trace."""
+        types = tuple(map(_type, leaves))
+        if types not in self._known:
+            args, kwargs = self._tree.unflatten(map(_shape, leaves))
+            for k in sorted(k for k in self._static if isinstance(k, int)):
+                args.insert(k, self._static[k])
+            kwargs |= {k: v for k, v in self._static.items() if isinstance(k, str)}
+            planned = self._planned
+            traced = trace(planned._fn, tuple(args), kwargs, planned._options)
+            made = self._known[types] = Applied(planned.plan, traced, lower(traced), planned.mesh)
+            self.outputs = traced.outputs
+            self.jitted = self.jitted or made.jitted(run=self.run)
+        return self._known[types]
+
+    def run(self, *arrays: Any) -> list[Any]:
+        """Called by ``jax.jit`` once for each combination of types: a shape that is not the plan's is found here."""
+        return self.applied(arrays)(*arrays)
+
+
+def _type(leaf: Any) -> Any:
+    try:
+        found: Any = jax.typeof(leaf)
+    except TypeError:  # no array: tracing says so, with its path
+        return type(leaf)
+    return found.shape, found.dtype, found.weak_type
 
 
 def _shape(leaf: Any) -> Any:

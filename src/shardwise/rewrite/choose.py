@@ -13,8 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shardwise.cost.lowering import Lowered, unnatural_uses
-from shardwise.cost.sharding import Sharding
+from shardwise.cost.lowering import Lowered, Place, stated_uses
 from shardwise.rewrite.shardy import Constraints, Dims, propagate
 
 #: Rounds that add a single constraint, and rounds at most.
@@ -36,18 +35,19 @@ def choose_constraints(lowered: Lowered, jaxpr: Any) -> Chosen:
     program, mesh = lowered.program, lowered.state.mesh
     inputs = [lowered.storage[a.value] for a in program.arguments]
     outputs = [lowered.storage[v] for v in program.outputs]
-    inner = {v for op in program.ops if op.kind == "sharding_constraint" for v in op.results}
-    values: dict[int, Sharding] = {v: lowered.actual[v] for v in lowered.state.pinned if v in inner}
-    uses = unnatural_uses(lowered)
+    ends = {*(a.value for a in program.arguments), *program.outputs}
+    stated = {Place("stored", v): lowered.actual[v] for v in lowered.state.pinned if v not in ends}
+    stated |= stated_uses(lowered)
     for rounds in range(1, ROUNDS + 1):
-        found = propagate(program, jaxpr, mesh, inputs, outputs, Constraints(values, uses, {}))
+        found = propagate(program, jaxpr, mesh, inputs, outputs, stated)
         wrong = _differing(lowered, found)
-        left = [v for v in wrong if v not in values]
+        left = [v for v in wrong if Place("stored", v) not in stated]
         if not left:
-            return Chosen(Constraints(values, uses, {}), rounds, tuple(wrong))
+            return Chosen(stated, rounds, tuple(wrong))
         left.sort(key=lambda v: (-_weight(lowered, v), v))
-        values.update((v, lowered.actual[v]) for v in left[: 2 ** max(0, rounds - SINGLE)])
-    return Chosen(Constraints(values, uses, {}), ROUNDS, tuple(wrong))
+        added = left[: 2 ** max(0, rounds - SINGLE)]
+        stated.update((Place("stored", v), lowered.actual[v]) for v in added)
+    return Chosen(stated, ROUNDS, tuple(wrong))
 
 
 def _weight(lowered: Lowered, value: int) -> float:

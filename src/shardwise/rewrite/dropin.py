@@ -6,11 +6,10 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-
+from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions
 from shardwise.plans.plan import Plan
-from shardwise.rewrite.apply import PlannedFunction, check_mesh, make_mesh, static_split
+from shardwise.rewrite.apply import Flat, PlannedFunction, check_mesh, make_mesh, static_split
 from shardwise.rewrite.planning import plan
 from shardwise.tactics.tactic import Tactic
 
@@ -34,17 +33,11 @@ class Planned:
         functools.update_wrapper(self, fn)
 
     def planned(self, *args: Any, **kwargs: Any) -> PlannedFunction:
-        """The planned function for arguments of these shapes."""
-        static: Any = ()
-        dynamic: Any = args, kwargs
-        if self._static:
-            static = [a if k in self._static else None for k, a in enumerate(args)]
-            static = static, {k: v for k, v in kwargs.items() if k in self._static}
-            dynamic = [a for k, a in enumerate(args) if k not in self._static]
-            dynamic = dynamic, {k: v for k, v in kwargs.items() if k not in self._static}
-        leaves, tree = jax.tree.flatten(dynamic)
-        values, kinds = jax.tree.flatten(static)
-        key = tree, kinds, *values, *((x.shape, x.dtype) if hasattr(x, "shape") else type(x) for x in leaves)
+        """The planned function for arguments of these types."""
+        return self._find(Flat.of(args, kwargs, self._static), args, kwargs)
+
+    def _find(self, flat: Flat, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:
+        key = flat.tree, flat.static, *map(internals.type_key, flat.leaves)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._make(args, kwargs)
@@ -55,12 +48,13 @@ class Planned:
         return self.planned(*args, **kwargs).plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.planned(*args, **kwargs)(*args, **kwargs)
+        flat = Flat.of(args, kwargs, self._static)
+        return self._find(flat, args, kwargs).call(flat)
 
     def _make(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:
         options = self._options.given()
         made = plan(self._fn, *args, **self._asked, **options, **kwargs)
-        real = self._mesh if hasattr(self._mesh, "devices") else make_mesh(made)
+        real = self._mesh if hasattr(self._mesh, "devices") else make_mesh(made.mesh)
         check_mesh(made, real)
         return PlannedFunction(made, self._fn, real, self._options)
 

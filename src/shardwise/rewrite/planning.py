@@ -14,6 +14,7 @@ from shardwise.cost.decisions import Decision, Keep, Pin, State
 from shardwise.cost.local import SimpleCost
 from shardwise.cost.lowering import Lowered, collectives, lower_state
 from shardwise.cost.sharding import Sharding
+from shardwise.cost.small import keep_small
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
@@ -44,7 +45,8 @@ def plan(
       fn: a function that ``jax.jit`` can trace; ``args`` and ``kwargs`` its arguments, arrays or ``ShapeDtypeStruct``s.
       mesh: a ``jax.sharding.Mesh``, an ``AbstractMesh`` or a dict of axis sizes. No device is needed.
       tactics: strategies, applied in order.
-      pins: PartitionSpecs by path of arguments and outputs, which hold whatever else is decided. Shardings that arguments
+      pins: PartitionSpecs that hold whatever else is decided: by path of arguments and outputs, and else by the names that
+        inner values are marked with (``jax.ad_checkpoint.checkpoint_name``, ``jax.named_call``). Shardings that arguments
         have already, and ``with_sharding_constraint``s in the program, are pins too.
       roles: paths of the arguments that play a role, for the tactics that ask: ``{"batch": "x", "params": "w"}``.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
@@ -56,6 +58,14 @@ def plan(
     >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, tactics=[DataParallel("data")], **where)
     >>> made.spec("x"), made.spec("w")
     ((('data',), ()), ((), ()))
+
+    An inner value, marked and pinned:
+
+    >>> from jax.ad_checkpoint import checkpoint_name
+    >>> P = jax.sharding.PartitionSpec
+    >>> fn = lambda w, x: checkpoint_name(x @ w, "product") * 2
+    >>> shardwise.plan(fn, *shapes, mesh={"data": 4}, pins={"product": P(None, "data")}).spec("w")
+    ((), ('data',))
     """
     options = JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
     traced = trace(fn, args, kwargs, options)
@@ -78,7 +88,11 @@ def decide(context: Context, tactics: Sequence[Tactic], first: Sequence[Decision
 
 def plan_decisions(traced: Traced, analysis: Analysis, mesh: MeshAxes, decisions: Sequence[Decision]) -> Plan:
     """The plan of a list of decisions."""
-    lowered = lower_state(analysis, State(mesh, tuple(decisions)), SimpleCost())
+    cost = SimpleCost()
+    lowered = lower_state(analysis, State(mesh, tuple(decisions)), cost)
+    small = keep_small(lowered, cost)
+    if small:
+        lowered = lower_state(analysis, State(mesh, (*decisions, *small)), cost)
     chosen = choose_constraints(lowered, traced.jaxpr)
     program = analysis.program
     notes = [*lowered.refused]
@@ -92,15 +106,12 @@ def plan_decisions(traced: Traced, analysis: Analysis, mesh: MeshAxes, decisions
         return ArrayPlan(v.path, v.shape, v.dtype, _spec(lowered.storage[value], mesh), donated.get(value, False))
 
     stated = []
-    for value, sharding in sorted(chosen.constraints.values.items()):
-        op = program.ops[program.definitions[value][0]]
-        shape = program.values[value].shape
-        stated.append(StatedConstraint(value, -1, op.kind, str(program.source_of(op)), shape, _spec(sharding, mesh)))
-    for (number, operand), sharding in sorted(chosen.constraints.uses.items()):
-        op = program.ops[number]
-        shape = program.values[op.operands[operand]].shape
-        source = str(program.source_of(op))
-        stated.append(StatedConstraint(number, operand, op.kind, source, shape, _spec(sharding, mesh)))
+    for place, sharding in sorted(chosen.constraints.items()):
+        stored = place.place == "stored"
+        op = program.ops[program.definitions[place.number][0] if stored else place.number]
+        value = place.number if stored else op.operands[place.index]
+        where = str(program.source_of(op)), program.values[value].shape
+        stated.append(StatedConstraint(place.place, place.number, place.index, op.kind, *where, _spec(sharding, mesh)))
     return Plan(
         function=traced.name,
         fingerprint=fingerprint(program),
@@ -109,7 +120,10 @@ def plan_decisions(traced: Traced, analysis: Analysis, mesh: MeshAxes, decisions
         outputs=tuple(array(v) for v in program.outputs),
         constraints=tuple(stated),
         collectives=tuple(_predicted(lowered)),
-        decisions=tuple(_words(analysis, d) for d in decisions),
+        decisions=(
+            *(_words(analysis, d) for d in decisions),
+            *(f"{_words(analysis, d)}: small, so that gathering costs more than keeping" for d in small),
+        ),
         notes=tuple(notes),
         versions=(("shardwise", shardwise.__version__), ("jax", jax.__version__)),
         trees=(traced.inputs, traced.outputs),
@@ -144,8 +158,8 @@ def _words(analysis: Analysis, decision: Decision) -> str:
         spec = ", ".join("open" if axes is None else "·".join(axes) or "-" for axes in decision.spec)
         return f"{analysis.program.label(decision.value)} pinned to [{spec}]"
     if isinstance(decision, Keep):
-        paths = [analysis.program.values[v].path for v in decision.values]
-        return f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''} whole on {decision.axis}"
+        first, more = analysis.program.label(decision.values[0]), len(decision.values) - 1
+        return f"{first}{f' and {more} more' if more else ''} whole on {decision.axis}"
     places = [str(p) for c in decision.colors for p in analysis.colors[c].places]
     size = analysis.colors[decision.colors[0]].size
     where = f"{places[0]}{f' and {len(places) - 1} more' if len(places) > 1 else ''}" if places else "inner values"

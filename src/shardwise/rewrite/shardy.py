@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from shardwise.capture import jax_internals as internals
+from shardwise.cost.lowering import Place
 from shardwise.cost.sharding import Axes, Sharding
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op, Program
@@ -45,20 +45,7 @@ def partition_spec(sharding: Sharding, mesh: MeshAxes) -> PartitionSpec:
     return cast(PartitionSpec, spec(*entries))
 
 
-@dataclass(frozen=True)
-class Constraints:
-    """Shardings to be stated inside the program: of values where they are defined, of operands where they are used, of
-    results as they are computed."""
-
-    values: Mapping[int, Sharding]
-    uses: Mapping[tuple[int, int], Sharding]
-    results: Mapping[tuple[int, int], Sharding]
-
-    def __len__(self) -> int:
-        return len(self.values) + len(self.uses) + len(self.results)
-
-
-NONE: Final = Constraints({}, {}, {})
+Constraints = Mapping[Place, Sharding]
 
 
 class Constrain:
@@ -74,13 +61,10 @@ class Constrain:
         return state(array, NamedSharding(self._mesh, partition_spec(sharding, self._axes)))
 
     def use(self, op: Op, operand: int, array: Any) -> Any:
-        return self._state(array, self._constraints.uses.get((op.id, operand)))
-
-    def made(self, op: Op, result: int, array: Any) -> Any:
-        return self._state(array, self._constraints.results.get((op.id, result)))
+        return self._state(array, self._constraints.get(Place("used", op.id, operand)))
 
     def defined(self, value: int, array: Any) -> Any:
-        return self._state(array, self._constraints.values.get(value))
+        return self._state(array, self._constraints.get(Place("stored", value)))
 
     def around(self, op: Op) -> Any:
         return jax.named_scope(f"{_SCOPE}{op.id}") if self._scopes else contextlib.nullcontext()

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import jax
-import numpy as np
 from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardwise.errors import ShardwiseError
+from shardwise.errors import CompileError
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.rewrite import apply
 from shardwise.verification import hlo
 from shardwise.verification.collectives import Collective, collectives
 
@@ -40,10 +40,6 @@ _EXCEEDED: Final = (
     re.compile(rf"\({_FIGURE}\) exceeds available HBM \({_FIGURE}\)"),
     re.compile(rf"Used {_FIGURE} of {_FIGURE} hbm"),
 )
-
-
-class CompileError(ShardwiseError):
-    """A program cannot be compiled for the backend that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +109,7 @@ def tpu_environment() -> dict[str, str]:
     return dict(_TPU_ENVIRONMENT)
 
 
-def make_mesh(axes: Any, backend: str = HOST) -> Mesh:
+def make_mesh(axes: Any, backend: str = HOST) -> Any:
     """A mesh of automatic axes over host devices or over the devices of a TPU topology.
 
     Args:
@@ -130,11 +126,10 @@ def make_mesh(axes: Any, backend: str = HOST) -> Mesh:
             f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted.devices}, or call "
             f"jax.config.update('jax_num_cpu_devices', {wanted.devices}) before anything uses JAX"
         )
-    grid = np.array(devices[: wanted.devices]).reshape(wanted.sizes)
-    return Mesh(grid, wanted.names, axis_types=(AxisType.Auto,) * len(wanted.names))
+    return apply.make_mesh(wanted, devices)
 
 
-def _tpu_mesh(wanted: MeshAxes, backend: str) -> Mesh:
+def _tpu_mesh(wanted: MeshAxes, backend: str) -> Any:
     if not re.fullmatch(r"v\w+:\d+(x\d+)*", backend):
         raise CompileError(
             f"unknown backend {backend!r}: use 'host' or a TPU topology such as 'v5e:4x4' or 'v5p:2x2x2'"
@@ -153,10 +148,9 @@ def _tpu_mesh(wanted: MeshAxes, backend: str) -> Mesh:
     if len(topology.devices) != wanted.devices:
         raise CompileError(f"{backend} has {len(topology.devices)} devices, the mesh {wanted} has {wanted.devices}")
     try:
-        mesh = topologies.make_mesh(topology, wanted.sizes, wanted.names)
+        return apply.make_mesh(wanted, topology.devices)
     except (NotImplementedError, ValueError) as error:
         raise CompileError(f"the mesh {wanted} cannot be laid out on {backend}: {error}") from error
-    return Mesh(mesh.devices, wanted.names, axis_types=(AxisType.Auto,) * len(wanted.names))
 
 
 def compile_step(

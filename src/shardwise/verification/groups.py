@@ -20,8 +20,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from shardwise.errors import HloError
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.verification.instructions import HloError
 
 Groups = tuple[tuple[int, ...], ...]
 

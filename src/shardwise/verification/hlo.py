@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from shardwise.verification.instructions import Computation, HloError, Instruction, parse_instruction
+from shardwise.errors import HloError
+from shardwise.verification.instructions import Computation, Instruction, parse_instruction
 from shardwise.verification.trips import trip_count
 
 _HEADER: Final = re.compile(r"(ENTRY )?%([\w.\-]+) .*\{$")

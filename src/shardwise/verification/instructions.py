@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from shardwise.errors import ShardwiseError
+from shardwise.errors import HloError
 
 _BITS: Final = re.compile(r"(?:bf|[a-z]+?)(\d+)")
 _ARRAY: Final = re.compile(r"\b([a-z][a-z0-9]*)\[([^\]]*)\]")
@@ -23,10 +23,6 @@ _CALLS: Final = re.compile(r"\b(?:calls|to_apply|true_computation|false_computat
 _CALL_LISTS: Final = re.compile(r"\b(?:branch_computations|called_computations|calls)=\{([^}]*)\}")
 #: Ops whose result is their first operand's value.
 PASSING: Final = frozenset({"copy", "convert", "bitcast", "reshape", "copy-start", "copy-done", "optimization-barrier"})
-
-
-class HloError(ShardwiseError):
-    """The text is not compiled HLO."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,10 @@ def collective_json(c: Collective) -> dict[str, Any]:
 def compiled_text(compiled: Compiled, width: int = _WIDTH, most: int = 12) -> str:
     """A compiled program as text for a terminal; of its collectives the ``most`` that move the most bytes."""
     out = io.StringIO()
-    console = Console(file=out, width=width, no_color=True, highlight=False, emoji=False, markup=False)
+    # Without force_jupyter and color_system, Rich writes escape codes in a notebook.
+    console = Console(
+        file=out, width=width, highlight=False, emoji=False, markup=False, force_jupyter=False, color_system=None
+    )
     console.print(f"Compiled for {compiled.backend}, mesh {compiled.mesh}")
     if compiled.out_of_memory is not None:
         refused = compiled.out_of_memory

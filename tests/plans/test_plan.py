@@ -232,6 +232,75 @@ def test_jit_plans_once_for_each_shape() -> None:
     assert power(jnp.ones((16, 2))).sharding.spec == jax.sharding.PartitionSpec("data")
 
 
+def scaled(w, rate):
+    return {"w": w["w"] * rate, "twice": w["w"] * (rate * 2)}
+
+
+@pytest.mark.parametrize("planned_with", [0.5, np.float32(0.5), jnp.full((), 0.5, jnp.float32)], ids=repr)
+def test_a_plan_takes_numbers_and_arrays_for_one_another(planned_with) -> None:
+    w = {"w": jnp.arange(32.0).reshape(8, 4)}
+    where = {"mesh": {"data": 8}, "tactics": [DataParallel("data")], "roles": {"batch": "w"}}
+    planned = shardwise.plan(scaled, w, planned_with, **where).jit(scaled)
+    for rate in (0.25, np.float32(0.25), jnp.full((), 0.25, jnp.float32), jnp.asarray(0.25), 1.0):
+        got, want = planned(w, rate), jax.jit(scaled)(w, rate)
+        assert jax.tree.map(lambda a: (a.dtype, a.weak_type), got) == jax.tree.map(
+            lambda a: (a.dtype, a.weak_type), want
+        )
+        np.testing.assert_allclose(got["twice"], want["twice"])
+        assert got["w"].sharding.spec == jax.sharding.PartitionSpec("data")
+
+
+def test_an_integer_planned_as_a_number_may_come_as_an_array() -> None:
+    def power(x, n):
+        return jax.lax.fori_loop(0, n, lambda _, y: y * x, jnp.ones_like(x))
+
+    x = jnp.arange(8.0)
+    plan = shardwise.plan(power, x, 3, mesh={"data": 8}, tactics=[DataParallel("data")], roles={"batch": "x"})
+    for n in (2, np.int32(2), jnp.int32(3)):
+        np.testing.assert_allclose(plan.jit(power)(x, n), x ** int(n))
+
+
+def test_a_weak_type_that_changes_the_program_needs_a_plan_of_its_own() -> None:
+    w = {"w": jnp.ones((8, 4), jnp.bfloat16)}
+    where = {"mesh": {"data": 8}, "tactics": [DataParallel("data")], "roles": {"batch": "w"}}
+    planned = shardwise.plan(scaled, w, 0.5, **where).jit(scaled)
+    assert planned(w, 0.25)["w"].dtype == jnp.bfloat16
+    with pytest.raises(PlanError, match="plan again"):
+        planned(w, jnp.float32(0.25))  # a strong float32 makes the product float32
+    dropin = shardwise.jit(scaled, **where)
+    assert [dropin(w, r)["w"].dtype for r in (jnp.float32(1), jnp.asarray(1.0))] == [jnp.float32, jnp.bfloat16]
+
+
+def test_every_call_is_checked_not_only_the_first() -> None:
+    plan = made()
+    w, x = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), (W, X))
+    planned = plan.jit(step)
+    planned(w, x)
+    for wrong in (jnp.ones((64, 8)), jnp.ones((32, 8), jnp.bfloat16), jnp.ones((32, 8), jnp.int32)):
+        with pytest.raises(PlanError, match="plan again"):
+            planned(w, wrong)
+    np.testing.assert_allclose(planned(w, x), jax.jit(step)(w, x), rtol=1e-5)
+
+
+def test_other_static_arguments_are_another_program() -> None:
+    def scale(x, n):
+        return x * n if n > 1 else jnp.tanh(x)
+
+    where = {"mesh": {"data": 8}, "tactics": [DataParallel("data")], "roles": {"batch": "x"}}
+    planned = shardwise.plan(scale, X, 2, static_argnames="n", **where).jit(scale, static_argnames="n")
+    x = jnp.ones((32, 8))
+    assert float(planned(x, 2)[0, 0]) == float(planned(x, n=3)[0, 0]) - 1 == 2
+    with pytest.raises(PlanError, match="plan again"):
+        planned(x, 1)
+
+
+def test_a_call_costs_little_more_than_jax_jit() -> None:
+    """The bar is 100 µs (make bench-jit); a busy machine is given ten times that."""
+    from benchmarks.jit import measure
+
+    assert measure(101, calls=60).added_s < 1e-3
+
+
 def test_explain_diff_and_code() -> None:
     plan = made()
     whole = shardwise.plan(step, W, X, mesh={"data": 2, "model": 4})

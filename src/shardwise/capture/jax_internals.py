@@ -61,6 +61,15 @@ def inner_jaxpr(equation: Any) -> Any | None:
     return next((jaxpr for jaxpr in held if isinstance(jaxpr, Jaxpr | ClosedJaxpr)), None)
 
 
+def is_retyping(equation: Any) -> bool:
+    """Does an equation only make a weak type strong (or the reverse)? It computes nothing, and where a caller passes an array
+    for a Python number it is not there."""
+    if equation.primitive.name != "convert_element_type" or equation.params.get("sharding") is not None:
+        return False
+    (before,), (after,) = equation.invars, equation.outvars
+    return bool(before.aval.dtype == after.aval.dtype)
+
+
 def is_literal(atom: Any) -> bool:
     return isinstance(atom, Literal)
 
@@ -228,6 +237,15 @@ def abstract(leaf: Any) -> Any:
     # A NumPy array of a type that is switched off (float64) is taken as jax.jit takes it.
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if isinstance(leaf.dtype, np.dtype) else leaf.dtype
     return struct(leaf.shape, dtype, weak_type=getattr(leaf, "weak_type", False), **kept)
+
+
+def type_key(leaf: Any) -> Any:
+    """What ``jax.jit`` tells calls apart by: shape, dtype, and whether the dtype gives way to others. Asked at every call: JAX
+    keeps one abstract value for all arrays of a type, with its hash."""
+    try:
+        return leaf.aval
+    except AttributeError:  # NumPy's arrays, Python's numbers
+        return (leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else type(leaf)
 
 
 def is_jitted(fn: Any) -> bool:

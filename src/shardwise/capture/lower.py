@@ -140,6 +140,8 @@ class Builder:
             jaxpr = implementation(equation)
         if jaxpr is not None:
             return self._call(equation, jaxpr, operands)
+        if internals.is_retyping(equation):
+            return operands
         results = [self.value(var.aval) for var in equation.outvars]
         if name == "optimization_barrier":
             for operand, result in zip(operands, results, strict=True):
@@ -291,10 +293,16 @@ class Builder:
         sources, scopes = self._sources, self.scopes
         call_sites = self._call_sites()
 
+        def name_stack(index: int) -> str:
+            """The names an equation stands under; a called jaxpr knows only those inside the call."""
+            info, scope = sources[index]
+            outer = name_stack(call_sites[scope]) if call_sites[scope] >= 0 else ""
+            return "/".join(filter(None, (outer, internals.name_stack(info))))
+
         def resolve(index: int) -> Source:
             info, scope = sources[index]
             library: list[str] = []
-            names = internals.name_stack(info)
+            names = name_stack(index)
             for frame, own in internals.frames(info):
                 if own:
                     library.append(frame.function)

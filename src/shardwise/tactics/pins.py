@@ -11,6 +11,7 @@ from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
 from shardwise.hardware.mesh import MeshAxes, spec_problems
 from shardwise.ir.program import Spec
+from shardwise.tactics.marks import Marks
 
 
 def read_spec(given: Any) -> Spec:
@@ -23,19 +24,25 @@ def read_spec(given: Any) -> Spec:
 
 
 def make_pins(analysis: Analysis, mesh: MeshAxes, given: Mapping[str, Any]) -> list[Pin]:
-    """Pins of arguments and outputs by path, of arguments by the shardings they have, and of values by the constraints that
-    the program states itself."""
-    program = analysis.program
+    """Pins of arguments and outputs by path, of inner values by the names they are marked with, of arguments by the shardings
+    they have, and of values by the constraints that the program states itself."""
+    program, marks = analysis.program, Marks(analysis.program)
     wanted: dict[int, Spec] = {}
+    marked: dict[int, str] = {}
     problems: list[str] = []
-    for path, spec in given.items():
-        if path not in program.paths:
-            near = difflib.get_close_matches(path, program.paths, n=3, cutoff=0.4)
-            problems.append(
-                f"no argument or output has the path {path!r}" + (f"; did you mean {', '.join(near)}?" if near else "")
-            )
-        else:
-            wanted[program.paths[path]] = read_spec(spec)
+    for key, spec in given.items():
+        found = [program.paths[key]] if key in program.paths else marks.find(key)
+        if isinstance(found, str):
+            problems.append(found or _unknown(key, marks))
+            continue
+        if len({len(program.values[v].shape) for v in found}) > 1:
+            shown = ", ".join(map(marks.describe, found))
+            problems.append(f"{key!r} marks values of different ranks ({shown}): give them names of their own")
+            continue
+        for value in found:
+            if _plain(wanted.setdefault(value, read_spec(spec))) != _plain(read_spec(spec)):
+                problems.append(f"{program.label(value)} is pinned twice, by {marked[value]!r} and by {key!r}")
+            marked[value] = key
     for argument in program.arguments:
         if argument.spec is None:
             continue
@@ -50,10 +57,18 @@ def make_pins(analysis: Analysis, mesh: MeshAxes, given: Mapping[str, Any]) -> l
     for value, spec in wanted.items():
         v = program.values[value]
         closed = tuple(axes or () for axes in spec)
-        problems += spec_problems(v.path or f"the constraint at {program.label(value)}", v.shape, closed, mesh)
+        where = f"{marked.get(value, 'the constraint')} at {program.label(value)}"
+        problems += spec_problems(v.path or where, v.shape, closed, mesh)
     if problems:
         raise DecisionError("the pins cannot be carried out:\n" + "\n".join(f"  {p}" for p in problems))
     return [Pin(value, spec, _colors(analysis, value)) for value, spec in wanted.items()]
+
+
+def _unknown(key: str, marks: Marks) -> str:
+    known = [*marks.program.paths, *marks.names()]
+    near = difflib.get_close_matches(key, known, n=3, cutoff=0.4)
+    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    return f"no argument or output has the path {key!r}, and no inner value is marked by that name{hint}"
 
 
 def _plain(spec: Spec) -> tuple[tuple[str, ...] | None, ...]:

@@ -10,6 +10,7 @@ from shardwise.cost.decisions import Decision, State
 from shardwise.cost.decisions import Keep as KeepDecision
 from shardwise.cost.local import SimpleCost
 from shardwise.cost.lowering import lower_state
+from shardwise.cost.sharding import Kind as Move
 from shardwise.cost.storage import views
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
@@ -69,7 +70,7 @@ ZeRO3 = FSDP
 @dataclass(frozen=True, slots=True)
 class ZeRO2:
     """As FSDP, but parameters stay whole: gradients are reduced into shards, moments are sharded, and the updated parameters
-    are gathered once. (ZeRO-1 differs only in not scattering the gradients, which costs more and saves nothing here.)"""
+    are gathered once."""
 
     axis: str
     dim: int = 0
@@ -77,6 +78,42 @@ class ZeRO2:
     def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
         made = FSDP(self.axis, self.dim).decide(context, taken)
         return [*made, KeepDecision(_with_outputs(context.analysis, context.role("params", "ZeRO2")), self.axis)]
+
+
+@dataclass(frozen=True, slots=True)
+class ZeRO1:
+    """As ZeRO2, but gradients are whole too: they are all-reduced, and the update takes its part of them.
+
+    The gradients are what ZeRO2 reduces into shards. A value that is kept whole may hand its reduction on to the one op that
+    uses it (a sum over a broadcast dimension, a scale): that op's result is then kept as well, until no more are found.
+
+    >>> import jax, shardwise
+    >>> def step(w, mean, square, x):
+    ...     g = jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
+    ...     mean, square = 0.9 * mean + 0.1 * g, 0.9 * square + 0.1 * g * g
+    ...     return w - mean / (square + 1) ** 0.5, mean, square
+    >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (512, 16)])
+    >>> where = {"mesh": {"data": 8}, "roles": {"params": "w", "batch": "x"}}
+    >>> plan = shardwise.plan(step, w, w, w, x, tactics=[ZeRO1("data")], **where)
+    >>> plan.spec("w"), plan.spec("mean")
+    (((), ()), (('data',), ()))
+    >>> [kind for kind, _ in plan.moved()]
+    ['all-gather', 'all-reduce']
+    """
+
+    axis: str
+    dim: int = 0
+
+    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        made = ZeRO2(self.axis, self.dim).decide(context, taken)
+        gradients: tuple[int, ...] = ()
+        while True:
+            whole = [KeepDecision(gradients, self.axis)] if gradients else []
+            scattered = _scattered(context, [*taken, *made, *whole], self.axis)
+            fresh = tuple(v for v in scattered if v not in gradients)
+            if not fresh:
+                return [*made, *whole]
+            gradients += fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +301,19 @@ def _communication_s(context: Context, decisions: Sequence[Decision]) -> float:
     cost = SimpleCost()
     lowered = lower_state(context.analysis, State(context.mesh, tuple(decisions)), cost)
     return sum(cost.communication_s(r.steps, context.mesh, False) * r.trips for r in lowered.reshards)
+
+
+def _scattered(context: Context, decisions: Sequence[Decision], axis: str) -> list[int]:
+    """Values that are reduced into shards on an axis, and what an op makes of one such value alone."""
+    lowered = lower_state(context.analysis, State(context.mesh, tuple(decisions)), SimpleCost())
+    number, program = context.mesh.index(axis), context.analysis.program
+    found: dict[int, None] = {}
+    for r in lowered.reshards:
+        if any(step.kind is Move.REDUCE_SCATTER and number in step.axes for step in r.steps):
+            op = program.ops[r.op]
+            alone = r.operand >= 0 and all(v in (r.value, -1) for v in op.operands)
+            found.update(dict.fromkeys((r.value, *(op.results if alone else ()))))
+    return list(found)
 
 
 def _meeting(analysis: Analysis) -> set[tuple[int, int]]:

@@ -6,39 +6,23 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from .layers import (
-    COMPUTE,
-    attention_spec,
-    cast,
-    cross_entropy,
-    gated_mlp,
-    gated_mlp_spec,
-    rms_norm,
-    rope_attention,
-    run_layers,
-    token_batch,
-)
-from .program import LayeredConfig, Parts
-from .specs import Tree, layered, normal, ones, weight
+from .decoder import DecoderConfig, decoder, dense_layer
+from .layers import COMPUTE, cast, cross_entropy, gated_mlp, rms_norm, rope_attention, run_layers, token_batch
+from .program import Parts
+from .specs import Tree
 from .training import training
 
 ROPE_BASE = 500_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaConfig(LayeredConfig):
+class LlamaConfig(DecoderConfig):
     """Sizes of a Llama."""
 
     seq: int = 8192
-    d: int
-    heads: int
     kv_heads: int = 8
     head: int = 128
-    ffn: int
     vocab: int = 128256
-
-    def __post_init__(self) -> None:
-        self.require_divisible(heads_by_kv_heads=(self.heads, self.kv_heads), head_by_two=(self.head, 2))
 
 
 PROGRAMS = {
@@ -53,24 +37,9 @@ PROGRAMS = {
 
 def build(config: LlamaConfig) -> Parts:
     """The training step."""
-    params = {
-        "embed": normal(config.vocab, config.d, scale=0.02),
-        "layers": layered(layer_spec(config), config.layers, config.scan),
-        "final_norm": ones(config.d),
-        "head": weight(config.d, config.vocab, fan_in=config.d),
-    }
+    params = decoder(config, dense_layer(config))
     batch = token_batch(config.batch, config.seq, config.vocab)
     return training(config, partial(loss, config), params, batch)
-
-
-def layer_spec(config: LlamaConfig) -> Tree:
-    """One layer's parameters."""
-    return {
-        "attention_norm": ones(config.d),
-        "attention": attention_spec(config.d, config.heads, config.kv_heads, config.head),
-        "mlp_norm": ones(config.d),
-        "mlp": gated_mlp_spec(config.d, config.ffn),
-    }
 
 
 def layer(p: Tree, x: jax.Array) -> jax.Array:

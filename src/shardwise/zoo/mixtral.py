@@ -12,47 +12,29 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from .layers import (
-    COMPUTE,
-    attention_spec,
-    cast,
-    cross_entropy,
-    rms_norm,
-    rope_attention,
-    run_layers,
-    token_batch,
-)
-from .program import LayeredConfig, Parts, ZooError
-from .specs import Tree, layered, normal, ones, weight
+from .decoder import DecoderConfig, attention_layer, decoder
+from .layers import COMPUTE, cast, cross_entropy, rms_norm, rope_attention, run_layers, token_batch
+from .program import Parts, ZooError
+from .specs import Tree, ones, weight
 from .training import training
 
 ROPE_BASE = 1_000_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixtralConfig(LayeredConfig):
+class MixtralConfig(DecoderConfig):
     """Sizes of a Mixtral; `group` is the number of tokens that share an expert's capacity."""
 
-    seq: int
-    d: int
-    heads: int
-    kv_heads: int
-    head: int
-    ffn: int
     experts: int
     chosen: int = 2
     group: int
     capacity_factor: float = 1.25
     aux_weight: float = 0.01
-    vocab: int
     dropless: bool = False
 
     def __post_init__(self) -> None:
-        self.require_divisible(
-            heads_by_kv_heads=(self.heads, self.kv_heads),
-            head_by_two=(self.head, 2),
-            tokens_by_group=(self.batch * self.seq, self.group),
-        )
+        DecoderConfig.__post_init__(self)
+        self.require_divisible(tokens_by_group=(self.batch * self.seq, self.group))
         if self.chosen > self.experts:
             raise ZooError(f"{self.chosen} experts chosen out of {self.experts}")
 
@@ -95,12 +77,7 @@ PROGRAMS = {"mixtral": {"8x7b": _FULL, "tiny": _TINY}}
 
 def build(config: MixtralConfig) -> Parts:
     """The training step."""
-    params = {
-        "embed": normal(config.vocab, config.d, scale=0.02),
-        "layers": layered(layer_spec(config), config.layers, config.scan),
-        "final_norm": ones(config.d),
-        "head": weight(config.d, config.vocab, fan_in=config.d),
-    }
+    params = decoder(config, layer_spec(config))
     batch = token_batch(config.batch, config.seq, config.vocab)
     return training(config, partial(loss, config), params, batch)
 
@@ -108,9 +85,7 @@ def build(config: MixtralConfig) -> Parts:
 def layer_spec(config: MixtralConfig) -> Tree:
     """One layer's parameters."""
     d, e, f = config.d, config.experts, config.ffn
-    return {
-        "attention_norm": ones(d),
-        "attention": attention_spec(d, config.heads, config.kv_heads, config.head),
+    return attention_layer(config) | {
         "moe_norm": ones(d),
         "router": weight(d, e, fan_in=d),
         "experts": {

@@ -5,8 +5,9 @@ assignment, also where the program does not fit. Two figures come from it:
 
 - ``allocated``: what the program takes in HBM, arguments and the heap of temporaries with its gaps. This is what the compiler
   compares with the memory there is ("Ran out of memory ... (23.19G) exceeds available HBM");
-- ``peak``: arguments, and the most bytes alive on the heap at once: ``memory_analysis().peak_memory_in_bytes`` to the byte.
-  Values that share a place, such as a loop's state and what updates it, count once.
+- ``peak``: arguments, and the most bytes alive on the heap at once: ``memory_analysis().peak_memory_in_bytes`` to the byte,
+  except where more lies in VMEM than on the heap, which that figure then takes for the heap. Values that share a place, such
+  as a loop's state and what updates it, count once.
 
 The protocol buffers are decoded by hand (numbers of fields as in ``xla/service/hlo.proto``), as their Python classes come only
 with much larger packages.

@@ -29,6 +29,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +56,7 @@ def load(path: Path = TRUTH) -> dict[str, Record]:
 def plan_digest(plan: Any) -> str:
     """A short hash of all that a plan says to the compiler."""
     arrays = [[a.path, a.shape, a.dtype, a.spec, a.donated] for a in (*plan.arguments, *plan.outputs)]
-    constraints = [[c.value, c.operand, c.op, c.shape, c.spec] for c in plan.constraints]
+    constraints = [[getattr(c, f.name) for f in fields(c) if f.name != "source"] for c in plan.constraints]
     return _digest(json.dumps([arrays, constraints]))
 
 
@@ -188,8 +189,20 @@ def _compile(case: Case, folder: Path, hlo: Path, cycles: bool) -> Record:
         return told | {"error": f"{type(error).__name__}: {str(error)[:400]}"}
     told |= {"constraints": len(plan.constraints), "compile_s": round(seconds, 1)}
     if oom:
-        told["oom"] = re.sub(r"\s+", " ", oom)[:300]
+        told["oom"] = refusal(oom)
     return told | _read(executable, mesh, folder / "dump", hlo / case.file)
+
+
+def refusal(message: str) -> Record:
+    """Bytes that the compiler says are needed and there, and its words.
+
+    >>> refusal("RESOURCE_EXHAUSTED: ... temporaries (1.50G) exceeds available HBM (1G).")["needed"]
+    1610612736
+    """
+    figures = re.search(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)", message)
+    needed, unit, available, other = figures.groups() if figures else ("0", "", "0", "")
+    sizes = [int(float(x) * 1024 ** " KMGT".index(u or " ")) for x, u in ((needed, unit), (available, other))]
+    return {"needed": sizes[0], "available": sizes[1], "message": re.sub(r"\s+", " ", message)[:200]}
 
 
 def _run_compiler(lowered: Any, dump: Path, to_the_end: bool) -> tuple[Any, str, float]:

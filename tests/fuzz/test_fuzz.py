@@ -90,7 +90,7 @@ FOUND = {
     # XLA's partitioner clamps the start of a dynamic slice by the size of a shard (see rewrite/interpret.py).
     "dynamic_slice": (Drawn(((8,),), (("dynamic_slice", 0, 4, 0, 0), ("outer", 0, 0, 0, 0)), 0), 78),
     # XLA's partitioner, for a product over an axis that its result is scattered on while the operands' other axes are not
-    # those of the result: P(None, "x") @ P("x", None) to P("x", ("z", "y")) is wrong (see stated_uses).
+    # those of the result: P(None, "x") @ P("x", None) to P("x", ("z", "y")) is wrong (see cost/faults.py).
     "product": (
         Drawn(
             shapes=((3, 24), (2,)),

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardwise.cost.decisions import State
+from shardwise.cost.faults import CONVOLUTION, fails_convolution, scattered_product
 from shardwise.cost.halo import halo_widths
 from shardwise.cost.local import LocalCost
-from shardwise.cost.sharding import Axes, Collective, Kind, Sharding, reshard
+from shardwise.cost.sharding import Axes, Collective, Kind, Sharding, reshard, result_sharding, tensor_sharding
 from shardwise.cost.storage import VIEWS, Clashes, store
 from shardwise.dims.analysis import Analysis
-from shardwise.ir import rule as ir_rule
 from shardwise.ir.program import Op, Origin, Program, Unit
 from shardwise.ir.rule import Rule
 
@@ -85,21 +85,6 @@ class Lowered:
 def lower_state(analysis: Analysis, state: State, cost: LocalCost) -> Lowered:
     """Works out a state: two rules, reshards, deferred reductions."""
     return _Lowering(analysis, state, cost).run()
-
-
-def _tensor(majors: tuple[int, ...], assigned: Sequence[Axes]) -> Sharding:
-    return Sharding(tuple(assigned[m] if m >= 0 else () for m in majors))
-
-
-def _result(rule: Rule, result: int, assigned: Sequence[Axes], passing: Axes) -> Sharding:
-    own = _tensor(rule.result_majors[result], assigned)
-    present = {f for dim in rule.results[result] for f in dim}
-    made = [a for f, axes in enumerate(assigned) for a in axes if f not in present and _leaves_partial(rule, f)]
-    return Sharding(own.dims, tuple(sorted({*made, *passing})))
-
-
-def _leaves_partial(rule: Rule, factor: int) -> bool:
-    return rule.factors[factor].kind in (ir_rule.Kind.REDUCTION, ir_rule.Kind.INDEXED)
 
 
 class _Lowering:
@@ -239,6 +224,8 @@ class _Lowering:
                 pieces *= self.mesh.sizes[a]
             if pieces > 1 and any(size % pieces for size in _sizes(self.program, op, f)):
                 return None
+        if op.kind == CONVOLUTION and fails_convolution(rule, assigned, self.mesh):
+            return None
         return tuple(tuple(axes) for axes in assigned)
 
     def _seconds(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> float:
@@ -257,7 +244,7 @@ class _Lowering:
             moved += value.nbytes / need.shards(self.mesh)
         for r, v in enumerate(op.results):
             value = self.program.values[v]
-            made = _result(rule, r, assigned, passed)
+            made = result_sharding(rule, r, assigned, passed)
             steps = reshard(value.nbytes, made, self._target(op, v, made, self._joins_partial(op, v)), self.mesh)
             seconds += self.cost.communication_s(steps, self.mesh, False)
             moved += value.nbytes / made.shards(self.mesh)
@@ -270,7 +257,7 @@ class _Lowering:
 
     def _need(self, op: Op, operand: int, assigned: tuple[Axes, ...], passed: Axes) -> Sharding:
         assert op.rule is not None
-        own = _tensor(op.rule.operand_majors[operand], assigned)
+        own = tensor_sharding(op.rule.operand_majors[operand], assigned)
         still = tuple(a for a in self.actual[op.operands[operand]].partial if a in passed)
         return Sharding(own.dims, still)
 
@@ -289,7 +276,7 @@ class _Lowering:
             sizes = [self._windowed_size(rule, t, window.factor, values[t]) for t in (operand, other)]
             pieces = math.prod(self.mesh.sizes[a] for a in axes)
             widths = halo_widths(window, pieces, *sizes, operand == window.of)
-            held = _tensor(rule.operand_majors[operand], assigned).shards(self.mesh)
+            held = tensor_sharding(rule.operand_majors[operand], assigned).shards(self.mesh)
             row = self.program.values[values[operand]].nbytes / held / (sizes[0] // pieces)
             steps = tuple(Collective(Kind.PERMUTE, axes, w * row, w * row) for w in widths if w)
             if steps:
@@ -321,7 +308,7 @@ class _Lowering:
         assert op.rule is not None
         found = []
         for r, v in enumerate(op.results):
-            made = _result(op.rule, r, assigned, passed)
+            made = result_sharding(op.rule, r, assigned, passed)
             target = self.actual[v] = self._target(op, v, made, frozenset(made.partial))
             steps = reshard(self.program.values[v].nbytes, made, target, self.mesh)
             if steps:
@@ -404,7 +391,7 @@ class _Lowering:
         for factor, axes in zip(rule.operand_majors[0], sharding.dims, strict=True):
             if factor >= 0 and rule.splittable[factor]:
                 assigned[factor] = axes
-        return _tensor(rule.result_majors[0], assigned)
+        return tensor_sharding(rule.result_majors[0], assigned)
 
     def _joins_partial(self, op: Op, value: int) -> frozenset[int]:
         """Axes over which a sum that this value goes into is partial already: reducing it then costs nothing more."""
@@ -450,54 +437,48 @@ def _sizes(program: Program, op: Op, factor: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """Where a sharding is stated inside the program: of value ``number`` as it is ``stored``, or of operand ``index`` where op
-    ``number`` has it ``used``."""
+    """Where a sharding is stated inside the program: of value ``number`` as it is ``stored``; of operand ``index`` where op
+    ``number`` has it ``used``; of its result ``index`` as it is ``computed``."""
 
     place: str
     number: int
     index: int = 0
 
 
-def stated_uses(lowered: Lowered) -> dict[Place, Sharding]:
-    """Operands that must be stated as the op computes on them.
+def stated_computations(lowered: Lowered) -> dict[Place, Sharding]:
+    """Operands and results that must be stated as the op computes on them.
 
     Where the operands as stored agree on an axis (it lies on one factor, which can be split) the partitioner computes on them
     as they are. If the plan computes otherwise it must say so; where they disagree, the partitioner has to reshard anyway, and
-    does what the result's sharding asks for.
+    does what the result's sharding asks for. It is not left to itself where it has faults (faults.py).
     """
-    program = lowered.program
     found: dict[Place, Sharding] = {}
-    for reshard_ in lowered.reshards:
-        op = program.ops[reshard_.op]
-        heavy = op.unit is Unit.MATRIX or op.kind.startswith(("gather", "scatter"))
-        if reshard_.operand < 0 or not heavy or reshard_.source.partial:
-            continue
-        changed = {a for step in reshard_.steps for a in step.axes}
-        if reshard_.source != reshard_.target and changed & _agreed_axes(lowered, op):
-            found[Place("used", op.id, reshard_.operand)] = reshard_.target
-    for op in program.ops:
-        if op.unit is Unit.MATRIX:
-            found |= _scattered_product(lowered, op)
+    for op in lowered.program.ops:
+        if op.unit is Unit.MATRIX or op.kind.startswith(("gather", "scatter")):
+            found |= _stated(lowered, op)
     return found
 
 
-def _scattered_product(lowered: Lowered, op: Op) -> dict[Place, Sharding]:
-    """XLA's partitioner computes wrong numbers for a product over an axis that its result is scattered on, while the operands'
-    other axes are not those of the result. The operands are stated so that only the scattering is left to do."""
-    rule = op.rule
+def _stated(lowered: Lowered, op: Op) -> dict[Place, Sharding]:
+    rule, assigned = op.rule, lowered.factors[op.id]
     assert rule is not None
-    assigned = list(lowered.factors[op.id])
-    stored = lowered.storage[op.results[0]]
-    partial = _result(rule, 0, assigned, ()).partial
-    if not set(partial) & stored.axes():
-        return {}
-    for factor, axes in zip(rule.result_majors[0], stored.dims, strict=True):
-        if factor >= 0:
-            assigned[factor] = tuple(a for a in axes if a not in partial)
-    needs = {k: _tensor(rule.operand_majors[k], assigned) for k in range(len(op.operands))}
-    if all(lowered.actual[op.operands[k]].dims == need.dims for k, need in needs.items()):
-        return {}
-    return {Place("used", op.id, k): need for k, need in needs.items()}
+    found: dict[Place, Sharding] = {}
+    agreed = _agreed_axes(lowered, op)
+    for k, v in enumerate(op.operands):
+        if v < 0 or lowered.actual[v].partial:
+            continue
+        need, source = tensor_sharding(rule.operand_majors[k], assigned), lowered.actual[v]
+        steps = reshard(lowered.program.values[v].nbytes, source, need, lowered.state.mesh)
+        changed = {a for step in steps for a in step.axes}
+        if changed & agreed or (changed and op.kind == CONVOLUTION):
+            found[Place("used", op.id, k)] = need
+    if op.kind == CONVOLUTION:
+        made = result_sharding(rule, 0, assigned, ())
+        if made.dims != lowered.storage[op.results[0]].dims:
+            found[Place("computed", op.id)] = Sharding(made.dims)
+    if op.unit is Unit.MATRIX:
+        found |= {Place("used", op.id, k): need for k, need in scattered_product(lowered, op).items()}
+    return found
 
 
 def _agreed_axes(lowered: Lowered, op: Op) -> set[int]:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.rule import Kind as FactorKind
+from shardwise.ir.rule import Rule
 
 Axes = tuple[int, ...]
 
@@ -108,3 +110,18 @@ def reshard(nbytes: float, source: Sharding, target: Sharding, mesh: MeshAxes) -
         # The same axes on the same dimensions in another order: whole shards change places.
         take(Kind.PERMUTE, sorted(after), False)
     return tuple(steps)
+
+
+def tensor_sharding(majors: tuple[int, ...], assigned: Sequence[Axes]) -> Sharding:
+    return Sharding(tuple(assigned[m] if m >= 0 else () for m in majors))
+
+
+def result_sharding(rule: Rule, result: int, assigned: Sequence[Axes], passing: Axes) -> Sharding:
+    own = tensor_sharding(rule.result_majors[result], assigned)
+    present = {f for dim in rule.results[result] for f in dim}
+    made = [a for f, axes in enumerate(assigned) for a in axes if f not in present and _leaves_partial(rule, f)]
+    return Sharding(own.dims, tuple(sorted({*made, *passing})))
+
+
+def _leaves_partial(rule: Rule, factor: int) -> bool:
+    return rule.factors[factor].kind in (FactorKind.REDUCTION, FactorKind.INDEXED)

@@ -1,8 +1,8 @@
 """Arguments so small that gathering them costs more than keeping them.
 
-An argument that is a thousandth of all arguments or less, gathered in less time than the latency of it, is kept whole on that
-axis: sharding it saves next to nothing. So is everything of its kind that is no larger (the same sharded colors: its gradient,
-its moments, the output that replaces it), or the gather would only move to another place.
+A floating-point argument that is a thousandth of all arguments or less, gathered in less time than the latency of it, is kept
+whole on that axis: sharding it saves next to nothing. So is everything of its kind that is no larger (the same sharded colors:
+its gradient, its moments, the output that replaces it), or the gather would only move to another place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ def keep_small(lowered: Lowered, cost: LocalCost) -> tuple[Keep, ...]:
     program, state, names = lowered.program, lowered.state, lowered.analysis.names
     sizes = {a.value: program.values[a.value].nbytes for a in program.arguments}
     most = SHARE * sum(sizes.values())
-    root = {v: v for v, nbytes in sizes.items() if v not in state.pinned and nbytes <= most}
+    root = {
+        v: v
+        for v, nbytes in sizes.items()
+        if v not in state.pinned and nbytes <= most and "float" in program.values[v].dtype
+    }
     for op in program.schedule:
         # What is made of one small argument alone, and no larger, is as good as the argument.
         made_of = {root.get(v, -1) for v in op.operands if v >= 0 and program.values[v].shape}

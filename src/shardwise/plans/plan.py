@@ -37,8 +37,8 @@ class ArrayPlan:
 
 @dataclass(frozen=True, slots=True)
 class StatedConstraint:
-    """A sharding stated inside the program, at ``source``: of value ``number`` as it is ``stored``, or of operand ``index``
-    where op ``number`` has it ``used``."""
+    """A sharding stated inside the program, at ``source``: of value ``number`` as it is ``stored``; of operand ``index`` where
+    op ``number`` has it ``used``; of its result ``index`` as it is ``computed``."""
 
     place: str
     number: int

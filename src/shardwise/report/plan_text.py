@@ -93,7 +93,7 @@ def plan_text(plan: Plan, width: int = 80) -> str:
     page.print(f"\n{plural(len(plan.constraints), 'constraint')} inside the program")
     for c in plan.constraints:
         dims = ", ".join("·".join(axes) or "-" for axes in c.spec)
-        where = f"{c.op} at {c.source}" + (f", operand {c.index}" if c.place == "used" else "")
+        where = f"{c.op} at {c.source}" + {"used": f", operand {c.index}", "computed": ", as computed"}.get(c.place, "")
         page.print(f"  {where}: [{dims}]")
     page.print("\nCollectives a step, one device\n")
     moved = table(("kind", "left"), ("axes", "left"), ("count", "right"), ("bytes", "right"))

@@ -13,7 +13,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shardwise.cost.lowering import Lowered, Place, stated_uses
+from shardwise.cost.faults import CONVOLUTION
+from shardwise.cost.lowering import Lowered, Place, stated_computations
 from shardwise.rewrite.shardy import Constraints, Dims, propagate
 
 #: Rounds that add a single constraint, and rounds at most.
@@ -37,10 +38,13 @@ def choose_constraints(lowered: Lowered, jaxpr: Any) -> Chosen:
     outputs = [lowered.storage[v] for v in program.outputs]
     ends = {*(a.value for a in program.arguments), *program.outputs}
     stated = {Place("stored", v): lowered.actual[v] for v in lowered.state.pinned if v not in ends}
-    stated |= stated_uses(lowered)
+    stated |= stated_computations(lowered)
+    # A result that is stated as computed is stated as stored, too; Shardy is not asked about it.
+    twice = {program.ops[p.number].results[p.index] for p in stated if p.place == "computed"}
+    stated |= {Place("stored", v): lowered.actual[v] for v in twice}
     for rounds in range(1, ROUNDS + 1):
         found = propagate(program, jaxpr, mesh, inputs, outputs, stated)
-        wrong = _differing(lowered, found)
+        wrong = [v for v in _differing(lowered, found) if v not in twice]
         left = [v for v in wrong if Place("stored", v) not in stated]
         if not left:
             return Chosen(stated, rounds, tuple(wrong))
@@ -61,16 +65,17 @@ def _differing(lowered: Lowered, found: dict[int, Dims]) -> list[int]:
 
     A dimension that does not divide is whole in a plan; Shardy may cut it unevenly, with padding. That is left to it: a
     constraint there makes XLA undo the padding, which costs, and which it has been seen to do wrongly (concatenations). A
-    scatter is the exception: XLA aborts where it is cut unevenly, so its operands and results are stated.
+    scatter and a convolution are the exceptions: XLA aborts, or computes wrongly, where they are cut unevenly, so their
+    operands and results are stated.
     """
     actual, sizes = lowered.actual, lowered.state.mesh.sizes
     values = lowered.program.values
 
-    scatters = [op for op in lowered.program.ops if op.kind.startswith("scatter")]
-    scattered = {v for op in scatters for v in (*op.operands, *op.results)}
+    strict = [op for op in lowered.program.ops if op.kind.startswith("scatter") or op.kind == CONVOLUTION]
+    stated = {v for op in strict for v in (*op.operands, *op.results)}
 
     def uneven(value: int, dims: Dims) -> bool:
-        if value in scattered:
+        if value in stated:
             return False
         pieces = [math.prod(sizes[a] for a in axes) for axes in dims]
         return any(size % n for size, n in zip(values[value].shape, pieces, strict=True))

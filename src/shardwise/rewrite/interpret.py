@@ -24,6 +24,8 @@ class Visitor(Protocol):
 
     def use(self, op: Op, operand: int, array: Any) -> Any: ...
 
+    def computed(self, op: Op, result: int, array: Any) -> Any: ...
+
     def defined(self, value: int, array: Any) -> Any: ...
 
     def around(self, op: Op) -> Any:
@@ -111,6 +113,7 @@ class Interpreter:
             if equation.primitive.name == "dynamic_slice":
                 arrays = _clamped(arrays, equation.params["slice_sizes"])
             results = internals.bind(equation, arrays)
+        results = [self.visitor.computed(op, k, r) for k, r in enumerate(results)]
         return [self.visitor.defined(v, r) for v, r in zip(op.results, results, strict=True)]
 
     def _rebuild(self, equation: Any, arrays: list[Any], scope: int, number: int, ops: list[Op]) -> list[Any]:

@@ -109,7 +109,7 @@ def plan_decisions(traced: Traced, analysis: Analysis, mesh: MeshAxes, decisions
     for place, sharding in sorted(chosen.constraints.items()):
         stored = place.place == "stored"
         op = program.ops[program.definitions[place.number][0] if stored else place.number]
-        value = place.number if stored else op.operands[place.index]
+        value = place.number if stored else (op.operands if place.place == "used" else op.results)[place.index]
         where = str(program.source_of(op)), program.values[value].shape
         stated.append(StatedConstraint(place.place, place.number, place.index, op.kind, *where, _spec(sharding, mesh)))
     return Plan(

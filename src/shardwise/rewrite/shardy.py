@@ -63,6 +63,9 @@ class Constrain:
     def use(self, op: Op, operand: int, array: Any) -> Any:
         return self._state(array, self._constraints.get(Place("used", op.id, operand)))
 
+    def computed(self, op: Op, result: int, array: Any) -> Any:
+        return self._state(array, self._constraints.get(Place("computed", op.id, result)))
+
     def defined(self, value: int, array: Any) -> Any:
         return self._state(array, self._constraints.get(Place("stored", value)))
 

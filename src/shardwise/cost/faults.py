@@ -1,0 +1,59 @@
+"""Where XLA's partitioner computes wrong numbers (seen with JAX 0.10 to 0.11), and how plans stay clear of it.
+
+Each was found by comparing sharded with plain runs, and fails under plain ``jax.jit`` with the same shardings.
+
+- A product over an axis that its result is scattered on, while the operands' other axes are not those of the result:
+  ``P(None, "x") @ P("x", None) -> P("x", ("z", "y"))``. The operands are stated so that only the scattering is left to do.
+- A convolution that sums over a sharded spatial dimension, or over any sharded dimension where it has groups (the gradient of
+  a kernel, mostly), while a mesh axis does not shard its left operand: the sum is multiplied by the size of that axis. A
+  forward convolution with a spatial dimension and the output features on different axes: the same. Such convolutions are
+  computed otherwise, and the operands of convolutions are always stated.
+
+Elsewhere: dynamic slices (rewrite/interpret.py), scatters and concatenations that are cut unevenly (rewrite/choose.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from shardwise.cost.sharding import Sharding, result_sharding, tensor_sharding
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.program import Op
+from shardwise.ir.rule import Kind, Rule
+
+if TYPE_CHECKING:
+    from shardwise.cost.lowering import Lowered
+
+CONVOLUTION: Final = "conv_general_dilated"
+
+
+def scattered_product(lowered: Lowered, op: Op) -> dict[int, Sharding]:
+    """The operands of a product that must be stated, so that nothing but a scattering of its result is left to do."""
+    rule = op.rule
+    assert rule is not None
+    assigned = list(lowered.factors[op.id])
+    stored = lowered.storage[op.results[0]]
+    partial = result_sharding(rule, 0, assigned, ()).partial
+    if not set(partial) & stored.axes():
+        return {}
+    for factor, axes in zip(rule.result_majors[0], stored.dims, strict=True):
+        if factor >= 0:
+            assigned[factor] = tuple(a for a in axes if a not in partial)
+    needs = {k: tensor_sharding(rule.operand_majors[k], assigned) for k in range(len(op.operands))}
+    if all(lowered.actual[op.operands[k]].dims == need.dims for k, need in needs.items()):
+        return {}
+    return needs
+
+
+def fails_convolution(rule: Rule, assigned: Sequence[Sequence[int]], mesh: MeshAxes) -> bool:
+    """Would XLA multiply a convolution's result by the size of an axis that does not shard its left operand?"""
+    left, right, result = ({f for dim in tensor for f in dim} for tensor in rule.tensors)
+    sharded = {f for f, axes in enumerate(assigned) if axes}
+    on_left = {a for f in sharded & left for a in assigned[f]}
+    windowed = {w.factor for w in rule.windows}
+    grouped = bool(left & right & result)
+    summed = [f for f in sharded if rule.factors[f].kind is Kind.REDUCTION and (f in windowed or grouped)]
+    if summed:
+        return any(size > 1 and a not in on_left for a, size in enumerate(mesh.sizes))
+    return bool(sharded & windowed and sharded & right - left)

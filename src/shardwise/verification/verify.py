@@ -25,6 +25,9 @@ from shardwise.verification.summary import logical_totals
 
 #: Half a unit in the last place of one, by type.
 _STEPS: Final = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float64": 2.0**-53}
+#: Differences up to here, of an output's largest value, need no explanation: sixteen steps of a short type; sums of thousands
+#: of terms in another order, for the long ones.
+_TOLERANCES: Final = {"float32": 1e-4, "float16": 2.0**-7, "bfloat16": 2.0**-4, "float64": 1e-9}
 #: How often at most the inputs are moved to see a program's sensitivity: one entry with a tiny gradient turns over every other
 #: time, so that a difference of rounding is shown almost surely.
 NUDGES: Final = 16
@@ -119,18 +122,17 @@ def verify(
     differences = None
     if program is not None and backend == HOST and (run if run is not None else arrays):
         placed = [jax.device_put(x, s) for x, s in zip(leaves, applied.in_shardings, strict=True)]
-        differences = _compare(plan, fn, args, kwargs, program(*placed), _rounding(applied.program))
+        differences = _compare(plan, fn, args, kwargs, program(*placed), _coarsest(applied.program))
     return Verification(plan, compiled, _rows(plan, compiled), differences)
 
 
-def _rounding(program: Program) -> float:
-    """The relative rounding step of the coarsest floating-point type in a program."""
-    steps = [_STEPS[v.dtype] for v in program.values if v.dtype in _STEPS]
-    return max(steps, default=_STEPS["float32"])
+def _coarsest(program: Program) -> str:
+    """The coarsest floating-point type in a program."""
+    return max((v.dtype for v in program.values if v.dtype in _STEPS), key=_STEPS.__getitem__, default="float32")
 
 
 def _compare(
-    plan: Plan, fn: Callable[..., Any], args: Any, kwargs: Any, found: Any, rounding: float
+    plan: Plan, fn: Callable[..., Any], args: Any, kwargs: Any, found: Any, dtype: str
 ) -> tuple[Difference, ...]:
     plain = jax.jit(fn)
     generator = np.random.default_rng(0)
@@ -138,7 +140,7 @@ def _compare(
     def nudge(x: Any) -> Any:
         if not hasattr(x, "dtype") or not np.issubdtype(x.dtype, np.floating):
             return x
-        moved = np.asarray(x, np.float64) * (1 + 4 * rounding * generator.uniform(-1, 1, np.shape(x)))
+        moved = np.asarray(x, np.float64) * (1 + 4 * _STEPS[dtype] * generator.uniform(-1, 1, np.shape(x)))
         return jax.numpy.asarray(moved, x.dtype)
 
     want = jax.tree.leaves(plain(*args, **kwargs))
@@ -149,7 +151,7 @@ def _compare(
         nudged = jax.tree.leaves(plain(*nudged_args, **nudged_kwargs))
         sensitivity = [max(s, _relative(x, y)) for s, x, y in zip(sensitivity, want, nudged, strict=True)]
         rows = zip(plan.outputs, off, sensitivity, strict=True)
-        differences = tuple(Difference(a.path, o, s, 16 * rounding) for a, o, s in rows)
+        differences = tuple(Difference(a.path, o, s, _TOLERANCES[dtype]) for a, o, s in rows)
         if all(d.explained for d in differences):
             break
     return differences

@@ -6,7 +6,6 @@ norms and softmax compute in float32.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +15,9 @@ from .specs import Leaf, Tree, integers, weight
 COMPUTE = jnp.bfloat16
 
 
-def cast(tree: Tree, dtype: Any = COMPUTE) -> Tree:
+def cast(tree: Tree) -> Tree:
     """Every array of the tree in the compute type."""
-    return jax.tree.map(lambda x: x.astype(dtype), tree)
+    return jax.tree.map(lambda x: x.astype(COMPUTE), tree)
 
 
 def run_layers(layer: Callable[[Tree, Tree], Tree], params: Tree, x: Tree, *, remat: bool = False) -> Tree:

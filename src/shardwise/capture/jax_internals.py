@@ -129,7 +129,7 @@ def kernel_flops(equation: Any) -> float:
 
 
 def equation_attributes(equation: Any) -> tuple[tuple[str, Any], ...]:
-    """What later stages need of an equation's parameters: stated shardings and the user's names."""
+    """What later stages need of an equation's parameters: stated shardings, the user's names, and how arrays are padded."""
     params: Mapping[str, Any] = equation.params
     name = equation.primitive.name
     if name in ("sharding_constraint", "reshard", "mesh_cast"):
@@ -140,6 +140,8 @@ def equation_attributes(equation: Any) -> tuple[tuple[str, Any], ...]:
         return ("in_specs", specs[0]), ("out_specs", specs[1])
     if name == "name":
         return (("name", params["name"]),)
+    if name == "pad":
+        return (("padding", tuple(tuple(map(int, d)) for d in params["padding_config"])),)
     return ()
 
 

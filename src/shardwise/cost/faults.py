@@ -8,6 +8,9 @@ Each was found by comparing sharded with plain runs, and fails under plain ``jax
   a kernel, mostly), while a mesh axis does not shard its left operand: the sum is multiplied by the size of that axis. A
   forward convolution with a spatial dimension and the output features on different axes: the same. Such convolutions are
   computed otherwise, and the operands of convolutions are always stated.
+- A pad between elements or by a negative number, along a dimension that is whole in its operand and cut in its result: wrong
+  numbers, or "Implicit broadcast is not allowed in HLO". Between elements and by a negative number in front, the process
+  aborts wherever the result is cut. Such a result is stated whole along the dimension, and cut afterwards (rewrite/choose.py).
 
 Elsewhere: dynamic slices (rewrite/interpret.py), scatters and concatenations that are cut unevenly (rewrite/choose.py).
 """
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from shardwise.cost.lowering import Lowered
 
 CONVOLUTION: Final = "conv_general_dilated"
+PAD: Final = "pad"
 
 
 def scattered_product(lowered: Lowered, op: Op) -> dict[int, Sharding]:
@@ -57,3 +61,13 @@ def fails_convolution(rule: Rule, assigned: Sequence[Sequence[int]], mesh: MeshA
     if summed:
         return any(size > 1 and a not in on_left for a, size in enumerate(mesh.sizes))
     return bool(sharded & windowed and sharded & right - left)
+
+
+def failing_pads(op: Op, operand: Sequence[Sequence[int]], result: Sequence[Sequence[int]]) -> set[int]:
+    """The dimensions along which XLA would get a pad wrong, or abort, with its operand and result sharded like this."""
+    found = set()
+    for d, (low, high, inner) in enumerate(op.attribute("padding", ())):
+        whole = not operand[d] and (inner > 0 or low < 0 or high < 0)
+        if result[d] and (whole or (inner > 0 and low < 0)):
+            found.add(d)
+    return found

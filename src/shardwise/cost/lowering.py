@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardwise.cost.decisions import State
-from shardwise.cost.faults import CONVOLUTION, fails_convolution, scattered_product
+from shardwise.cost.faults import CONVOLUTION, PAD, failing_pads, fails_convolution, scattered_product
 from shardwise.cost.halo import halo_widths
 from shardwise.cost.local import LocalCost
 from shardwise.cost.sharding import Axes, Collective, Kind, Sharding, reshard, result_sharding, tensor_sharding
@@ -210,7 +210,7 @@ class _Lowering:
         return linear is None or (len(partial) == 1 and partial[0] in linear)
 
     def _assignment(self, op: Op, choice: Sequence[int | None]) -> tuple[Axes, ...] | None:
-        """Axes by factor, in the order of decisions; None where sizes do not divide."""
+        """Axes by factor, in the order of decisions; None where sizes do not divide, or XLA would compute wrongly."""
         rule = op.rule
         assert rule is not None
         start = self.first_node[op.id]
@@ -224,9 +224,14 @@ class _Lowering:
                 pieces *= self.mesh.sizes[a]
             if pieces > 1 and any(size % pieces for size in _sizes(self.program, op, f)):
                 return None
-        if op.kind == CONVOLUTION and fails_convolution(rule, assigned, self.mesh):
+        chosen = tuple(tuple(axes) for axes in assigned)
+        if op.kind == CONVOLUTION and fails_convolution(rule, chosen, self.mesh):
             return None
-        return tuple(tuple(axes) for axes in assigned)
+        if op.kind == PAD:
+            ends = [tensor_sharding(majors, chosen).dims for majors in (rule.operand_majors[0], rule.result_majors[0])]
+            if failing_pads(op, *ends):
+                return None
+        return chosen
 
     def _seconds(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> float:
         rule = op.rule
@@ -454,7 +459,8 @@ def stated_computations(lowered: Lowered) -> dict[Place, Sharding]:
     """
     found: dict[Place, Sharding] = {}
     for op in lowered.program.ops:
-        if op.unit is Unit.MATRIX or op.kind.startswith(("gather", "scatter")):
+        busy = any(lowered.factors[op.id]) or any(lowered.actual[v].axes() for v in op.operands if v >= 0)
+        if busy and (op.unit is Unit.MATRIX or op.kind.startswith(("gather", "scatter"))):
             found |= _stated(lowered, op)
     return found
 
@@ -470,7 +476,7 @@ def _stated(lowered: Lowered, op: Op) -> dict[Place, Sharding]:
         need, source = tensor_sharding(rule.operand_majors[k], assigned), lowered.actual[v]
         steps = reshard(lowered.program.values[v].nbytes, source, need, lowered.state.mesh)
         changed = {a for step in steps for a in step.axes}
-        if changed & agreed or (changed and op.kind == CONVOLUTION):
+        if changed & agreed or op.kind == CONVOLUTION:
             found[Place("used", op.id, k)] = need
     if op.kind == CONVOLUTION:
         made = result_sharding(rule, 0, assigned, ())

@@ -13,8 +13,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shardwise.cost.faults import CONVOLUTION
+from shardwise.cost.faults import CONVOLUTION, PAD, failing_pads
 from shardwise.cost.lowering import Lowered, Place, stated_computations
+from shardwise.cost.sharding import Sharding, result_sharding
 from shardwise.rewrite.shardy import Constraints, Dims, propagate
 
 #: Rounds that add a single constraint, and rounds at most.
@@ -47,11 +48,38 @@ def choose_constraints(lowered: Lowered, jaxpr: Any) -> Chosen:
         wrong = [v for v in _differing(lowered, found) if v not in twice]
         left = [v for v in wrong if Place("stored", v) not in stated]
         if not left:
-            return Chosen(stated, rounds, tuple(wrong))
+            padded = _stated_pads(lowered, found, stated)
+            if not padded:
+                return Chosen(stated, rounds, tuple(wrong))
+            for place, sharding in padded.items():
+                value = program.ops[place.number].results[0]
+                stated |= {place: sharding, Place("stored", value): lowered.actual[value]}
+                twice.add(value)
+            continue
         left.sort(key=lambda v: (-_weight(lowered, v), v))
         added = left[: 2 ** max(0, rounds - SINGLE)]
         stated.update((Place("stored", v), lowered.actual[v]) for v in added)
     return Chosen(stated, ROUNDS, tuple(wrong))
+
+
+def _stated_pads(lowered: Lowered, found: dict[int, Dims], stated: Constraints) -> dict[Place, Sharding]:
+    """The results of pads that XLA would get wrong as Shardy shards them, as the plan computes them."""
+    added: dict[Place, Sharding] = {}
+    for op in lowered.program.ops:
+        if op.kind != PAD:
+            continue
+        assert op.rule is not None
+        operand, result, place = op.operands[0], op.results[0], Place("computed", op.id)
+        known = stated.get(Place("stored", operand))
+        source = known.dims if known else found.get(operand, lowered.actual[operand].dims)
+        if not failing_pads(op, source, found.get(result, lowered.actual[result].dims)):
+            continue
+        made = result_sharding(op.rule, 0, lowered.factors[op.id], ()).dims
+        failing = failing_pads(op, source, made)
+        whole = Sharding(tuple(() if d in failing else axes for d, axes in enumerate(made)))
+        if stated.get(place) != whole:
+            added[place] = whole
+    return added
 
 
 def _weight(lowered: Lowered, value: int) -> float:

@@ -29,7 +29,15 @@ def main() -> int:
 
     import shardwise
     from shardwise import zoo
-    from shardwise.tactics.strategies import FSDP, ContextParallel, DataParallel, Megatron, SequenceParallel, ZeRO2
+    from shardwise.tactics.strategies import (
+        FSDP,
+        ContextParallel,
+        DataParallel,
+        Megatron,
+        SequenceParallel,
+        Shard,
+        ZeRO2,
+    )
 
     sequence = ("batch/inputs", 1)
     data, model = {"data": 16}, {"data": 4, "model": 4}
@@ -43,6 +51,10 @@ def main() -> int:
         ),
         "data + context": ({"data": 4, "seq": 4}, [DataParallel("data"), ContextParallel("seq", sequence)]),
         "FSDP + Megatron": (model, [FSDP("data"), Megatron("model")]),
+        "FSDP + Megatron + vocabulary": (
+            model,
+            [FSDP("data"), Megatron("model"), Shard("params/embed", 0, "model")],
+        ),
     }
     program = zoo.parse(TARGET)
     columns = "strategy, constraints, plan s, predicted MB, compiled MB, agree, peak GB, Mcycles"

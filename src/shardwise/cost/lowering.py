@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardwise.cost.decisions import State
-from shardwise.cost.faults import CONVOLUTION, PAD, failing_pads, fails_convolution, scattered_product
+from shardwise.cost.faults import CONVOLUTION, PAD, failing_pads, fails_convolution
 from shardwise.cost.halo import halo_widths
 from shardwise.cost.local import LocalCost
 from shardwise.cost.sharding import Axes, Collective, Kind, Sharding, reshard, result_sharding, tensor_sharding
@@ -438,64 +438,6 @@ def _sizes(program: Program, op: Op, factor: int) -> list[int]:
         for t, tensor in enumerate(rule.tensors):
             sizes += [program.values[values[t]].shape[d] for d, dim in enumerate(tensor) if dim == (factor,)]
     return sizes
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Place:
-    """Where a sharding is stated inside the program: of value ``number`` as it is ``stored``; of operand ``index`` where op
-    ``number`` has it ``used``; of its result ``index`` as it is ``computed``."""
-
-    place: str
-    number: int
-    index: int = 0
-
-
-def stated_computations(lowered: Lowered) -> dict[Place, Sharding]:
-    """Operands and results that must be stated as the op computes on them.
-
-    Where the operands as stored agree on an axis (it lies on one factor, which can be split) the partitioner computes on them
-    as they are. If the plan computes otherwise it must say so; where they disagree, the partitioner has to reshard anyway, and
-    does what the result's sharding asks for. It is not left to itself where it has faults (faults.py).
-    """
-    found: dict[Place, Sharding] = {}
-    for op in lowered.program.ops:
-        busy = any(lowered.factors[op.id]) or any(lowered.actual[v].axes() for v in op.operands if v >= 0)
-        if busy and (op.unit is Unit.MATRIX or op.kind.startswith(("gather", "scatter"))):
-            found |= _stated(lowered, op)
-    return found
-
-
-def _stated(lowered: Lowered, op: Op) -> dict[Place, Sharding]:
-    rule, assigned = op.rule, lowered.factors[op.id]
-    assert rule is not None
-    found: dict[Place, Sharding] = {}
-    agreed = _agreed_axes(lowered, op)
-    for k, v in enumerate(op.operands):
-        if v < 0 or lowered.actual[v].partial:
-            continue
-        need, source = tensor_sharding(rule.operand_majors[k], assigned), lowered.actual[v]
-        steps = reshard(lowered.program.values[v].nbytes, source, need, lowered.state.mesh)
-        changed = {a for step in steps for a in step.axes}
-        if changed & agreed or op.kind == CONVOLUTION:
-            found[Place("used", op.id, k)] = need
-    if op.kind == CONVOLUTION:
-        made = result_sharding(rule, 0, assigned, ())
-        if made.dims != lowered.storage[op.results[0]].dims:
-            found[Place("computed", op.id)] = Sharding(made.dims)
-    if op.unit is Unit.MATRIX:
-        found |= {Place("used", op.id, k): need for k, need in scattered_product(lowered, op).items()}
-    return found
-
-
-def _agreed_axes(lowered: Lowered, op: Op) -> set[int]:
-    """Axes that an op's operands, as stored, put on one factor, which can be split, or do not use at all."""
-    assert op.rule is not None
-    on: dict[int, set[int]] = {a: set() for a in range(len(lowered.state.mesh.sizes))}
-    for k, v in enumerate(op.operands):
-        for d, axes in enumerate(lowered.actual[v].dims if v >= 0 else ()):
-            for axis in axes:
-                on[axis].add(op.rule.operand_majors[k][d])
-    return {a for a, factors in on.items() if len(factors) < 2 and all(op.rule.splittable[f] for f in factors)}
 
 
 def collectives(lowered: Lowered) -> list[tuple[Kind, Axes, float, float, Reshard]]:

@@ -12,8 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, Traced, trace
-from shardwise.cost.lowering import Place
 from shardwise.cost.sharding import Sharding
+from shardwise.cost.stated import Place
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Program

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shardwise.cost.faults import CONVOLUTION, PAD, failing_pads
-from shardwise.cost.lowering import Lowered, Place, stated_computations
+from shardwise.cost.lowering import Lowered
 from shardwise.cost.sharding import Sharding, result_sharding
+from shardwise.cost.stated import Place, stated_computations
 from shardwise.rewrite.shardy import Constraints, Dims, propagate
 
 #: Rounds that add a single constraint, and rounds at most.

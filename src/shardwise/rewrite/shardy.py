@@ -15,8 +15,8 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from shardwise.capture import jax_internals as internals
-from shardwise.cost.lowering import Place
 from shardwise.cost.sharding import Axes, Sharding
+from shardwise.cost.stated import Place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op, Program
 from shardwise.rewrite.interpret import Interpreter

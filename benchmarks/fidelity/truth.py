@@ -36,7 +36,7 @@ from typing import Any, Final
 from benchmarks.fidelity.cases import Case, cases
 
 TRUTH: Final = Path(__file__).parent / "truth.jsonl"
-HLO: Final = Path("/tmp/fidelity_hlo")
+HLO: Final = Path(tempfile.gettempdir()) / "fidelity_hlo"
 LIMIT_S: Final = 240
 #: What the second pass adds or makes better.
 _WITH_CYCLES: Final = ("cycles", "collectives", "flops", "bytes_accessed", "memory", "compile_s")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from functools import cache
 
+from shardwise.ir.program import Op, Program
 from shardwise.ir.rule import Window
 
 
@@ -38,3 +39,15 @@ def halo_widths(
         left = max(left, k * own - start)
         right = max(right, end - ((k + 1) * own - 1))
     return left, right
+
+
+def cut_sizes(program: Program, op: Op, factor: int) -> list[int]:
+    """The sizes a factor has where a mesh axis would cut it: the factor's own, and whole dimensions of windowed tensors."""
+    rule = op.rule
+    assert rule is not None
+    sizes = [rule.factors[factor].size]
+    if any(w.factor == factor for w in rule.windows):
+        values = [*op.operands, *op.results]
+        for t, tensor in enumerate(rule.tensors):
+            sizes += [program.values[values[t]].shape[d] for d, dim in enumerate(tensor) if dim == (factor,)]
+    return sizes

@@ -8,6 +8,11 @@ to the order of decisions.
 Deferred reductions. A result that is partial stays so where its one use is linear in it and lies in the same region: sums of
 partial values are partial, and so are their casts, transposes, reshapes and products with whole values. The use decides by the
 same local comparison whether it takes the value as partial or reduced, so ``dq·Wq + dk·Wk + dv·Wv`` is reduced once.
+
+Staying as computed (not in the design). A product's result with two dimensions that were given one axis may lie in either way.
+It stays as its op computes it where that, with the time of its uses, is cheaper than storage: the masks of a mixture of
+experts stay with their tokens. Weak: uses are asked one by one, with their other operands as stored, and those in a loop's
+body are not multiplied by its trips.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from typing import Final
 
 from shardwise.cost.decisions import State
 from shardwise.cost.faults import CONVOLUTION, PAD, failing_pads, fails_convolution
-from shardwise.cost.halo import halo_widths
+from shardwise.cost.halo import cut_sizes, halo_widths
 from shardwise.cost.local import LocalCost
 from shardwise.cost.sharding import Axes, Collective, Kind, Sharding, reshard, result_sharding, tensor_sharding
 from shardwise.cost.storage import VIEWS, Clashes, store
@@ -222,7 +227,7 @@ class _Lowering:
             pieces = 1
             for a in axes:
                 pieces *= self.mesh.sizes[a]
-            if pieces > 1 and any(size % pieces for size in _sizes(self.program, op, f)):
+            if pieces > 1 and any(size % pieces for size in cut_sizes(self.program, op, f)):
                 return None
         chosen = tuple(tuple(axes) for axes in assigned)
         if op.kind == CONVOLUTION and fails_convolution(rule, chosen, self.mesh):
@@ -426,18 +431,6 @@ class _Lowering:
         use = self.program.ops[user]
         linear = LINEAR.get(use.kind, ())
         return use.region == op.region and (linear is None or operand in linear)
-
-
-def _sizes(program: Program, op: Op, factor: int) -> list[int]:
-    """The sizes a factor has where a mesh axis would cut it: the factor's own, and whole dimensions of windowed tensors."""
-    rule = op.rule
-    assert rule is not None
-    sizes = [rule.factors[factor].size]
-    if any(w.factor == factor for w in rule.windows):
-        values = [*op.operands, *op.results]
-        for t, tensor in enumerate(rule.tensors):
-            sizes += [program.values[values[t]].shape[d] for d, dim in enumerate(tensor) if dim == (factor,)]
-    return sizes
 
 
 def collectives(lowered: Lowered) -> list[tuple[Kind, Axes, float, float, Reshard]]:

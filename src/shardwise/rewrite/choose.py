@@ -48,7 +48,7 @@ def choose_constraints(lowered: Lowered, jaxpr: Any) -> Chosen:
         found = propagate(program, jaxpr, mesh, inputs, outputs, stated)
         wrong = [v for v in _differing(lowered, found) if v not in twice]
         left = [v for v in wrong if Place("stored", v) not in stated]
-        if not left:
+        if not left or rounds == ROUNDS:
             padded = _stated_pads(lowered, found, stated)
             if not padded:
                 return Chosen(stated, rounds, tuple(wrong))

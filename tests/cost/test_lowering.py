@@ -10,7 +10,7 @@ import pytest
 
 import shardwise
 from shardwise.cost.decisions import Decision, Keep, Shard, State
-from shardwise.cost.local import SimpleCost
+from shardwise.cost.local import HardwareCost
 from shardwise.cost.lowering import Lowered, collectives, lower_state
 from shardwise.cost.sharding import Kind, Sharding, reshard
 from shardwise.errors import DecisionError, MeshError
@@ -53,7 +53,7 @@ def lowered(fn, args, mesh: dict[str, int], decide, grouping: bool = True) -> Lo
         return found.id
 
     decisions: list[Decision] = decide(color, analysis)
-    return lower_state(analysis, State(MeshAxes.of(mesh), tuple(decisions)), SimpleCost())
+    return lower_state(analysis, State(MeshAxes.of(mesh), tuple(decisions)), HardwareCost.of(MeshAxes.of(mesh)))
 
 
 def kinds(low: Lowered) -> Counter[str]:
@@ -123,7 +123,7 @@ def test_the_first_color_gets_the_axis_and_the_next_where_it_does_not_divide() -
     rows = [analysis.color_of(n, 0).id for n in "xy"]
     columns = [analysis.color_of(n, 1).id for n in "xy"]
     state = State(MeshAxes.of({"a": 8}), (Shard((*rows,), "a"), Shard((*columns,), "a")))
-    low = lower_state(analysis, state, SimpleCost())
+    low = lower_state(analysis, state, HardwareCost.of(MESH))
     stored = [low.storage[a.value].dims for a in analysis.program.arguments]
     assert stored == [((0,), ()), ((), (0,))]
     assert low.refused == ("y[0] of size 12 does not divide by 8 (a)",)
@@ -132,7 +132,7 @@ def test_the_first_color_gets_the_axis_and_the_next_where_it_does_not_divide() -
 def test_a_color_may_take_several_axes_the_earlier_one_major() -> None:
     analysis = shardwise.analyze(lambda x: x + 1, p.shape(16, 8))
     rows = analysis.color_of("x", 0).id
-    low = lower_state(analysis, State(MESH, (Shard((rows,), "b"), Shard((rows,), "a"))), SimpleCost())
+    low = lower_state(analysis, State(MESH, (Shard((rows,), "b"), Shard((rows,), "a"))), HardwareCost.of(MESH))
     assert low.storage[0].dims == ((1, 0), ())
 
 
@@ -143,7 +143,7 @@ def test_keep_holds_for_views_of_an_argument() -> None:
     analysis = shardwise.analyze(fn, p.shape(4, 512, 512), p.shape(64, 512))
     model = analysis.color_of("x", 1).id
     state = State(MeshAxes.of({"a": 8}), (Shard((model,), "a"), Keep((0,), "a")))
-    low = lower_state(analysis, state, SimpleCost())
+    low = lower_state(analysis, state, HardwareCost.of(MESH))
     assert low.storage[0].dims == ((), (), ())
     inside = [v for v in analysis.program.values if v.shape == (512, 512)]
     assert inside and all(not any(low.storage[v.id].dims) for v in inside)
@@ -158,7 +158,7 @@ def test_both_sides_of_attention() -> None:
         sequence = analysis.color_of("x", 1)
         (bit,) = analysis.groups[sequence.group].bits
         state = State(MeshAxes.of({"seq": 8}), (Shard((sequence.id,), "seq", ((bit, side),)),))
-        moved.append(kinds(lower_state(analysis, state, SimpleCost())))
+        moved.append(kinds(lower_state(analysis, state, HardwareCost.of(MESH))))
     assert {"all-gather": 2} in moved
     assert any("all-reduce" in m or "reduce-scatter" in m for m in moved)
     assert moved[0] != moved[1]

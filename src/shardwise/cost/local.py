@@ -1,16 +1,19 @@
-"""The small cost interface that the compute rule asks, and its first implementation.
+"""The small cost interface that the compute rule asks, and what a placement on hardware answers.
 
-Until a hardware profile is behind it: bytes over one link rate, FLOPs over one peak rate, bytes over one memory rate, and a
-latency for each collective. Figures are those of one TPU v5e chip (docs/decisions.md).
+A collective costs what ``shardwise.hardware.collectives`` says of the links under its axes; an op is a roofline: FLOPs over the
+rate of its unit, bytes over the memory's. The rule asks with one flat latency for every collective: counting hops it would
+gather the batch of a tiny program instead of reducing its gradients, and how a program is computed should not turn on its size
+being that of a test. Predictions (``step_s``) count them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
-from shardwise.cost.sharding import Collective, Kind
+from shardwise.cost.sharding import Axes, Collective, Kind
+from shardwise.hardware.collectives import AlphaBeta, collective
+from shardwise.hardware.layout import Placement, ideal
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Unit
 
@@ -18,37 +21,60 @@ from shardwise.ir.program import Unit
 class LocalCost(Protocol):
     """Seconds on one device."""
 
-    def communication_s(self, steps: Iterable[Collective], mesh: MeshAxes, early: bool) -> float:
+    def communication_s(self, steps: Iterable[Collective], early: bool) -> float:
         """Of collectives one after another. ``early``: their operand is ready long before, so that they can be hidden."""
         ...
 
-    def compute_s(self, flops: float, nbytes: float, unit: Unit) -> float: ...
+    def compute_s(self, flops: float, nbytes: float, unit: Unit, dtype: str) -> float: ...
 
 
-@dataclass(frozen=True, slots=True)
-class SimpleCost:
-    link_bytes_per_s: float = 4.5e10
-    matrix_flops_per_s: float = 1.97e14
-    vector_flops_per_s: float = 4e12
-    memory_bytes_per_s: float = 8.1e11
-    latency_s: float = 1e-6
-    hidden_share: float = 0.75
+class HardwareCost:
+    """Costs on a placement; without one, on TPU v5e chips with a row of links for every mesh axis.
 
-    def communication_s(self, steps: Iterable[Collective], mesh: MeshAxes, early: bool) -> float:
+    >>> step = Collective(Kind.ALL_GATHER, (1,), 15e6, 60e6)
+    >>> cost = HardwareCost.of(MeshAxes.of({"data": 4, "model": 4}))
+    >>> f"{cost.communication_s([step], False) * 1e3:.3f} ms, early {cost.communication_s([step], True) * 1e3:.3f} ms"
+    '1.001 ms, early 0.101 ms'
+    """
+
+    def __init__(self, placement: Placement):
+        self.placement, self.profile = placement, placement.topology.profile
+        self._links: dict[tuple[Kind, Axes, bool], AlphaBeta] = {}
+        self._hidden = {kind: self.profile.hidden_share(kind.value) for kind in Kind}
+        self._memory_bytes_per_s = self.profile.memory_bytes_per_s * self.profile.memory_efficiency
+        self._matrix: dict[str, float] = {}
+
+    @staticmethod
+    def of(mesh: MeshAxes) -> HardwareCost:
+        return HardwareCost(ideal(mesh))
+
+    def link(self, step: Collective) -> AlphaBeta:
+        key = (step.kind, step.axes, step.near)
+        if key not in self._links:
+            self._links[key] = collective("halo" if step.near else step.kind.value, step.axes, self.placement)
+        return self._links[key]
+
+    def step_s(self, step: Collective) -> float:
+        """One collective, nothing hidden."""
+        return 0.0 if step.kind is Kind.SLICE else self.link(step).time_s(step.nbytes)
+
+    def hidden_s(self, step: Collective) -> float:
+        """What of a collective hides behind compute where its operand is ready early: a share of its transfer."""
+        return 0.0 if step.kind is Kind.SLICE else self._hidden[step.kind] * self.link(step).s_per_byte * step.nbytes
+
+    def communication_s(self, steps: Iterable[Collective], early: bool) -> float:
         total = 0.0
         for step in steps:
-            if step.kind is Kind.SLICE:
-                continue
-            devices = 1
-            for axis in step.axes:
-                devices *= mesh.sizes[axis]
-            ring = (devices - 1) / devices
-            # On a ring an all-reduce is a reduce-scatter and an all-gather, and an all-to-all crosses n/4 links on average.
-            volume = step.nbytes * {Kind.ALL_REDUCE: 2 * ring, Kind.ALL_TO_ALL: devices / 4}.get(step.kind, ring)
-            hidden = self.hidden_share if early and step.kind is Kind.ALL_GATHER else 0.0
-            total += self.latency_s + volume / self.link_bytes_per_s * (1 - hidden)
+            if step.kind is not Kind.SLICE:
+                hidden = self._hidden[step.kind] if early else 0.0
+                total += self.profile.collective_s + self.link(step).s_per_byte * step.nbytes * (1 - hidden)
         return total
 
-    def compute_s(self, flops: float, nbytes: float, unit: Unit) -> float:
-        rate = self.matrix_flops_per_s if unit is Unit.MATRIX else self.vector_flops_per_s
-        return max(flops / rate, nbytes / self.memory_bytes_per_s)
+    def compute_s(self, flops: float, nbytes: float, unit: Unit, dtype: str) -> float:
+        if unit is Unit.MATRIX:
+            if dtype not in self._matrix:
+                self._matrix[dtype] = self.profile.matrix_rate(dtype) * self.profile.matrix_efficiency
+            rate = self._matrix[dtype]
+        else:
+            rate = self.profile.vector_flops_per_s
+        return max(flops / rate, nbytes / self._memory_bytes_per_s)

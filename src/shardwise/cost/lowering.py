@@ -13,41 +13,35 @@ Staying as computed (not in the design). A product's result with two dimensions 
 It stays as its op computes it where that, with the time of its uses, is cheaper than storage: the masks of a mixture of
 experts stay with their tokens. Weak: uses are asked one by one, with their other operands as stored, and those in a loop's
 body are not multiplied by its trips.
+
+Both rules are local, and so is everything here: a :class:`Lowered` works out what it is asked for and what that rests on, no
+more. Asked for everything it is the plan of a state; asked for a few ops it fills a row of the evaluator's tables.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import Final, Generic, TypeVar, overload
 
 from shardwise.cost.decisions import State
 from shardwise.cost.faults import CONVOLUTION, PAD, failing_pads, fails_convolution
 from shardwise.cost.halo import cut_sizes, halo_widths
 from shardwise.cost.local import LocalCost
 from shardwise.cost.sharding import Axes, Collective, Kind, Sharding, reshard, result_sharding, tensor_sharding
-from shardwise.cost.storage import VIEWS, Clashes, store
+from shardwise.cost.storage import VIEWS, kept_axes, store
+from shardwise.cost.structure import LINEAR, Structure
 from shardwise.dims.analysis import Analysis
-from shardwise.ir.program import Op, Origin, Program, Unit
+from shardwise.ir.program import Op, Unit
 from shardwise.ir.rule import Rule
 
-#: Ops that are linear in each of these operands when the others are whole (None: in every operand at once).
-LINEAR: Final[dict[str, tuple[int, ...] | None]] = {
-    "add": None,
-    "add_any": None,
-    "sub": None,
-    "neg": (0,),
-    "convert_element_type": (0,),
-    "transpose": (0,),
-    "reshape": (0,),
-    "squeeze": (0,),
-    "copy": (0,),
-    "mul": (0, 1),
-    "div": (0,),
-    "reduce_sum": (0,),
-}
+T = TypeVar("T")
+NOTHING: Final = Sharding(())
+#: How an op computes: the axes of its factors, and those over which it passes partial values on.
+Choice = tuple[tuple[Axes, ...], Axes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,135 +57,174 @@ class Reshard:
     trips: float
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """A state worked out: ``storage`` by value, ``actual`` how it really leaves its op (partial where deferred), ``factors``
-    the axes of every op's factors, ``passing`` the axes over which an op passes partial values on."""
+class Lazy(Sequence[T], Generic[T]):
+    """A list whose items are worked out when first asked for."""
 
-    analysis: Analysis
-    state: State
-    storage: tuple[Sharding, ...]
-    actual: tuple[Sharding, ...]
-    factors: tuple[tuple[Axes, ...], ...]
-    passing: tuple[Axes, ...]
-    reshards: tuple[Reshard, ...]
-    refused: tuple[str, ...]
+    def __init__(self, count: int, work_out: Callable[[int], T]):
+        self._items: list[T | None] = [None] * count
+        self._work_out = work_out
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self[k] for k in range(*index.indices(len(self._items)))]
+        item = self._items[index]
+        if item is None:
+            item = self._items[index] = self._work_out(index)
+        return item
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+def lower_state(analysis: Analysis, state: State, cost: LocalCost) -> Lowered:
+    """Works out a state: two rules, reshards, deferred reductions."""
+    lowered = Lowered(Structure.of(analysis), state, cost)
+    for op in lowered.program.schedule:  # in this order nothing rests on what is still to come
+        if op.rule is not None:
+            lowered.choices[op.id]
+    return lowered
+
+
+class Lowered:
+    """A state worked out: ``storage`` by value, ``actual`` how it really leaves its op (partial where deferred), ``choices``
+    how every op computes. ``known`` are choices of like ops in like places, shared by all states of one mesh and cost."""
+
+    def __init__(
+        self, structure: Structure, state: State, cost: LocalCost, known: dict[object, Choice] | None = None
+    ) -> None:
+        self.structure, self.state, self.cost = structure, state, cost
+        self.program, self.mesh = structure.program, state.mesh
+        values, ops = len(self.program.values), len(self.program.ops)
+        self.storage: Lazy[Sharding] = Lazy(values, lambda v: self._stored(v)[0])
+        self.actual: Lazy[Sharding] = Lazy(values, self._actual)
+        self.choices: Lazy[Choice] = Lazy(ops, self._choose)
+        self.known: dict[object, Choice] = {} if known is None else known
+        self._rank = {pair: k for k, pair in enumerate(state.order)}
+        self._axes: dict[int, tuple[int, ...]] = {}
+        for color, axis in state.order:
+            self._axes[color] = (*self._axes.get(color, ()), axis)
+        self._fixed = {*state.pinned, *(v for v, _ in state.kept)}
+        self._kept = kept_axes(self.program, state) if state.kept else {}
+        self._stores: dict[object, tuple[Sharding, tuple[tuple[int, int, int], ...]]] = {}
 
     @property
-    def program(self) -> Program:
-        return self.analysis.program
+    def analysis(self) -> Analysis:
+        return self.structure.analysis
+
+    @cached_property
+    def factors(self) -> Sequence[tuple[Axes, ...]]:
+        return Lazy(len(self.program.ops), lambda op: self.choices[op][0])
+
+    @cached_property
+    def passing(self) -> Sequence[Axes]:
+        return Lazy(len(self.program.ops), lambda op: self.choices[op][1])
+
+    @cached_property
+    def reshards(self) -> tuple[Reshard, ...]:
+        """All of the program, in the order of execution. A reshard of one value is paid once in a region."""
+        paid: set[tuple[int, int, Sharding]] = set()
+        found: list[Reshard] = []
+        for op in self.program.schedule:
+            if op.rule is None:
+                continue
+            for r in self.operand_reshards(op):
+                if (op.region, r.value, r.target) not in paid:
+                    paid.add((op.region, r.value, r.target))
+                    found.append(r)
+            found += self.halos(op)
+            found += self.result_reshards(op)
+        return tuple(found)
+
+    @cached_property
+    def refused(self) -> tuple[str, ...]:
+        """What could not be sharded for divisibility, in words: of values that are stored alike, the first with a path."""
+        told: list[str] = []
+        seen: set[int] = set()
+        for value in (v for v in self.program.values if v.path):
+            stored = self._stored(value.id)
+            for d, pieces, axis in stored[1] if id(stored) not in seen else ():
+                name, size = self.mesh.names[axis], value.shape[d]
+                told.append(f"{value.path}[{d}] of size {size} does not divide by {pieces} ({name})")
+            seen.add(id(stored))
+        return tuple(dict.fromkeys(told))
 
     def __str__(self) -> str:
         from shardwise.cost.text import format_lowered
 
         return format_lowered(self)
 
+    # The storage rule.
 
-def lower_state(analysis: Analysis, state: State, cost: LocalCost) -> Lowered:
-    """Works out a state: two rules, reshards, deferred reductions."""
-    return _Lowering(analysis, state, cost).run()
-
-
-class _Lowering:
-    def __init__(self, analysis: Analysis, state: State, cost: LocalCost):
-        self.analysis, self.state, self.cost = analysis, state, cost
-        self.program, self.mesh = analysis.program, state.mesh
-        self.color = analysis.names.color.tolist()
-        self.first_node = analysis.names.first_node.tolist()
-        self.clashes = Clashes.of(analysis)
-        self.given = set(state.order)
-        self.rank = {pair: k for k, pair in enumerate(state.order)}
-        self.fixed = {*state.pinned, *(v for v, _ in state.kept)}
-        self.looking = False  # while uses are asked what they would like, nothing else is
-        self.crossed = self._crossed()
-        self.known: dict[object, tuple[tuple[Axes, ...], Axes]] = {}
-        self.uses: list[list[tuple[int, int]]] = [[] for _ in self.program.values]
-        for op in self.program.ops:
-            for k, v in enumerate(op.operands):
-                if v >= 0:
-                    self.uses[v].append((op.id, k))
-
-    def run(self) -> Lowered:
-        storage, refused = store(self.analysis, self.state, self.clashes)
-        self.storage = storage
-        self.actual = list(storage)
-        self.early = [v.origin is Origin.ARGUMENT for v in self.program.values]
-        factors: list[tuple[Axes, ...]] = [()] * len(self.program.ops)
-        passing: list[Axes] = [()] * len(self.program.ops)
-        reshards: list[Reshard] = []
-        paid: set[tuple[int, int, Sharding]] = set()
-        for op in self.program.schedule:
-            if op.rule is None:
-                continue
-            assigned, passed = self._choose(op)
-            factors[op.id], passing[op.id] = assigned, passed
-            reshards += self._operand_reshards(op, assigned, passed, paid)
-            for k, steps in self._halos(op, assigned):
-                need = self._need(op, k, assigned, passed)
-                trips = float(self.program.trips[op.region])
-                reshards.append(Reshard(op.id, op.operands[k], k, need, need, steps, trips))
-            reshards += self._result_reshards(op, assigned, passed)
-            if op.kind in VIEWS:
-                ready = all(self.early[v] for v in op.operands if v >= 0)
-                for v in op.results:
-                    self.early[v] = ready
-        return Lowered(
-            self.analysis,
-            self.state,
-            tuple(storage),
-            tuple(self.actual),
-            tuple(factors),
-            tuple(passing),
-            tuple(reshards),
-            tuple(dict.fromkeys(refused)),
-        )
+    def _stored(self, value: int) -> tuple[Sharding, tuple[tuple[int, int, int], ...]]:
+        s, shape = self.structure, self.program.values[value].shape
+        own, colors = s.nodes[value], s.colors[value]
+        op = self.program.definitions[value][0]
+        lost = s.clashes.losers(op, s.color, self.state, own) if op in s.clashes.by_op else frozenset()
+        beaten = frozenset((d, a) for d, n in enumerate(own) for a in range(len(self.mesh.sizes)) if (n, a) in lost)
+        kept, pinned = self._kept.get(value, frozenset()), self.state.pinned.get(value)
+        key = (shape, colors, beaten, kept, pinned)
+        if key not in self._stores:
+            self._stores[key] = store(shape, colors, beaten, kept, pinned, self.state)
+        return self._stores[key]
 
     # The compute rule.
 
-    def _candidates(self, op: Op) -> list[list[int]]:
-        """By axis: -1 for none, and the factors that may take it, in the order of decisions."""
-        rule = op.rule
+    def candidates(self, op: Op) -> tuple[tuple[int, ...], ...]:
+        """By axis: the factors that may take it, in the order of decisions, and -1 for none."""
+        rule, s = op.rule, self.structure
         assert rule is not None
-        start = self.first_node[op.id]
-        lost = self.clashes.losers(op.id, self.color, self.state)
-        found = []
-        for axis in range(len(self.mesh.sizes)):
-            able = [
-                f
-                for f, ok in enumerate(rule.splittable)
-                if ok and (self.color[start + f], axis) in self.given and (start + f, axis) not in lost
-            ]
-            ranked = sorted((self.rank[self.color[start + f], axis], f) for f in able)
-            able = [f for _, f in ranked]
-            found.append([*able, -1])
-        return found
+        start = s.first_node[op.id]
+        lost = s.clashes.losers(op.id, s.color, self.state) if op.id in s.clashes.by_op else frozenset()
+        able: list[list[tuple[int, int]]] = [[] for _ in self.mesh.sizes]
+        for f, ok in enumerate(rule.splittable):
+            color = s.color[start + f]
+            for axis in self._axes.get(color, ()) if ok else ():
+                if (start + f, axis) not in lost:
+                    able[axis].append((self._rank[color, axis], f))
+        return tuple((*(f for _, f in sorted(found)), -1) for found in able)
 
-    def _choose(self, op: Op) -> tuple[tuple[Axes, ...], Axes]:
+    def _choose(self, number: int) -> Choice:
+        op, s = self.program.ops[number], self.structure
         rule = op.rule
-        assert rule is not None
-        candidates = self._candidates(op)
-        partial = {a for v in op.operands if v >= 0 for a in self.actual[v].partial}
-        nothing = ((),) * len(rule.factors)
-        if not partial and all(len(c) == 1 for c in candidates):
-            return nothing, ()
-        stored_in = tuple(self.actual[v] if v >= 0 else Sharding(()) for v in op.operands)
-        stored_out = tuple(self.storage[v] for v in op.results)
-        early = tuple(v >= 0 and self.early[v] for v in op.operands)
-        context = tuple((self._may_wait(op, v), self._joins_partial(op, v)) for v in op.results)
-        shared = tuple(self._sharers(op, v) if v >= 0 else 0 for v in op.operands)
-        alone = op.id if op.unit is Unit.MATRIX and self.crossed.intersection(op.results) else -1
-        key = (id(rule), op.kind, stored_in, stored_out, early, tuple(map(tuple, candidates)), context, shared, alone)
-        if key not in self.known:
-            self.known[key] = self._cheapest(op, candidates, partial)[1:]
-        return self.known[key]
+        if rule is None:
+            return (), ()
+        candidates = self.candidates(op)
+        inputs = tuple(self.actual[v] if v >= 0 else NOTHING for v in op.operands)
+        if all(len(c) == 1 for c in candidates) and not any(i.partial for i in inputs):
+            return ((),) * len(rule.factors), ()
+        joins = tuple(self._joins(v) for v in op.results)
+        stay = tuple(v for v in op.results if s.stays[v] and self._crossed(v))
+        start = s.first_node[number]
+        order = tuple(self._axes.get(s.color[start + f], ()) for f in range(len(rule.factors)))
+        outputs = tuple(self.storage[v] for v in op.results)
+        early = tuple(v >= 0 and s.early[v] for v in op.operands)
+        shared = tuple(self._sharers(op, v) for v in op.operands)
+        waits = tuple(self._may_wait(v) for v in op.results)
+        key = (s.alike[number], candidates, order, inputs, outputs, joins, early, shared, waits)
+        if not stay and key in self.known:
+            return self.known[key]
+        chosen = self._cheapest(op, candidates, inputs, joins)[1:]
+        if not stay:
+            self.known[key] = chosen
+        return chosen
 
-    def _cheapest(self, op: Op, candidates: list[list[int]], partial: set[int]) -> tuple[float, tuple[Axes, ...], Axes]:
-        rule = op.rule
-        assert rule is not None
+    def _cheapest(
+        self,
+        op: Op,
+        candidates: Sequence[Sequence[int]],
+        inputs: Sequence[Sharding],
+        joins: Sequence[frozenset[int]] | None,
+    ) -> tuple[float, tuple[Axes, ...], Axes]:
+        """The cheapest way to compute, with its seconds. ``joins`` is None while a use is only asked what it would like."""
+        partial = {a for i in inputs for a in i.partial} if joins is not None else set()
         options = []
         for axis, able in enumerate(candidates):
             choices: list[int | None] = list(able)
-            if axis in partial and self._can_pass(op, axis):
+            if axis in partial and _can_pass(op, inputs, axis):
                 choices.insert(0, None)  # the value stays partial on this axis
             options.append(choices)
         best: tuple[float, tuple[Axes, ...], Axes] | None = None
@@ -200,28 +233,20 @@ class _Lowering:
             if assigned is None:
                 continue
             passed = tuple(a for a, f in enumerate(choice) if f is None)
-            seconds = self._seconds(op, assigned, passed)
+            seconds = self._seconds(op, assigned, passed, inputs, joins)
             if best is None or seconds < best[0] * (1 - 1e-9):
                 best = seconds, assigned, passed
         assert best is not None, "computing whole is always possible"
         return best
 
-    def _can_pass(self, op: Op, axis: int) -> bool:
-        """Is the op linear in its operands that are partial on an axis?"""
-        partial = [k for k, v in enumerate(op.operands) if v >= 0 and axis in self.actual[v].partial]
-        if op.kind not in LINEAR:
-            return False
-        linear = LINEAR[op.kind]
-        return linear is None or (len(partial) == 1 and partial[0] in linear)
-
     def _assignment(self, op: Op, choice: Sequence[int | None]) -> tuple[Axes, ...] | None:
         """Axes by factor, in the order of decisions; None where sizes do not divide, or XLA would compute wrongly."""
         rule = op.rule
         assert rule is not None
-        start = self.first_node[op.id]
+        start, color = self.structure.first_node[op.id], self.structure.color
         taken = [(a, f) for a, f in enumerate(choice) if f is not None and f >= 0]
         assigned: list[list[int]] = [[] for _ in rule.factors]
-        for a, f in sorted(taken, key=lambda pair: self.rank[self.color[start + pair[1]], pair[0]]):
+        for a, f in sorted(taken, key=lambda pair: self._rank[color[start + pair[1]], pair[0]]):
             assigned[f].append(a)
         for f, axes in enumerate(assigned):
             pieces = 1
@@ -238,40 +263,51 @@ class _Lowering:
                 return None
         return chosen
 
-    def _seconds(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> float:
-        rule = op.rule
+    def _seconds(
+        self,
+        op: Op,
+        assigned: tuple[Axes, ...],
+        passed: Axes,
+        inputs: Sequence[Sharding],
+        joins: Sequence[frozenset[int]] | None,
+    ) -> float:
+        rule, values = op.rule, self.program.values
         assert rule is not None
-        seconds = 0.0
-        moved = 0.0
+        seconds = moved = widest = 0.0
+        dtype = "float32"
         for k, v in enumerate(op.operands):
             if v < 0:
                 continue
-            value = self.program.values[v]
-            need = self._need(op, k, assigned, passed)
-            steps = reshard(value.nbytes, self.actual[v], need, self.mesh)
+            need = _need(rule, k, assigned, passed, inputs[k])
             # A reshard of one value is paid once in a region: products that use it share it.
-            seconds += self.cost.communication_s(steps, self.mesh, self.early[v]) / self._sharers(op, v)
-            moved += value.nbytes / need.shards(self.mesh)
+            early = self.structure.early[v]
+            seconds += self._move_s(v, inputs[k], need, early) / self._sharers(op, v)
+            moved += values[v].nbytes / need.shards(self.mesh)
+            if values[v].itemsize > widest:
+                widest, dtype = values[v].itemsize, values[v].dtype
         for r, v in enumerate(op.results):
-            value = self.program.values[v]
             made = result_sharding(rule, r, assigned, passed)
-            steps = reshard(value.nbytes, made, self._target(op, v, made, self._joins_partial(op, v)), self.mesh)
-            seconds += self.cost.communication_s(steps, self.mesh, False)
-            moved += value.nbytes / made.shards(self.mesh)
-        seconds += sum(self.cost.communication_s(steps, self.mesh, False) for _, steps in self._halos(op, assigned))
+            target = self._target(v, made, joins[r]) if joins is not None else self.storage[v]
+            seconds += self._move_s(v, made, target)
+            moved += values[v].nbytes / made.shards(self.mesh)
+        seconds += sum(self.cost.communication_s(steps, False) for _, steps in self._halo_steps(op, assigned))
         parts = 1
         for axes in assigned:
             for a in axes:
                 parts *= self.mesh.sizes[a]
-        return seconds + self.cost.compute_s(op.flops / parts, moved, op.unit)
+        return seconds + self.cost.compute_s(op.flops / parts, moved, op.unit, dtype)
 
-    def _need(self, op: Op, operand: int, assigned: tuple[Axes, ...], passed: Axes) -> Sharding:
-        assert op.rule is not None
-        own = tensor_sharding(op.rule.operand_majors[operand], assigned)
-        still = tuple(a for a in self.actual[op.operands[operand]].partial if a in passed)
-        return Sharding(own.dims, still)
+    def _move_s(self, value: int, source: Sharding, target: Sharding, early: bool = False) -> float:
+        if source == target:
+            return 0.0
+        steps = reshard(self.program.values[value].nbytes, source, target, self.mesh)
+        return self.cost.communication_s(steps, early)
 
-    def _halos(self, op: Op, assigned: tuple[Axes, ...]) -> list[tuple[int, tuple[Collective, ...]]]:
+    def _sharers(self, op: Op, value: int) -> int:
+        """How many products in the region would share a reshard of this value."""
+        return self.structure.products.get((value, op.region), 1) if op.unit is Unit.MATRIX else 1
+
+    def _halo_steps(self, op: Op, assigned: tuple[Axes, ...]) -> list[tuple[int, tuple[Collective, ...]]]:
         """What each windowed operand's shards get from their neighbours: a permute from each side."""
         rule = op.rule
         assert rule is not None
@@ -288,7 +324,7 @@ class _Lowering:
             widths = halo_widths(window, pieces, *sizes, operand == window.of)
             held = tensor_sharding(rule.operand_majors[operand], assigned).shards(self.mesh)
             row = self.program.values[values[operand]].nbytes / held / (sizes[0] // pieces)
-            steps = tuple(Collective(Kind.PERMUTE, axes, w * row, w * row) for w in widths if w)
+            steps = tuple(Collective(Kind.PERMUTE, axes, w * row, w * row, True) for w in widths if w)
             if steps:
                 found.append((operand, steps))
         return found
@@ -297,100 +333,102 @@ class _Lowering:
         place = next(d for d, dim in enumerate(rule.tensors[tensor]) if factor in dim)
         return self.program.values[value].shape[place]
 
-    # Reshards.
+    # Where values go.
 
-    def _operand_reshards(
-        self, op: Op, assigned: tuple[Axes, ...], passed: Axes, paid: set[tuple[int, int, Sharding]]
-    ) -> list[Reshard]:
-        found = []
-        trips = float(self.program.trips[op.region])
-        for k, v in enumerate(op.operands):
-            if v < 0:
-                continue
-            need = self._need(op, k, assigned, passed)
-            steps = reshard(self.program.values[v].nbytes, self.actual[v], need, self.mesh)
-            if steps and (op.region, v, need) not in paid:
-                paid.add((op.region, v, need))
-                found.append(Reshard(op.id, v, k, self.actual[v], need, steps, trips))
-        return found
-
-    def _result_reshards(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> list[Reshard]:
+    def need(self, op: Op, operand: int) -> Sharding:
+        """How an op uses an operand."""
         assert op.rule is not None
-        found = []
-        for r, v in enumerate(op.results):
-            made = result_sharding(op.rule, r, assigned, passed)
-            target = self.actual[v] = self._target(op, v, made, frozenset(made.partial))
-            steps = reshard(self.program.values[v].nbytes, made, target, self.mesh)
-            if steps:
-                found.append(Reshard(op.id, v, -1, made, target, steps, float(self.program.trips[op.region])))
-        return found
+        return _need(op.rule, operand, *self.choices[op.id], self.actual[op.operands[operand]])
 
-    def _target(self, op: Op, value: int, made: Sharding, waiting: frozenset[int]) -> Sharding:
+    def made(self, op: Op, result: int) -> Sharding:
+        """How a result is computed, before anything is moved."""
+        assert op.rule is not None
+        return result_sharding(op.rule, result, *self.choices[op.id])
+
+    def operand_reshards(self, op: Op) -> Iterator[Reshard]:
+        for k, v in enumerate(op.operands):
+            if v >= 0:
+                yield from self._reshard(op, v, k, self.actual[v], self.need(op, k))
+
+    def result_reshards(self, op: Op) -> Iterator[Reshard]:
+        for r, v in enumerate(op.results):
+            yield from self._reshard(op, v, -1, self.made(op, r), self.actual[v])
+
+    def halos(self, op: Op) -> Iterator[Reshard]:
+        for k, steps in self._halo_steps(op, self.choices[op.id][0]):
+            need = self.need(op, k)
+            yield Reshard(op.id, op.operands[k], k, need, need, steps, float(self.program.trips[op.region]))
+
+    def _reshard(self, op: Op, value: int, operand: int, source: Sharding, target: Sharding) -> Iterator[Reshard]:
+        steps = reshard(self.program.values[value].nbytes, source, target, self.mesh)
+        if steps:
+            yield Reshard(op.id, value, operand, source, target, steps, float(self.program.trips[op.region]))
+
+    def _actual(self, value: int) -> Sharding:
+        s = self.structure
+        stay = s.stays[value] and self._crossed(value)
+        if not stay and not self._may_wait(value):
+            return self.storage[value]
+        number, result = self.program.definitions[value]
+        made = self.made(self.program.ops[number], result)
+        return self._target(value, made, frozenset(made.partial))
+
+    def _target(self, value: int, made: Sharding, waiting: frozenset[int]) -> Sharding:
         """Where a result goes: to storage, or, where its reduction over some axes may wait, to storage without them."""
         wait = tuple(a for a in made.partial if a in waiting)
         stored = self.storage[value]
-        if not made.partial and self._stays(op, value, made):
+        if not made.partial and self._stays(value, made):
             return made
-        if not wait or not self._may_wait(op, value):
+        if not wait or not self._may_wait(value):
             return stored
         return Sharding(tuple(tuple(a for a in axes if a not in wait) for axes in stored.dims), wait)
 
+    def _may_wait(self, value: int) -> bool:
+        return self.structure.waits[value] and value not in self._fixed
+
+    def _joins(self, value: int) -> frozenset[int]:
+        """Axes over which a sum that this value goes into is partial already: reducing it then costs nothing more."""
+        return frozenset(a for v in self.structure.joins[value] for a in self.actual[v].partial)
+
     # Values that stay as they are computed.
 
-    def _stays(self, op: Op, value: int, made: Sharding) -> bool:
+    def _crossed(self, value: int) -> bool:
+        """Were two dimensions given one axis, so that the value may lie in either way?"""
+        if value in self.state.pinned:
+            return False
+        given = [a for c in self.structure.colors[value] for a in self._axes.get(c, ())]
+        return len(set(given)) < len(given)
+
+    def _stays(self, value: int, made: Sharding) -> bool:
         """Is a product's result (or a view of one) better left as it is computed than moved to where it is stored?
 
         Its uses decide: the dispatch mask of a mixture of experts, computed by groups and used with tokens by groups, would
         otherwise go to the experts and back.
         """
         stored = self.storage[value]
-        if self.looking or value not in self.crossed or made == stored or made.axes() != stored.axes():
+        if not self.structure.stays[value] or made == stored or made.axes() != stored.axes():
             return False
-        if op.unit is not Unit.MATRIX and op.kind not in VIEWS:
+        if not self._crossed(value):
             return False
-        self.looking = True
-        move_s = self._move_s(value, made, stored)
-        stays = self._uses_s(value, made) < move_s + self._uses_s(value, stored)
-        self.looking = False
-        return stays
-
-    def _crossed(self) -> set[int]:
-        """Values with two dimensions that were given one axis, so that they may lie in either way."""
-        given: dict[int, list[int]] = {}
-        for color, axis in self.state.order:
-            given.setdefault(color, []).append(axis)
-        names = self.analysis.names
-        seen: set[tuple[int, int]] = set()
-        found: set[int] = set()
-        for value, node in zip(names.member_value.tolist(), names.member_node.tolist(), strict=True):
-            for axis in given.get(self.color[node], ()):
-                if (value, axis) in seen and value not in self.state.pinned:
-                    found.add(value)
-                seen.add((value, axis))
-        return found
-
-    def _move_s(self, value: int, source: Sharding, target: Sharding) -> float:
-        steps = reshard(self.program.values[value].nbytes, source, target, self.mesh)
-        return self.cost.communication_s(steps, self.mesh, False)
+        return self._uses_s(value, made) < self._move_s(value, made, stored) + self._uses_s(value, stored)
 
     def _uses_s(self, value: int, sharding: Sharding) -> float:
         """The time of a value's uses if it came in this sharding; through views, to the uses of these."""
-        kept, self.actual[value] = self.actual[value], sharding
         seconds = 0.0
-        for number in dict.fromkeys(user for user, _ in self.uses[value]):
+        for number in dict.fromkeys(user for user, _ in self.structure.uses[value]):
             use = self.program.ops[number]
             if use.rule is None:
                 continue
             if use.kind not in VIEWS:
-                seconds += self._cheapest(use, self._candidates(use), set())[0]
+                inputs = [sharding if v == value else self.storage[v] if v >= 0 else NOTHING for v in use.operands]
+                seconds += self._cheapest(use, self.candidates(use), inputs, None)[0]
                 continue
             (result,) = use.results
             seen, stored = self._seen(use, sharding), self.storage[result]
             options = [self._uses_s(result, stored) + self._move_s(result, seen, stored)]
-            if seen != stored and result in self.crossed:
+            if seen != stored and self._crossed(result):
                 options.append(self._uses_s(result, seen))
             seconds += min(options)
-        self.actual[value] = kept
         return seconds
 
     def _seen(self, view: Op, sharding: Sharding) -> Sharding:
@@ -403,34 +441,19 @@ class _Lowering:
                 assigned[factor] = axes
         return tensor_sharding(rule.result_majors[0], assigned)
 
-    def _joins_partial(self, op: Op, value: int) -> frozenset[int]:
-        """Axes over which a sum that this value goes into is partial already: reducing it then costs nothing more."""
-        if len(self.uses[value]) != 1:
-            return frozenset()
-        use = self.program.ops[self.uses[value][0][0]]
-        if use.kind not in LINEAR or LINEAR[use.kind] is not None:
-            return frozenset()
-        others = [v for v in use.operands if v >= 0 and v != value]
-        return frozenset(a for v in others for a in self.actual[v].partial)
 
-    def _sharers(self, op: Op, value: int) -> int:
-        """How many products in the region would share a reshard of this value."""
-        if op.unit is not Unit.MATRIX:
-            return 1
-        ops = (self.program.ops[user] for user, _ in self.uses[value])
-        return max(1, sum(user.region == op.region and user.unit is op.unit for user in ops))
+def _need(rule: Rule, operand: int, assigned: tuple[Axes, ...], passed: Axes, given: Sharding) -> Sharding:
+    own = tensor_sharding(rule.operand_majors[operand], assigned)
+    return Sharding(own.dims, tuple(a for a in given.partial if a in passed))
 
-    def _may_wait(self, op: Op, value: int) -> bool:
-        """Has a partial result one use only, linear and in the same region? Then the use decides.
 
-        XLA reassociates the all-reduces of products and sums; it does not join that of a scatter to another's.
-        """
-        if len(self.uses[value]) != 1 or not (op.unit is Unit.MATRIX or op.kind in LINEAR) or value in self.fixed:
-            return False
-        user, operand = self.uses[value][0]
-        use = self.program.ops[user]
-        linear = LINEAR.get(use.kind, ())
-        return use.region == op.region and (linear is None or operand in linear)
+def _can_pass(op: Op, inputs: Sequence[Sharding], axis: int) -> bool:
+    """Is the op linear in its operands that are partial on an axis?"""
+    if op.kind not in LINEAR:
+        return False
+    linear = LINEAR[op.kind]
+    partial = [k for k, given in enumerate(inputs) if axis in given.partial]
+    return linear is None or (len(partial) == 1 and partial[0] in linear)
 
 
 def collectives(lowered: Lowered) -> list[tuple[Kind, Axes, float, float, Reshard]]:

@@ -57,12 +57,14 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective over one or several axes. ``bytes_in`` and ``bytes_out`` are those of one device."""
+    """One collective over one or several axes. ``bytes_in`` and ``bytes_out`` are those of one device; ``near`` where a
+    permute goes to neighbours only (a halo)."""
 
     kind: Kind
     axes: Axes
     bytes_in: float
     bytes_out: float
+    near: bool = False
 
     @property
     def nbytes(self) -> float:

@@ -46,8 +46,8 @@ def keep_small(lowered: Lowered, cost: LocalCost) -> tuple[Keep, ...]:
         if reshard.operand < 0 or reshard.value not in root or not gathers:
             continue
         empty = [replace(s, bytes_in=0.0, bytes_out=0.0) for s in gathers]
-        latency_s = cost.communication_s(empty, state.mesh, False)
-        if cost.communication_s(gathers, state.mesh, False) < 2 * latency_s:
+        latency_s = cost.communication_s(empty, False)
+        if cost.communication_s(gathers, False) < 2 * latency_s:
             argument = root[reshard.value]
             kind, nbytes = frozenset(colors.get(argument, ())), sizes[argument]
             for axis in (a for s in gathers for a in s.axes):

@@ -7,7 +7,7 @@ color in order gets the axis.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,7 +64,7 @@ class Clashes:
         return Clashes({op: tuple(pairs) for op, pairs in found.items()})
 
     def losers(
-        self, op: int, color_of: list[int], state: State, among: Iterable[int] | None = None
+        self, op: int, color_of: Sequence[int], state: State, among: Iterable[int] | None = None
     ) -> frozenset[tuple[int, int]]:
         """(node, axis) pairs of an op that lost their conflict; with ``among`` only of conflicts between these nodes."""
         lost: set[tuple[int, int]] = set()
@@ -80,48 +80,32 @@ class Clashes:
         return frozenset(lost)
 
 
-def store(analysis: Analysis, state: State, clashes: Clashes) -> tuple[list[Sharding], list[str]]:
-    """The storage of every value, and what could not be sharded for divisibility, in words (arguments only)."""
-    program, names, mesh = analysis.program, analysis.names, state.mesh
-    color = names.color.tolist()
-    nodes: list[list[int]] = [[-1] * len(v.shape) for v in program.values]
-    rows = zip(names.member_value.tolist(), names.member_dim.tolist(), names.member_node.tolist(), strict=True)
-    for v, d, n in rows:
-        nodes[v][d] = n
-    kept_on = [views(program, (v for v, a in state.kept if a == axis)) for axis in range(len(mesh.sizes))]
-    known: dict[object, Sharding] = {}
-    result: list[Sharding] = []
-    refused: list[str] = []
-    for value in program.values:
-        own = nodes[value.id]
-        op = program.definitions[value.id][0]
-        lost = clashes.losers(op, color, state, own)
-        # Two equal keys are stored alike; most values of repeated layers meet here.
-        colors = tuple(color[n] if n >= 0 else -1 for n in own)
-        beaten = frozenset((d, a) for d, n in enumerate(own) for a in range(len(mesh.sizes)) if (n, a) in lost)
-        kept = frozenset(a for a, values in enumerate(kept_on) if value.id in values)
-        pinned = state.pinned.get(value.id)
-        key = (value.shape, colors, beaten, kept, pinned)
-        if key not in known:
-            known[key] = _store_one(value.shape, colors, beaten, kept, pinned, state, refused, value.path)
-        result.append(known[key])
-    return result, refused
+def kept_axes(program: Program, state: State) -> dict[int, frozenset[int]]:
+    """By value: the axes on which it stays whole, as a kept value or a view of one."""
+    found: dict[int, set[int]] = {}
+    for axis in sorted({a for _, a in state.kept}):
+        for v in views(program, (v for v, a in state.kept if a == axis)):
+            found.setdefault(v, set()).add(axis)
+    return {v: frozenset(axes) for v, axes in found.items()}
 
 
-def _store_one(
+def store(
     shape: tuple[int, ...],
     colors: tuple[int, ...],
     beaten: frozenset[tuple[int, int]],
     kept: frozenset[int],
     pinned: tuple[tuple[int, ...] | None, ...] | None,
     state: State,
-    refused: list[str],
-    path: str,
-) -> Sharding:
+) -> tuple[Sharding, tuple[tuple[int, int, int], ...]]:
+    """How a value is stored, and what could not be for divisibility: (dimension, pieces, axis).
+
+    ``beaten``: the (dimension, axis) pairs that lost a conflict; ``kept``: axes on which the value stays whole.
+    """
     mesh = state.mesh
     dims: list[list[int]] = [[] for _ in shape]
     used: set[int] = set(kept)
     closed: set[int] = set()
+    refused: list[tuple[int, int, int]] = []
     if pinned is not None:
         whole = (*pinned, *((),) * (len(shape) - len(pinned)))
         for d, axes in enumerate(whole):
@@ -140,9 +124,8 @@ def _store_one(
         for a in dims[d]:
             pieces *= mesh.sizes[a]
         if shape[d] % pieces:
-            if path:
-                refused.append(f"{path}[{d}] of size {shape[d]} does not divide by {pieces} ({mesh.names[axis]})")
+            refused.append((d, pieces, axis))
             continue
         dims[d].append(axis)
         used.add(axis)
-    return Sharding(tuple(tuple(axes) for axes in dims))
+    return Sharding(tuple(tuple(axes) for axes in dims)), tuple(refused)

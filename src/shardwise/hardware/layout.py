@@ -26,6 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardwise.errors import MeshError
+from shardwise.hardware.load import load_profile
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import PhysicalAxis, Topology
 
@@ -167,6 +168,18 @@ def placements(mesh: Any, topology: Topology, *, split: bool = True, limit: int 
         )
     best = sorted(ranked.values(), key=lambda entry: entry[0])
     return tuple(_placement(axes, topology, cut) for _, cut in best[:limit])
+
+
+def ideal(mesh: MeshAxes, hardware: str = "v5e") -> Placement:
+    """Where no topology is given: a row of the device's first growing tier for every mesh axis, no wrap-around."""
+    profile = load_profile(hardware)
+    number, tier = next((k, tier) for k, tier in enumerate(profile.links) if not tier.size)
+    axes = tuple(
+        PhysicalAxis(name, size, number, tier.kind, False, tier.bytes_per_s, tier.latency_s)
+        for name, size in zip(mesh.names, mesh.sizes, strict=True)
+    )
+    segments = tuple((Segment(k, axis.size, 1),) if axis.size > 1 else () for k, axis in enumerate(axes))
+    return Placement(mesh, Topology(profile, f"{mesh.devices} {profile.name}", axes), segments)
 
 
 Matrix = tuple[tuple[int, ...], ...]

@@ -11,13 +11,16 @@ import shardwise
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, Traced, trace
 from shardwise.cost.decisions import Decision, Keep, Pin, State
-from shardwise.cost.local import SimpleCost
+from shardwise.cost.local import HardwareCost
 from shardwise.cost.lowering import Lowered, collectives, lower_state
 from shardwise.cost.sharding import Sharding
 from shardwise.cost.small import keep_small
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.errors import PlanError
+from shardwise.hardware.layout import Placement, ideal, place
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.hardware.topology import Topology
+from shardwise.hardware.topology import topology as topology_of
 from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec, StatedConstraint
 from shardwise.rewrite.choose import choose_constraints
 from shardwise.rewrite.fingerprint import fingerprint
@@ -30,6 +33,7 @@ def plan(
     /,
     *args: Any,
     mesh: Any,
+    topology: str | Topology | Placement | None = None,
     tactics: Sequence[Tactic] = (),
     pins: Mapping[str, Any] | None = None,
     roles: Mapping[str, str | Sequence[str]] | None = None,
@@ -44,6 +48,8 @@ def plan(
     Args:
       fn: a function that ``jax.jit`` can trace; ``args`` and ``kwargs`` its arguments, arrays or ``ShapeDtypeStruct``s.
       mesh: a ``jax.sharding.Mesh``, an ``AbstractMesh`` or a dict of axis sizes. No device is needed.
+      topology: the devices and links, such as ``"v5e:4x4"`` or ``"h100:8x4"`` (``shardwise.hardware.topology``). Without
+        one, TPU v5e chips with a row of links for every mesh axis.
       tactics: strategies, applied in order.
       pins: PartitionSpecs that hold whatever else is decided: by path of arguments and outputs, and else by the names that
         inner values are marked with (``jax.ad_checkpoint.checkpoint_name``, ``jax.named_call``). Shardings that arguments
@@ -74,8 +80,17 @@ def plan(
     if not analysis.program.arguments:
         raise PlanError(f"{traced.name} has no array arguments: there is nothing to shard")
     named = {role: _paths(paths) for role, paths in (roles or {}).items()}
-    decisions = decide(Context(analysis, axes, named), tactics, make_pins(analysis, axes, pins or {}))
-    return plan_decisions(traced, analysis, axes, decisions)
+    cost = HardwareCost(_placed(axes, topology))
+    decisions = decide(Context(analysis, axes, cost, named), tactics, make_pins(analysis, axes, pins or {}))
+    return plan_decisions(traced, analysis, axes, decisions, cost)
+
+
+def _placed(mesh: MeshAxes, where: str | Topology | Placement | None) -> Placement:
+    if isinstance(where, Placement):
+        return where
+    if where is None:
+        return ideal(mesh)
+    return place(mesh, topology_of(where) if isinstance(where, str) else where)
 
 
 def decide(context: Context, tactics: Sequence[Tactic], first: Sequence[Decision] = ()) -> list[Decision]:
@@ -86,9 +101,15 @@ def decide(context: Context, tactics: Sequence[Tactic], first: Sequence[Decision
     return taken
 
 
-def plan_decisions(traced: Traced, analysis: Analysis, mesh: MeshAxes, decisions: Sequence[Decision]) -> Plan:
+def plan_decisions(
+    traced: Traced,
+    analysis: Analysis,
+    mesh: MeshAxes,
+    decisions: Sequence[Decision],
+    cost: HardwareCost | None = None,
+) -> Plan:
     """The plan of a list of decisions."""
-    cost = SimpleCost()
+    cost = cost or HardwareCost.of(mesh)
     lowered = lower_state(analysis, State(mesh, tuple(decisions)), cost)
     small = keep_small(lowered, cost)
     if small:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from shardwise.cost.decisions import Decision, State
 from shardwise.cost.decisions import Keep as KeepDecision
-from shardwise.cost.local import SimpleCost
 from shardwise.cost.lowering import lower_state
 from shardwise.cost.sharding import Kind as Move
 from shardwise.cost.storage import views
@@ -297,15 +296,14 @@ def _maker(program: Program, value: int) -> Op:
 
 
 def _communication_s(context: Context, decisions: Sequence[Decision]) -> float:
-    """What a list of decisions moves in a step, in seconds of the simple cost."""
-    cost = SimpleCost()
-    lowered = lower_state(context.analysis, State(context.mesh, tuple(decisions)), cost)
-    return sum(cost.communication_s(r.steps, context.mesh, False) * r.trips for r in lowered.reshards)
+    """What a list of decisions moves in a step, in seconds."""
+    lowered = lower_state(context.analysis, State(context.mesh, tuple(decisions)), context.cost)
+    return sum(context.cost.communication_s(r.steps, False) * r.trips for r in lowered.reshards)
 
 
 def _scattered(context: Context, decisions: Sequence[Decision], axis: str) -> list[int]:
     """Values that are reduced into shards on an axis, and what an op makes of one such value alone."""
-    lowered = lower_state(context.analysis, State(context.mesh, tuple(decisions)), SimpleCost())
+    lowered = lower_state(context.analysis, State(context.mesh, tuple(decisions)), context.cost)
     number, program = context.mesh.index(axis), context.analysis.program
     found: dict[int, None] = {}
     for r in lowered.reshards:

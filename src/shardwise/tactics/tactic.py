@@ -14,6 +14,7 @@ from typing import Protocol
 
 from shardwise.cost.decisions import Decision
 from shardwise.cost.decisions import Shard as ShardDecision
+from shardwise.cost.local import HardwareCost
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
 from shardwise.hardware.mesh import MeshAxes
@@ -29,6 +30,7 @@ class Context:
 
     analysis: Analysis
     mesh: MeshAxes
+    cost: HardwareCost
     roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def role(self, name: str, tactic: str) -> list[Value]:

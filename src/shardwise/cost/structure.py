@@ -1,0 +1,147 @@
+"""What lowering asks of a program whatever the state: uses, clashes, what is ready early, what may wait. Built once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shardwise.cost.faults import PAD
+from shardwise.cost.storage import VIEWS, Clashes
+from shardwise.dims.analysis import Analysis
+from shardwise.ir.program import Op, Origin, Program, Unit
+
+#: Ops that are linear in each of these operands when the others are whole (None: in every operand at once).
+LINEAR: Final[dict[str, tuple[int, ...] | None]] = {
+    "add": None,
+    "add_any": None,
+    "sub": None,
+    "neg": (0,),
+    "convert_element_type": (0,),
+    "transpose": (0,),
+    "reshape": (0,),
+    "squeeze": (0,),
+    "copy": (0,),
+    "mul": (0, 1),
+    "div": (0,),
+    "reduce_sum": (0,),
+}
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Facts by value and by op.
+
+    ``nodes`` and ``colors`` are those of a value's dimensions (-1 where there is none); ``uses`` (op, operand) pairs; ``early``
+    arguments and views of them; ``waits`` whether a partial result may stay so until its one use; ``joins`` the other, earlier
+    operands of a sum that is a value's one use; ``products`` by (value, region) how many products there use it; ``stays``
+    whether a result may lie as it is computed; ``alike`` a number that ops share if they are the same in all but their values.
+    """
+
+    analysis: Analysis
+    color: tuple[int, ...]
+    first_node: tuple[int, ...]
+    clashes: Clashes
+    nodes: tuple[tuple[int, ...], ...]
+    colors: tuple[tuple[int, ...], ...]
+    uses: tuple[tuple[tuple[int, int], ...], ...]
+    position: tuple[int, ...]
+    early: tuple[bool, ...]
+    waits: tuple[bool, ...]
+    joins: tuple[tuple[int, ...], ...]
+    products: dict[tuple[int, int], int]
+    stays: tuple[bool, ...]
+    alike: tuple[int, ...]
+
+    @property
+    def program(self) -> Program:
+        return self.analysis.program
+
+    @staticmethod
+    def of(analysis: Analysis) -> Structure:
+        program, names = analysis.program, analysis.names
+        color = names.color.tolist()
+        nodes: list[list[int]] = [[-1] * len(v.shape) for v in program.values]
+        rows = zip(names.member_value.tolist(), names.member_dim.tolist(), names.member_node.tolist(), strict=True)
+        for v, d, n in rows:
+            nodes[v][d] = n
+        uses: list[list[tuple[int, int]]] = [[] for _ in program.values]
+        products: dict[tuple[int, int], int] = {}
+        for op in program.ops:
+            for k, v in enumerate(op.operands):
+                if v >= 0:
+                    uses[v].append((op.id, k))
+                    if op.unit is Unit.MATRIX:
+                        products[v, op.region] = products.get((v, op.region), 0) + 1
+        position = [-1] * len(program.ops)
+        for place, op in enumerate(program.schedule):
+            position[op.id] = place
+        makers = {v: op for op in program.ops if op.rule is not None for v in op.results}
+        return Structure(
+            analysis,
+            tuple(color),
+            tuple(names.first_node.tolist()),
+            Clashes.of(analysis),
+            tuple(map(tuple, nodes)),
+            tuple(tuple(color[n] if n >= 0 else -1 for n in own) for own in nodes),
+            tuple(map(tuple, uses)),
+            tuple(position),
+            _early(program),
+            tuple(v.id in makers and _waits(program, makers[v.id], uses[v.id]) for v in program.values),
+            tuple(
+                _joins(program, makers, position, v.id, uses[v.id]) if v.id in makers else () for v in program.values
+            ),
+            products,
+            tuple(
+                v.id in makers and (makers[v.id].unit is Unit.MATRIX or makers[v.id].kind in VIEWS)
+                for v in program.values
+            ),
+            _alike(program),
+        )
+
+
+def _early(program: Program) -> tuple[bool, ...]:
+    early = [v.origin is Origin.ARGUMENT for v in program.values]
+    for op in program.schedule:
+        if op.rule is not None and op.kind in VIEWS:
+            ready = all(early[v] for v in op.operands if v >= 0)
+            for v in op.results:
+                early[v] = ready
+    return tuple(early)
+
+
+def _waits(program: Program, op: Op, uses: list[tuple[int, int]]) -> bool:
+    """Has a partial result one use only, linear and in the same region? Then the use decides.
+
+    XLA reassociates the all-reduces of products and sums; it does not join that of a scatter to another's.
+    """
+    if len(uses) != 1 or not (op.unit is Unit.MATRIX or op.kind in LINEAR):
+        return False
+    user, operand = uses[0]
+    use = program.ops[user]
+    linear = LINEAR.get(use.kind, ())
+    return use.region == op.region and (linear is None or operand in linear)
+
+
+def _joins(
+    program: Program, makers: dict[int, Op], position: list[int], value: int, uses: list[tuple[int, int]]
+) -> tuple[int, ...]:
+    """The other operands of the sum that a value goes into, as far as they are made before it."""
+    if len(uses) != 1:
+        return ()
+    use = program.ops[uses[0][0]]
+    if use.kind not in LINEAR or LINEAR[use.kind] is not None:
+        return ()
+    own = position[makers[value].id]
+    others = (v for v in use.operands if v >= 0 and v != value)
+    return tuple(v for v in others if v in makers and 0 <= position[makers[v].id] < own)
+
+
+def _alike(program: Program) -> tuple[int, ...]:
+    numbers: dict[Any, int] = {}
+    found = []
+    for op in program.ops:
+        types = tuple(program.values[v].type_text if v >= 0 else "" for v in (*op.operands, *op.results))
+        # Pads are told apart by their attributes, which need not be hashable.
+        key = (op.rule, op.kind, op.flops, types, op.id if op.kind == PAD else -1)
+        found.append(numbers.setdefault(key, len(numbers)))
+    return tuple(found)

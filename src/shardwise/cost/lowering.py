@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Generic, TypeVar, overload
 
@@ -57,6 +57,28 @@ class Reshard:
     trips: float
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to compute an op: the axes of its factors, those over which it passes partial values on, the shardings that it
+    needs of its operands (as if nothing was passed on) and makes of its results, and its own time with that of its halos."""
+
+    assigned: tuple[Axes, ...]
+    passed: Axes
+    needs: tuple[Sharding, ...]
+    made: tuple[Sharding, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was worked out already of like ops in like places, shared by all states of one mesh and cost."""
+
+    choices: dict[object, Choice] = field(default_factory=dict)
+    ways: dict[object, list[Way]] = field(default_factory=dict)
+    asked_s: dict[object, float] = field(default_factory=dict)
+    moves_s: dict[object, float] = field(default_factory=dict)
+
+
 class Lazy(Sequence[T], Generic[T]):
     """A list whose items are worked out when first asked for."""
 
@@ -83,26 +105,23 @@ class Lazy(Sequence[T], Generic[T]):
 def lower_state(analysis: Analysis, state: State, cost: LocalCost) -> Lowered:
     """Works out a state: two rules, reshards, deferred reductions."""
     lowered = Lowered(Structure.of(analysis), state, cost)
-    for op in lowered.program.schedule:  # in this order nothing rests on what is still to come
-        if op.rule is not None:
-            lowered.choices[op.id]
+    lowered.work_out()
     return lowered
 
 
 class Lowered:
     """A state worked out: ``storage`` by value, ``actual`` how it really leaves its op (partial where deferred), ``choices``
-    how every op computes. ``known`` are choices of like ops in like places, shared by all states of one mesh and cost."""
+    how every op computes."""
 
-    def __init__(
-        self, structure: Structure, state: State, cost: LocalCost, known: dict[object, Choice] | None = None
-    ) -> None:
+    def __init__(self, structure: Structure, state: State, cost: LocalCost, known: Known | None = None) -> None:
         self.structure, self.state, self.cost = structure, state, cost
         self.program, self.mesh = structure.program, state.mesh
         values, ops = len(self.program.values), len(self.program.ops)
         self.storage: Lazy[Sharding] = Lazy(values, lambda v: self._stored(v)[0])
         self.actual: Lazy[Sharding] = Lazy(values, self._actual)
         self.choices: Lazy[Choice] = Lazy(ops, self._choose)
-        self.known: dict[object, Choice] = {} if known is None else known
+        self.known = known or Known()
+        self._uses_known: dict[tuple[int, Sharding], float] = {}
         self._rank = {pair: k for k, pair in enumerate(state.order)}
         self._axes: dict[int, tuple[int, ...]] = {}
         for color, axis in state.order:
@@ -114,6 +133,11 @@ class Lowered:
     @property
     def analysis(self) -> Analysis:
         return self.structure.analysis
+
+    def work_out(self) -> None:
+        """Works out every op, in the order in which nothing rests on what is still to come."""
+        for op in self.program.schedule:
+            self.choices[op.id]
 
     @cached_property
     def factors(self) -> Sequence[tuple[Axes, ...]]:
@@ -197,20 +221,24 @@ class Lowered:
         if all(len(c) == 1 for c in candidates) and not any(i.partial for i in inputs):
             return ((),) * len(rule.factors), ()
         joins = tuple(self._joins(v) for v in op.results)
-        stay = tuple(v for v in op.results if s.stays[v] and self._crossed(v))
-        start = s.first_node[number]
-        order = tuple(self._axes.get(s.color[start + f], ()) for f in range(len(rule.factors)))
+        if any(s.stays[v] and self._crossed(v) for v in op.results):
+            return self._cheapest(op, candidates, inputs, joins)[1:]
+        waits = tuple(self._may_wait(v) for v in op.results)
+        key = (*self._key(op, candidates, inputs), joins, waits)
+        if key not in self.known.choices:
+            self.known.choices[key] = self._cheapest(op, candidates, inputs, joins)[1:]
+        return self.known.choices[key]
+
+    def _key(self, op: Op, candidates: object, inputs: object) -> tuple[object, ...]:
+        """Equal for ops that compute alike, but for what becomes of their results."""
+        s = self.structure
+        assert op.rule is not None
+        start = s.first_node[op.id]
+        order = tuple(self._axes.get(s.color[start + f], ()) for f in range(len(op.rule.factors)))
         outputs = tuple(self.storage[v] for v in op.results)
         early = tuple(v >= 0 and s.early[v] for v in op.operands)
         shared = tuple(self._sharers(op, v) for v in op.operands)
-        waits = tuple(self._may_wait(v) for v in op.results)
-        key = (s.alike[number], candidates, order, inputs, outputs, joins, early, shared, waits)
-        if not stay and key in self.known:
-            return self.known[key]
-        chosen = self._cheapest(op, candidates, inputs, joins)[1:]
-        if not stay:
-            self.known[key] = chosen
-        return chosen
+        return s.alike[op.id], candidates, order, inputs, outputs, early, shared
 
     def _cheapest(
         self,
@@ -220,24 +248,38 @@ class Lowered:
         joins: Sequence[frozenset[int]] | None,
     ) -> tuple[float, tuple[Axes, ...], Axes]:
         """The cheapest way to compute, with its seconds. ``joins`` is None while a use is only asked what it would like."""
-        partial = {a for i in inputs for a in i.partial} if joins is not None else set()
-        options = []
-        for axis, able in enumerate(candidates):
-            choices: list[int | None] = list(able)
-            if axis in partial and _can_pass(op, inputs, axis):
-                choices.insert(0, None)  # the value stays partial on this axis
-            options.append(choices)
+        passing: tuple[int, ...] = ()
+        if joins is not None:
+            partial = {a for given in inputs for a in given.partial}
+            passing = tuple(a for a in sorted(partial) if _can_pass(op, inputs, a))
         best: tuple[float, tuple[Axes, ...], Axes] | None = None
-        for choice in itertools.product(*options):
-            assigned = self._assignment(op, choice)
-            if assigned is None:
-                continue
-            passed = tuple(a for a, f in enumerate(choice) if f is None)
-            seconds = self._seconds(op, assigned, passed, inputs, joins)
+        for way in self._ways(op, candidates, passing):
+            seconds = self._seconds(op, way, inputs, joins)
             if best is None or seconds < best[0] * (1 - 1e-9):
-                best = seconds, assigned, passed
+                best = seconds, way.assigned, way.passed
         assert best is not None, "computing whole is always possible"
         return best
+
+    def _ways(self, op: Op, candidates: Sequence[Sequence[int]], passing: Axes) -> list[Way]:
+        """The ways to compute an op: for every axis one of its candidates, or passing partial values on."""
+        rule, s = op.rule, self.structure
+        assert rule is not None
+        start = s.first_node[op.id]
+        order = tuple(self._axes.get(s.color[start + f], ()) for f in range(len(rule.factors)))
+        key = (s.alike[op.id], candidates, order, passing)
+        if key in self.known.ways:
+            return self.known.ways[key]
+        options = []
+        for axis, able in enumerate(candidates):
+            # First that a value stays partial on an axis.
+            options.append([*((None,) if axis in passing else ()), *able])
+        found = []
+        for choice in itertools.product(*options):
+            assigned = self._assignment(op, choice)
+            if assigned is not None:
+                found.append(self._way(op, assigned, tuple(a for a, f in enumerate(choice) if f is None)))
+        self.known.ways[key] = found
+        return found
 
     def _assignment(self, op: Op, choice: Sequence[int | None]) -> tuple[Axes, ...] | None:
         """Axes by factor, in the order of decisions; None where sizes do not divide, or XLA would compute wrongly."""
@@ -263,45 +305,44 @@ class Lowered:
                 return None
         return chosen
 
-    def _seconds(
-        self,
-        op: Op,
-        assigned: tuple[Axes, ...],
-        passed: Axes,
-        inputs: Sequence[Sharding],
-        joins: Sequence[frozenset[int]] | None,
-    ) -> float:
+    def _way(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> Way:
         rule, values = op.rule, self.program.values
         assert rule is not None
-        seconds = moved = widest = 0.0
-        dtype = "float32"
+        needs = tuple(tensor_sharding(majors, assigned) for majors in rule.operand_majors)
+        made = tuple(result_sharding(rule, r, assigned, passed) for r in range(len(op.results)))
+        used = [(values[v], need) for v, need in zip(op.operands, needs, strict=True) if v >= 0]
+        moved = sum(value.nbytes / need.shards(self.mesh) for value, need in used)
+        moved += sum(values[v].nbytes / m.shards(self.mesh) for v, m in zip(op.results, made, strict=True))
+        dtype = max((value for value, _ in used), key=lambda value: value.itemsize).dtype if used else "float32"
+        parts = math.prod(self.mesh.sizes[a] for axes in assigned for a in axes)
+        seconds = sum(self.cost.communication_s(steps, False) for _, steps in self._halo_steps(op, assigned))
+        seconds += self.cost.compute_s(op.flops / parts, moved, op.unit, dtype)
+        return Way(assigned, passed, needs, made, seconds)
+
+    def _seconds(self, op: Op, way: Way, inputs: Sequence[Sharding], joins: Sequence[frozenset[int]] | None) -> float:
+        seconds = way.seconds
         for k, v in enumerate(op.operands):
-            if v < 0:
+            need = way.needs[k]
+            if v < 0 or (inputs[k] == need and not way.passed):
                 continue
-            need = _need(rule, k, assigned, passed, inputs[k])
+            if way.passed:
+                need = _still_partial(need, inputs[k], way.passed)
             # A reshard of one value is paid once in a region: products that use it share it.
-            early = self.structure.early[v]
-            seconds += self._move_s(v, inputs[k], need, early) / self._sharers(op, v)
-            moved += values[v].nbytes / need.shards(self.mesh)
-            if values[v].itemsize > widest:
-                widest, dtype = values[v].itemsize, values[v].dtype
+            seconds += self._move_s(v, inputs[k], need, self.structure.early[v]) / self._sharers(op, v)
         for r, v in enumerate(op.results):
-            made = result_sharding(rule, r, assigned, passed)
-            target = self._target(v, made, joins[r]) if joins is not None else self.storage[v]
-            seconds += self._move_s(v, made, target)
-            moved += values[v].nbytes / made.shards(self.mesh)
-        seconds += sum(self.cost.communication_s(steps, False) for _, steps in self._halo_steps(op, assigned))
-        parts = 1
-        for axes in assigned:
-            for a in axes:
-                parts *= self.mesh.sizes[a]
-        return seconds + self.cost.compute_s(op.flops / parts, moved, op.unit, dtype)
+            target = self._target(v, way.made[r], joins[r]) if joins is not None else self.storage[v]
+            seconds += self._move_s(v, way.made[r], target)
+        return seconds
 
     def _move_s(self, value: int, source: Sharding, target: Sharding, early: bool = False) -> float:
         if source == target:
             return 0.0
-        steps = reshard(self.program.values[value].nbytes, source, target, self.mesh)
-        return self.cost.communication_s(steps, early)
+        nbytes = self.program.values[value].nbytes
+        key = (nbytes, source, target, early)
+        if key not in self.known.moves_s:
+            steps = reshard(nbytes, source, target, self.mesh)
+            self.known.moves_s[key] = self.cost.communication_s(steps, early)
+        return self.known.moves_s[key]
 
     def _sharers(self, op: Op, value: int) -> int:
         """How many products in the region would share a reshard of this value."""
@@ -414,22 +455,26 @@ class Lowered:
 
     def _uses_s(self, value: int, sharding: Sharding) -> float:
         """The time of a value's uses if it came in this sharding; through views, to the uses of these."""
-        seconds = 0.0
-        for number in dict.fromkeys(user for user, _ in self.structure.uses[value]):
-            use = self.program.ops[number]
-            if use.rule is None:
-                continue
-            if use.kind not in VIEWS:
-                inputs = [sharding if v == value else self.storage[v] if v >= 0 else NOTHING for v in use.operands]
-                seconds += self._cheapest(use, self.candidates(use), inputs, None)[0]
-                continue
+        if (value, sharding) not in self._uses_known:
+            users = dict.fromkeys(user for user, _ in self.structure.uses[value])
+            ops = [self.program.ops[number] for number in users]
+            self._uses_known[value, sharding] = sum(self._use_s(op, value, sharding) for op in ops if op.rule)
+        return self._uses_known[value, sharding]
+
+    def _use_s(self, use: Op, value: int, sharding: Sharding) -> float:
+        if use.kind in VIEWS:
             (result,) = use.results
             seen, stored = self._seen(use, sharding), self.storage[result]
             options = [self._uses_s(result, stored) + self._move_s(result, seen, stored)]
             if seen != stored and self._crossed(result):
                 options.append(self._uses_s(result, seen))
-            seconds += min(options)
-        return seconds
+            return min(options)
+        inputs = tuple(sharding if v == value else self.storage[v] if v >= 0 else NOTHING for v in use.operands)
+        candidates = self.candidates(use)
+        key = self._key(use, candidates, inputs)
+        if key not in self.known.asked_s:
+            self.known.asked_s[key] = self._cheapest(use, candidates, inputs, None)[0]
+        return self.known.asked_s[key]
 
     def _seen(self, view: Op, sharding: Sharding) -> Sharding:
         """A view's result where its operand comes in a sharding."""
@@ -443,8 +488,11 @@ class Lowered:
 
 
 def _need(rule: Rule, operand: int, assigned: tuple[Axes, ...], passed: Axes, given: Sharding) -> Sharding:
-    own = tensor_sharding(rule.operand_majors[operand], assigned)
-    return Sharding(own.dims, tuple(a for a in given.partial if a in passed))
+    return _still_partial(tensor_sharding(rule.operand_majors[operand], assigned), given, passed)
+
+
+def _still_partial(need: Sharding, given: Sharding, passed: Axes) -> Sharding:
+    return Sharding(need.dims, tuple(a for a in given.partial if a in passed))
 
 
 def _can_pass(op: Op, inputs: Sequence[Sharding], axis: int) -> bool:

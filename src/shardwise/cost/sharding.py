@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.rule import Kind as FactorKind
@@ -17,8 +18,9 @@ from shardwise.ir.rule import Rule
 Axes = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Sharding:
+class Sharding(NamedTuple):
+    """Axes by dimension, and the axes over which the value is partial. A tuple: lowering hashes and compares many."""
+
     dims: tuple[Axes, ...]
     partial: Axes = ()
 

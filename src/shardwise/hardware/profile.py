@@ -54,7 +54,8 @@ class Profile:
 
     ``matrix_efficiency`` and ``memory_efficiency`` are the shares of the peak that a large product and a long stream reach.
     ``matrix_tile`` is (rows, columns, depth), the sizes to which a product is padded; ``vector_tile`` the last two
-    dimensions of any array. ``launch_s`` is paid once a kernel, ``collective_s`` once a collective. ``hidden`` says, for
+    dimensions of any array. ``elements_per_s`` is what a pass over an array costs beside its bytes, whatever is computed.
+    ``launch_s`` is paid once a kernel, ``collective_s`` once a collective. ``hidden`` says, for
     each kind of collective, which share of its time hides behind compute where its operand is ready early. ``type_count``
     is what one chip counts in names such as v4-32. ``sources`` has one entry a figure.
     """
@@ -70,8 +71,10 @@ class Profile:
     matrix_flops_per_s: tuple[tuple[str, float], ...]
     matrix_efficiency: float
     matrix_tile: tuple[int, int, int]
+    matrix_window: int
     vector_flops_per_s: float
     transcendentals_per_s: float
+    elements_per_s: float
     vector_tile: tuple[int, int]
     launch_s: float
     collective_s: float
@@ -133,10 +136,12 @@ class Profile:
                 "flops_per_s": dict(self.matrix_flops_per_s),
                 "efficiency": self.matrix_efficiency,
                 "tile": list(self.matrix_tile),
+                "window": self.matrix_window,
             },
             "vector": {
                 "flops_per_s": self.vector_flops_per_s,
                 "transcendentals_per_s": self.transcendentals_per_s,
+                "elements_per_s": self.elements_per_s,
                 "tile": list(self.vector_tile),
             },
             "latency": {"launch_s": self.launch_s, "collective_s": self.collective_s},

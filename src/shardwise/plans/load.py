@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shardwise.cost.predict import read_predicted
 from shardwise.errors import MeshError, PlanError
 from shardwise.hardware.mesh import MeshAxes, spec_problems
 from shardwise.plans.plan import SCHEMA, ArrayPlan, Plan, PredictedCollective, StatedConstraint
@@ -46,6 +47,10 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
         "constraints": reader.rows("constraints", _constraint),
         "collectives": reader.rows("collectives", _collective),
     }
+    try:
+        made["predicted"] = read_predicted(data["predicted"])
+    except (KeyError, TypeError, ValueError) as error:
+        problems.append(f"predicted: {type(error).__name__} {error}")
     versions = data.get("versions")
     if not isinstance(versions, dict) or not all(isinstance(v, str) for v in versions.values()):
         problems.append("versions: expected a mapping of texts")

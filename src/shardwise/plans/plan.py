@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from shardwise.cost.predict import Predicted
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 
 #: Mesh axes by dimension, major first.
 Spec = tuple[tuple[str, ...], ...]
@@ -73,6 +74,7 @@ class Plan:
     outputs: tuple[ArrayPlan, ...]
     constraints: tuple[StatedConstraint, ...]
     collectives: tuple[PredictedCollective, ...]
+    predicted: Predicted
     decisions: tuple[str, ...]
     notes: tuple[str, ...]
     versions: tuple[tuple[str, str], ...]
@@ -193,6 +195,7 @@ class Plan:
             "mesh": dict(zip(self.mesh.names, self.mesh.sizes, strict=True)),
             "decisions": list(self.decisions),
             "notes": list(self.notes),
+            "predicted": self.predicted.to_json(),
             "arguments": [asdict(a) for a in self.arguments],
             "outputs": [asdict(a) for a in self.outputs],
             "constraints": [asdict(c) for c in self.constraints],
@@ -202,18 +205,11 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan. The file is complete or not there: it is written beside and renamed."""
-        target = Path(path)
-        try:
-            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        except OSError as error:
-            raise PlanError(f"cannot write {target}: {error.strerror}") from None
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
-            os.replace(name, target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        _write(path, self.to_json())
+
+    def timeline(self, path: str | os.PathLike[str]) -> None:
+        """Writes the predicted step as a trace that chrome://tracing and Perfetto show: compute, communication, memory."""
+        _write(path, json.dumps(self.predicted.timeline()))
 
     def __str__(self) -> str:
         from shardwise.report.plan_text import plan_text
@@ -223,3 +219,18 @@ class Plan:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What a notebook shows: the same text as a terminal."""
         printer.text(str(self))
+
+
+def _write(path: str | os.PathLike[str], text: str) -> None:
+    target = Path(path)
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise PlanError(f"cannot write {target}: {error.strerror}") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwise.report.page import Page, table
-from shardwise.report.units import plural, si
+from shardwise.report.units import plural, seconds, si
 
 if TYPE_CHECKING:
     from shardwise.plans.plan import ArrayPlan, Plan, Spec
@@ -80,11 +80,23 @@ def code_text(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
+def predicted_text(plan: Plan) -> str:
+    """``0.412 s a step on v5e:4x4 (…), 61% of peak; 7.1 of 15.8 GiB``."""
+    p = plan.predicted
+    verdict = "" if p.fits else ": it does not fit"
+    memory = f"{p.peak_bytes / 2**30:.2f} of {p.usable_bytes / 2**30:.2f} GiB a device{verdict}"
+    return (
+        f"Predicted on {p.hardware}: {seconds(p.time_s)} a step ({seconds(p.overlapped_s)} to {seconds(p.serial_s)}: compute "
+        f"{seconds(p.compute_s)}, communication {seconds(p.comm_s)}), {p.utilization:.0%} of the peak rate; {memory}"
+    )
+
+
 def plan_text(plan: Plan, width: int = 80) -> str:
     page = Page(width)
     page.print(f"{plan.function} on {plan.mesh}")
     for words in plan.decisions:
         page.print(f"  {words}")
+    page.print(f"\n{predicted_text(plan)}")
     page.print("\nArguments\n")
     rows = table(("path", "left"), ("sharded", "text"))
     for array in plan.arguments:

@@ -20,6 +20,17 @@ def si(value: float, unit: str = "") -> str:
     return f"{value:.{digits}f} {prefixes[k]}{unit}".rstrip()
 
 
+def seconds(value: float) -> str:
+    """
+    >>> seconds(0.4123), seconds(3.2e-6), seconds(12.0), seconds(0)
+    ('412 ms', '3.20 µs', '12 s', '0 s')
+    """
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if value * factor >= 0.9995 or value == 0:
+            return si(value * factor, unit)
+    return si(value * 1e9, "ns")
+
+
 def plural(count: int, noun: str, many: str = "") -> str:
     """
     >>> plural(1, "color"), plural(2, "family", "families")

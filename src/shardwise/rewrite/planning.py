@@ -13,6 +13,8 @@ from shardwise.capture.trace import JitOptions, Traced, trace
 from shardwise.cost.decisions import Decision, Keep, Pin, State
 from shardwise.cost.local import HardwareCost
 from shardwise.cost.lowering import Lowered, collectives, lower_state
+from shardwise.cost.model import CostModel
+from shardwise.cost.predict import predict
 from shardwise.cost.sharding import Sharding
 from shardwise.cost.small import keep_small
 from shardwise.dims.analysis import Analysis, analyze_program
@@ -127,12 +129,16 @@ def plan_decisions(
         return ArrayPlan(v.path, v.shape, v.dtype, _spec(lowered.storage[value], mesh), donated.get(value, False))
 
     stated = []
-    for place, sharding in sorted(chosen.constraints.items()):
-        stored = place.place == "stored"
-        op = program.ops[program.definitions[place.number][0] if stored else place.number]
-        value = place.number if stored else (op.operands if place.place == "used" else op.results)[place.index]
+    for stated_at, sharding in sorted(chosen.constraints.items()):
+        stored = stated_at.place == "stored"
+        op = program.ops[program.definitions[stated_at.number][0] if stored else stated_at.number]
+        value = (
+            stated_at.number if stored else (op.operands if stated_at.place == "used" else op.results)[stated_at.index]
+        )
         where = str(program.source_of(op)), program.values[value].shape
-        stated.append(StatedConstraint(place.place, place.number, place.index, op.kind, *where, _spec(sharding, mesh)))
+        stated.append(
+            StatedConstraint(stated_at.place, stated_at.number, stated_at.index, op.kind, *where, _spec(sharding, mesh))
+        )
     return Plan(
         function=traced.name,
         fingerprint=fingerprint(program),
@@ -141,6 +147,7 @@ def plan_decisions(
         outputs=tuple(array(v) for v in program.outputs),
         constraints=tuple(stated),
         collectives=tuple(_predicted(lowered)),
+        predicted=predict(CostModel(lowered.structure, cost), lowered),
         decisions=(
             *(_words(analysis, d) for d in decisions),
             *(f"{_words(analysis, d)}: small, so that gathering costs more than keeping" for d in small),

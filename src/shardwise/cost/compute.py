@@ -1,0 +1,531 @@
+"""Compute seconds of what runs as one kernel, under a lowered state.
+
+The problem. A step's time without communication is the sum over its kernels. Which ops share one hardly depends on the
+sharding; how large they are on one device does.
+
+The idea. A *pass* (``passes``) is one sweep over an array: the kernels of ``shardwise.cost.clusters``, joined where they sweep
+over the same array and nothing has to be complete between them, as XLA joins them into kernels with several results. It takes
+
+``pass = launch + Σ product + stream(bytes beside the products) + Σ breaks`` (``pass_s``), where
+
+- a product of ``B`` times ``m × k`` with ``k × n`` has ``2·B·m·n·k`` FLOPs at the sizes to which the device pads it, or
+  takes the time to read what its operands are made of and to write its result, if that is more (``product_s``). Rows and
+  columns of several dimensions are padded in one, where that costs least: ``heads × 80`` columns are ``heads × 128``;
+- a stream costs by the element and by the byte, or its vector FLOPs if these take longer (``stream_s``). Only what is touched
+  counts: of a stacked value the slice, of an update in place the update;
+- a break is a collective inside the pass: what is behind it is a sweep of its own.
+
+Products in steps (collective matmul). Where ``matrix_window`` says so, a product whose operand is gathered for it alone takes
+the pieces as they come. If they lie along its depth, every step adds to the whole result; else every step reads the other
+operand again. A result that is scattered is added up in pieces.
+
+Form. A pass depends on structure and on how its own ``ops`` compute, so that it can be tabulated; it is whole picoseconds, so
+that sums are exact in any order.
+
+Where it comes from: the roofline of Williams and others (2009); collective matmul as in Wang and others (ASPLOS 2023). The
+rates by byte and element fit the cycles that TPU compilers estimate (``docs/benchmarks/fidelity.md``). The file is long since
+what a pass is and what it costs are one model.
+
+Weak: layouts are not known, so that copies from one to another are missing; nor is what stays in on-chip memory, or what the
+compiler computes twice. When it takes a product in steps is inferred from programs, not from its rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from shardwise.cost.clusters import Clusters, Role
+from shardwise.cost.lowering import Lowered
+from shardwise.cost.sharding import Axes, Kind, Sharding, reshard, result_sharding, tensor_sharding
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.hardware.profile import Profile
+from shardwise.ir.program import Op, Program, Unit
+
+#: Ops that touch no more of their first operand than they give.
+_READ_PARTS: Final = frozenset({"scan.input", "slice", "dynamic_slice", "gather", "split"})
+#: Ops that write one operand into a place of their result: the operand's number.
+_WRITE_PARTS: Final = {
+    "scan.output": 0,
+    "dynamic_update_slice": 1,
+    **dict.fromkeys(("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter-min", "scatter-max"), 2),
+}
+#: Links that are slices.
+_SLICES: Final = frozenset({"scan.input", "scan.output"})
+#: Roles of ops that can share a pass.
+_PLAIN: Final = (Role.VIEW, Role.CHEAP, Role.DEAR, Role.REDUCTION, Role.PRODUCT)
+#: Kinds that do nothing at run time.
+_FREE: Final = frozenset({"argument", "output", "constant", "literal"})
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One operand or result of an op, numbered operands first; ``itemsize`` as it lies in memory."""
+
+    op: int
+    number: int
+    itemsize: float
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A value that one op of a pass hands to another, and whether it is ``stored`` all the same."""
+
+    value: int
+    maker: int
+    result: int
+    user: int
+    operand: int
+    stored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Kernels that run as one: what they compute, read and write. Its time depends on how ``ops`` compute, nothing else.
+
+    ``kernels`` are the ops whose results it writes. Each of ``reads`` is one stored value: the places at which it is read.
+
+    ``feeds`` says of each of them whether a product's operands are made of it. ``alone`` are the operands (op, number) of
+    products that no other product of the region uses. ``returned`` is where a result takes the place of a donated argument.
+    """
+
+    kernels: tuple[int, ...]
+    ops: tuple[int, ...]
+    region: int
+    products: tuple[int, ...]
+    others: tuple[int, ...]
+    reads: tuple[tuple[Tensor, ...], ...]
+    feeds: tuple[bool, ...]
+    writes: tuple[Tensor, ...]
+    inner: tuple[Edge, ...]
+    alone: frozenset[tuple[int, int]]
+    returned: Edge | None = None
+
+
+@dataclass(slots=True)
+class _Kernel:
+    op: Op
+    region: int
+    members: list[int]
+    products: list[int]
+    reads: dict[int, list[Tensor]]
+    writes: dict[int, Tensor]
+    elements: int  # of the array that it passes over
+    plain: bool  # of elementwise ops and reductions only, but for a product
+    depth: int = 0
+    group: int = -1
+
+
+def passes(clusters: Clusters) -> tuple[Pass, ...]:
+    """What runs as one kernel, in the order of the program.
+
+    Kernels of ``clusters`` that pass over the same array are joined where one reads what another writes or both read the
+    same, unless something must be complete between them (a reduction, a product's operand): then they are two passes.
+    """
+    body = {link: op.regions[0] for op in clusters.program.ops if op.regions for link in op.links}
+    kernels = [
+        kernel
+        for op in clusters.program.schedule
+        if _begins(clusters, op)
+        for kernel in (_kernel(clusters, op, body.get(op.id, op.region)),)
+    ]
+    writer = {base: n for n, kernel in enumerate(kernels) for base in kernel.writes}
+    groups: list[list[int]] = []
+    readers: dict[tuple[int, int, int], int] = {}
+
+    def join(n: int, other: int) -> None:
+        first, second = sorted((kernels[n].group, kernels[other].group))
+        if first == second or sum(bool(kernels[m].products) for g in (first, second) for m in groups[g]) > 1:
+            return
+        groups[first] += groups[second]
+        for m in groups[second]:
+            kernels[m].group = first
+        groups[second] = []
+
+    size = [v.elements for v in clusters.program.values]
+    for n, kernel in enumerate(kernels):
+        kernel.group = n
+        groups.append([n])
+        joins = []
+        for base in kernel.reads:
+            m = writer.get(base, -1)
+            if m < 0 or m >= n or kernels[m].region != kernel.region:
+                continue
+            aligned = kernel.plain and not kernel.products and size[base] == kernel.elements == kernels[m].elements
+            aligned = aligned and kernels[m].plain
+            kernel.depth = max(kernel.depth, kernels[m].depth + (not aligned))
+            joins += [m] * aligned
+        for m in joins:
+            if kernels[m].depth == kernel.depth:
+                join(n, m)
+        if kernel.plain and not kernel.products:
+            for base in kernel.reads:
+                if size[base] == kernel.elements:
+                    join(n, readers.setdefault((base, kernel.region, kernel.depth), n))
+    alone = _alone(clusters)
+    seen: set[int] = set()
+    joined = [_joined(clusters, [kernels[n] for n in sorted(group)], alone, seen) for group in groups if group]
+    return (*joined, *_returned(clusters.program))
+
+
+def _returned(program: Program) -> Iterator[Pass]:
+    """Results that may take the place of donated arguments: a pass each, which is free but where a collective makes one."""
+    donated = {(v.shape, v.dtype) for a in program.arguments if a.donated for v in (program.values[a.value],)}
+    for op in program.ops:
+        if op.kind == "output" and op.operands[0] >= 0:
+            value = program.values[op.operands[0]]
+            if (value.shape, value.dtype) in donated:
+                maker, result = program.definitions[value.id]
+                edge = Edge(value.id, maker, result, op.id, 0, True)
+                yield Pass((), (maker, op.id), op.region, (), (), (), (), (), (), frozenset(), edge)
+
+
+def _alone(clusters: Clusters) -> frozenset[tuple[int, int]]:
+    users: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for op in clusters.program.ops:
+        if op.unit is Unit.MATRIX:
+            for k, v in enumerate(op.operands[:2]):
+                if v >= 0:
+                    users.setdefault((clusters.base[v], op.region), []).append((op.id, k))
+    return frozenset(places[0] for places in users.values() if len(places) == 1)
+
+
+def _joined(clusters: Clusters, kernels: list[_Kernel], alone: frozenset[tuple[int, int]], seen: set[int]) -> Pass:
+    """One pass of some kernels. A value that several passes make, each for itself, is ``seen`` in the first: if it needs a
+    collective it is made once after all."""
+    program = clusters.program
+    writes = {base: t for kernel in kernels for base, t in kernel.writes.items()}
+    reads: dict[int, list[Tensor]] = {}
+    for kernel in kernels:
+        for base, places in kernel.reads.items():
+            if base not in writes:
+                reads.setdefault(base, []).extend(places)
+    products = sorted({o for kernel in kernels for o in kernel.products})
+    members = {o for kernel in kernels for o in kernel.members}
+    inner = [
+        Edge(v, maker, result, o, k, clusters.stored[clusters.base[v]])
+        for o in sorted(members)
+        for k, v in enumerate(program.ops[o].operands)
+        if v >= 0 and (maker := program.definitions[v][0]) in members
+        for result in (program.definitions[v][1],)
+    ]
+    first = [e for e in inner if e.value not in seen]
+    seen.update(e.value for e in inner)
+    feeding = set(products)
+    for edge in sorted(inner, key=lambda e: -e.user):
+        if edge.user in feeding:
+            feeding.add(edge.maker)
+    return Pass(
+        tuple(kernel.op.id for kernel in kernels),
+        tuple(sorted(members)),
+        kernels[0].region,
+        tuple(products),
+        tuple(o for o in sorted(members) if o not in products and clusters.roles[o] is not Role.VIEW),
+        tuple(tuple(reads[base]) for base in sorted(reads)),
+        tuple(any(t.op in feeding for t in reads[base]) for base in sorted(reads)),
+        tuple(writes[base] for base in sorted(writes)),
+        tuple(first),
+        frozenset((o, k) for o in products for k in (0, 1) if (o, k) in alone),
+    )
+
+
+def _begins(clusters: Clusters, op: Op) -> bool:
+    """Does an op run as a kernel of its own, with what is made inside it?"""
+    if op.rule is None or op.kind in _FREE or (clusters.roles[op.id] is Role.LINK and op.kind not in _SLICES):
+        return False
+    return op.kind == "scan.output" or any(v >= 0 and clusters.base[v] == v and clusters.stored[v] for v in op.results)
+
+
+def _kernel(clusters: Clusters, op: Op, region: int) -> _Kernel:
+    """Walks from a kernel's op to the stored values that it reads."""
+    program, made_by = clusters.program, clusters.program.definitions
+    members: dict[int, Op] = {}
+    reads: dict[int, list[Tensor]] = {}
+    todo = [op]
+    while todo:
+        inner = todo.pop()
+        if inner.id in members:
+            continue
+        members[inner.id] = inner
+        for k, v in enumerate(inner.operands):
+            if v < 0 or (k == 0 and _WRITE_PARTS.get(inner.kind, 0)):
+                continue  # what is written into is not read
+            base, maker = clusters.base[v], program.ops[made_by[v][0]]
+            if base in clusters.reads[inner.id] and clusters.stored[base]:
+                if clusters.roles[inner.id] is not Role.UPDATE:
+                    reads.setdefault(base, []).append(Tensor(inner.id, k, program.values[base].itemsize))
+            elif maker.rule is not None and (clusters.roles[maker.id] is not Role.LINK or maker.kind in _SLICES):
+                todo.append(maker)
+    first = len(op.operands)
+    written = [(r, v) for r, v in enumerate(op.results) if v >= 0 and clusters.stored[v]]
+    if clusters.roles[op.id] is Role.UPDATE:
+        written = []  # a scatter into the other addend
+    products = sorted(o for o, inner in members.items() if inner.unit is Unit.MATRIX)
+    at = program.ops[products[-1]] if products else op
+    sizes = [program.values[v].elements for v in at.results if v >= 0]
+    if not products:
+        sizes = [_whole(program, o, k) for o, inner in members.items() for k in range(len(_values(inner)))]
+    return _Kernel(
+        op,
+        region,
+        sorted(members),
+        products,
+        reads,
+        {v: Tensor(op.id, first + r, program.values[v].itemsize) for r, v in written},
+        max(sizes, default=0),
+        all(clusters.roles[o] in _PLAIN or members[o].kind == "scan.output" for o in members),
+    )
+
+
+def _values(op: Op) -> tuple[int, ...]:
+    return (*op.operands, *op.results)
+
+
+def _whole(program: Program, op: int, number: int) -> int:
+    """Elements of an operand or result that an op touches, of the whole program."""
+    node = program.ops[op]
+    number = _touched(node, number)
+    value = _values(node)[number]
+    return program.values[value].elements if value >= 0 else 1
+
+
+def _touched(op: Op, number: int) -> int:
+    """The operand or result whose size is what is touched of another one: of what is sliced, the slice."""
+    if op.kind in _READ_PARTS and number == 0:
+        return len(op.operands)
+    part = _WRITE_PARTS.get(op.kind)
+    if part is not None and (number >= len(op.operands) or (part and number == 0)):
+        return part
+    return number
+
+
+def pass_s(lowered: Lowered, work: Pass, profile: Profile) -> float:
+    """Seconds of one execution, in whole picoseconds."""
+    sizes = _Sizes(lowered)
+    if work.returned is not None:
+        return sizes.copy_s(work.returned, profile)
+    reads = [max(sizes.elements(t.op, t.number) * t.itemsize for t in places) for places in work.reads]
+    moved = sum(reads) + sum(sizes.elements(t.op, t.number) * t.itemsize for t in work.writes)
+    elements = 0.0 if work.products else max((sizes.largest(o) for o in work.others), default=0.0)
+    seconds = profile.launch_s
+    if work.products:
+        operands = sum(nbytes for nbytes, feeds in zip(reads, work.feeds, strict=True) if feeds)
+        results = sum(sizes.result_bytes(o) for o in work.products)
+        for number in work.products:
+            seconds += sizes.product_s(number, operands / len(work.products), work.alone, profile)
+        moved = max(0.0, moved - operands - results)
+    seconds += stream_s(moved, elements, sum(sizes.flops(o) for o in work.others), profile)
+    for edge in {e.value: e for e in work.inner if sizes.waits(e)}.values():
+        seconds += sizes.break_s(edge, work.products, profile) + profile.launch_s
+    return round(seconds * 1e12) / 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product on one device: the sizes of the dimensions of each role, and its type. ``depth`` may hold taps of a window."""
+
+    batch: int
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    depth: tuple[int, ...]
+    dtype: str
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * math.prod(self.rows) * math.prod(self.columns) * math.prod(self.depth)
+
+
+def product_s(product: Product, nbytes: float, profile: Profile) -> float:
+    """Seconds of a product that streams ``nbytes``.
+
+    >>> from shardwise.hardware.load import load_profile
+    >>> square = Product(1, (4096,), (4096,), (4096,), "bfloat16")
+    >>> f"{product_s(square, 1e8, load_profile('v5e')) * 1e3:.3f} ms"
+    '0.734 ms'
+    """
+    rows, columns, depth = profile.matrix_tile
+    # Either operand may be the one that is held in the array.
+    waste = min(
+        _waste(product.rows, rows) * _waste(product.columns, columns),
+        _waste(product.rows, columns) * _waste(product.columns, rows),
+    ) * _waste((math.prod(product.depth),), depth)
+    rate = profile.matrix_rate(product.dtype) * profile.matrix_efficiency
+    return max(product.flops * waste / rate, nbytes / (profile.memory_bytes_per_s * profile.memory_efficiency))
+
+
+def stream_s(nbytes: float, elements: float, flops: float, profile: Profile) -> float:
+    """Seconds of one pass over ``elements`` that reads and writes ``nbytes`` in all."""
+    passing = elements / profile.elements_per_s + nbytes / (profile.memory_bytes_per_s * profile.memory_efficiency)
+    return max(passing, flops / profile.vector_flops_per_s)
+
+
+def _waste(sizes: tuple[int, ...], tile: int) -> float:
+    """How much larger a role becomes when it is padded in the dimension where that costs least."""
+    return min((math.ceil(size / tile) * tile / size for size in sizes), default=float(tile))
+
+
+class _Sizes:
+    """Sizes on one device, from the axes that an op's factors were given."""
+
+    def __init__(self, lowered: Lowered):
+        self.lowered, self.program = lowered, lowered.program
+        self.mesh = lowered.state.mesh
+
+    def largest(self, op: int) -> float:
+        """Elements of the largest tensor of an op, as far as it is touched."""
+        return max((self.elements(op, t) for t in range(len(_values(self.program.ops[op])))), default=0.0)
+
+    def elements(self, op: int, number: int) -> float:
+        """Elements of one operand or result that an op touches."""
+        node = self.program.ops[op]
+        assert node.rule is not None
+        number = _touched(node, number)
+        value = _values(node)[number]
+        if value < 0:
+            return 1.0
+        given = self.lowered.factors[op]
+        parts = _parts(self.mesh, [given[dim[0]] for dim in node.rule.tensors[number] if dim])
+        return self.program.values[value].elements / parts
+
+    def flops(self, op: int) -> float:
+        node = self.program.ops[op]
+        return node.flops / _parts(self.mesh, self.lowered.factors[op])
+
+    def waits(self, edge: Edge) -> bool:
+        """Does a collective stand on an edge inside a pass?"""
+        maker, user = self.program.ops[edge.maker], self.program.ops[edge.user]
+        assert maker.rule is not None and user.rule is not None
+        factors, passing, actual = self.lowered.factors, self.lowered.passing, self.lowered.actual[edge.value]
+        made = result_sharding(maker.rule, edge.result, factors[maker.id], passing[maker.id])
+        own = tensor_sharding(user.rule.operand_majors[edge.operand], factors[user.id])
+        need = Sharding(own.dims, tuple(a for a in actual.partial if a in passing[user.id]))
+        if made == actual == need:
+            return False
+        steps = (*reshard(1.0, made, actual, self.mesh), *reshard(1.0, actual, need, self.mesh))
+        return any(step.kind is not Kind.SLICE for step in steps)
+
+    def copy_s(self, edge: Edge, profile: Profile) -> float:
+        """A collective's result does not go straight to where a donated argument lies: XLA copies it, and the argument too."""
+        op = self.program.ops[edge.user]
+        assert op.rule is not None
+        made = result_sharding(op.rule, 0, self.lowered.factors[op.id], self.lowered.passing[op.id])
+        moved = reshard(1.0, made, self.lowered.actual[op.results[0]], self.mesh)
+        if not self.waits(edge) and all(step.kind is Kind.SLICE for step in moved):
+            return 0.0
+        nbytes = self.program.values[edge.value].nbytes / self.lowered.actual[op.results[0]].shards(self.mesh)
+        return round(2 * (profile.launch_s + stream_s(2 * nbytes, 0.0, 0.0, profile)) * 1e12) / 1e12
+
+    def break_s(self, edge: Edge, products: tuple[int, ...], profile: Profile) -> float:
+        """What a collective inside a pass costs: the value is written and read, and what is left is a pass of its own.
+
+        What is stored was written anyway, and a product has read its operands.
+        """
+        itemsize = self.program.values[edge.value].itemsize
+        made = self.elements(edge.maker, len(self.program.ops[edge.maker].operands) + edge.result)
+        used = self.elements(edge.user, edge.operand)
+        written = 0.0 if edge.stored else made
+        read = 0.0 if edge.user in products else used
+        passed = min((n for n in (written, read) if n), default=0.0)
+        return stream_s((written + read) * itemsize, passed, 0.0, profile)
+
+    def product_s(self, op: int, read: float, alone: frozenset[tuple[int, int]], profile: Profile) -> float:
+        """Of a product whose operands are made of ``read`` bytes, with the steps in which it may be taken."""
+        operands = [self._bytes(op, k) for k in (0, 1)]
+        place = len(self.program.ops[op].operands)
+        out, out_bytes = self.elements(op, place), self.result_bytes(op)
+        nbytes = max(read, sum(operands)) + out_bytes
+        seconds = adding = 0.0
+        pieces, gathered, deep = self._gathered(op, alone)
+        if 0 < profile.matrix_window < pieces:
+            steps = pieces / profile.matrix_window
+            seconds += (steps - 1) * profile.launch_s
+            if deep:
+                adding = steps * stream_s(2 * out_bytes, out, 0.0, profile)
+                nbytes -= out_bytes
+            else:
+                nbytes += (steps - 1) * operands[1 - gathered]
+        pieces, again = self._scattered(op)
+        if 0 < profile.matrix_window < pieces:
+            steps = pieces / profile.matrix_window
+            seconds += 2 * (steps - 1) * profile.launch_s + stream_s(3 * out_bytes, out, 0.0, profile)
+            nbytes += (steps - 1) * operands[again]
+        return seconds + max(product_s(self.product(op), nbytes, profile), adding)
+
+    def _gathered(self, op: int, alone: frozenset[tuple[int, int]]) -> tuple[int, int, bool]:
+        """In how many pieces an operand of a product comes, which it is, and whether they lie along its depth."""
+        node = self.program.ops[op]
+        rule, given = node.rule, self.lowered.factors[op]
+        assert rule is not None
+        kept = {f for dim in rule.results[0] for f in dim}
+        found = (1, 0, False)
+        for k in (0, 1):
+            if (op, k) in alone:
+                for f, axes in zip(rule.operand_majors[k], self.lowered.actual[node.operands[k]].dims, strict=True):
+                    pieces = _parts(self.mesh, [tuple(a for a in axes if f >= 0 and a not in given[f])])
+                    found = max(found, (pieces, k, f not in kept))
+        return found
+
+    def _scattered(self, op: int) -> tuple[int, int]:
+        """Into how many pieces a product's partial result is scattered, and the operand that each of them needs whole."""
+        node = self.program.ops[op]
+        rule = node.rule
+        assert rule is not None
+        stored = self.lowered.storage[node.results[0]]
+        partial = result_sharding(rule, 0, self.lowered.factors[op], self.lowered.passing[op]).partial
+        scattered = tuple(a for a in partial if a in stored.axes())
+        if not scattered:
+            return 1, 0
+        factor = rule.result_majors[0][next(d for d, axes in enumerate(stored.dims) if set(axes) & set(scattered))]
+        return _parts(self.mesh, [scattered]), int(factor not in {f for dim in rule.operands[1] for f in dim})
+
+    def _bytes(self, op: int, number: int) -> float:
+        value = _values(self.program.ops[op])[number]
+        return self.elements(op, number) * (self.program.values[value].itemsize if value >= 0 else 1)
+
+    def result_bytes(self, op: int) -> float:
+        return self._bytes(op, len(self.program.ops[op].operands))
+
+    def product(self, op: int) -> Product:
+        """The roles of a product's factors: in both operands and the result (batch), in the result with the second operand
+        (columns), in the result otherwise (rows), in operands only (depth, with the taps of a window)."""
+        node = self.program.ops[op]
+        rule, given = node.rule, self.lowered.factors[op]
+        assert rule is not None
+        left, right, out = ({f for dim in t for f in dim} for t in (*rule.operands[:2], rule.results[0]))
+        batch = 1
+        rows: list[int] = []
+        columns: list[int] = []
+        depth: list[int] = []
+        for f in range(len(rule.factors)):
+            if f in right and f not in left | out and node.kind == "ragged_dot_general":
+                continue  # each row meets one group only
+            size = max(1, self._size(node, f) // _parts(self.mesh, [given[f]]))
+            if f in out and f in left and f in right:
+                batch *= size
+            elif f in out:
+                (columns if f in right else rows).append(size)
+            elif f in left or f in right:
+                depth.append(size)
+        used = [self.program.values[v] for v in node.operands[:2] if v >= 0]
+        dtype = max(used, key=lambda value: value.itemsize).dtype
+        return Product(batch, tuple(rows), tuple(columns), tuple(depth), dtype)
+
+    def _size(self, node: Op, factor: int) -> int:
+        """A factor's size. That of a window differs from tensor to tensor: in the result, or else in the kernel, counts."""
+        rule = node.rule
+        assert rule is not None
+        for tensor in (len(node.operands), 1):
+            for d, dim in enumerate(rule.tensors[tensor]):
+                if dim == (factor,):
+                    return self.program.values[_values(node)[tensor]].shape[d]
+        return rule.factors[factor].size
+
+
+def _parts(mesh: MeshAxes, axes: Iterable[Axes]) -> int:
+    count = 1
+    for own in axes:
+        for a in own:
+            count *= mesh.sizes[a]
+    return count

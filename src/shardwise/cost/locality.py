@@ -1,0 +1,245 @@
+"""What each part of a lowering rests on: which decisions can change it, and which parts are alike under every state.
+
+Problem: a state is evaluated in microseconds only if what it costs is looked up, and looked up by few decisions at a time.
+
+Idea. Both rules are local, so that for every value and op two things can be told from the program alone:
+
+- its *mask*: the atoms (units of colors, bits that resolve conflicts, sets of values that may be kept) that it rests on, a
+  union over what the rules of ``shardwise.cost.lowering`` read;
+- its *signature*: a number that two ops (or values) share only if they come out alike under every state. It is built from the
+  leaves up, as a Merkle tree's hashes are: from shapes, rules, units and the signatures of what is read. The layers of an
+  unrolled model meet here.
+
+The functions here mirror those of ``Lowered``, each reading for reading; tests compare the tables made by them with plain
+lowering on random programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from shardwise.cost.decisions import Decision, Shard, State
+from shardwise.cost.storage import VIEWS, views
+from shardwise.cost.structure import Structure
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.program import Op
+
+
+@dataclass(frozen=True)
+class Space:
+    """What may be decided, on top of ``base``: units of colors that are sharded together, with the bits that resolve their
+    conflicts, and sets of values that may be kept whole."""
+
+    mesh: MeshAxes
+    units: tuple[tuple[int, ...], ...]
+    bits: tuple[tuple[int, ...], ...]
+    keeps: tuple[tuple[int, ...], ...] = ()
+    base: tuple[Decision, ...] = ()
+
+    @property
+    def atoms(self) -> int:
+        return len(self.units) + sum(map(len, self.bits)) + len(self.keeps)
+
+
+class Locality:
+    """Masks and signatures of everything that a lowering works out."""
+
+    def __init__(self, structure: Structure, space: Space):
+        self.structure, self.space, self.program = structure, space, structure.program
+        self._base = State(space.mesh, space.base)
+        self._unit = {c: (u, k) for u, colors in enumerate(space.units) for k, c in enumerate(colors)}
+        self._given: dict[int, list[tuple[int, int]]] = {}  # by color: (rank, axis) of what the base decided
+        for rank, (color, axis) in enumerate(self._base.order):
+            self._given.setdefault(color, []).append((rank, axis))
+        first = len(space.units)
+        self.bit_atom: dict[int, int] = {}
+        for bits in space.bits:
+            for bit in bits:
+                self.bit_atom.setdefault(bit, first + len(self.bit_atom))
+        first += len(self.bit_atom)
+        self.keep_atom = {k: first + k for k in range(len(space.keeps))}
+        self._kept: dict[int, int] = {}  # by value, views included: the mask of the keeps that hold it
+        self._held: dict[int, int] = {}  # by value: the mask of the keeps that name it
+        for k, values in enumerate(space.keeps):
+            for v in views(self.program, values):
+                self._kept[v] = self._kept.get(v, 0) | 1 << self.keep_atom[k]
+            for v in values:
+                self._held[v] = self._held.get(v, 0) | 1 << self.keep_atom[k]
+        self._always = {v: tuple(sorted(a for w, a in self._base.kept if w == v)) for v, _ in self._base.kept}
+        self._ids: dict[Hashable, int] = {}
+        self._stored: dict[int, tuple[int, int]] = {}
+        self._actual: dict[int, tuple[int, int]] = {}
+        self._choice: dict[int, tuple[int, int]] = {}
+        self._used: dict[int, tuple[int, int]] = {}
+        for op in self.program.schedule:  # in this order nothing rests on what is still to come
+            if op.rule is not None:
+                self.choice(op.id)
+
+    def masks(self) -> set[int]:
+        """All masks that occur."""
+        for value in self.program.definitions:
+            self.actual(value)
+        return {mask for known in (self._stored, self._actual, self._choice) for mask, _ in known.values()}
+
+    def number(self, key: Hashable) -> int:
+        """A small number for a signature."""
+        return self._ids.setdefault(key, len(self._ids))
+
+    def _colored(self, colors: tuple[int, ...]) -> tuple[int, Hashable]:
+        """The mask of some colors, and how they look to a state: their units, which of a unit's colors they are among these,
+        and what the base gave them, in order."""
+        mask = 0
+        seen = sorted({self._unit[c] for c in colors if c in self._unit})
+        place = {pair: k for k, pair in enumerate(seen)}
+        looks: list[Hashable] = []
+        for c in colors:
+            unit = self._unit.get(c)
+            if unit is not None:
+                mask |= 1 << unit[0]
+            looks.append((unit[0], place[unit]) if unit is not None else -1)
+        given = sorted((rank, axis, c) for c in set(colors) for rank, axis in self._given.get(c, ()))
+        order = tuple((axis, colors.index(c)) for _, axis, c in given)
+        same = tuple(colors.index(c) for c in colors)
+        return mask, (tuple(looks), same, order)
+
+    def _clashes(self, op: int, own: dict[int, int]) -> tuple[int, Hashable]:
+        """Conflicts at an op between some of its nodes, by their places."""
+        mask, found = 0, []
+        for first, second, bit in self.structure.clashes.by_op.get(op, ()):
+            if first in own and second in own:
+                if bit in self.bit_atom:
+                    mask |= 1 << self.bit_atom[bit]
+                sides = tuple(side for (b, _), side in sorted(self._base.sides.items()) if b == bit)
+                found.append((own[first], own[second], bit, sides))
+        return mask, tuple(found)
+
+    def stored(self, value: int) -> tuple[int, int]:
+        """Mask and signature of ``Lowered.storage``."""
+        if value not in self._stored:
+            s = self.structure
+            mask, looks = self._colored(s.colors[value])
+            own = {n: d for d, n in enumerate(s.nodes[value]) if n >= 0}
+            clash_mask, clashes = self._clashes(self.program.definitions[value][0], own)
+            kept = self._kept.get(value, 0)
+            always = self._always_kept.get(value, ())
+            pinned = self._base.pinned.get(value)
+            own_value = self.program.values[value]
+            key = ("stored", own_value.type_text, own_value.origin, looks, clashes, kept, always, pinned)
+            self._stored[value] = mask | clash_mask | kept, self.number(key)
+        return self._stored[value]
+
+    @property
+    def _always_kept(self) -> dict[int, tuple[int, ...]]:
+        if not hasattr(self, "_always_known"):
+            found: dict[int, tuple[int, ...]] = {}
+            for axis in sorted({a for _, a in self._base.kept}):
+                for v in views(self.program, (v for v, a in self._base.kept if a == axis)):
+                    found[v] = (*found.get(v, ()), axis)
+            self._always_known = found
+        return self._always_known
+
+    def _candidates(self, op: Op) -> tuple[int, Hashable]:
+        s = self.structure
+        assert op.rule is not None
+        start, count = s.first_node[op.id], len(op.rule.factors)
+        mask, looks = self._colored(s.color[start : start + count])
+        clash_mask, clashes = self._clashes(op.id, {start + f: f for f in range(count)})
+        return mask | clash_mask, (s.alike[op.id], looks, clashes)
+
+    def choice(self, number: int) -> tuple[int, int]:
+        """Mask and signature of ``Lowered.choices``."""
+        if number not in self._choice:
+            op, s = self.program.ops[number], self.structure
+            mask, own = self._candidates(op)
+            inputs: list[Hashable] = []
+            for v in op.operands:
+                if v < 0:
+                    inputs.append(-1)
+                    continue
+                operand_mask, sign = self.actual(v)
+                mask |= operand_mask
+                shared = s.products.get((v, op.region), 1)
+                inputs.append((sign, s.early[v], shared, op.operands.index(v)))
+            outputs: list[Hashable] = []
+            for v in op.results:
+                stored_mask, sign = self.stored(v)
+                waits_mask, waits = self._waits(v)
+                mask |= stored_mask | waits_mask
+                joins = []
+                for other in s.joins[v]:
+                    other_mask, other_sign = self.actual(other)
+                    mask |= other_mask
+                    joins.append(other_sign)
+                used = -1
+                if self._may_stay(v):
+                    used_mask, used = self._uses(v)
+                    mask |= used_mask
+                outputs.append((sign, waits, tuple(joins), used))
+            self._choice[number] = mask, self.number(("choice", own, tuple(inputs), tuple(outputs)))
+        return self._choice[number]
+
+    def _waits(self, value: int) -> tuple[int, Hashable]:
+        if not self.structure.waits[value] or value in self._base.pinned or value in self._always:
+            return 0, False
+        held = self._held.get(value, 0)
+        return held, (True, held)
+
+    def _may_stay(self, value: int) -> bool:
+        colors = [c for c in self.structure.colors[value] if c in self._unit or c in self._given]
+        return self.structure.stays[value] and len(colors) > 1 and value not in self._base.pinned
+
+    def actual(self, value: int) -> tuple[int, int]:
+        """Mask and signature of ``Lowered.actual``."""
+        if value not in self._actual:
+            mask, sign = self.stored(value)
+            waits_mask, waits = self._waits(value)
+            stays = self._may_stay(value)
+            if waits or stays:
+                op, result = self.program.definitions[value]
+                choice_mask, choice_sign = self.choice(op)
+                # A result's uses are part of its op's choice.
+                mask |= waits_mask | choice_mask
+                sign = self.number(("actual", choice_sign, result, sign))
+            self._actual[value] = mask, sign
+        return self._actual[value]
+
+    def _uses(self, value: int) -> tuple[int, int]:
+        """Of ``Lowered._uses_s``."""
+        if value not in self._used:
+            s = self.structure
+            mask = self.stored(value)[0]
+            found: list[Hashable] = []
+            for number in dict.fromkeys(user for user, _ in s.uses[value]):
+                use = self.program.ops[number]
+                if use.rule is None:
+                    continue
+                stored = [self.stored(v) if v >= 0 else (0, -1) for v in (*use.operands, *use.results)]
+                for own, _ in stored:
+                    mask |= own
+                if use.kind in VIEWS:
+                    more, sign = self._uses(use.results[0])
+                    mask |= more
+                    found.append((s.alike[number], stored[-1][1], sign, self._may_stay(use.results[0])))
+                    continue
+                own_mask, own_sign = self._candidates(use)
+                mask |= own_mask
+                given = tuple(
+                    (sign, v == value, s.early[v] if v >= 0 else 0, s.products.get((v, use.region), 1))
+                    for (_, sign), v in zip(stored, (*use.operands, *use.results), strict=True)
+                )
+                found.append((own_sign, given))
+            self._used[value] = mask, self.number(("uses", tuple(found)))
+        return self._used[value]
+
+
+def space_of(structure: Structure, mesh: MeshAxes, base: tuple[Decision, ...] = ()) -> Space:
+    """The groups of the analysis that matter; arguments that a group reaches may be kept whole."""
+    groups = [g for g in structure.analysis.groups if g.matters]
+    return Space(mesh, tuple(g.colors for g in groups), tuple(tuple(g.bits) for g in groups), (), base)
+
+
+def shard(space: Space, unit: int, axis: str, sides: tuple[int, ...] = ()) -> Shard:
+    """The decision that gives a unit an axis."""
+    given = (*sides, *(0,) * (len(space.bits[unit]) - len(sides)))
+    return Shard(space.units[unit], axis, tuple(zip(space.bits[unit], given, strict=True)))

@@ -1,0 +1,256 @@
+"""The cost model of a program on hardware, as a sum of local terms (design, section 7). This is the specification.
+
+A *term* is what one small part of the program costs under a state:
+
+- a **pass**: ops that run as one kernel (``shardwise.cost.compute``);
+- an **edge**: one value in one region: how it gets from where it is made to where it is stored, and from there to its uses,
+  each different need once; and the copies of it that live meanwhile;
+- a **halo**: what a windowed op exchanges with its neighbours;
+- a **value**: the memory it takes while it lives (``shardwise.cost.memory``).
+
+A term reads how its own ops compute and how its own values lie, nothing else. Time is counted in whole picoseconds and memory
+in blocks of 512 bytes, so that sums do not depend on their order: ``shardwise.cost.evaluator`` adds the same terms from tables
+and must agree exactly.
+
+Time. Compute and communication are added up; early gathers hide behind compute as far as there is any (``hidden_ps``):
+``time = compute + comm - min(hidden, compute)``, between the bounds ``max(compute, comm)`` and ``compute + comm``.
+Memory. The largest sum of what is alive at one point of the program.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from shardwise.cost.compute import Edge, Pass, Tensor, pass_s, passes
+from shardwise.cost.local import HardwareCost
+from shardwise.cost.lowering import Lowered, Reshard
+from shardwise.cost.memory import (
+    BLOCK,
+    Allocation,
+    Lifetimes,
+    copy_allocations,
+    lifetimes,
+    op_points,
+    use_points,
+    value_allocations,
+)
+from shardwise.cost.structure import Structure
+from shardwise.ir.program import Op
+
+
+class TermKind(enum.Enum):
+    PASS = "pass"
+    EDGE = "edge"
+    HALO = "halo"
+    VALUE = "value"
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """``ops`` and ``values`` are what it reads; ``points`` the points at which its allocations may begin or end."""
+
+    kind: TermKind
+    number: int
+    region: int
+    ops: tuple[int, ...]
+    values: tuple[int, ...]
+    points: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a term costs. Times are for the whole step."""
+
+    compute_ps: int = 0
+    comm_ps: int = 0
+    hidden_ps: int = 0
+    allocations: tuple[Allocation, ...] = ()
+    reshards: tuple[Reshard, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a state, whole."""
+
+    compute_ps: int
+    comm_ps: int
+    hidden_ps: int
+    peak_blocks: int
+
+    @property
+    def time_ps(self) -> int:
+        return self.compute_ps + self.comm_ps - min(self.hidden_ps, self.compute_ps)
+
+    @property
+    def time_s(self) -> float:
+        return self.time_ps * 1e-12
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.peak_blocks * BLOCK
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """A program on hardware: what its terms are, and what each costs under a lowered state."""
+
+    structure: Structure
+    cost: HardwareCost
+    life: Lifetimes = field(init=False)
+    work: tuple[Pass, ...] = field(init=False)
+    terms: tuple[Term, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "life", lifetimes(self.structure.program))
+        object.__setattr__(self, "work", passes(self.life.clusters))
+        object.__setattr__(self, "terms", tuple(self._terms()))
+
+    @property
+    def usable_blocks(self) -> int:
+        return self.cost.profile.usable_bytes // BLOCK
+
+    @cached_property
+    def _users(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """By value and region: the ops that use it there, in the order of execution."""
+        found: dict[tuple[int, int], dict[int, None]] = {}
+        for op in self.structure.program.schedule:
+            if op.rule is not None:
+                for v in op.operands:
+                    if v >= 0:
+                        found.setdefault((v, op.region), {})[op.id] = None
+        return {key: tuple(ops) for key, ops in found.items()}
+
+    def _terms(self) -> Iterable[Term]:
+        program, life = self.structure.program, self.life
+        for n, work in enumerate(self.work):
+            ops = work.ops
+            found = {v for k in ops for v in (*program.ops[k].operands, *program.ops[k].results) if v >= 0}
+            yield Term(TermKind.PASS, n, work.region, ops, tuple(sorted(found)))
+        edges = dict.fromkeys((v, program.ops[op].region) for v, (op, _) in program.definitions.items())
+        for value, region in edges | dict.fromkeys(self._users):
+            maker = program.definitions[value][0]
+            own = (maker,) if program.ops[maker].region == region else ()
+            whole = not self.structure.waits[value] and max(self.structure.colors[value], default=-1) < 0
+            ops = own if whole else (*own, *self._users.get((value, region), ()))
+            points = [0, life.points - 1, life.returned.get(value, 0), *use_points(life, value)]
+            points += [p for k in ops for p in op_points(life, program.ops[k])]
+            yield Term(TermKind.EDGE, value, region, ops, (value,), tuple(points))
+        for op in program.ops:
+            if op.rule is not None and op.rule.windows:
+                values = tuple(v for v in (*op.operands, *op.results) if v >= 0)
+                yield Term(TermKind.HALO, op.id, op.region, (op.id,), values)
+        for value in life.values():
+            intervals = (life.live, life.windowed)
+            points = [p for known in intervals for p in known.get(value, ())]
+            points += life.narrowed.get(value, ())[2:]
+            yield Term(TermKind.VALUE, value, 0, (), (value,), tuple(points))
+
+    def figures(self, lowered: Lowered, term: Term) -> Figures:
+        """What a term costs under a state."""
+        profile = self.cost.profile
+        if term.kind is TermKind.PASS:
+            work = self.work[term.number]
+            runs = int(self.structure.program.runs[work.region])
+            return Figures(compute_ps=runs * round(pass_s(lowered, work, profile) * 1e12))
+        if term.kind is TermKind.VALUE:
+            return Figures(allocations=tuple(value_allocations(lowered, self.life, term.number, profile)))
+        if term.kind is TermKind.HALO:
+            return self._moving(tuple(lowered.halos(self.structure.program.ops[term.number])), False)
+        moves = tuple(self._edge(lowered, term))
+        allocations = copy_allocations(lowered, self.life, list(moves), profile)
+        figures = self._moving(moves, self.structure.early[term.number])
+        return Figures(0, figures.comm_ps, figures.hidden_ps, tuple(allocations), moves)
+
+    def shape(self, term: Term) -> Hashable:
+        """What a term is made of, apart from how its ops compute: equal for terms of repeated layers."""
+        life = self.life
+        if term.kind is TermKind.VALUE:
+            known = term.number in life.live, term.number in life.windowed
+            return *known, life.narrowed.get(term.number, (0, 0.0))[1]
+        if term.kind is TermKind.EDGE:
+            value, maker = term.number, self.structure.program.definitions[term.number][0]
+            return value in life.returned, maker in term.ops, tuple(k in life.point for k in term.ops)
+        if term.kind is TermKind.HALO:
+            return ()
+        return _pass_shape(self.work[term.number], term)
+
+    def points(self, op: Op) -> list[int]:
+        """The points at which an op runs."""
+        return op_points(self.life, op)
+
+    def _edge_users(self, term: Term) -> tuple[int, ...]:
+        return self._users.get((term.number, term.region), ())
+
+    def _edge(self, lowered: Lowered, term: Term) -> Iterable[Reshard]:
+        """The reshards of one value in one region, each different need once."""
+        program = self.structure.program
+        value = term.number
+        maker = program.ops[program.definitions[value][0]]
+        if maker.region == term.region:
+            yield from (r for r in lowered.result_reshards(maker) if r.value == value)
+        paid = set()
+        for user in self._edge_users(term):
+            for r in lowered.operand_reshards(program.ops[user]):
+                if r.value == value and r.target not in paid:
+                    paid.add(r.target)
+                    yield r
+
+    def _moving(self, moves: tuple[Reshard, ...], early: bool) -> Figures:
+        comm = hidden = 0
+        for move in moves:
+            runs = int(self.structure.program.runs[self._op(move).region])
+            for step in move.steps:
+                comm += runs * round(self.cost.step_s(step) * 1e12)
+                if early and move.operand >= 0:
+                    hidden += runs * round(self.cost.hidden_s(step) * 1e12)
+        return Figures(0, comm, hidden, (), moves)
+
+    def _op(self, move: Reshard) -> Op:
+        return self.structure.program.ops[move.op]
+
+    def evaluate(self, lowered: Lowered) -> Cost:
+        """The sum of all terms."""
+        found = [self.figures(lowered, term) for term in self.terms]
+        curve = memory_curve(self.life.points, [a for f in found for a in f.allocations])
+        return Cost(
+            sum(f.compute_ps for f in found),
+            sum(f.comm_ps for f in found),
+            sum(f.hidden_ps for f in found),
+            int(curve.max(initial=0)),
+        )
+
+
+def _pass_shape(work: Pass, term: Term) -> Hashable:
+    ops = {k: n for n, k in enumerate(term.ops)}
+    values = {v: n for n, v in enumerate(term.values)}
+
+    def tensor(t: Tensor) -> Hashable:
+        return ops[t.op], t.number, t.itemsize
+
+    def edge(e: Edge) -> Hashable:
+        return values[e.value], ops[e.maker], e.result, ops[e.user], e.operand, e.stored
+
+    return (
+        tuple(ops[k] for k in work.products),
+        tuple(ops[k] for k in work.others),
+        tuple(tuple(map(tensor, places)) for places in work.reads),
+        work.feeds,
+        tuple(map(tensor, work.writes)),
+        tuple(map(edge, work.inner)),
+        tuple(sorted((ops[k], n) for k, n in work.alone if k in ops)),
+        edge(work.returned) if work.returned else None,
+    )
+
+
+def memory_curve(points: int, allocations: Sequence[Allocation]) -> np.ndarray:
+    """Blocks alive at each point."""
+    change = np.zeros(points + 1, np.int64)
+    for a in allocations:
+        change[a.first] += a.blocks
+        change[a.last + 1] -= a.blocks
+    return np.cumsum(change)[:points]

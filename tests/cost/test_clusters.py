@@ -1,0 +1,117 @@
+"""Which values reach memory, who reads them, and in what order kernels run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import shardwise
+from shardwise.cost.clusters import Clusters, Role, cluster, kernel_order
+from tests.dims import programs as p
+
+
+def clusters(fn: Callable[..., Any], *args: Any) -> Clusters:
+    return cluster(shardwise.analyze(fn, *args).program)
+
+
+def stored(c: Clusters) -> list[str]:
+    """The ops whose results are stored, without arguments and outputs, in the order of the program."""
+    ops = (op for op in c.program.schedule if op.kind not in ("argument", "output", "constant"))
+    return [op.kind for op in ops if any(v >= 0 and c.base[v] == v and c.stored[v] for v in op.results)]
+
+
+def test_only_the_end_of_a_chain_is_stored() -> None:
+    assert stored(clusters(lambda x: jnp.tanh(x * 2.0) + 1.0, p.shape(64, 128))) == ["add"]
+
+
+def test_a_view_is_its_operand() -> None:
+    c = clusters(lambda x, w: (x @ w).reshape(32, 2, 128).T, p.shape(64, 128), p.shape(128, 128))
+    product = next(op for op in c.program.ops if op.kind == "dot_general")
+    views = [op for op in c.program.ops if c.roles[op.id] is Role.VIEW]
+    assert len(views) == 2
+    assert {c.base[v] for op in views for v in op.results} == {product.results[0]}
+    assert stored(c) == ["dot_general"]
+
+
+def test_a_product_takes_its_epilogue() -> None:
+    c = clusters(lambda x, w, y: x @ w + y, p.shape(64, 128), p.shape(128, 256), p.shape(64, 256))
+    assert stored(c) == ["add"]
+
+
+def test_a_second_product_is_stored() -> None:
+    c = clusters(lambda x, w, y, z: x @ w + y @ z, *[p.shape(128, 128)] * 4)
+    assert stored(c) == ["dot_general", "add"]
+
+
+def test_a_chain_with_several_uses_is_made_again_from_the_product() -> None:
+    """Exponentials of a softmax, however dear, come from the scores every time."""
+    c = clusters(lambda x, w: jax.nn.softmax(x @ w) @ w.T, p.shape(64, 128), p.shape(128, 128))
+    assert "exp" not in stored(c)
+    assert stored(c)[0] == "dot_general"
+
+
+def test_what_reads_two_arrays_is_not_made_again() -> None:
+    def fn(x, y, w):
+        z = x + y
+        return z @ w, jnp.sin(z)
+
+    assert "add" in stored(clusters(fn, *[p.shape(128, 128)] * 3))
+    assert "add" not in stored(clusters(lambda x, w: fn(x, 1.0, w), *[p.shape(128, 128)] * 2))
+
+
+def test_a_gather_wants_its_operand_but_others_look_through() -> None:
+    """Logits lie as the product made them and, for the labels' gather, in float32."""
+
+    def loss(x, w, labels):
+        logits = (x @ w).astype(jnp.float32)
+        chosen = jnp.take_along_axis(logits, labels[:, None], axis=-1)
+        return jnp.sum(jax.nn.logsumexp(logits, axis=-1) - chosen[:, 0])
+
+    c = clusters(
+        loss, p.shape(64, 128, dtype="bfloat16"), p.shape(128, 512, dtype="bfloat16"), p.shape(64, dtype="int32")
+    )
+    product, wide = (next(op.results[0] for op in c.program.ops if op.kind == k) for k in ("dot_general", "gather"))
+    (gather,) = (op for op in c.program.ops if op.results[:1] == (wide,))
+    logits = c.base[gather.operands[0]]
+    assert c.stored[product] and c.stored[logits] and c.through[logits]
+    (maximum,) = (op for op in c.program.ops if op.kind == "reduce_max")
+    assert product in c.reads[maximum.id] and logits not in c.reads[maximum.id]
+    assert logits in c.reads[gather.id]
+
+
+def test_a_scatter_into_zeros_joins_the_sum_it_goes_to() -> None:
+    def fn(w, x, indices, rows):
+        return x.T @ w + jnp.zeros((128, 64)).at[indices].add(rows)
+
+    c = clusters(fn, p.shape(256, 64), p.shape(256, 128), p.shape(16, dtype="int32"), p.shape(16, 64))
+    (total,) = (op.id for op in c.program.ops if c.roles[op.id] is Role.UPDATE)
+    assert c.program.ops[total].kind in ("add", "add_any")
+    assert stored(c).count("scatter-add") == 0
+    assert "dot_general" in stored(c)
+
+
+def order(c: Clusters) -> list[str]:
+    home = [0] * len(c.program.values)
+    return [c.program.ops[k].kind for k in kernel_order(c, 0, home, frozenset())]
+
+
+def test_what_frees_memory_runs_as_soon_as_it_can() -> None:
+    """Two arrays are sorted and then reduced; each is reduced before the other is made."""
+
+    def fn(x, y):
+        a, b = jnp.sort(x), jnp.sort(y)
+        return jnp.sum(a), jnp.sum(b)
+
+    assert order(clusters(fn, *[p.shape(128, 128)] * 2)) == ["sort", "reduce_sum", "sort", "reduce_sum"]
+
+
+def test_what_is_made_of_arguments_waits_for_its_use() -> None:
+    def fn(x, w, table):
+        narrow = table.astype(jnp.bfloat16)
+        return narrow[jnp.argmax(x @ w, axis=1)]
+
+    kinds = order(clusters(fn, p.shape(64, 64), p.shape(64, 64), p.shape(512, 64)))
+    assert kinds.index("argmax") < kinds.index("convert_element_type") < kinds.index("gather")

@@ -1,0 +1,271 @@
+"""Compute seconds: what is one pass, what a product costs, what more hardware buys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import shardwise
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import JitOptions, trace
+from shardwise.cost.clusters import cluster
+from shardwise.cost.compute import Pass, Product, pass_s, passes, product_s, stream_s
+from shardwise.cost.decisions import Keep, Shard, State
+from shardwise.cost.local import HardwareCost
+from shardwise.cost.lowering import Lowered, collectives, lower_state
+from shardwise.dims.analysis import analyze_program
+from shardwise.hardware.load import load_profile
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.hardware.profile import Profile
+from tests.dims import programs as p
+
+V5E = load_profile("v5e")
+#: Round figures: a FLOP and a byte a second, no overheads, no padding.
+UNIT = replace(
+    V5E,
+    matrix_flops_per_s=(("f32", 1.0),),
+    matrix_efficiency=1.0,
+    matrix_tile=(1, 1, 1),
+    matrix_window=0,
+    memory_bytes_per_s=1.0,
+    memory_efficiency=1.0,
+    vector_flops_per_s=1e30,
+    elements_per_s=1e30,
+    launch_s=0.0,
+)
+
+
+def predicted(
+    fn: Callable[..., Any], args: Sequence[Any], shard: Sequence[tuple[str, int]] = (), axis: int = 4
+) -> tuple[Lowered, tuple[Pass, ...]]:
+    """The passes of a program whose dimensions (path, number) are sharded on one axis, in order."""
+    analysis = shardwise.analyze(fn, *args)
+    mesh = MeshAxes.of({"a": axis})
+    colors = [analysis.color_of(path, dim) for path, dim in shard]
+    state = State(mesh, tuple(Shard((c.id,), "a") for c in colors if c is not None))
+    return lower_state(analysis, state, HardwareCost.of(mesh)), passes(cluster(analysis.program))
+
+
+def seconds(made: tuple[Lowered, tuple[Pass, ...]], profile: Profile) -> list[float]:
+    lowered, work = made
+    return [pass_s(lowered, w, profile) for w in work]
+
+
+def kinds(made: tuple[Lowered, tuple[Pass, ...]]) -> list[list[str]]:
+    lowered, work = made
+    return [[lowered.program.ops[o].kind for o in w.kernels] for w in work]
+
+
+# Passes.
+
+
+def test_a_chain_is_one_pass() -> None:
+    made = predicted(lambda x: jnp.tanh(x * 2.0) + 1.0, [p.shape(64, 128)])
+    assert len(made[1]) == 1
+    assert seconds(made, UNIT) == [2 * 64 * 128 * 4.0]  # read once, written once
+
+
+def test_results_over_one_array_are_one_pass() -> None:
+    def update(m, v, g):
+        return 0.9 * m + g, 0.9 * v + g * g
+
+    made = predicted(update, [p.shape(64, 128)] * 3)
+    assert len(made[1]) == 1
+    assert seconds(made, UNIT) == [5 * 64 * 128 * 4.0]
+
+
+def test_what_needs_a_reduction_is_a_second_pass() -> None:
+    made = predicted(lambda x: x / jnp.sum(x, axis=1, keepdims=True), [p.shape(64, 128)])
+    assert len(made[1]) == 2
+    assert seconds(made, UNIT) == [(64 * 128 + 64) * 4.0, (2 * 64 * 128 + 64) * 4.0]
+
+
+def test_a_product_takes_its_epilogue() -> None:
+    made = predicted(lambda x, w: jnp.maximum(x @ w, 0.0), [p.shape(8, 16), p.shape(16, 32)])
+    assert len(made[1]) == 1
+    assert seconds(made, UNIT) == [2.0 * 8 * 16 * 32]
+
+
+def test_two_products_are_two_passes() -> None:
+    made = predicted(lambda x, v, w: (x @ v) @ w, [p.shape(8, 16), p.shape(16, 32), p.shape(32, 4)])
+    assert [sorted(w.products) == list(w.products) and len(w.products) for w in made[1]] == [1, 1]
+
+
+def test_of_a_stacked_value_only_the_slice_is_read() -> None:
+    def fn(x, ws):
+        return lax.scan(lambda c, w: (c + w, ()), x, ws)[0]
+
+    lowered, work = predicted(fn, [p.shape(64, 128), p.shape(10, 64, 128)])
+    (inner,) = [w for w in work if lowered.program.runs[w.region] == 10]
+    assert pass_s(lowered, inner, UNIT) == 3 * 64 * 128 * 4.0
+
+
+def test_a_pass_names_the_ops_it_depends_on() -> None:
+    lowered, work = predicted(lambda x, w: jnp.maximum(x @ w, 0.0), [p.shape(8, 16), p.shape(16, 32)])
+    named = [lowered.program.ops[o].kind for o in work[0].ops]
+    assert named == ["dot_general", "max"]
+
+
+# Products.
+
+
+def test_a_product_is_bound_by_flops_or_by_bytes() -> None:
+    product = Product(2, (8,), (32,), (16,), "float32")
+    assert product_s(product, 1.0, UNIT) == 2.0 * 2 * 8 * 32 * 16
+    assert product_s(product, 1e6, UNIT) == 1e6
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "waste"),
+    [
+        ((8,), (128,), (128,), 1.0),
+        ((8,), (129,), (128,), 256 / 129),
+        ((9,), (128,), (128,), 16 / 9),
+        ((128,), (8,), (128,), 1.0),  # the other operand is held
+        ((8,), (4, 80), (128,), 128 / 80),  # padded in one dimension
+        ((8,), (4, 128), (128,), 1.0),
+        ((8,), (128,), (16, 80), 1.0),  # the depth is one run
+        ((8,), (128,), (64,), 2.0),
+        ((), (128,), (128,), 8.0),
+    ],
+)
+def test_ragged_tiles_cost(
+    rows: tuple[int, ...], columns: tuple[int, ...], depth: tuple[int, ...], waste: float
+) -> None:
+    tiled = replace(UNIT, matrix_tile=(8, 128, 128))
+    product = Product(1, rows, columns, depth, "float32")
+    assert product_s(product, 0.0, tiled) == pytest.approx(product.flops * waste)
+
+
+def test_a_convolution_is_a_product_of_its_window() -> None:
+    def fn(x, w):
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    made = predicted(fn, [p.shape(2, 16, 16, 8), p.shape(3, 3, 8, 32)])
+    assert seconds(made, UNIT) == [2.0 * (2 * 16 * 16) * 32 * (3 * 3 * 8)]
+
+
+def test_a_strided_weight_gradient_counts_its_outputs() -> None:
+    def fn(x, w):
+        y = lax.conv_general_dilated(x, w, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jnp.sum(y)
+
+    lowered, work = predicted(jax.grad(fn, argnums=1), [p.shape(4, 16, 16, 8), p.shape(2, 2, 8, 32)])
+    found = [pass_s(lowered, w, UNIT) for w in work if w.products]
+    assert found == [2.0 * (2 * 2 * 8) * 32 * (4 * 8 * 8)]
+
+
+# Shardings.
+
+
+def test_a_sharded_product_is_faster_by_its_parts() -> None:
+    args = [p.shape(64, 128), p.shape(128, 256)]
+    whole = seconds(predicted(jnp.matmul, args), UNIT)
+    parts = seconds(predicted(jnp.matmul, args, [("a", 0)]), UNIT)
+    assert parts == [whole[0] / 4] == [2.0 * 16 * 128 * 256]
+
+
+def test_a_collective_breaks_a_pass() -> None:
+    args = [p.shape(2048, 16384), p.shape(16384, 2048)]
+    fn = lambda x, w: jnp.maximum(x @ w, 0.0)  # noqa: E731
+    (whole,) = seconds(predicted(fn, args), UNIT)
+    (parts,) = seconds(predicted(fn, args, [("x", 1)]), UNIT)
+    # A quarter of the product; the reduced result is then read, and written once more, by a second kernel.
+    assert parts == whole / 4 + 2 * 2048 * 2048 * 4.0
+
+
+def test_a_gathered_result_is_copied_over_a_donated_argument() -> None:
+    fn = lambda w, m: (w + m, m * 0.9)  # noqa: E731
+    args = [p.shape(1024, 1024)] * 2
+    analysis = analyze_program(lower(trace(fn, args, {}, JitOptions(donate_argnums=(0, 1)))))
+    mesh = MeshAxes.of({"a": 4})
+    outputs = [analysis.program.values[v].path for v in analysis.program.outputs]
+    whole, color = (analysis.program.paths[path] for path in ("w", outputs[0])), analysis.color_of("m", 0)
+    assert color is not None
+    state = State(mesh, (Shard((color.id,), "a"), Keep(tuple(whole), "a")))
+    lowered = lower_state(analysis, state, HardwareCost.of(mesh))
+    assert [kind.value for kind, *_ in collectives(lowered)] == ["all-gather"]
+    found = [pass_s(lowered, w, UNIT) for w in passes(cluster(analysis.program)) if w.returned]
+    assert found == [2 * 2 * 1024 * 1024 * 4.0, 0.0]  # the argument and the result, each read and written
+
+
+def gathered(place: tuple[str, int], window: int) -> float:
+    """A product with a weight that is gathered, the batch being sharded first."""
+    args = [p.shape(4096, 1024), p.shape(1024, 2048)]
+    made = predicted(lambda x, w: x @ w, args, [("x", 0), place], axis=8)
+    assert [r.value for r in made[0].reshards] == [1]
+    slow = replace(UNIT, matrix_flops_per_s=(("f32", 1e6),), matrix_window=window)
+    (found,) = seconds(made, slow)
+    return found
+
+
+def test_a_product_in_steps_adds_to_its_result_or_reads_again() -> None:
+    own = (512 * 1024 + 1024 * 2048 + 512 * 2048) * 4.0
+    assert gathered(("w", 0), 0) == gathered(("w", 1), 0) == own
+    # Along the depth each of four steps reads and writes the result; else it reads the other operand again.
+    assert gathered(("w", 0), 2) == 4 * 2 * 512 * 2048 * 4.0
+    assert gathered(("w", 1), 2) == own + 3 * 512 * 1024 * 4.0
+
+
+def test_a_pass_depends_on_its_own_ops_only() -> None:
+    def loss(ws, x):
+        body = lambda c, w: (jnp.tanh(c @ w) + c, jnp.sum(c))  # noqa: E731
+        return jnp.sum(lax.scan(body, x, ws)[0] ** 2)
+
+    args = [p.shape(4, 1024, 1024), p.shape(4096, 1024)]
+    for shard in ([("x", 0)], [("x", 0), ("ws", 1)], [("ws", 2)]):
+        lowered, work = predicted(jax.value_and_grad(loss), args, shard)
+        program = lowered.program
+        for w in work:
+            near = {v for o in w.ops for v in (*program.ops[o].operands, *program.ops[o].results) if v >= 0}
+            alone: Any = SimpleNamespace(
+                program=program,
+                state=lowered.state,
+                storage={v: lowered.storage[v] for v in near},
+                actual={v: lowered.actual[v] for v in near},
+                factors={o: lowered.factors[o] for o in w.ops},
+                passing={o: lowered.passing[o] for o in w.ops},
+            )
+            assert pass_s(alone, w, V5E) == pass_s(lowered, w, V5E)
+
+
+# Hardware.
+
+
+@pytest.mark.parametrize(
+    "better",
+    [
+        {"memory_bytes_per_s": V5E.memory_bytes_per_s * 2},
+        {"matrix_flops_per_s": tuple((t, 2 * rate) for t, rate in V5E.matrix_flops_per_s)},
+        {"vector_flops_per_s": V5E.vector_flops_per_s * 2},
+        {"elements_per_s": V5E.elements_per_s * 2},
+        {"launch_s": 0.0},
+    ],
+)
+def test_a_better_device_is_never_slower(better: dict[str, Any]) -> None:
+    def fn(w, x):
+        return x @ w, jnp.tanh(x) * 2.0
+
+    made = predicted(fn, [p.shape(1024, 4096), p.shape(8192, 1024)], [("x", 0)])
+    before, after = seconds(made, V5E), seconds(made, replace(V5E, **better))
+    assert all(b >= a for b, a in zip(before, after, strict=True))
+    assert sum(before) > sum(after) or "vector_flops_per_s" in better
+
+
+def test_seconds_are_whole_picoseconds() -> None:
+    made = predicted(lambda x: jnp.tanh(x) * 3.0, [p.shape(63, 127)])
+    (found,) = seconds(made, V5E)
+    assert round(found * 1e12) / 1e12 == found > V5E.launch_s
+
+
+def test_a_stream_costs_by_element_and_byte_or_by_flops() -> None:
+    device = replace(UNIT, elements_per_s=2.0, vector_flops_per_s=4.0)
+    assert stream_s(10.0, 6.0, 0.0, device) == 13.0
+    assert stream_s(10.0, 6.0, 80.0, device) == 20.0

@@ -1,0 +1,129 @@
+"""Tables against the plain specification: equal to the picosecond and to the block, for random programs and states."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardwise import zoo
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import JitOptions, trace
+from shardwise.cost.decisions import Decision, Keep, Pin, Shard
+from shardwise.cost.evaluator import Evaluator
+from shardwise.cost.local import HardwareCost
+from shardwise.cost.locality import Space
+from shardwise.cost.model import CostModel
+from shardwise.cost.structure import Structure
+from shardwise.dims.analysis import Analysis, analyze_program
+from shardwise.hardware.mesh import MeshAxes
+from tests.fuzz.generate import Drawn, drawn_programs
+
+MESHES = ({"x": 8}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})
+
+
+def build(analysis: Analysis, mesh: MeshAxes, rng: random.Random, base: Sequence[Decision] = ()) -> Evaluator:
+    """All groups on all axes with random sides, some arguments and inner values that may be kept."""
+    structure = Structure.of(analysis)
+    groups = [g for g in analysis.groups if g.matters]
+    values = [a.value for a in analysis.program.arguments]
+    values += rng.sample(range(len(analysis.program.values)), min(2, len(analysis.program.values)))
+    keeps = tuple((v,) for v in dict.fromkeys(rng.sample(values, min(3, len(values)))))
+    space = Space(mesh, tuple(g.colors for g in groups), tuple(tuple(g.bits) for g in groups), keeps, tuple(base))
+    actions: list[Decision] = [Keep(values, axis) for values in keeps for axis in mesh.names]
+    for group in groups:
+        for axis in mesh.names:
+            for _ in range(min(3, 2 ** len(group.bits))):
+                actions.append(Shard(group.colors, axis, tuple((bit, rng.randint(0, 1)) for bit in group.bits)))
+    return Evaluator(CostModel(structure, HardwareCost.of(mesh)), space, list(dict.fromkeys(actions)))
+
+
+def random_state(evaluator: Evaluator, rng: random.Random, most: int = 7) -> tuple[int, ...]:
+    """Actions in a random order, each unit at most once on an axis."""
+    chosen: list[int] = []
+    taken: set[object] = set()
+    for n in rng.sample(range(len(evaluator.actions)), len(evaluator.actions)):
+        action = evaluator.actions[n]
+        place = (action.slot, n if action.slot < 0 else 0)
+        if place not in taken and len(chosen) < most:
+            taken.add(place)
+            chosen.append(n)
+    return tuple(chosen[: rng.randint(0, len(chosen))]) if chosen else ()
+
+
+def check(evaluator: Evaluator, rng: random.Random, count: int) -> None:
+    states = [random_state(evaluator, rng) for _ in range(count)]
+    costs = evaluator.evaluate(states)
+    for k, state in enumerate(states):
+        plain = evaluator.model.evaluate(evaluator.lowered(state))
+        assert costs[k] == plain, [evaluator.actions[n].decision for n in state]
+
+
+def analyzed(fn: object, shapes: Sequence[object]) -> Analysis:
+    return analyze_program(lower(trace(fn, tuple(shapes), {}, JitOptions())))  # type: ignore[arg-type]
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(drawn_programs, st.integers(0, 2**32))
+def test_tables_equal_the_specification(drawn: Drawn, seed: int) -> None:
+    analysis = analyzed(*drawn.function())
+    rng = random.Random(seed)
+    for mesh in MESHES:
+        check(build(analysis, MeshAxes.of(mesh), rng), rng, 4)
+
+
+@pytest.mark.parametrize("name", ["gpt", "mixtral", "gns", "itx", "unet", "ssm"])
+def test_tables_equal_the_specification_on_the_zoo(name: str) -> None:
+    program = zoo.load(name, "tiny")
+    options = JitOptions(donate_argnums=program.donate_argnums)
+    analysis = analyze_program(lower(trace(program.fn, program.args, {}, options)))
+    rng = random.Random(7)
+    check(build(analysis, MeshAxes.of({"x": 2, "y": 4}), rng), rng, 6)
+
+
+def test_repeated_layers_are_worked_out_once() -> None:
+    def deep(layers: int) -> Evaluator:
+        def fn(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+            for up, down in ws:  # type: ignore[misc]
+                x = x + jnp.tanh(x @ up) @ down
+            return x
+
+        shapes = [(jax.ShapeDtypeStruct((64, 256), "float32"), jax.ShapeDtypeStruct((256, 64), "float32"))] * layers
+        analysis = analyzed(fn, [shapes, jax.ShapeDtypeStruct((32, 64), "float32")])
+        return build(analysis, MeshAxes.of({"x": 2, "y": 4}), random.Random(0))
+
+    classes = [sum(len(table) for table in deep(layers)._tables) for layers in (6, 12)]
+    assert classes[0] == classes[1], "more layers, no more classes"
+
+
+def test_what_is_decided_already_is_part_of_every_row() -> None:
+    fn = lambda w, x: jnp.tanh(x @ w) @ w.T  # noqa: E731
+    analysis = analyzed(fn, [jax.ShapeDtypeStruct((64, 256), "float32"), jax.ShapeDtypeStruct((32, 64), "float32")])
+    mesh, rng = MeshAxes.of({"x": 2, "y": 4}), random.Random(1)
+    weight, rows = analysis.program.arguments[0].value, analysis.color_of("x", 0).id
+    colors = tuple(analysis.color_of("w", d).id for d in range(2))
+    for base in ([Shard((rows,), "x")], [Pin(weight, ((), ("y",)), colors)], [Keep((weight,), "y")]):
+        check(build(analysis, mesh, rng, base), rng, 20)
+
+
+def test_a_long_chain_needs_no_deep_stack() -> None:
+    def fn(w: jax.Array, x: jax.Array) -> jax.Array:
+        y = x @ w
+        for _ in range(400):
+            y = y + 1.0
+        return y
+
+    analysis = analyzed(fn, [jax.ShapeDtypeStruct((64, 64), "float32"), jax.ShapeDtypeStruct((32, 64), "float32")])
+    rng = random.Random(2)
+    check(build(analysis, MeshAxes.of({"x": 2, "y": 4}), rng), rng, 4)

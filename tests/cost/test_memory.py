@@ -1,0 +1,225 @@
+"""Peak memory: when arrays live, what they take, and what resharding adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import JitOptions, trace
+from shardwise.cost.decisions import Shard, State
+from shardwise.cost.local import HardwareCost
+from shardwise.cost.lowering import Lowered, lower_state
+from shardwise.cost.memory import BLOCK, GAPS, Allocation, Lifetimes, allocations, lifetimes, padded_elements, peak
+from shardwise.dims.analysis import analyze_program
+from shardwise.hardware.load import load_profile
+from shardwise.hardware.mesh import MeshAxes
+from tests.dims import programs as p
+
+V5E = load_profile("v5e")
+#: The blocks of a float32[64,128], as an argument and as a temporary.
+ARRAY = 64 * 128 * 4 // BLOCK
+TEMPORARY = ARRAY + ARRAY // GAPS
+
+
+def made(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    shard: Sequence[tuple[str, int]] = (),
+    donate: int | Sequence[int] | None = None,
+    axis: int = 4,
+) -> tuple[Lowered, Lifetimes]:
+    """A program with some dimensions (path, number) sharded on one axis, in order, and its lifetimes."""
+    analysis = analyze_program(lower(trace(fn, tuple(args), {}, JitOptions(donate_argnums=donate))))
+    mesh = MeshAxes.of({"a": axis})
+    colors = [analysis.color_of(path, dim) for path, dim in shard]
+    state = State(mesh, tuple(Shard((c.id,), "a") for c in colors if c is not None))
+    return lower_state(analysis, state, HardwareCost.of(mesh)), lifetimes(analysis.program)
+
+
+def blocks(found: tuple[Lowered, Lifetimes]) -> int:
+    return peak(*found, V5E).peak_bytes // BLOCK
+
+
+def of(found: tuple[Lowered, Lifetimes], what: str, kind: str = "") -> list[Allocation]:
+    """The allocations of a sort, of values that ops of a kind make."""
+    program = found[0].program
+    own = [a for a in allocations(*found, V5E) if a.what == what]
+    return [a for a in own if not kind or program.ops[program.definitions[a.value][0]].kind == kind]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((), 128),
+        ((5,), 128),
+        ((1000,), 1024),
+        ((8, 128), 1024),
+        ((9, 128), 16 * 128),
+        ((2, 128), 2 * 128),
+        ((3, 128), 4 * 128),
+        ((1, 7, 1, 128), 8 * 128),
+        ((128, 3), 4 * 128),  # the dimensions change places
+        ((16, 1024, 3), 16 * 1024 * 3),  # so that nothing is padded
+    ],
+)
+def test_tiles(sizes: tuple[int, ...], expected: int) -> None:
+    assert padded_elements(sizes, (8, 128)) == expected
+    assert padded_elements(sizes, (1, 32)) == int(np.prod(sizes, dtype=int))
+
+
+def test_a_chain_takes_what_goes_in_and_what_comes_out() -> None:
+    found = made(lambda x: jnp.tanh(x * 2.0) + 1.0, [p.shape(64, 128)])
+    assert blocks(found) == ARRAY + TEMPORARY
+
+
+def test_a_donated_argument_counts_once() -> None:
+    fn, args = (lambda x: jnp.tanh(x * 2.0) + 1.0), [p.shape(64, 128)]
+    assert blocks(made(fn, args, donate=0)) == ARRAY
+    # An output of another type cannot take its place.
+    assert blocks(made(lambda x: x.astype(jnp.bfloat16), args, donate=0)) == ARRAY + TEMPORARY // 2
+
+
+def test_a_donated_argument_that_is_still_read_is_not_overwritten() -> None:
+    def fn(x, w):
+        y = x @ w
+        return y, jnp.sum(jnp.sin(y @ w) * x)
+
+    args = [p.shape(128, 128)] * 2
+    kept, given = (made(fn, args, donate=d) for d in (None, 0))
+    until = [min(of(found, "value", "dot_general"), key=lambda a: a.first).last for found in (kept, given)]
+    (last,) = (op.id for op in given[0].program.ops if op.kind == "mul")
+    assert until == [kept[1].points - 1, given[1].point[last]]
+
+
+def test_an_elementwise_kernel_writes_over_an_operand_that_dies() -> None:
+    found = made(lambda x: jnp.sort(jnp.sin(jnp.sort(x))), [p.shape(64, 128)])
+    (sine,) = of(found, "value", "sin")
+    first, second = of(found, "value", "sort")
+    assert first.last == sine.first - 1
+    assert sine.last == second.first  # a sort does not
+
+
+def test_shards_are_counted_not_wholes() -> None:
+    fn, args = (lambda x: jnp.tanh(x)), [p.shape(256, 128)]
+    assert blocks(made(fn, args)) == 4 * ARRAY + 4 * TEMPORARY
+    assert blocks(made(fn, args, [("x", 0)])) == ARRAY + TEMPORARY
+
+
+def test_a_gathered_copy_lives_from_its_first_to_its_last_use() -> None:
+    """Weights are sharded as a batch is: each is gathered for its product, one for two."""
+
+    def fn(x, w, v):
+        y = jnp.sin(x @ w) + x
+        z = jnp.sin(y @ v) + y
+        return jnp.sin(z @ w) + z
+
+    args = [p.shape(65536, 1024), p.shape(1024, 1024), p.shape(1024, 1024)]
+    found = made(fn, args, [("x", 0), ("w", 0), ("v", 0)])
+    program = found[0].program
+    copies = {program.values[a.value].path: a for a in of(found, "copy")}
+    assert set(copies) == {"w", "v"}
+    whole = 1024 * 1024 * 4 // BLOCK
+    assert copies["w"].blocks == copies["v"].blocks == whole  # copies of arguments: no gaps are added
+    assert copies["w"].first < copies["v"].first == copies["v"].last < copies["w"].last
+
+
+def test_a_reduction_to_shards_has_both_sides() -> None:
+    def fn(x, w):
+        return x.T @ (x @ w)
+
+    found = made(fn, [p.shape(65536, 1024), p.shape(1024, 1024)], [("x", 0), ("w", 0)])
+    sizes = [a.blocks for a in of(found, "unreduced")]
+    whole = 1024 * 1024 * 4 // BLOCK
+    assert sizes == [whole + whole // GAPS]
+
+
+def scanned(x, ws):
+    """Ten layers; gradients need each layer's input."""
+
+    def loss(x, ws):
+        y, _ = lax.scan(lambda c, w: (jnp.sin(c @ w), None), x, ws)
+        return jnp.sum(y)
+
+    return jax.grad(loss, argnums=1)(x, ws)
+
+
+def test_a_carry_is_one_array() -> None:
+    fn = lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=10)[0]  # noqa: E731
+    found = made(fn, [p.shape(64, 128)])
+    assert blocks(found) == ARRAY + TEMPORARY
+    (carry,) = of(found, "value", "scan.carry")
+    assert carry.last == found[1].points - 1
+
+
+def test_a_carry_that_is_still_read_has_a_second_array() -> None:
+    def body(c, w):
+        new = c @ w
+        return new, jnp.sum(jnp.sin(new @ w) * c)
+
+    fn = lambda x, ws: lax.scan(body, x, ws)  # noqa: E731
+    found = made(fn, [p.shape(128, 128), p.shape(10, 128, 128)])
+    carry = of(found, "value", "scan.carry")
+    inside = of(found, "value", "dot_general")
+    assert len(carry) == 1 and any(a.last > a.first for a in inside)
+
+
+def test_residuals_are_stacked_and_live_to_the_end_of_the_backward_loop() -> None:
+    found = made(scanned, [p.shape(64, 128), p.shape(10, 128, 128)])
+    life, program = found[1], found[0].program
+    stacks = [a for a in of(found, "value", "scan.output") if program.values[a.value].shape[:2] == (10, 64)]
+    forward, backward = (life.span[r.id] for r in program.regions[1:])
+    assert stacks
+    assert all(a.first < forward[0] and a.last >= backward[1] for a in stacks)
+    assert all(a.blocks == 10 * ARRAY + 10 * ARRAY // GAPS for a in stacks)
+
+
+def test_a_stack_that_is_read_in_a_narrower_type_is_converted_before_the_loop() -> None:
+    def fn(x, ws):
+        return lax.scan(lambda c, w: (c @ w.astype(jnp.bfloat16), None), x, ws)[0]
+
+    found = made(fn, [p.shape(64, 128, dtype="bfloat16"), p.shape(10, 128, 128)])
+    (narrow,) = of(found, "narrow copy")
+    size = 10 * 128 * 128 * 2 // BLOCK
+    assert narrow.blocks == size + size // GAPS
+    (body,) = (found[1].span[r.id] for r in found[0].program.regions[1:])
+    assert narrow.first < body[0] and narrow.last >= body[1]
+
+
+def test_only_few_examples_make_a_convolution_store_its_operand() -> None:
+    def fn(x, w):
+        return lax.conv(jnp.sin(x) * 2.0, w, (1, 1), "SAME")
+
+    few, many = (made(fn, [p.shape(n, 16, 32, 128), p.shape(16, 16, 3, 3)]) for n in (2, 16))
+    assert [a.blocks for a in of(few, "operand")] == [2 * 16 * 32 * 128 * 4 // BLOCK * (GAPS + 1) // GAPS]
+    assert not of(many, "operand")
+
+
+def test_without_tiles_nothing_is_padded() -> None:
+    found = made(lambda x: jnp.tanh(x), [p.shape(9, 129)])
+    flat = replace(V5E, vector_tile=(1, 32))
+    size = -(-9 * 129 * 4 // BLOCK)
+    assert peak(*found, flat).peak_bytes == (2 * size + size // GAPS) * BLOCK
+    assert peak(*found, V5E).peak_bytes > peak(*found, flat).peak_bytes
+
+
+def test_the_peak_is_explained() -> None:
+    found = made(lambda x, w: jnp.sum(jnp.sin(x @ w) + x), [p.shape(128, 128)] * 2)
+    memory = peak(*found, V5E)
+    rows = memory.explain(found[0].program)
+    assert sum(nbytes for _, nbytes, _ in rows) == memory.peak_bytes == memory.curve.max() * BLOCK
+    assert {"x", "w"} <= {label for label, _, _ in rows}
+    assert any(line.startswith("test_memory.py") for _, _, line in rows)
+
+
+def test_the_structure_does_not_depend_on_the_state() -> None:
+    args = [p.shape(64, 128), p.shape(10, 128, 128)]
+    whole, split = made(scanned, args), made(scanned, args, [("x", 0)])
+    assert whole[1].live == split[1].live and whole[1].point == split[1].point

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint test-slow test-programs test-versions fuzz bench-analysis bench-plans bench-jit clean
+.PHONY: demo test lint test-slow test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator clean
 
 $(STAMP): pyproject.toml requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shardwise needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11")'
@@ -60,6 +60,9 @@ bench-plans: .venv-tpu/.installed
 
 bench-analysis: $(STAMP)
 	$(BIN)/python -m benchmarks.analysis
+
+bench-evaluator: $(STAMP)
+	$(BIN)/python -m benchmarks.evaluator
 
 bench-jit: $(STAMP)
 	$(BIN)/python -m benchmarks.jit

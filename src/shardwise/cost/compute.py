@@ -13,7 +13,9 @@ over the same array and nothing has to be complete between them, as XLA joins th
   columns of several dimensions are padded in one, where that costs least: ``heads × 80`` columns are ``heads × 128``;
 - a stream costs by the element and by the byte, or its vector FLOPs if these take longer (``stream_s``). Only what is touched
   counts: of a stacked value the slice, of an update in place the update;
-- a break is a collective inside the pass: what is behind it is a sweep of its own.
+- a break is a collective inside the pass: what is behind it is a sweep of its own (``break_s``).
+
+A result that a collective makes, and that takes the place of a donated argument, is copied (``copy_s``): ZeRO's parameters.
 
 Products in steps (collective matmul). Where ``matrix_window`` says so, a product whose operand is gathered for it alone takes
 the pieces as they come. If they lie along its depth, every step adds to the whole result; else every step reads the other

@@ -241,6 +241,11 @@ class Evaluator:
             self._figured[key] = self.model.figures(lowered, term)
         return self._figured[key]
 
+    def shape(self) -> str:
+        """How many tables, classes of terms and points there are."""
+        classes = sum(len(table) for table in self._tables)
+        return f"{len(self._tables)}, {classes:,}, {self.model.life.points:,}"
+
     def lowered(self, state: Sequence[int]) -> Lowered:
         """A state worked out plainly."""
         decisions = (*self.space.base, *(self.actions[n].decision for n in state))

@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Generic, TypeVar, overload
+from typing import Final, Generic, TypeVar
 
 from shardwise.cost.decisions import State
 from shardwise.cost.faults import CONVOLUTION, PAD, failing_pads, fails_convolution
@@ -75,24 +75,19 @@ class Known:
 
     choices: dict[object, Choice] = field(default_factory=dict)
     ways: dict[object, list[Way]] = field(default_factory=dict)
+    way: dict[object, Way] = field(default_factory=dict)
     asked_s: dict[object, float] = field(default_factory=dict)
     moves_s: dict[object, float] = field(default_factory=dict)
 
 
 class Lazy(Sequence[T], Generic[T]):
-    """A list whose items are worked out when first asked for."""
+    """A list whose items are worked out when first asked for, one at a time."""
 
     def __init__(self, count: int, work_out: Callable[[int], T]):
         self._items: list[T | None] = [None] * count
         self._work_out = work_out
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[T]: ...
-    def __getitem__(self, index: int | slice) -> T | list[T]:
-        if isinstance(index, slice):
-            return [self[k] for k in range(*index.indices(len(self._items)))]
+    def __getitem__(self, index: int) -> T:  # type: ignore[override]
         item = self._items[index]
         if item is None:
             item = self._items[index] = self._work_out(index)
@@ -276,8 +271,13 @@ class Lowered:
         found = []
         for choice in itertools.product(*options):
             assigned = self._assignment(op, choice)
-            if assigned is not None:
-                found.append(self._way(op, assigned, tuple(a for a, f in enumerate(choice) if f is None)))
+            if assigned is None:
+                continue
+            passed = tuple(a for a, f in enumerate(choice) if f is None)
+            one = (s.alike[op.id], assigned, passed)
+            if one not in self.known.way:
+                self.known.way[one] = self._way(op, assigned, passed)
+            found.append(self.known.way[one])
         self.known.ways[key] = found
         return found
 
@@ -337,7 +337,7 @@ class Lowered:
     def _move_s(self, value: int, source: Sharding, target: Sharding, early: bool = False) -> float:
         if source == target:
             return 0.0
-        nbytes = self.program.values[value].nbytes
+        nbytes = self.structure.nbytes[value]
         key = (nbytes, source, target, early)
         if key not in self.known.moves_s:
             steps = reshard(nbytes, source, target, self.mesh)
@@ -401,7 +401,7 @@ class Lowered:
             yield Reshard(op.id, op.operands[k], k, need, need, steps, float(self.program.trips[op.region]))
 
     def _reshard(self, op: Op, value: int, operand: int, source: Sharding, target: Sharding) -> Iterator[Reshard]:
-        steps = reshard(self.program.values[value].nbytes, source, target, self.mesh)
+        steps = reshard(self.structure.nbytes[value], source, target, self.mesh)
         if steps:
             yield Reshard(op.id, value, operand, source, target, steps, float(self.program.trips[op.region]))
 

@@ -43,6 +43,7 @@ class Structure:
     clashes: Clashes
     nodes: tuple[tuple[int, ...], ...]
     colors: tuple[tuple[int, ...], ...]
+    nbytes: tuple[int, ...]
     uses: tuple[tuple[tuple[int, int], ...], ...]
     position: tuple[int, ...]
     early: tuple[bool, ...]
@@ -83,6 +84,7 @@ class Structure:
             Clashes.of(analysis),
             tuple(map(tuple, nodes)),
             tuple(tuple(color[n] if n >= 0 else -1 for n in own) for own in nodes),
+            tuple(v.nbytes for v in program.values),
             tuple(map(tuple, uses)),
             tuple(position),
             _early(program),

@@ -1,0 +1,139 @@
+"""``make bench-evaluator``: how fast states are evaluated, and that tables agree with the specification.
+
+Random states: up to eight decisions, groups of the analysis on random axes with random sides, in random order. *New* is the
+rate while the tables are still being filled, *known* the rate for states whose rows are there, in batches of 256: a search
+meets both. One core. The table is printed and written to docs/benchmarks/evaluator.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import random
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardwise import __version__, zoo
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import JitOptions, trace
+from shardwise.cost.evaluator import Evaluator
+from shardwise.cost.local import HardwareCost
+from shardwise.cost.locality import shard, space_of
+from shardwise.cost.model import CostModel
+from shardwise.cost.structure import Structure
+from shardwise.dims.analysis import analyze_program
+from shardwise.hardware.layout import place
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.hardware.topology import topology
+
+TABLE = Path(__file__).parent.parent / "docs" / "benchmarks" / "evaluator.md"
+BATCH, DEPTH, SIDES = 256, 8, 4
+
+
+@dataclass(frozen=True)
+class Target:
+    """A program of the zoo, the bars, and how many states are tried."""
+
+    name: str
+    config: str | None
+    options: tuple[tuple[str, bool], ...]
+    build_bar_s: float | None
+    rate_bar: float | None
+    states: int
+
+    @property
+    def label(self) -> str:
+        words = [self.name, *([self.config] if self.config else [])]
+        return ":".join(words) + (", unrolled" if ("scan", False) in self.options else "")
+
+
+TARGETS = (
+    Target("t7b", None, (), 1.0, 20_000, 1024),
+    Target("mixtral", None, (), None, None, 512),
+    Target("llama3", "405b", (), None, None, 512),
+    Target("gpt", "39b", (("scan", False),), 10.0, 2_000, 256),
+)
+
+
+def build(target: Target) -> tuple[Evaluator, float]:
+    """The evaluator on v5e:4x4, and the seconds that building it took, tracing and analysis not counted."""
+    program = zoo.load(target.name, target.config, **dict(target.options))
+    options = JitOptions(donate_argnums=program.donate_argnums)
+    analysis = analyze_program(lower(trace(program.fn, program.args, {}, options)))
+    mesh = MeshAxes.of({"data": 4, "model": 4})
+    start = time.perf_counter()
+    structure = Structure.of(analysis)
+    model = CostModel(structure, HardwareCost(place(mesh, topology("v5e:4x4"))))
+    space = space_of(structure, mesh)
+    sides = [list(itertools.islice(itertools.product((0, 1), repeat=len(bits)), SIDES)) for bits in space.bits]
+    actions = [shard(space, u, axis, s) for u in range(len(space.units)) for axis in mesh.names for s in sides[u]]
+    return Evaluator(model, space, actions), time.perf_counter() - start
+
+
+def random_states(evaluator: Evaluator, count: int, seed: int) -> list[tuple[int, ...]]:
+    rng = random.Random(seed)
+    found = []
+    for _ in range(count):
+        taken: dict[int, int] = {}
+        for n in rng.sample(range(len(evaluator.actions)), min(rng.randint(0, DEPTH), len(evaluator.actions))):
+            taken.setdefault(evaluator.actions[n].slot, n)
+        found.append(tuple(taken.values()))
+    return found
+
+
+def rate(evaluator: Evaluator, states: list[tuple[int, ...]], seconds: float = 0.0) -> float:
+    """States a second, in batches; over and over for at least so many seconds."""
+    start, done = time.perf_counter(), 0
+    while not done or time.perf_counter() - start < seconds:
+        for k in range(0, len(states), BATCH):
+            evaluator.evaluate(states[k : k + BATCH])
+        done += len(states)
+    return done / (time.perf_counter() - start)
+
+
+def measure(target: Target, checks: int = 3) -> tuple[str, bool]:
+    """A row of the table, and whether the bars hold."""
+    evaluator, build_s = build(target)
+    states = random_states(evaluator, target.states, 0)
+    new = rate(evaluator, states)
+    known = rate(evaluator, states, 3.0)
+    costs = evaluator.evaluate(states[:checks])
+    start = time.perf_counter()
+    equal = all(costs[k] == evaluator.model.evaluate(evaluator.lowered(states[k])) for k in range(checks))
+    plain_ms = (time.perf_counter() - start) / checks * 1e3
+    well = equal and build_s <= (target.build_bar_s or 1e9) and known >= (target.rate_bar or 0)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    bars = f"{target.build_bar_s:g} s, {target.rate_bar:,.0f}" if target.build_bar_s and target.rate_bar else ""
+    ops, shape = len(evaluator.model.structure.program.ops), evaluator.shape()
+    row = (
+        f"| {target.label} | {ops:,} | {shape} | {build_s:.2f} s | {new:,.0f} | {known:,.0f} | {plain_ms:,.0f} ms "
+        f"| {'yes' if equal else 'NO'} | {memory:.1f} GiB | {bars} |"
+    )
+    print(row, flush=True)
+    return row, well
+
+
+def main() -> int:
+    rows, well = zip(*(measure(target) for target in TARGETS), strict=True)
+    where = f"{platform.machine()}, {os.cpu_count()} cores (one is used), Python {platform.python_version()}"
+    text = f"""# Evaluating states
+
+`make bench-evaluator` on {where}, Shardwise {__version__}.
+v5e:4x4, mesh 4 × 4; random states of up to {DEPTH} decisions. *New*: states a second while the tables are filled (the first
+{TARGETS[0].states:,} random states or fewer). *Known*: states whose rows are there. *Plain*: one state by the specification.
+*Equal*: to the picosecond and to the block. What limits *known* is the adding up of memory curves (points × tables numbers a
+state); what limits *new* is Python, which works out about eight rows for a new random state.
+
+| program | ops | tables, classes, points | build | new, states/s | known, states/s | plain | equal | process | bars |
+|---|---|---|---|---|---|---|---|---|---|
+"""
+    TABLE.write_text(text + "\n".join(rows) + "\n")
+    return 0 if all(well) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import os
+import sys
+import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwise.report.units import si
 
 if TYPE_CHECKING:
+    from shardwise.hardware.calibrate import Calibration
     from shardwise.hardware.profile import LinkTier, Profile
     from shardwise.hardware.topology import Topology
 
 
 def add_commands(commands: Any) -> None:
-    """Registers ``hardware list`` and ``hardware show``."""
+    """Registers ``hardware list``, ``hardware show`` and ``hardware calibrate``."""
     hardware = commands.add_parser(
         "hardware",
         help="list the devices Shardwise knows, or show the figures of one with their sources",
@@ -30,7 +36,19 @@ def add_commands(commands: Any) -> None:
     )
     show.add_argument("name", metavar="NAME", help="a name, a path to a .toml file, or a topology such as v5e:4x4")
     show.set_defaults(run=_show)
-    for action in (listing, show):
+    calibrate = actions.add_parser(
+        "calibrate",
+        help="measure this machine's devices and write a profile",
+        description="Measures the devices that JAX has here (products, memory, elementwise work, kernels, collectives), all "
+        "of them busy at once, and writes a hardware profile. Let nothing else run meanwhile.",
+        epilog="example:  shardwise hardware calibrate --name ours --devices 8",
+    )
+    calibrate.add_argument("--name", help="the profile's name (default: the kind of device with -measured)")
+    calibrate.add_argument("--output", metavar="FILE.toml", type=Path, help="where it goes (default: NAME.toml, here)")
+    calibrate.add_argument("--quick", action="store_true", help="coarse figures within 15 s rather than 90 s")
+    calibrate.add_argument("--devices", metavar="N", type=int, help="use N devices; on a CPU make N host devices")
+    calibrate.set_defaults(run=_calibrate)
+    for action in (listing, show, calibrate):
         action.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -119,8 +137,10 @@ def _figures(profile: Profile) -> list[tuple[str, str]]:
         *((f"matrix.{t}", si(rate, "FLOP/s")) for t, rate in profile.matrix_flops_per_s),
         ("matrix.efficiency", f"{profile.matrix_efficiency:g}"),
         ("matrix.tile", tile(map(str, profile.matrix_tile))),
+        *([("matrix.window", f"{profile.matrix_window} pieces")] if profile.matrix_window else []),
         ("vector.flops_per_s", si(profile.vector_flops_per_s, "FLOP/s")),
         ("vector.transcendentals_per_s", si(profile.transcendentals_per_s, "/s")),
+        ("vector.elements_per_s", si(profile.elements_per_s, "/s")),
         ("vector.tile", tile(map(str, profile.vector_tile))),
         ("latency.launch_s", _time(profile.launch_s)),
         ("latency.collective_s", _time(profile.collective_s)),
@@ -139,9 +159,74 @@ def _figures(profile: Profile) -> list[tuple[str, str]]:
     return rows
 
 
+def _calibrate(arguments: argparse.Namespace) -> str:
+    from shardwise.hardware.calibrate import calibrate, check_output
+
+    flag = "--xla_force_host_platform_device_count"
+    if (arguments.devices or 0) > 1 and flag not in os.environ.get("XLA_FLAGS", ""):
+        # Read when JAX first looks for devices; other platforms do not mind.
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}={arguments.devices}".strip()
+    if arguments.name or arguments.output:
+        check_output(arguments.output or Path(f"{arguments.name}.toml"))
+    else:
+        check_output(Path("measured.toml"))
+
+    from shardwise.verification.measure import measure  # brings JAX
+
+    def say(what: str) -> None:
+        if sys.stderr.isatty():
+            print(f"measuring {what} ...", file=sys.stderr)
+
+    measured = measure(arguments.devices, arguments.quick, say=say)
+    found = calibrate(measured, arguments.name or (arguments.output and arguments.output.stem))
+    path = arguments.output or Path(f"{found.data['name']}.toml")
+    profile = found.write(path)
+    if not arguments.json:
+        return calibration_text(found, profile, path)
+    data = {
+        "device_kind": measured.machine.device_kind,
+        "devices": measured.machine.devices,
+        "jax": measured.machine.jax,
+        "base": found.base,
+        "figures": sorted(found.figures),
+        "time_s": measured.time_s,
+        "links_error": found.links_error,
+        "notes": list(found.notes),
+        "readings": [dataclasses.asdict(r) | {"rate": r.rate} for r in measured.readings],
+    }
+    return json.dumps(profile.to_json() | {"measured": data}, indent=2) + "\n"
+
+
+def calibration_text(found: Calibration, profile: Profile, path: Path) -> str:
+    """What was measured and what was not, then where the file is and how it is used; 80 columns unless names are long."""
+    machine = found.measured.machine
+    count = f"{machine.devices} device{'s' if machine.devices > 1 else ''}"
+    time_s = found.measured.time_s
+    lines = [f"{machine.device_kind}: {count}, all busy at once, jax {machine.jax}, {time_s:.0f} s", ""]
+    for figure, value in _figures(profile):
+        timed, told = figure in found.figures, figure in found.told
+        origin = "measured" if timed else "told by the machine" if told else f"from profile {found.base}"
+        lines.append(f"{figure:30} {value:24} {origin}")
+    if found.links_error is not None:
+        lines += [
+            "",
+            f"Collectives are off by {found.links_error:.0%} from the fitted links (the median of all sizes).",
+        ]
+    for note in found.notes:
+        lines += textwrap.wrap(f"Note: {note}", 80, subsequent_indent="  ")
+    folder = path.resolve().parent
+    lines += [
+        "",
+        f"Written to {path}. Use it by its path, or by its name:",
+        f"  --topology {path}:{machine.devices}",
+        f"  SHARDWISE_HARDWARE_PATH={folder}  --topology {profile.name}:{machine.devices}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _size(nbytes: float) -> str:
     return f"{nbytes / 2**30:.4g} GiB"
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds * 1e6:g} µs"
+    return f"{seconds * 1e6:.4g} µs"

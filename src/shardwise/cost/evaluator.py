@@ -13,7 +13,8 @@ decisions that it rests on: three times, and blocks of memory at each point of t
 3. sums of the rows; the peak is the maximum of the summed curve.
 
 All of it is done for a batch of states in NumPy; there is no loop over ops or over states. A row that is missing is made by
-the specification, from what a table's terms read of the state.
+the specification, from what a table's terms read of the state. A table has two keys: a narrow one that counts only what is
+read where no use is asked what it would like (``Lowered.asked``), and a wide one for the states where some is.
 
 Two keys that differ are taken for equal with a chance of 2**-64 a pair. What limits the speed: adding the curves (a row for
 every table and state), and the making of rows while they are new. Making one looks up, in turn, what was worked out of its
@@ -29,14 +30,18 @@ from typing import Any
 import numpy as np
 
 from shardwise.cost.decisions import Decision, Keep, Shard, State
-from shardwise.cost.locality import Locality, Space
+from shardwise.cost.locality import Locality, Place, Space
 from shardwise.cost.lowering import Known, Lowered
 from shardwise.cost.memory import BLOCK
 from shardwise.cost.model import Cost, CostModel, Figures, Term
+from shardwise.cost.ways import Ways
 
 Array = np.ndarray[Any, Any]
 _SEED = 20250815
 _CHUNK_BYTES = 4 << 20
+#: Stands for a row that must be looked up under the wide key.
+_WIDE = 0
+_ASKED = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ class Evaluator:
     def __init__(self, model: CostModel, space: Space, actions: Sequence[Decision]):
         self.model, self.space = model, space
         self.locality = Locality(model.structure, space)
-        self._known = Known()
+        self._known = Known(Ways(model.structure, space.mesh, model.cost))
         self._memory: dict[tuple[int, int, str], Any] = {}
         self._figured: dict[object, Figures] = {}
         self.actions = tuple(self._action(decision) for decision in actions)
@@ -111,38 +116,36 @@ class Evaluator:
         return Action(decision, -1, axis, -1, ((self.locality.keep_atom[keep], axis),))
 
     def _classes(self) -> tuple[list[list[tuple[int, _Class]]], list[int]]:
-        """The tables, and the masks: theirs first, then the others that the lowering rests on."""
-        found: dict[tuple[int, int], list[Term]] = {}
+        """The tables, and the masks: their narrow ones, their wide ones, and the others that the lowering rests on."""
+        found: dict[Place, list[Term]] = {}
         for term in self.model.terms:
-            mask, sign = self._signed(term)
-            found.setdefault((mask, sign), []).append(term)
-        tables: dict[int, list[tuple[int, _Class]]] = {}
-        for number, ((mask, _), terms) in enumerate(found.items()):
+            found.setdefault(self._signed(term), []).append(term)
+        tables: dict[tuple[int, int], list[tuple[int, _Class]]] = {}
+        for number, (place, terms) in enumerate(found.items()):
             points = np.array([t.points for t in terms], np.int64).reshape(len(terms), -1)
-            tables.setdefault(mask, []).append((number, _Class(terms[0], len(terms), points)))
-        masks = sorted(tables)
-        more = sorted(self.locality.masks().difference(masks))
-        return [tables[mask] for mask in masks], [*masks, *more]
+            tables.setdefault(place[:2], []).append((number, _Class(terms[0], len(terms), points)))
+        both = sorted(tables)
+        more = sorted(self.locality.masks())
+        return [tables[masks] for masks in both], [*(n for n, _ in both), *(w for _, w in both), *more]
 
-    def _signed(self, term: Term) -> tuple[int, int]:
+    def _signed(self, term: Term) -> Place:
         """What a term rests on, and its signature."""
         own, program = self.locality, self.model.structure.program
-        mask = 0
+        narrow = wide = 0
         signs: list[Hashable] = []
         for v in term.values:
-            value_mask, sign = own.actual(v)
-            mask |= value_mask | own.stored(v)[0]
-            signs.append((sign, own.stored(v)[1], self.model.structure.early[v]))
+            actual, stored = own.actual(v), own.stored(v)
+            narrow, wide = narrow | actual.narrow | stored[0], wide | actual.wide | stored[0]
+            signs.append((actual.sign, stored[1], self.model.structure.early[v]))
         place = {v: k for k, v in enumerate(term.values)}
         for k in term.ops:
-            op = program.ops[k]
-            op_mask, sign = own.choice(k)
-            mask |= op_mask
-            signs.append((sign, tuple(place.get(v, -1) for v in (*op.operands, *op.results))))
+            op, choice = program.ops[k], own.choice(k)
+            narrow, wide = narrow | choice.narrow, wide | choice.wide
+            signs.append((choice.sign, tuple(place.get(v, -1) for v in (*op.operands, *op.results))))
         # Intervals go from the earliest to the latest of some points: their order is part of the signature.
         order = tuple(np.unique(term.points, return_inverse=True)[1].tolist()) if term.points else ()
         runs = float(program.runs[term.region])
-        return mask, own.number((term.kind, tuple(signs), order, runs, self.model.shape(term)))
+        return Place(narrow, wide, own.number((term.kind, tuple(signs), order, runs, self.model.shape(term))))
 
     def _numbers(self) -> None:
         """The random numbers of every action, and of every pair of slots whose order matters, by table."""
@@ -182,16 +185,24 @@ class Evaluator:
         return self._rows.sums(rows, self._moving)
 
     def _find(self, taken: Array) -> Array:
-        """The row of every table for every state."""
-        keys = self._keys(taken, slice(0, len(self._tables)))
-        rows = self._rows.find(keys)
+        """The row of every table for every state: under its narrow key, or where that says so, under its wide one."""
+        count = len(self._tables)
+        keys = self._keys(taken, slice(0, 2 * count))
+        narrow, wide = keys[:, :count], keys[:, count:]
+        rows = self._look(narrow, wide)
         missing = rows < 0
         if missing.any():
-            _, first = np.unique(keys[missing], return_index=True)
-            where = np.argwhere(missing)[first]
-            for state in np.unique(where[:, 0]):
-                self._fill(taken[state], where[where[:, 0] == state, 1], keys[state])
-            rows = self._rows.find(keys)
+            for state in np.flatnonzero(missing.any(axis=1)):
+                again = self._look(narrow[state : state + 1], wide[state : state + 1])[0]
+                self._fill(taken[state], np.flatnonzero(again < 0), narrow[state], wide[state])
+            rows = self._look(narrow, wide)
+        return rows
+
+    def _look(self, narrow: Array, wide: Array) -> Array:
+        rows = self._rows.find(narrow)
+        asked = rows == _WIDE
+        if asked.any():
+            rows[asked] = self._rows.find(wide[asked])
         return rows
 
     def _keys(self, taken: Array, masks: slice) -> Array:
@@ -205,14 +216,21 @@ class Evaluator:
                 keys += pair[slots[:, i], slots[:, j]]
         return keys
 
-    def _fill(self, taken: Array, tables: Array, keys: Array) -> None:
+    def _fill(self, taken: Array, tables: Array, narrow: Array, wide: Array) -> None:
         """Makes the rows of some tables for a state."""
         decisions = tuple(self.actions[n].decision for n in taken if n < len(self.actions))
         state = State(self.space.mesh, (*self.space.base, *decisions))
         known = dict(zip(self._masks, self._keys(taken[None], slice(None))[0].tolist(), strict=True))
         lowered = _Remembering(self, state, known)
         for table in tables:
-            self._rows.add(keys[table], *self._row(table, lowered))
+            asked = lowered.asked
+            row = self._row(table, lowered)
+            if lowered.asked == asked:
+                self._rows.add(narrow[table], *row)
+                continue
+            if self._rows.find(narrow[table : table + 1])[0] != _WIDE:
+                self._rows.point(narrow[table])
+            self._rows.add(wide[table], *row)
 
     def _row(self, table: int, lowered: Lowered) -> tuple[int, int, int, Array]:
         """What the terms of a table cost under a state."""
@@ -262,20 +280,32 @@ class _Remembering(Lowered):
         self._keys, self._own, self._memory = keys, evaluator.locality, evaluator._memory
 
     def _stored(self, value: int) -> Any:
-        return self._remember(self._own.stored(value), super()._stored, value)
+        mask, sign = self._own.stored(value)
+        return self._remember(Place(mask, mask, sign), super()._stored, value)
 
-    def _actual(self, value: int) -> Any:
-        return self._remember(self._own.actual(value), super()._actual, value)
+    def lie(self, value: int) -> Any:
+        return self._remember(self._own.actual(value), super().lie, value)
 
-    def _choose(self, number: int) -> Any:
-        return self._remember(self._own.choice(number), super()._choose, number)
+    def choose(self, number: int) -> Any:
+        return self._remember(self._own.choice(number), super().choose, number)
 
-    def _remember(self, where: tuple[int, int], work_out: Callable[[int], Any], number: int) -> Any:
-        mask, sign = where
-        key = (sign, self._keys[mask], work_out.__name__)
-        if key not in self._memory:
-            self._memory[key] = work_out(number)
-        return self._memory[key]
+    def _remember(self, where: Place, work_out: Callable[[int], Any], number: int) -> Any:
+        kind = work_out.__name__
+        narrow = (where.sign, self._keys[where.narrow], kind)
+        found = self._memory.get(narrow)
+        if found is _ASKED:
+            self.asked += 1
+            found = self._memory.get((where.sign, self._keys[where.wide], kind))
+        if found is not None:
+            return found
+        asked = self.asked
+        found = work_out(number)
+        if self.asked == asked:
+            self._memory[narrow] = found
+        else:
+            self._memory[narrow] = _ASKED
+            self._memory[where.sign, self._keys[where.wide], kind] = found
+        return found
 
 
 class _Rows:
@@ -284,7 +314,8 @@ class _Rows:
     def __init__(self, points: int):
         self._keys = np.zeros(1 << 12, np.uint64)
         self._at = np.full(1 << 12, -1, np.int32)
-        self._count = 0
+        self._count = 1  # row 0 points to the wide key
+        self._taken = 0
         self._times = np.zeros((256, 3), np.int64)
         self._curve = np.zeros(256, np.int32)
         self._curves = np.zeros((64, points), np.int64)
@@ -304,8 +335,6 @@ class _Rows:
         return rows.reshape(keys.shape)
 
     def add(self, key: np.uint64, compute: int, comm: int, hidden: int, curve: Array) -> None:
-        if self._count * 4 >= len(self._keys):
-            self._grow()
         if self._count == len(self._times):
             self._times = np.concatenate([self._times, np.zeros_like(self._times)])
             self._curve = np.concatenate([self._curve, np.zeros_like(self._curve)])
@@ -318,7 +347,14 @@ class _Rows:
         self._put(key, self._count)
         self._count += 1
 
+    def point(self, key: np.uint64) -> None:
+        """Says that a narrow key does not tell enough."""
+        self._put(key, _WIDE)
+
     def _put(self, key: np.uint64, row: int) -> None:
+        if self._taken * 4 >= len(self._keys):
+            self._grow()
+        self._taken += 1
         slot = int(key) & (len(self._keys) - 1)
         while self._at[slot] >= 0:
             slot = (slot + 1) & (len(self._keys) - 1)
@@ -329,6 +365,7 @@ class _Rows:
         keys, rows = self._keys[used], self._at[used]
         self._keys = np.zeros(2 * len(self._keys), np.uint64)
         self._at = np.full(len(self._keys), -1, np.int32)
+        self._taken = 0
         for key, row in zip(keys, rows, strict=True):
             self._put(key, int(row))
 

@@ -4,8 +4,9 @@ Problem: a state is evaluated in microseconds only if what it costs is looked up
 
 Idea. Both rules are local, so that for every value and op two things can be told from the program alone:
 
-- its *mask*: the atoms (units of colors, bits that resolve conflicts, sets of values that may be kept) that it rests on, a
-  union over what the rules of ``shardwise.cost.lowering`` read;
+- its *masks*: the atoms (units of colors, bits that resolve conflicts, sets of values that may be kept) that it rests on, a
+  union over what the rules of ``shardwise.cost.lowering`` read. The wide one counts that uses may be asked what they would
+  like; the narrow one holds where nobody asked, which is most often;
 - its *signature*: a number that two ops (or values) share only if they come out alike under every state. It is built from the
   leaves up, as a Merkle tree's hashes are: from shapes, rules, units and the signatures of what is read. The layers of an
   unrolled model meet here.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardwise.cost.decisions import Decision, Shard, State
 from shardwise.cost.storage import VIEWS, views
@@ -40,6 +42,14 @@ class Space:
     @property
     def atoms(self) -> int:
         return len(self.units) + sum(map(len, self.bits)) + len(self.keeps)
+
+
+class Place(NamedTuple):
+    """What something rests on, and its signature."""
+
+    narrow: int
+    wide: int
+    sign: int
 
 
 class Locality:
@@ -69,8 +79,8 @@ class Locality:
         self._always = {v: tuple(sorted(a for w, a in self._base.kept if w == v)) for v, _ in self._base.kept}
         self._ids: dict[Hashable, int] = {}
         self._stored: dict[int, tuple[int, int]] = {}
-        self._actual: dict[int, tuple[int, int]] = {}
-        self._choice: dict[int, tuple[int, int]] = {}
+        self._actual: dict[int, Place] = {}
+        self._choice: dict[int, Place] = {}
         self._used: dict[int, tuple[int, int]] = {}
         for op in self.program.schedule:  # in this order nothing rests on what is still to come
             if op.rule is not None:
@@ -80,7 +90,8 @@ class Locality:
         """All masks that occur."""
         for value in self.program.definitions:
             self.actual(value)
-        return {mask for known in (self._stored, self._actual, self._choice) for mask, _ in known.values()}
+        places = [*self._actual.values(), *self._choice.values()]
+        return {mask for place in places for mask in place[:2]} | {mask for mask, _ in self._stored.values()}
 
     def number(self, key: Hashable) -> int:
         """A small number for a signature."""
@@ -147,36 +158,35 @@ class Locality:
         clash_mask, clashes = self._clashes(op.id, {start + f: f for f in range(count)})
         return mask | clash_mask, (s.alike[op.id], looks, clashes)
 
-    def choice(self, number: int) -> tuple[int, int]:
-        """Mask and signature of ``Lowered.choices``."""
+    def choice(self, number: int) -> Place:
+        """Of ``Lowered.choices``."""
         if number not in self._choice:
             op, s = self.program.ops[number], self.structure
-            mask, own = self._candidates(op)
+            narrow, own = self._candidates(op)
+            wide = narrow
             inputs: list[Hashable] = []
             for v in op.operands:
                 if v < 0:
                     inputs.append(-1)
                     continue
-                operand_mask, sign = self.actual(v)
-                mask |= operand_mask
-                shared = s.products.get((v, op.region), 1)
-                inputs.append((sign, s.early[v], shared, op.operands.index(v)))
+                place = self.actual(v)
+                narrow, wide = narrow | place.narrow, wide | place.wide
+                inputs.append((place.sign, s.early[v], s.products.get((v, op.region), 1), op.operands.index(v)))
             outputs: list[Hashable] = []
             for v in op.results:
                 stored_mask, sign = self.stored(v)
                 waits_mask, waits = self._waits(v)
-                mask |= stored_mask | waits_mask
-                joins = []
-                for other in s.joins[v]:
-                    other_mask, other_sign = self.actual(other)
-                    mask |= other_mask
-                    joins.append(other_sign)
+                narrow, wide = narrow | stored_mask | waits_mask, wide | stored_mask | waits_mask
+                joins = [self.actual(other) for other in s.joins[v]]
+                for join in joins:
+                    narrow, wide = narrow | join.narrow, wide | join.wide
                 used = -1
                 if self._may_stay(v):
                     used_mask, used = self._uses(v)
-                    mask |= used_mask
-                outputs.append((sign, waits, tuple(joins), used))
-            self._choice[number] = mask, self.number(("choice", own, tuple(inputs), tuple(outputs)))
+                    wide |= used_mask
+                outputs.append((sign, waits, tuple(join.sign for join in joins), used))
+            sign = self.number(("choice", own, tuple(inputs), tuple(outputs)))
+            self._choice[number] = Place(narrow, wide, sign)
         return self._choice[number]
 
     def _waits(self, value: int) -> tuple[int, Hashable]:
@@ -189,19 +199,19 @@ class Locality:
         colors = [c for c in self.structure.colors[value] if c in self._unit or c in self._given]
         return self.structure.stays[value] and len(colors) > 1 and value not in self._base.pinned
 
-    def actual(self, value: int) -> tuple[int, int]:
-        """Mask and signature of ``Lowered.actual``."""
+    def actual(self, value: int) -> Place:
+        """Of ``Lowered.actual``."""
         if value not in self._actual:
             mask, sign = self.stored(value)
             waits_mask, waits = self._waits(value)
-            stays = self._may_stay(value)
-            if waits or stays:
+            place = Place(mask, mask, sign)
+            if waits or self._may_stay(value):
                 op, result = self.program.definitions[value]
-                choice_mask, choice_sign = self.choice(op)
+                choice = self.choice(op)
                 # A result's uses are part of its op's choice.
-                mask |= waits_mask | choice_mask
-                sign = self.number(("actual", choice_sign, result, sign))
-            self._actual[value] = mask, sign
+                narrow, wide = mask | waits_mask | choice.narrow, mask | waits_mask | choice.wide
+                place = Place(narrow, wide, self.number(("actual", choice.sign, result, sign)))
+            self._actual[value] = place
         return self._actual[value]
 
     def _uses(self, value: int) -> tuple[int, int]:

@@ -20,26 +20,25 @@ more. Asked for everything it is the plan of a state; asked for a few ops it fil
 
 from __future__ import annotations
 
-import itertools
-import math
+import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Generic, TypeVar
 
 from shardwise.cost.decisions import State
-from shardwise.cost.faults import CONVOLUTION, PAD, failing_pads, fails_convolution
-from shardwise.cost.halo import cut_sizes, halo_widths
 from shardwise.cost.local import LocalCost
 from shardwise.cost.sharding import Axes, Collective, Kind, Sharding, reshard, result_sharding, tensor_sharding
 from shardwise.cost.storage import VIEWS, kept_axes, store
 from shardwise.cost.structure import LINEAR, Structure
+from shardwise.cost.ways import Way, Ways
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.program import Op, Unit
 from shardwise.ir.rule import Rule
 
 T = TypeVar("T")
 NOTHING: Final = Sharding(())
+_SAME: Final = 1e-9
 #: How an op computes: the axes of its factors, and those over which it passes partial values on.
 Choice = tuple[tuple[Axes, ...], Axes]
 
@@ -57,25 +56,20 @@ class Reshard:
     trips: float
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way to compute an op: the axes of its factors, those over which it passes partial values on, the shardings that it
-    needs of its operands (as if nothing was passed on) and makes of its results, and its own time with that of its halos."""
+class Stay(enum.Enum):
+    """Whether results that may stay as they are computed do: never, always, or as their uses would like."""
 
-    assigned: tuple[Axes, ...]
-    passed: Axes
-    needs: tuple[Sharding, ...]
-    made: tuple[Sharding, ...]
-    seconds: float
+    NEVER = 0
+    ALWAYS = 1
+    ASKED = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """What was worked out already of like ops in like places, shared by all states of one mesh and cost."""
 
-    choices: dict[object, Choice] = field(default_factory=dict)
-    ways: dict[object, list[Way]] = field(default_factory=dict)
-    way: dict[object, Way] = field(default_factory=dict)
+    ways: Ways
+    choices: dict[object, tuple[Choice, ...]] = field(default_factory=dict)
     asked_s: dict[object, float] = field(default_factory=dict)
     moves_s: dict[object, float] = field(default_factory=dict)
 
@@ -113,9 +107,10 @@ class Lowered:
         self.program, self.mesh = structure.program, state.mesh
         values, ops = len(self.program.values), len(self.program.ops)
         self.storage: Lazy[Sharding] = Lazy(values, lambda v: self._stored(v)[0])
-        self.actual: Lazy[Sharding] = Lazy(values, self._actual)
-        self.choices: Lazy[Choice] = Lazy(ops, self._choose)
-        self.known = known or Known()
+        self.actual: Lazy[Sharding] = Lazy(values, self.lie)
+        self.choices: Lazy[Choice] = Lazy(ops, self.choose)
+        self.known = known or Known(Ways(structure, state.mesh, cost))
+        self.asked = 0  # how often uses were asked what they would like
         self._uses_known: dict[tuple[int, Sharding], float] = {}
         self._rank = {pair: k for k, pair in enumerate(state.order)}
         self._axes: dict[int, tuple[int, ...]] = {}
@@ -206,7 +201,20 @@ class Lowered:
                     able[axis].append((self._rank[color, axis], f))
         return tuple((*(f for _, f in sorted(found)), -1) for found in able)
 
-    def _choose(self, number: int) -> Choice:
+    def _orders(self, op: Op) -> tuple[Axes, ...]:
+        """The axes that an op's factors were given, where they are several, in the order of decisions."""
+        s, rule = self.structure, op.rule
+        assert rule is not None
+        start = s.first_node[op.id]
+        given = (self._axes.get(s.color[start + f], ()) for f in range(len(rule.factors)))
+        return tuple(axes if len(axes) > 1 else () for axes in given)
+
+    def given(self, value: int) -> tuple[Axes, ...]:
+        """The axes that a value's dimensions were given, in the order of decisions."""
+        return tuple(self._axes.get(c, ()) for c in self.structure.colors[value])
+
+    def choose(self, number: int) -> Choice:
+        """How an op computes."""
         op, s = self.program.ops[number], self.structure
         rule = op.rule
         if rule is None:
@@ -216,24 +224,25 @@ class Lowered:
         if all(len(c) == 1 for c in candidates) and not any(i.partial for i in inputs):
             return ((),) * len(rule.factors), ()
         joins = tuple(self._joins(v) for v in op.results)
-        if any(s.stays[v] and self._crossed(v) for v in op.results):
-            return self._cheapest(op, candidates, inputs, joins)[1:]
-        waits = tuple(self._may_wait(v) for v in op.results)
-        key = (*self._key(op, candidates, inputs), joins, waits)
-        if key not in self.known.choices:
-            self.known.choices[key] = self._cheapest(op, candidates, inputs, joins)[1:]
-        return self.known.choices[key]
+        waits = tuple(self.may_wait(v) for v in op.results)
+        crossed = tuple(s.stays[v] and self._crossed(v) for v in op.results)
+        key = (*self._key(op, candidates, inputs), joins, waits, crossed)
+        if key in self.known.choices:
+            return _first(self.known.choices[key], candidates)
+        asked = self.asked
+        equal = self._cheapest(op, candidates, inputs, joins)[1]
+        if self.asked == asked:  # else it rests on what its uses would like, too
+            self.known.choices[key] = equal
+        return _first(equal, candidates)
 
-    def _key(self, op: Op, candidates: object, inputs: object) -> tuple[object, ...]:
+    def _key(self, op: Op, candidates: Sequence[Sequence[int]], inputs: object) -> tuple[object, ...]:
         """Equal for ops that compute alike, but for what becomes of their results."""
         s = self.structure
-        assert op.rule is not None
-        start = s.first_node[op.id]
-        order = tuple(self._axes.get(s.color[start + f], ()) for f in range(len(op.rule.factors)))
+        able = tuple(tuple(sorted(factors)) for factors in candidates)
         outputs = tuple(self.storage[v] for v in op.results)
         early = tuple(v >= 0 and s.early[v] for v in op.operands)
         shared = tuple(self._sharers(op, v) for v in op.operands)
-        return s.alike[op.id], candidates, order, inputs, outputs, early, shared
+        return s.alike[op.id], able, self._orders(op), inputs, outputs, early, shared
 
     def _cheapest(
         self,
@@ -241,85 +250,35 @@ class Lowered:
         candidates: Sequence[Sequence[int]],
         inputs: Sequence[Sharding],
         joins: Sequence[frozenset[int]] | None,
-    ) -> tuple[float, tuple[Axes, ...], Axes]:
-        """The cheapest way to compute, with its seconds. ``joins`` is None while a use is only asked what it would like."""
+    ) -> tuple[float, tuple[Choice, ...]]:
+        """The least seconds, and the ways to compute that take no more. ``joins`` is None while a use is only asked what it
+        would like."""
         passing: tuple[int, ...] = ()
         if joins is not None:
             partial = {a for given in inputs for a in given.partial}
             passing = tuple(a for a in sorted(partial) if _can_pass(op, inputs, a))
-        best: tuple[float, tuple[Axes, ...], Axes] | None = None
-        for way in self._ways(op, candidates, passing):
-            seconds = self._seconds(op, way, inputs, joins)
-            if best is None or seconds < best[0] * (1 - 1e-9):
-                best = seconds, way.assigned, way.passed
-        assert best is not None, "computing whole is always possible"
-        return best
+        able = tuple(tuple(sorted(factors)) for factors in candidates)
+        ways = self.known.ways.ways(op, able, self._orders(op), passing)
+        times = [self._seconds(op, way, inputs, joins) for way in ways]
+        least = min(times)
+        if joins is not None and any(self.structure.stays[v] and self._crossed(v) for v in op.results):
+            # Results that might stay as they are computed: their uses are asked only where a way could win by it.
+            for k, way in enumerate(ways):
+                if self._seconds(op, way, inputs, joins, Stay.ALWAYS) < least * (1 - _SAME):
+                    times[k] = self._seconds(op, way, inputs, joins, Stay.ASKED)
+                    least = min(least, times[k])
+        return least, tuple(
+            (w.assigned, w.passed) for w, t in zip(ways, times, strict=True) if t <= least * (1 + _SAME)
+        )
 
-    def _ways(self, op: Op, candidates: Sequence[Sequence[int]], passing: Axes) -> list[Way]:
-        """The ways to compute an op: for every axis one of its candidates, or passing partial values on."""
-        rule, s = op.rule, self.structure
-        assert rule is not None
-        start = s.first_node[op.id]
-        order = tuple(self._axes.get(s.color[start + f], ()) for f in range(len(rule.factors)))
-        key = (s.alike[op.id], candidates, order, passing)
-        if key in self.known.ways:
-            return self.known.ways[key]
-        options = []
-        for axis, able in enumerate(candidates):
-            # First that a value stays partial on an axis.
-            options.append([*((None,) if axis in passing else ()), *able])
-        found = []
-        for choice in itertools.product(*options):
-            assigned = self._assignment(op, choice)
-            if assigned is None:
-                continue
-            passed = tuple(a for a, f in enumerate(choice) if f is None)
-            one = (s.alike[op.id], assigned, passed)
-            if one not in self.known.way:
-                self.known.way[one] = self._way(op, assigned, passed)
-            found.append(self.known.way[one])
-        self.known.ways[key] = found
-        return found
-
-    def _assignment(self, op: Op, choice: Sequence[int | None]) -> tuple[Axes, ...] | None:
-        """Axes by factor, in the order of decisions; None where sizes do not divide, or XLA would compute wrongly."""
-        rule = op.rule
-        assert rule is not None
-        start, color = self.structure.first_node[op.id], self.structure.color
-        taken = [(a, f) for a, f in enumerate(choice) if f is not None and f >= 0]
-        assigned: list[list[int]] = [[] for _ in rule.factors]
-        for a, f in sorted(taken, key=lambda pair: self._rank[color[start + pair[1]], pair[0]]):
-            assigned[f].append(a)
-        for f, axes in enumerate(assigned):
-            pieces = 1
-            for a in axes:
-                pieces *= self.mesh.sizes[a]
-            if pieces > 1 and any(size % pieces for size in cut_sizes(self.program, op, f)):
-                return None
-        chosen = tuple(tuple(axes) for axes in assigned)
-        if op.kind == CONVOLUTION and fails_convolution(rule, chosen, self.mesh):
-            return None
-        if op.kind == PAD:
-            ends = [tensor_sharding(majors, chosen).dims for majors in (rule.operand_majors[0], rule.result_majors[0])]
-            if failing_pads(op, *ends):
-                return None
-        return chosen
-
-    def _way(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> Way:
-        rule, values = op.rule, self.program.values
-        assert rule is not None
-        needs = tuple(tensor_sharding(majors, assigned) for majors in rule.operand_majors)
-        made = tuple(result_sharding(rule, r, assigned, passed) for r in range(len(op.results)))
-        used = [(values[v], need) for v, need in zip(op.operands, needs, strict=True) if v >= 0]
-        moved = sum(value.nbytes / need.shards(self.mesh) for value, need in used)
-        moved += sum(values[v].nbytes / m.shards(self.mesh) for v, m in zip(op.results, made, strict=True))
-        dtype = max((value for value, _ in used), key=lambda value: value.itemsize).dtype if used else "float32"
-        parts = math.prod(self.mesh.sizes[a] for axes in assigned for a in axes)
-        seconds = sum(self.cost.communication_s(steps, False) for _, steps in self._halo_steps(op, assigned))
-        seconds += self.cost.compute_s(op.flops / parts, moved, op.unit, dtype)
-        return Way(assigned, passed, needs, made, seconds)
-
-    def _seconds(self, op: Op, way: Way, inputs: Sequence[Sharding], joins: Sequence[frozenset[int]] | None) -> float:
+    def _seconds(
+        self,
+        op: Op,
+        way: Way,
+        inputs: Sequence[Sharding],
+        joins: Sequence[frozenset[int]] | None,
+        how: Stay = Stay.NEVER,
+    ) -> float:
         seconds = way.seconds
         for k, v in enumerate(op.operands):
             need = way.needs[k]
@@ -330,7 +289,7 @@ class Lowered:
             # A reshard of one value is paid once in a region: products that use it share it.
             seconds += self._move_s(v, inputs[k], need, self.structure.early[v]) / self._sharers(op, v)
         for r, v in enumerate(op.results):
-            target = self._target(v, way.made[r], joins[r]) if joins is not None else self.storage[v]
+            target = self._target(v, way.made[r], joins[r], how) if joins is not None else self.storage[v]
             seconds += self._move_s(v, way.made[r], target)
         return seconds
 
@@ -348,32 +307,6 @@ class Lowered:
         """How many products in the region would share a reshard of this value."""
         return self.structure.products.get((value, op.region), 1) if op.unit is Unit.MATRIX else 1
 
-    def _halo_steps(self, op: Op, assigned: tuple[Axes, ...]) -> list[tuple[int, tuple[Collective, ...]]]:
-        """What each windowed operand's shards get from their neighbours: a permute from each side."""
-        rule = op.rule
-        assert rule is not None
-        values = [*op.operands, *op.results]
-        found = []
-        for window in rule.windows:
-            axes = assigned[window.factor]
-            # Between two operands (a weight's gradient) it is the one looked into that moves.
-            operand, other = (window.of, window.by) if window.of < len(op.operands) else (window.by, window.of)
-            if not axes or operand >= len(op.operands):
-                continue
-            sizes = [self._windowed_size(rule, t, window.factor, values[t]) for t in (operand, other)]
-            pieces = math.prod(self.mesh.sizes[a] for a in axes)
-            widths = halo_widths(window, pieces, *sizes, operand == window.of)
-            held = tensor_sharding(rule.operand_majors[operand], assigned).shards(self.mesh)
-            row = self.program.values[values[operand]].nbytes / held / (sizes[0] // pieces)
-            steps = tuple(Collective(Kind.PERMUTE, axes, w * row, w * row, True) for w in widths if w)
-            if steps:
-                found.append((operand, steps))
-        return found
-
-    def _windowed_size(self, rule: Rule, tensor: int, factor: int, value: int) -> int:
-        place = next(d for d, dim in enumerate(rule.tensors[tensor]) if factor in dim)
-        return self.program.values[value].shape[place]
-
     # Where values go.
 
     def need(self, op: Op, operand: int) -> Sharding:
@@ -386,9 +319,10 @@ class Lowered:
         assert op.rule is not None
         return result_sharding(op.rule, result, *self.choices[op.id])
 
-    def operand_reshards(self, op: Op) -> Iterator[Reshard]:
+    def operand_reshards(self, op: Op, of: int = -1) -> Iterator[Reshard]:
+        """On the edges into an op; with ``of`` those of one value only."""
         for k, v in enumerate(op.operands):
-            if v >= 0:
+            if v >= 0 and of in (v, -1):
                 yield from self._reshard(op, v, k, self.actual[v], self.need(op, k))
 
     def result_reshards(self, op: Op) -> Iterator[Reshard]:
@@ -396,7 +330,7 @@ class Lowered:
             yield from self._reshard(op, v, -1, self.made(op, r), self.actual[v])
 
     def halos(self, op: Op) -> Iterator[Reshard]:
-        for k, steps in self._halo_steps(op, self.choices[op.id][0]):
+        for k, steps in self.known.ways.halo_steps(op, self.choices[op.id][0]):
             need = self.need(op, k)
             yield Reshard(op.id, op.operands[k], k, need, need, steps, float(self.program.trips[op.region]))
 
@@ -405,26 +339,28 @@ class Lowered:
         if steps:
             yield Reshard(op.id, value, operand, source, target, steps, float(self.program.trips[op.region]))
 
-    def _actual(self, value: int) -> Sharding:
+    def lie(self, value: int) -> Sharding:
+        """How a value really leaves its op."""
         s = self.structure
         stay = s.stays[value] and self._crossed(value)
-        if not stay and not self._may_wait(value):
+        if not stay and not self.may_wait(value):
             return self.storage[value]
         number, result = self.program.definitions[value]
         made = self.made(self.program.ops[number], result)
         return self._target(value, made, frozenset(made.partial))
 
-    def _target(self, value: int, made: Sharding, waiting: frozenset[int]) -> Sharding:
+    def _target(self, value: int, made: Sharding, waiting: frozenset[int], how: Stay = Stay.ASKED) -> Sharding:
         """Where a result goes: to storage, or, where its reduction over some axes may wait, to storage without them."""
         wait = tuple(a for a in made.partial if a in waiting)
         stored = self.storage[value]
-        if not made.partial and self._stays(value, made):
+        if how is not Stay.NEVER and not made.partial and self._stays(value, made, how):
             return made
-        if not wait or not self._may_wait(value):
+        if not wait or not self.may_wait(value):
             return stored
         return Sharding(tuple(tuple(a for a in axes if a not in wait) for axes in stored.dims), wait)
 
-    def _may_wait(self, value: int) -> bool:
+    def may_wait(self, value: int) -> bool:
+        """May a partial result stay so until its one use?"""
         return self.structure.waits[value] and value not in self._fixed
 
     def _joins(self, value: int) -> frozenset[int]:
@@ -437,10 +373,10 @@ class Lowered:
         """Were two dimensions given one axis, so that the value may lie in either way?"""
         if value in self.state.pinned:
             return False
-        given = [a for c in self.structure.colors[value] for a in self._axes.get(c, ())]
+        given = [a for axes in self.given(value) for a in axes]
         return len(set(given)) < len(given)
 
-    def _stays(self, value: int, made: Sharding) -> bool:
+    def _stays(self, value: int, made: Sharding, how: Stay) -> bool:
         """Is a product's result (or a view of one) better left as it is computed than moved to where it is stored?
 
         Its uses decide: the dispatch mask of a mixture of experts, computed by groups and used with tokens by groups, would
@@ -451,6 +387,9 @@ class Lowered:
             return False
         if not self._crossed(value):
             return False
+        if how is Stay.ALWAYS:
+            return True
+        self.asked += 1
         return self._uses_s(value, made) < self._move_s(value, made, stored) + self._uses_s(value, stored)
 
     def _uses_s(self, value: int, sharding: Sharding) -> float:
@@ -493,6 +432,20 @@ def _need(rule: Rule, operand: int, assigned: tuple[Axes, ...], passed: Axes, gi
 
 def _still_partial(need: Sharding, given: Sharding, passed: Axes) -> Sharding:
     return Sharding(need.dims, tuple(a for a in given.partial if a in passed))
+
+
+def _first(equal: tuple[Choice, ...], candidates: Sequence[Sequence[int]]) -> Choice:
+    """Of ways that take the same time, the one that goes with the order of decisions: passing on before computing in parts
+    before computing whole."""
+    if len(equal) == 1:
+        return equal[0]
+
+    def places(choice: Choice) -> list[int]:
+        assigned, passed = choice
+        by_axis = {a: f for f, axes in enumerate(assigned) for a in axes}
+        return [-1 if a in passed else list(able).index(by_axis.get(a, -1)) for a, able in enumerate(candidates)]
+
+    return min(equal, key=places)
 
 
 def _can_pass(op: Op, inputs: Sequence[Sharding], axis: int) -> bool:

@@ -129,7 +129,9 @@ class CostModel:
         program, life = self.structure.program, self.life
         for n, work in enumerate(self.work):
             ops = work.ops
-            found = {v for k in ops for v in (*program.ops[k].operands, *program.ops[k].results) if v >= 0}
+            # How other values lie shows in how the ops compute.
+            read = [*work.products, *(k for e in (*work.inner, work.returned) if e for k in (e.maker, e.user))]
+            found = {v for k in read for v in (*program.ops[k].operands, *program.ops[k].results) if v >= 0}
             yield Term(TermKind.PASS, n, work.region, ops, tuple(sorted(found)))
         edges = dict.fromkeys((v, program.ops[op].region) for v, (op, _) in program.definitions.items())
         for value, region in edges | dict.fromkeys(self._users):
@@ -195,8 +197,8 @@ class CostModel:
             yield from (r for r in lowered.result_reshards(maker) if r.value == value)
         paid = set()
         for user in self._edge_users(term):
-            for r in lowered.operand_reshards(program.ops[user]):
-                if r.value == value and r.target not in paid:
+            for r in lowered.operand_reshards(program.ops[user], value):
+                if r.target not in paid:
                     paid.add(r.target)
                     yield r
 

@@ -1,0 +1,1 @@
+"""Finding decisions: the problem, and methods that solve it."""

@@ -1,0 +1,177 @@
+"""What every search method is given: the actions, the costs of states, and which of two states is better.
+
+A state is a sequence of actions in the order in which they are taken. Many sequences are one state: the order of two
+decisions matters only if they give one axis to two units, or one unit two axes (``canonical``).
+
+Actions are those that can matter: groups of the analysis on axes that divide one of their sizes, with the ways to resolve their
+conflicts; and keeping whole, on an axis, the arguments that products use and outputs replace (parameters, as far as structure
+tells), so that moments can be sharded where parameters are not.
+
+Goals come in order: a state that fits is better than one that does not; of two that fit the faster; of two that do not the
+smaller. Ties go to fewer decisions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shardwise.cost.decisions import Decision, Keep
+from shardwise.cost.evaluator import Evaluator
+from shardwise.cost.local import HardwareCost
+from shardwise.cost.locality import Space, shard
+from shardwise.cost.model import Cost, CostModel
+from shardwise.cost.storage import views
+from shardwise.cost.structure import Structure
+from shardwise.dims.analysis import Analysis, Group
+from shardwise.ir.program import Unit
+
+#: Ways to resolve the conflicts of one group that are tried; with more bits than two, all alike or one different.
+_MOST_BITS: Final = 2
+
+Actions = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A state and what it costs."""
+
+    state: Actions
+    cost: Cost
+
+
+class Problem:
+    """A program on a mesh on hardware, ready to be searched."""
+
+    def __init__(
+        self,
+        analysis: Analysis,
+        cost: HardwareCost,
+        base: Sequence[Decision] = (),
+        axes: Sequence[str] | None = None,
+        keeps: bool = True,
+    ):
+        self.analysis, self.mesh = analysis, cost.placement.mesh
+        self.base = tuple(base)
+        self.axes = tuple(self.mesh.names if axes is None else axes)
+        structure = Structure.of(analysis)
+        self.model = CostModel(structure, cost)
+        groups = [g for g in analysis.groups if g.matters]
+        kept = kept_together(analysis) if keeps else ()
+        self.space = Space(
+            self.mesh, tuple(g.colors for g in groups), tuple(tuple(g.bits) for g in groups), kept, self.base
+        )
+        made = [a for n, g in enumerate(groups) for a in self._shards(n, g)]
+        made += [Keep(values, axis) for values in kept for axis in self.axes]
+        self.evaluator = Evaluator(self.model, self.space, made)
+        self.evaluations = 0
+        self._known: dict[object, Cost] = {}
+
+    def _shards(self, unit: int, group: Group) -> list[Decision]:
+        sides = _sides(len(group.bits))
+        found: list[Decision] = []
+        for axis in self.axes:
+            size = self.mesh.sizes[self.mesh.index(axis)]
+            if size > 1 and any(s % size == 0 for s in group.sizes):
+                found += [shard(self.space, unit, axis, s) for s in sides]
+        return found
+
+    @property
+    def actions(self) -> range:
+        return range(len(self.evaluator.actions))
+
+    def allowed(self, state: Actions) -> list[int]:
+        """The actions that may follow: no unit twice on an axis."""
+        taken = {self._place(n) for n in state}
+        return [n for n in self.actions if self._place(n) not in taken]
+
+    def _place(self, action: int) -> tuple[int, int]:
+        slot = self.evaluator.actions[action].slot
+        return (slot, -1) if slot >= 0 else (-1, action)
+
+    def canonical(self, state: Actions) -> object:
+        """Equal for sequences that are one state."""
+        actions = self.evaluator.actions
+        width = len(self.mesh.sizes)
+        by_axis: dict[int, list[int]] = {}
+        by_unit: dict[int, list[int]] = {}
+        for n in state:
+            slot = actions[n].slot
+            if slot >= 0:
+                by_axis.setdefault(slot % width, []).append(n)
+                by_unit.setdefault(slot // width, []).append(n)
+        keeps = frozenset(n for n in state if actions[n].slot < 0)
+        orders = (tuple(order) for order in (*by_axis.values(), *by_unit.values()))
+        return keeps, frozenset(orders)
+
+    def costs(self, states: Sequence[Actions]) -> list[Cost]:
+        """The costs of states; those that were asked for before are not evaluated again."""
+        keys = [self.canonical(state) for state in states]
+        new = {key: state for key, state in zip(keys, states, strict=True) if key not in self._known}
+        if new:
+            found = self.evaluator.evaluate(list(new.values()))
+            self.evaluations += len(new)
+            self._known.update((key, found[k]) for k, key in enumerate(new))
+        return [self._known[key] for key in keys]
+
+    def cost(self, state: Actions) -> Cost:
+        return self.costs([state])[0]
+
+    def fits(self, cost: Cost) -> bool:
+        return cost.peak_blocks <= self.model.usable_blocks
+
+    def rank(self, scored: Scored) -> tuple[int, int, int]:
+        """Smaller is better."""
+        if self.fits(scored.cost):
+            return 0, scored.cost.time_ps, len(scored.state)
+        return 1, scored.cost.peak_blocks, len(scored.state)
+
+    def decisions(self, state: Actions) -> tuple[Decision, ...]:
+        return (*self.base, *(self.evaluator.actions[n].decision for n in state))
+
+
+def _sides(bits: int) -> list[tuple[int, ...]]:
+    if bits <= _MOST_BITS:
+        return list(itertools.product((0, 1), repeat=bits))
+    return [(0,) * bits, (1,) * bits, *(tuple(int(k == b) for k in range(bits)) for b in range(bits))]
+
+
+def kept_together(analysis: Analysis) -> tuple[tuple[int, ...], ...]:
+    """Sets of arguments, with the outputs that replace them, that may be kept whole together.
+
+    Arguments that a product or a lookup uses, directly or as a view, and that an output of the same type replaces: what a
+    training step calls its parameters.
+    """
+    program = analysis.program
+    used: list[int] = []
+    for argument in program.arguments:
+        seen = views(program, [argument.value])
+        users = (op for op in program.ops if op.unit is Unit.MATRIX or op.kind == "gather")
+        if "float" in program.values[argument.value].dtype and any(seen.intersection(op.operands) for op in users):
+            used.append(argument.value)
+    outputs: dict[tuple[object, ...], list[int]] = {}
+    color = {(a, d): c for a, d, c in _colors(analysis)}
+    for v in program.outputs:
+        outputs.setdefault(_type(analysis, v, color), []).append(v)
+    replaced = [v for v in used if _type(analysis, v, color) in outputs]
+    if not replaced:
+        return ()
+    kept = [*replaced]
+    for v in replaced:
+        matches = outputs[_type(analysis, v, color)]
+        if matches:
+            kept.append(matches.pop(0))
+    return (tuple(sorted(dict.fromkeys(kept))),)
+
+
+def _colors(analysis: Analysis) -> list[tuple[int, int, int]]:
+    names = analysis.names
+    nodes = names.color[names.member_node].tolist()
+    return list(zip(names.member_value.tolist(), names.member_dim.tolist(), nodes, strict=True))
+
+
+def _type(analysis: Analysis, value: int, color: dict[tuple[int, int], int]) -> tuple[object, ...]:
+    v = analysis.program.values[value]
+    return (v.type_text, *(color.get((value, d), -1) for d in range(len(v.shape))))

@@ -1,0 +1,54 @@
+"""How a search ended, and what it found."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardwise.search.problem import Scored
+
+
+class Ended(enum.Enum):
+    """Why a search stopped."""
+
+    CONVERGED = "nothing better was found for a while"
+    EXHAUSTED = "all states were tried"
+    SECONDS = "the time was spent"
+    EVALUATIONS = "the evaluations were spent"
+    INTERRUPTED = "it was interrupted"
+    NOTHING = "there is nothing to decide"
+
+
+@dataclass(frozen=True, slots=True)
+class Improvement:
+    """A best state when it was found."""
+
+    seconds: float
+    evaluations: int
+    best: Scored
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best state, how the search came to it, and why it ended."""
+
+    best: Scored
+    fits: bool
+    ended: Ended
+    seconds: float
+    evaluations: int
+    log: tuple[Improvement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """When to stop: whichever comes first. ``patience`` is in expansions without an improvement."""
+
+    seconds: float = 4.0
+    evaluations: int = 100_000
+    patience: int = 40
+
+
+#: Told of every improvement and now and then: (improvement, share of the budget that is spent).
+Progress = Callable[[Improvement, float], None]

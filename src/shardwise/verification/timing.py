@@ -1,0 +1,164 @@
+"""Timing of small programs on all devices at once: the bench on which ``shardwise.verification.measure`` lays its programs.
+
+Host devices share cores and memory: what counts is what one device has when all are busy. So every program runs on every
+device, and times are those of the slowest.
+
+Seconds of one piece of work are ``(T(k + 1) − T(1)) / k`` with T(k) the median time of a program that does it k times, each
+time with the result of the last: what a call costs beside its work cancels. In a loop (``Bench.once``) k is an argument, so
+that nothing is unrolled or fused; where a loop's own cost would show, two programs of different length are compared
+(``Bench.slope``).
+
+Weak: medians of several calls stand off short disturbances, not a machine that others use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+#: Types of products, as profiles and as NumPy call them.
+TYPES: Final = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "i8": "int8", "f64": "float64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured. Products are (rows, columns and depth). Bytes and elements are those of one device, save that host
+    devices share ``stream_bytes``, which must not fit their caches."""
+
+    types: tuple[str, ...]
+    products: tuple[tuple[int, int], ...]
+    stream_bytes: int
+    vector_elements: int
+    collective_bytes: tuple[int, ...]
+    target_s: float  # of one timed call
+    limit_s: float  # of all calls for one reading
+    repeats: int
+    budget_s: float = 75.0  # after which nothing is started that can be done without
+
+
+_HOST: Final = Scale(
+    tuple(TYPES), ((256, 256), (512, 512), (1024, 512), (1024, 1024), (2048, 1024)), 1 << 29, 1 << 18,
+    (1 << 12, 1 << 16, 1 << 19, 1 << 22, 1 << 24), 0.05, 1.5, 7,
+)  # fmt: skip
+_ACCELERATOR: Final = Scale(
+    tuple(TYPES), ((4096, 4096), (8192, 4096), (8192, 8192), (16384, 8192)), 1 << 30, 1 << 26,
+    (1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 27), 0.05, 2.0, 7,
+)  # fmt: skip
+
+
+def scale_for(platform: str, quick: bool) -> Scale:
+    """The sizes for a platform (``"cpu"``, ``"gpu"``, ``"tpu"``)."""
+    full = _HOST if platform == "cpu" else _ACCELERATOR
+    if not quick:
+        return full
+    return dataclasses.replace(
+        full,
+        types=("f32", "bf16"),
+        products=full.products[:2],
+        stream_bytes=full.stream_bytes // 4,
+        vector_elements=full.vector_elements // 4,
+        collective_bytes=full.collective_bytes[:4:2] + full.collective_bytes[3:4],
+        target_s=0.01,
+        limit_s=0.2,
+        repeats=3,
+        budget_s=11.0,
+    )
+
+
+def _call(run: Callable[[], Any]) -> float:
+    """Seconds of a call and of all that it started."""
+    start = time.perf_counter()
+    jax.block_until_ready(run())  # type: ignore[no-untyped-call]
+    return time.perf_counter() - start
+
+
+class Bench:
+    """Programs that run on every device at once, and how long they take. Arrays have the device as their first dimension."""
+
+    def __init__(self, devices: Sequence[Any], scale: Scale):
+        self.scale, self.count = scale, len(devices)
+        self.platform = devices[0].platform
+        self._started = time.perf_counter()
+        self._mesh = jax.sharding.Mesh(np.array(devices), ("d",))
+        self._spec = jax.sharding.PartitionSpec("d")  # type: ignore[no-untyped-call]
+        self._whole = jax.sharding.PartitionSpec()  # type: ignore[no-untyped-call]
+        limit = (devices[0].memory_stats() or {}).get("bytes_limit", 0) if self.platform != "cpu" else 0
+        shared = max(scale.stream_bytes // self.count, 1 << 16)
+        self.stream_bytes = shared if self.platform == "cpu" else min(scale.stream_bytes, (limit or 1 << 34) // 16)
+
+    def random(self, shape: tuple[int, ...], dtype: str, spread: float = 1.0) -> Any:
+        """Values that look random, of that standard deviation (whole ones from -4 to 4), made on the devices. A hash of the
+        position: JAX's own generators take longer to compile than anything else here."""
+
+        def make() -> Any:
+            count = self.count * math.prod(shape)
+            bits = (jnp.arange(count, dtype="uint32") + jnp.uint32(1)) * jnp.uint32(2654435761)
+            bits = (bits ^ (bits >> 15)) * jnp.uint32(2246822519)
+            bits = (bits ^ (bits >> 13)).reshape(self.count, *shape)
+            if dtype == "int8":
+                return (bits % 9).astype("int8") - 4
+            return ((bits.astype("float32") * 2.0**-32 - 0.5) * (12**0.5 * spread)).astype(dtype)
+
+        return jax.jit(make, out_shardings=jax.sharding.NamedSharding(self._mesh, self._spec))()
+
+    def program(self, fn: Callable[..., Any], whole: int = 0) -> Callable[..., Any]:
+        """``fn`` of what one device holds, jitted; the first ``whole`` arguments are the same everywhere."""
+
+        def local(*args: Any) -> Any:
+            return fn(*args[:whole], *(a[0] for a in args[whole:]))[None]
+
+        def run(*args: Any) -> Any:
+            specs = (self._whole,) * whole + (self._spec,) * (len(args) - whole)
+            mapped = jax.shard_map(local, mesh=self._mesh, in_specs=specs, out_specs=self._spec, check_vma=False)
+            return mapped(*args)
+
+        jitted: Callable[..., Any] = jax.jit(run)
+        return jitted
+
+    def seconds(self, run: Callable[[], Any]) -> float:
+        """The median of several calls, after two; fewer where they are slow."""
+        for _ in range(2):
+            last = _call(run)
+        times: list[float] = []
+        while len(times) < self.scale.repeats and (len(times) < 2 or sum(times) + last < self.scale.limit_s):
+            times.append(_call(run))
+        return statistics.median(times)
+
+    def late(self, share: float = 1.0) -> bool:
+        """Is this share of the budget spent?"""
+        return time.perf_counter() - self._started > share * self.scale.budget_s
+
+    def once(self, body: Callable[..., Any], x: Any, *rest: Any) -> float:
+        """Seconds of ``x = body(x, *rest)``, from a loop of few and of many rounds."""
+
+        def looped(rounds: Any, x: Any, *rest: Any) -> Any:
+            return jax.lax.fori_loop(0, rounds, lambda _, x: body(x, *rest), x)
+
+        loop = self.program(looped, whole=1)
+        one, three = (self.seconds(lambda n=n: loop(n, x, *rest)) for n in (1, 3))  # type: ignore[misc]
+        rough = max((three - one) / 2, three / 30, 1e-7)
+        more = max(2, min(10_000, round(self.scale.target_s / rough)))
+        many = self.seconds(lambda: loop(1 + more, x, *rest)) if more > 2 else three
+        return (many - one) / more if many > one else many / (1 + more)
+
+    def slope(self, chain: Callable[[int], Callable[..., Any]], few: int, many: int, *arrays: Any) -> float:
+        """Seconds of one link of a chain, from two programs with chains of different length."""
+        short, long = (self.program(chain(n)) for n in (few, many))
+        runs = [lambda: short(*arrays), lambda: long(*arrays)]
+        for run in (*runs, *runs):
+            _call(run)
+        # In turns, so that what else the machine does slows both.
+        pairs: list[list[float]] = []
+        while len(pairs) < 3 * self.scale.repeats and (len(pairs) < 3 or sum(map(sum, pairs)) < self.scale.limit_s):
+            pairs.append([_call(run) for run in runs])
+        a, b = (float(statistics.median(column)) for column in zip(*pairs, strict=True))
+        return (b - a) / (many - few) if b > a else b / many

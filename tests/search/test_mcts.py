@@ -1,0 +1,135 @@
+"""The search finds what can be checked by hand or by trying everything, ends well, and is the same under a seed."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import JitOptions, trace
+from shardwise.cost.decisions import Keep, Shard
+from shardwise.cost.local import HardwareCost
+from shardwise.dims.analysis import Analysis, analyze_program
+from shardwise.hardware.layout import place
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.hardware.topology import topology
+from shardwise.search.mcts import mcts
+from shardwise.search.problem import Problem, Scored
+from shardwise.search.result import Budget, Ended, Improvement
+
+
+def sgd(width: int, batch: int) -> tuple[Any, list[Any]]:
+    """A training step of two layers."""
+
+    def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        hidden = jax.nn.relu(x @ params["up"])
+        return jnp.mean((hidden @ params["down"]) ** 2)
+
+    def step(params: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        grads = jax.grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    shape = jax.ShapeDtypeStruct
+    params = {"up": shape((1024, width), "float32"), "down": shape((width, 1024), "float32")}
+    return step, [params, shape((batch, 1024), "float32")]
+
+
+def analyzed(fn: Any, args: list[Any]) -> Analysis:
+    return analyze_program(lower(trace(fn, tuple(args), {}, JitOptions(donate_argnums=0))))
+
+
+def problem(width: int = 1024, batch: int = 65536, where: str = "v5e:2x2", **mesh: int) -> Problem:
+    axes = MeshAxes.of(mesh or {"x": 4})
+    return Problem(analyzed(*sgd(width, batch)), HardwareCost(place(axes, topology(where))))
+
+
+def sharded(found: Problem, state: tuple[int, ...]) -> set[tuple[str, str]]:
+    """Places that got an axis: (path and dimension of one of them, axis)."""
+    names = set()
+    for decision in found.decisions(state):
+        if isinstance(decision, Shard):
+            places = [str(p) for c in decision.colors for p in found.analysis.colors[c].places]
+            names.add((places[0] if places else "", decision.axis))
+    return names
+
+
+def test_a_large_batch_of_a_small_model_is_data_parallel() -> None:
+    made = problem()
+    found = mcts(made, Budget(seconds=60, evaluations=400), 0)
+    assert found.fits and sharded(made, found.best.state) == {("x[0]", "x")}
+    assert found.best.cost.time_ps < made.cost(()).time_ps / 3
+
+
+def test_a_wide_model_of_a_small_batch_is_not() -> None:
+    made = problem(width=262144, batch=64)
+    found = mcts(made, Budget(seconds=60, evaluations=400), 0)
+    assert found.fits
+    assert any("up[1]" in name or "down[0]" in name for name, _ in sharded(made, found.best.state))
+
+
+def test_it_finds_the_best_of_all_states_of_a_small_problem() -> None:
+    made = problem(width=4096, batch=512, x=2, y=2)
+    all_states = [
+        state
+        for depth in range(4)
+        for state in itertools.permutations(made.actions, depth)
+        if len({made._place(n) for n in state}) == len(state)
+    ]
+    costs = made.costs(all_states)
+    best = min((Scored(s, c) for s, c in zip(all_states, costs, strict=True)), key=made.rank)
+    fresh = problem(width=4096, batch=512, x=2, y=2)
+    found = mcts(fresh, Budget(seconds=120, evaluations=len(all_states) // 2, patience=60), 0)
+    assert fresh.rank(found.best)[:2] <= made.rank(best)[:2]
+
+
+def test_the_same_seed_gives_the_same_state() -> None:
+    budget = Budget(seconds=600, evaluations=150)
+    states = [mcts(problem(width=4096, batch=512, x=2, y=2), budget, 3).best.state for _ in range(2)]
+    assert states[0] == states[1]
+
+
+def test_no_time_still_gives_a_state_and_says_why_it_ended() -> None:
+    found = mcts(problem(), Budget(seconds=0.0), 0)
+    assert found.ended is Ended.SECONDS and found.log
+
+
+def test_an_interrupt_keeps_the_best_so_far() -> None:
+    seen: list[Improvement] = []
+
+    def stop(improvement: Improvement, share: float) -> None:
+        seen.append(improvement)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    found = mcts(problem(), Budget(seconds=60), 0, stop)
+    assert found.ended is Ended.INTERRUPTED and found.best == seen[-1].best
+
+
+def test_nothing_to_decide() -> None:
+    analysis = analyzed(lambda x: jnp.sort(x), [jax.ShapeDtypeStruct((7,), "float32")])
+    axes = MeshAxes.of({"x": 4})
+    made = Problem(analysis, HardwareCost(place(axes, topology("v5e:2x2"))))
+    assert mcts(made).ended is Ended.NOTHING
+
+
+def test_parameters_may_be_kept_with_what_replaces_them() -> None:
+    made = problem()
+    kept = [a.decision for a in made.evaluator.actions if isinstance(a.decision, Keep)]
+    paths = {made.analysis.program.label(v) for v in kept[0].values}
+    assert {"params/up", "params/down"} <= paths and len(paths) == 4
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_only_orders_that_matter_make_two_states(swap: bool) -> None:
+    made = problem(x=2, y=2)
+    by_slot: dict[int, int] = {}
+    for n in made.actions:
+        if made.evaluator.actions[n].slot >= 0:
+            by_slot.setdefault(made.evaluator.actions[n].slot, n)
+    one, other = (by_slot[0], by_slot[2]) if swap else (by_slot[0], by_slot[3])
+    same = made.canonical((one, other)) == made.canonical((other, one))
+    assert same is not swap, "two units on one axis are in order, on two axes they are not"

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint test-slow test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator clean
+.PHONY: demo test lint test-slow test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity clean
 
 $(STAMP): pyproject.toml requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shardwise needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11")'
@@ -63,6 +63,10 @@ bench-analysis: $(STAMP)
 
 bench-evaluator: $(STAMP)
 	$(BIN)/python -m benchmarks.evaluator
+
+# Predicts what was recorded. To record anew: benchmarks/fidelity/{truth,single,parallel}.py.
+bench-fidelity: $(STAMP)
+	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.fidelity.page
 
 bench-jit: $(STAMP)
 	$(BIN)/python -m benchmarks.jit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +30,17 @@ class Alive:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """All collectives of a kind over the same axes: how many stand in the program, bytes of one device and seconds a step."""
+
+    kind: str
+    axes: tuple[str, ...]
+    count: int
+    nbytes: float
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """A kernel or a collective: what it is, where it is from, and seconds in the whole step, those that hide included."""
 
@@ -42,6 +53,7 @@ class Row:
     hidden_s: float
     nbytes: float
     point: int
+    axes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,7 @@ class Predicted:
     peak_bytes: int
     usable_bytes: int
     alive: tuple[Alive, ...]
+    collectives: tuple[Moved, ...]
     rows: tuple[Row, ...] = field(default=(), compare=False, repr=False)
     curve: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
@@ -122,7 +135,8 @@ class Predicted:
 
     def to_json(self) -> dict[str, Any]:
         plain = {k: getattr(self, k) for k in _FIGURES}
-        return plain | {"alive": [{"label": a.label, "nbytes": a.nbytes, "source": a.source} for a in self.alive]}
+        parts = {"alive": [asdict(a) for a in self.alive], "collectives": [asdict(c) for c in self.collectives]}
+        return plain | parts
 
 
 _FIGURES: Final = (
@@ -155,7 +169,13 @@ def read_predicted(data: dict[str, Any]) -> Predicted:
         int(data["peak_bytes"]),
         int(data["usable_bytes"]),
         alive,
+        tuple(_read_moved(c) for c in data["collectives"]),
     )
+
+
+def _read_moved(c: dict[str, Any]) -> Moved:
+    axes = tuple(str(a) for a in c["axes"])
+    return Moved(str(c["kind"]), axes, int(c["count"]), float(c["nbytes"]), float(c["time_s"]))
 
 
 def _named(number: int, what: str, name: str) -> dict[str, Any]:
@@ -186,6 +206,7 @@ def predict(model: CostModel, lowered: Lowered) -> Predicted:
         peak_bytes=cost.peak_bytes,
         usable_bytes=model.cost.profile.usable_bytes,
         alive=tuple(_alive(model, (a for a in allocations if a.first <= at <= a.last))),
+        collectives=tuple(_collectives(rows)),
         rows=tuple(sorted(rows, key=lambda row: row.point)),
         curve=tuple((curve * BLOCK).tolist()),
     )
@@ -225,7 +246,17 @@ def _rows(model: CostModel, term: Term, figures: Figures) -> Iterable[Row]:
             hidden = early and move.operand >= 0
             hidden_s = int(runs) * round(model.cost.hidden_s(step) * 1e12) * 1e-12 if hidden else 0.0
             point = max(model.points(op), default=0)
-            yield Row(step.kind.value, op.kind, *where, runs, time_s, hidden_s, runs * step.nbytes, point)
+            axes = tuple(model.cost.placement.mesh.names[a] for a in step.axes)
+            yield Row(step.kind.value, op.kind, *where, runs, time_s, hidden_s, runs * step.nbytes, point, axes)
+
+
+def _collectives(rows: Iterable[Row]) -> Iterable[Moved]:
+    found: dict[tuple[str, tuple[str, ...]], list[Row]] = {}
+    for row in rows:
+        if row.kind != "compute":
+            found.setdefault((row.kind, row.axes), []).append(row)
+    for (kind, axes), own in sorted(found.items()):
+        yield Moved(kind, axes, len(own), sum(r.nbytes for r in own), sum(r.time_s for r in own))
 
 
 def _region(model: CostModel, number: int) -> str:

@@ -42,6 +42,7 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
         "fingerprint": reader.text("fingerprint"),
         "decisions": tuple(reader.texts("decisions")),
         "notes": tuple(reader.texts("notes")),
+        "placement": tuple(reader.texts("placement")),
         "arguments": reader.rows("arguments", _array),
         "outputs": reader.rows("outputs", _array),
         "constraints": reader.rows("constraints", _constraint),
@@ -51,6 +52,13 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
         made["predicted"] = read_predicted(data["predicted"])
     except (KeyError, TypeError, ValueError) as error:
         problems.append(f"predicted: {type(error).__name__} {error}")
+    order = data.get("device_order")
+    if not isinstance(order, list) or (order and sorted(map(str, order)) != sorted(map(str, range(len(order))))):
+        problems.append("device_order: expected every device once, by number")
+    elif order and mesh is not None and len(order) != mesh.devices:
+        problems.append(f"device_order: {len(order)} devices for a mesh of {mesh.devices}")
+    else:
+        made["device_order"] = tuple(int(n) for n in order)
     versions = data.get("versions")
     if not isinstance(versions, dict) or not all(isinstance(v, str) for v in versions.values()):
         problems.append("versions: expected a mapping of texts")

@@ -65,7 +65,11 @@ class PredictedCollective:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a function is split over a mesh. Made by :func:`shardwise.plan`."""
+    """How a function is split over a mesh. Made by :func:`shardwise.plan`.
+
+    ``placement`` says on which links each mesh axis lies, and ``device_order`` has the numbers of the devices in the mesh's
+    shape, where a topology was given.
+    """
 
     function: str
     fingerprint: str
@@ -78,6 +82,8 @@ class Plan:
     decisions: tuple[str, ...]
     notes: tuple[str, ...]
     versions: tuple[tuple[str, str], ...]
+    placement: tuple[str, ...] = ()
+    device_order: tuple[int, ...] = ()
     trees: Any = field(default=None, compare=False, repr=False)
 
     def spec(self, path: str) -> Spec:
@@ -152,7 +158,7 @@ class Plan:
         """Runs ``fn(*args)``, which makes the arguments under the path ``of``, so that they are made already sharded."""
         from shardwise.rewrite.apply import init_sharded, make_mesh
 
-        return init_sharded(self, fn, args, of, make_mesh(self.mesh) if mesh is None else mesh)
+        return init_sharded(self, fn, args, of, make_mesh(self.mesh, order=self.device_order) if mesh is None else mesh)
 
     def _trees(self) -> Any:
         if self.trees is None:
@@ -175,7 +181,7 @@ class Plan:
         from shardwise.capture.trace import JitOptions
         from shardwise.rewrite.apply import PlannedFunction, check_mesh, make_mesh
 
-        mesh = make_mesh(self.mesh) if mesh is None else mesh
+        mesh = make_mesh(self.mesh, order=self.device_order) if mesh is None else mesh
         check_mesh(self, mesh)
         return PlannedFunction(self, fn, mesh, JitOptions(**options))
 
@@ -193,6 +199,8 @@ class Plan:
             "fingerprint": self.fingerprint,
             "versions": dict(self.versions),
             "mesh": dict(zip(self.mesh.names, self.mesh.sizes, strict=True)),
+            "placement": list(self.placement),
+            "device_order": list(self.device_order),
             "decisions": list(self.decisions),
             "notes": list(self.notes),
             "predicted": self.predicted.to_json(),

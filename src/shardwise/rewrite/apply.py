@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardwise.capture import jax_internals as internals
@@ -78,12 +79,18 @@ def check_mesh(plan: Plan, mesh: Any) -> None:
         )
 
 
-def make_mesh(axes: MeshAxes, devices: Sequence[Any] | None = None) -> Any:
-    """A mesh of automatic axes over the first of some devices; by default of those that are there."""
+def make_mesh(axes: MeshAxes, devices: Sequence[Any] | None = None, order: Sequence[int] = ()) -> Any:
+    """A mesh of automatic axes over the first of some devices; by default of those that are there.
+
+    With ``order``, numbers of devices in the mesh's shape, the devices lie so (``Plan.device_order``); else as JAX sees fit.
+    """
     there = jax.devices() if devices is None else devices
     if len(there) < axes.devices:
         raise PlanError(f"a mesh of {axes} needs {axes.devices} devices; there are {len(there)}")
     kinds = (jax.sharding.AxisType.Auto,) * len(axes.names)
+    if len(order) == axes.devices == len(there):
+        placed = np.array(sorted(there, key=lambda device: device.id), dtype=object)[list(order)]
+        return jax.sharding.Mesh(placed.reshape(axes.sizes), axes.names, axis_types=kinds)
     return jax.make_mesh(axes.sizes, axes.names, axis_types=kinds, devices=there[: axes.devices])
 
 

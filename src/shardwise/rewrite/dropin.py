@@ -54,7 +54,7 @@ class Planned:
     def _make(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:
         options = self._options.given()
         made = plan(self._fn, *args, **self._asked, **options, **kwargs)
-        real = self._mesh if hasattr(self._mesh, "devices") else make_mesh(made.mesh)
+        real = self._mesh if hasattr(self._mesh, "devices") else make_mesh(made.mesh, order=made.device_order)
         check_mesh(made, real)
         return PlannedFunction(made, self._fn, real, self._options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -84,7 +85,11 @@ def plan(
     named = {role: _paths(paths) for role, paths in (roles or {}).items()}
     cost = HardwareCost(_placed(axes, topology))
     decisions = decide(Context(analysis, axes, cost, named), tactics, make_pins(analysis, axes, pins or {}))
-    return plan_decisions(traced, analysis, axes, decisions, cost)
+    made = plan_decisions(traced, analysis, axes, decisions, cost)
+    if topology is None:
+        return made
+    where = cost.placement
+    return replace(made, placement=where.lines(), device_order=tuple(where.order().reshape(-1).tolist()))
 
 
 def _placed(mesh: MeshAxes, where: str | Topology | Placement | None) -> Placement:

@@ -7,14 +7,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
+from jax import lax
 
 import shardwise
 from shardwise.cost.clusters import Clusters, Role, cluster, kernel_order
 from tests.dims import programs as p
 
 
-def clusters(fn: Callable[..., Any], *args: Any) -> Clusters:
-    return cluster(shardwise.analyze(fn, *args).program)
+def clusters(fn: Callable[..., Any], *args: Any, library: bool = False) -> Clusters:
+    return cluster(shardwise.analyze(fn, *args).program, library)
 
 
 def stored(c: Clusters) -> list[str]:
@@ -91,6 +93,78 @@ def test_a_scatter_into_zeros_joins_the_sum_it_goes_to() -> None:
     assert c.program.ops[total].kind in ("add", "add_any")
     assert stored(c).count("scatter-add") == 0
     assert "dot_general" in stored(c)
+
+
+def test_a_pad_at_the_edges_is_made_in_its_only_use() -> None:
+    def once(x, y):
+        return jnp.pad(x, ((0, 64), (0, 0))) + y
+
+    def twice(x, w):
+        padded = jnp.pad(x, ((0, 64), (0, 0)))
+        return jnp.sin(padded), padded * w
+
+    args = p.shape(64, 128), p.shape(128, 128)
+    assert stored(clusters(once, *args)) == ["add"]
+    assert stored(clusters(twice, *args))[0] == "pad"
+
+
+def test_a_pad_between_elements_is_a_kernel_but_on_gpus() -> None:
+    def fn(x, y):
+        return lax.pad(x, 0.0, ((0, 1, 1), (0, 0, 0))) + y
+
+    args = p.shape(64, 128), p.shape(128, 128)
+    assert stored(clusters(fn, *args)) == ["pad", "add"]
+    assert stored(clusters(fn, *args, library=True)) == ["add"]
+
+
+def test_products_of_a_library_read_and_write_whole_arrays() -> None:
+    def fn(x, w, y):
+        return jnp.tanh(x) @ w + y
+
+    args = p.shape(64, 128), p.shape(128, 256), p.shape(64, 256)
+    assert stored(clusters(fn, *args)) == ["add"]
+    assert stored(clusters(fn, *args, library=True)) == ["tanh", "dot_general", "add"]
+
+
+def test_on_gpus_gathers_make_what_they_read_and_scatters_are_kernels() -> None:
+    def loss(x, w, labels):
+        logits = (x @ w).astype(jnp.float32)
+        picked = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+        return jnp.mean(jax.nn.logsumexp(logits, axis=1) - picked)
+
+    args = p.shape(64, 128, dtype="bfloat16"), p.shape(128, 512, dtype="bfloat16"), p.shape(64, dtype="int32")
+    made = [clusters(loss, *args, library=library) for library in (False, True)]
+    assert [wide_logits(c) for c in made] == [["convert_element_type"], []]
+    made = [clusters(jax.grad(loss), *args, library=library) for library in (False, True)]
+    assert [wide_logits(c) for c in made] == [[], ["add_any"]]
+    assert [Role.UPDATE in c.roles for c in made] == [False, True]
+
+
+def wide_logits(c: Clusters) -> list[str]:
+    """What makes the stored arrays of float32[64,512]."""
+    values = (v for v in c.program.values if (v.shape, v.dtype) == ((64, 512), "float32") and c.stored[v.id])
+    return [c.program.ops[c.program.definitions[v.id][0]].kind for v in values if c.base[v.id] == v.id]
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_a_loop_that_goes_round_once_is_no_loop(length: int) -> None:
+    def fn(x, ws):
+        return lax.scan(lambda c, w: (jnp.tanh(c @ w), jnp.sum(c)), x, ws)
+
+    c = clusters(fn, p.shape(64, 128), p.shape(length, 128, 128))
+    (body,) = (region for region in c.program.regions if region.kind == "scan.body")
+    links = [k for op in c.program.ops for k in op.links]
+    if length > 1:
+        assert c.inlined[body.id] == body.id and any(c.roles[k] is Role.LINK for k in links)
+        return
+    assert c.inlined == (0,) * len(c.inlined)
+    assert all(c.roles[k] is Role.VIEW for k in links)
+    x, ws = (c.program.paths[path] for path in ("x", "ws"))
+    (product,) = (op for op in c.program.ops if op.kind == "dot_general")
+    assert [c.base[v] for v in product.operands] == [x, ws]
+    carried, tanh = (next(op for op in c.program.ops if op.kind == kind) for kind in ("output", "tanh"))
+    assert c.base[carried.operands[0]] == tanh.results[0]
+    assert order(c) == ["reduce_sum", "tanh"]
 
 
 def order(c: Clusters) -> list[str]:

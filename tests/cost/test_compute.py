@@ -87,6 +87,19 @@ def test_what_needs_a_reduction_is_a_second_pass() -> None:
     assert seconds(made, UNIT) == [(64 * 128 + 64) * 4.0, (2 * 64 * 128 + 64) * 4.0]
 
 
+def test_passes_before_and_after_a_loop_are_not_joined() -> None:
+    """A parameter is narrowed for the loop, and updated with what the loop gives: it is read twice."""
+
+    def fn(table, indices, xs):
+        narrow = table.astype(jnp.bfloat16)[indices]
+        grads = lax.scan(lambda c, x: (c + x * narrow.sum().astype(jnp.float32), None), jnp.zeros((512, 128)), xs)[0]
+        return table - grads
+
+    lowered, work = predicted(fn, [p.shape(512, 128), p.shape(16, dtype="int32"), p.shape(4, 512, 128)])
+    parts = [{lowered.program.ops[k].kind for k in w.kernels} for w in work if w.region == 0]
+    assert {"convert_element_type"} in parts and {"sub"} in parts
+
+
 def test_a_product_takes_its_epilogue() -> None:
     made = predicted(lambda x, w: jnp.maximum(x @ w, 0.0), [p.shape(8, 16), p.shape(16, 32)])
     assert len(made[1]) == 1
@@ -194,6 +207,53 @@ def test_a_gathered_result_is_copied_over_a_donated_argument() -> None:
     assert [kind.value for kind, *_ in collectives(lowered)] == ["all-gather"]
     found = [pass_s(lowered, w, UNIT) for w in passes(cluster(analysis.program)) if w.returned]
     assert found == [2 * 2 * 1024 * 1024 * 4.0, 0.0]  # the argument and the result, each read and written
+
+
+def test_a_stack_beside_the_donated_one_is_copied_over_it() -> None:
+    def fn(cache, x):
+        return lax.scan(lambda c, slot: (c, slot + c), x, cache)[1]
+
+    def seconds_of(donate: tuple[int, ...]) -> float:
+        args = (p.shape(4, 64, 128), p.shape(64, 128))
+        analysis = analyze_program(lower(trace(fn, args, {}, JitOptions(donate_argnums=donate))))
+        mesh = MeshAxes.of({"a": 1})
+        lowered, runs = lower_state(analysis, State(mesh, ()), HardwareCost.of(mesh)), analysis.program.runs
+        return float(sum(runs[w.region] * pass_s(lowered, w, UNIT) for w in passes(cluster(analysis.program))))
+
+    assert seconds_of((0,)) == seconds_of(()) + 2 * 4 * 64 * 128 * 4.0
+
+
+def test_products_of_a_library_are_passes_of_their_own() -> None:
+    def fn(x, w, y):
+        return jnp.tanh(x @ w) + y
+
+    analysis = shardwise.analyze(fn, p.shape(64, 128), p.shape(128, 256), p.shape(64, 256))
+    inside, apart = (passes(cluster(analysis.program, library)) for library in (False, True))
+    assert [len(w.products) for w in inside] == [1]
+    assert [(len(w.ops), len(w.products)) for w in apart] == [(1, 1), (2, 0)]
+
+
+def test_a_library_sees_one_dimension_of_each_role_and_skips_spread_zeros() -> None:
+    flat = replace(UNIT, vector_tile=(1, 32), matrix_tile=(128, 128, 1))
+    heads = Product(1, (512,), (8, 80), (256,), "float32")
+    assert product_s(heads, 0.0, flat) == heads.flops
+    assert product_s(heads, 0.0, replace(flat, vector_tile=(8, 128))) == heads.flops * 128 / 80
+    spread = replace(heads, zeros=4)
+    assert product_s(spread, 0.0, flat) == heads.flops / 4
+    assert product_s(spread, 0.0, replace(flat, vector_tile=(8, 128))) == heads.flops * 128 / 80
+
+
+def test_on_gpus_a_stack_is_filled_with_zeros_first() -> None:
+    def fn(x, ws):
+        return lax.scan(lambda c, w: (c, jnp.sort(w)), x, ws)[1]
+
+    analysis = shardwise.analyze(fn, p.shape(64, 128), p.shape(4, 64, 128))
+    mesh = MeshAxes.of({"a": 1})
+    lowered = lower_state(analysis, State(mesh, ()), HardwareCost.of(mesh))
+    tiled, flat = (
+        sum(pass_s(lowered, w, UNIT) for w in passes(cluster(analysis.program, library))) for library in (False, True)
+    )
+    assert flat == tiled + 64 * 128 * 4.0
 
 
 def gathered(place: tuple[str, int], window: int) -> float:

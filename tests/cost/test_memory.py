@@ -35,13 +35,14 @@ def made(
     shard: Sequence[tuple[str, int]] = (),
     donate: int | Sequence[int] | None = None,
     axis: int = 4,
+    library: bool = False,
 ) -> tuple[Lowered, Lifetimes]:
     """A program with some dimensions (path, number) sharded on one axis, in order, and its lifetimes."""
     analysis = analyze_program(lower(trace(fn, tuple(args), {}, JitOptions(donate_argnums=donate))))
     mesh = MeshAxes.of({"a": axis})
     colors = [analysis.color_of(path, dim) for path, dim in shard]
     state = State(mesh, tuple(Shard((c.id,), "a") for c in colors if c is not None))
-    return lower_state(analysis, state, HardwareCost.of(mesh)), lifetimes(analysis.program)
+    return lower_state(analysis, state, HardwareCost.of(mesh)), lifetimes(analysis.program, library)
 
 
 def blocks(found: tuple[Lowered, Lifetimes]) -> int:
@@ -200,6 +201,29 @@ def test_only_few_examples_make_a_convolution_store_its_operand() -> None:
     few, many = (made(fn, [p.shape(n, 16, 32, 128), p.shape(16, 16, 3, 3)]) for n in (2, 16))
     assert [a.blocks for a in of(few, "operand")] == [2 * 16 * 32 * 128 * 4 // BLOCK * (GAPS + 1) // GAPS]
     assert not of(many, "operand")
+
+
+def test_a_loop_that_goes_round_once_leaves_no_stack() -> None:
+    def fn(x, ws):
+        step = lambda c, w: (jnp.sort(c) * w, jnp.sort(c, 0))  # noqa: E731
+        return lax.scan(step, x, ws)[1]
+
+    once, thrice = (made(fn, [p.shape(64, 128), p.shape(n, 64, 128)]) for n in (1, 3))
+    assert blocks(once) == 2 * ARRAY + TEMPORARY  # nothing needs what the last turn carries
+    assert blocks(thrice) > 4 * ARRAY + 3 * TEMPORARY
+
+
+def test_on_gpus_what_is_transposed_is_not_written_in_place() -> None:
+    def fn(x):
+        return jnp.sort(jnp.sort(x).T * 2.0)
+
+    tiled, flat = (made(fn, [p.shape(64, 128)], library=library) for library in (False, True))
+    assert blocks(tiled) == blocks(flat) == ARRAY + 2 * TEMPORARY
+    live = {
+        k: [life.live[v] for v in life.live if v not in life.clusters.program.paths.values()]
+        for k, (_, life) in (("tiled", tiled), ("flat", flat))
+    }
+    assert sum(b - a for a, b in live["flat"]) > sum(b - a for a, b in live["tiled"])
 
 
 def test_without_tiles_nothing_is_padded() -> None:

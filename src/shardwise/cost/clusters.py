@@ -11,25 +11,33 @@ The idea. One walk in program order; each value is decided by its uses:
 - a product (or a convolution) takes a chain of elementwise ops behind it into its kernel. If the chain ends in several uses
   and reads nothing else of its size, the uses do it again instead, and the product's own result is stored (``_is_epilogue``);
 - gathers, scatters, sorts, loops and outputs want their operands in memory. What is stored for them only is still made again
-  by elementwise uses: logits lie in memory as the product made them and, for the gather of the labels, in float32.
+  by elementwise uses: logits lie in memory as the product made them and, for the gather of the labels, in float32;
+- a pad at the edges is made in its use, but never in several; one that spreads elements is a kernel of its own;
+- a loop that goes round once is no loop: its ops run in the region around it, and what enters and leaves it are views.
+
+Where products are calls of a library (``is_library``: GPUs) they read and write whole arrays: nothing is made in them, and
+their results are stored. Other kernels take more: any pad, and what gathers read. A scatter of single elements is a kernel.
 
 The order (``kernel_order``). The program's, with three changes that XLA's scheduler makes too: a kernel that takes no more
 memory than it frees runs as soon as it can (an update of a parameter right after the gradient); what is made of arguments alone
 runs just before its first use; of the products that read one array the one with the smaller result comes first.
 
-All rules were found by reading programs that XLA's TPU compiler scheduled (``benchmarks/fidelity``), none in a paper.
+All rules were found by reading programs that XLA's TPU compiler scheduled (``benchmarks/fidelity``), none in a paper; those for
+GPUs by comparing times and peaks of 19 programs on one H200, without their schedules.
 
-Weak: XLA also joins siblings into one kernel with several results; a mask that is made beside its use counts as an operand of
-its size, which is so in some programs only; copies from one layout to another are not known.
+Weak: on TPUs XLA may make a whole softmax in the kernel of its scores, where we know no rule; on GPUs it may add a bias or a
+residual in a product. It also joins siblings into one kernel with several results; a mask that is made beside its use counts as
+an operand of its size, which is so in some programs only; copies from one layout to another are not known.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
+from shardwise.hardware.profile import Profile
 from shardwise.ir.program import Op, Program, Unit
 from shardwise.rules.elementwise import ELEMENTWISE, PASSING
 
@@ -64,7 +72,12 @@ IN_PLACE: Final = frozenset(
 )
 
 
-def role(program: Program, op: Op) -> Role:
+def is_library(profile: Profile) -> bool:
+    """Are products calls of a library, as on GPUs? So they are where arrays lie in memory without tiles."""
+    return profile.vector_tile[0] == 1
+
+
+def role(program: Program, op: Op, library: bool = False) -> Role:
     """What an op is to a kernel."""
     if op.kind == "scan.const":
         return Role.VIEW
@@ -76,7 +89,7 @@ def role(program: Program, op: Op) -> Role:
         return Role.OTHER if op.kind.startswith("ragged_dot") else Role.PRODUCT
     if op.kind in _VIEWS and len(op.operands) == 1 and op.operands[0] >= 0 and _same_elements(program, op):
         return Role.VIEW
-    if op.kind in _CHEAP:
+    if op.kind in _CHEAP or (op.kind == "pad" and (library or not _spreads(op))):
         return Role.CHEAP
     if op.kind in ELEMENTWISE:
         return Role.DEAR if op.kind in _DEAR or ELEMENTWISE[op.kind] > 1 else Role.CHEAP
@@ -85,11 +98,30 @@ def role(program: Program, op: Op) -> Role:
     return Role.OTHER
 
 
+def _spreads(op: Op) -> bool:
+    """Does a pad put something between elements?"""
+    return any(inner > 0 for _, _, inner in op.attribute("padding", ()))
+
+
+def viewed(op: Op, result: int) -> int:
+    """What a result of an op is a view of. A carry goes in as it begins and comes out as the body leaves it."""
+    return op.operands[-1 if op.kind.endswith(".carry") and result == op.results[-1] else 0]
+
+
+def _inlined(program: Program) -> tuple[int, ...]:
+    """The region in which each region's ops run: its own, or its parent's for a loop that goes round once."""
+    found = list(range(len(program.regions)))
+    for region in program.regions[1:]:
+        once = region.kind == "scan.body" and region.trips == 1
+        found[region.id] = found[region.parent] if once else region.id
+    return tuple(found)
+
+
 def _same_elements(program: Program, op: Op) -> bool:
     return program.values[op.operands[0]].elements == program.values[op.results[0]].elements
 
 
-def _find_updates(program: Program, roles: list[Role]) -> None:
+def _find_updates(program: Program, roles: list[Role], library: bool) -> None:
     """Scatters into zeros that need no memory of their own.
 
     One of single elements is a comparison with a counter, like any elementwise op; one whose only use is a sum scatters into
@@ -106,7 +138,7 @@ def _find_updates(program: Program, roles: list[Role]) -> None:
         if program.ops[program.definitions[target.id][0]].kind != "broadcast_in_dim":
             continue
         own = users.get(op.results[0], [])
-        if updates.elements * indices.shape[-1] == indices.elements:
+        if updates.elements * indices.shape[-1] == indices.elements and not library:
             roles[op.id] = Role.CHEAP
         elif op.kind in ("scatter-add", "scatter_add") and len(own) == 1 and own[0].kind in ("add", "add_any"):
             roles[op.id], roles[own[0].id] = Role.CHEAP, Role.UPDATE
@@ -116,7 +148,9 @@ def _find_updates(program: Program, roles: list[Role]) -> None:
 class Clusters:
     """``base`` of each value (itself, or what it is a view of); ``stored`` for bases that reach memory; ``reads`` by op: the
     stored bases that its kernel reads (of ops inside other kernels: what they hand on); ``roles`` by op; ``uses`` by base: the
-    ops that use it or a view of it; ``through``: bases that the uses that can make it themselves do not read."""
+    ops that use it or a view of it; ``through``: bases that the uses that can make it themselves do not read; ``heavy``: values
+    with a product in their kernel; ``inlined``: the region in which a region's ops run, the parent's where a loop goes round
+    once; ``library``: products are calls of a library."""
 
     program: Program
     base: tuple[int, ...]
@@ -126,6 +160,8 @@ class Clusters:
     uses: tuple[tuple[int, ...], ...]
     through: tuple[bool, ...]
     heavy: tuple[bool, ...]
+    inlined: tuple[int, ...]
+    library: bool = False
 
     def kernels(self) -> tuple[int, ...]:
         """The ops that run as something of their own, in the order of the program."""
@@ -145,22 +181,23 @@ class Clusters:
         return any(self.program.ops[u].kind == "scan.output" for u in self.uses[value])
 
 
-def cluster(program: Program) -> Clusters:
-    """The clusters of a program."""
-    return _Clustering(program).run()
+def cluster(program: Program, library: bool = False) -> Clusters:
+    """The clusters of a program; ``library``: products are calls of a library, as on GPUs."""
+    return _Clustering(program, library).run()
 
 
 class _Clustering:
-    def __init__(self, program: Program):
-        self.program = program
-        self.roles = [role(program, op) for op in program.ops]
-        _find_updates(program, self.roles)
+    def __init__(self, program: Program, library: bool):
+        self.program, self.library = program, library
+        self.roles = [role(program, op, library) for op in program.ops]
+        _find_updates(program, self.roles, library)
+        self.inlined = _inlined(program)
+        for op in program.ops:
+            if op.regions and self.inlined[op.regions[-1]] != op.regions[-1]:
+                for k in (op.id, *op.links):
+                    self.roles[k] = Role.VIEW
         count = len(program.values)
-        self.base = list(range(count))
-        for op in program.schedule:
-            if self.roles[op.id] is Role.VIEW:
-                for v in op.results:
-                    self.base[v] = self.base[op.operands[0]]
+        self.base = self._bases()
         self.uses: list[list[int]] = [[] for _ in range(count)]
         for op in program.schedule:
             if self.roles[op.id] is not Role.VIEW:
@@ -169,6 +206,7 @@ class _Clustering:
         self.stored = [False] * count
         self.through = [False] * count
         self.heavy = [False] * count  # has a product in its kernel
+        self.pieced = [False] * count  # has a pad in its kernel
         self.inside: list[tuple[int, ...]] = [()] * count  # what whoever makes the value reads
         self.light = self._light()
         self.taken: set[int] = set()  # ops whose kernel has a product in it already
@@ -187,6 +225,7 @@ class _Clustering:
                 if v < 0 or base[v] != v:
                     continue
                 self.heavy[v] = kind is Role.PRODUCT or any(self.heavy[s] and self.through[s] for s in sources)
+                self.pieced[v] = op.kind == "pad" or any(self.pieced[s] and self.through[s] for s in sources)
                 self.inside[v] = tuple(read)
                 self.through[v] = self._joins(v, kind)
                 self.stored[v] = not self.through[v] or any(not self._takes(program.ops[u]) for u in self.uses[v])
@@ -199,7 +238,26 @@ class _Clustering:
             tuple(map(tuple, self.uses)),
             tuple(self.through),
             tuple(self.heavy),
+            self.inlined,
+            self.library,
         )
+
+    def _bases(self) -> list[int]:
+        """What each value is a view of, in the end. A carry that goes round once may be met before what it becomes."""
+        seen = {
+            v: of
+            for op in self.program.ops
+            if self.roles[op.id] is Role.VIEW and op.operands
+            for v in op.results
+            if v >= 0 and (of := viewed(op, v)) >= 0
+        }
+        base = list(range(len(self.program.values)))
+        for v in base:
+            root = v
+            while root in seen:
+                root = seen[root]
+            base[v] = root
+        return base
 
     def _light(self) -> list[bool]:
         """Which values are made of nothing of their size: masks, broadcasts, counters."""
@@ -217,8 +275,10 @@ class _Clustering:
         if made_by in (Role.OTHER, Role.LINK, Role.REDUCTION, Role.UPDATE) or not self.uses[value]:
             return False
         if self.heavy[value]:
-            return self._is_epilogue(value)
-        return len(self.uses[value]) == 1 or self._unary(value)
+            return not self.library and self._is_epilogue(value)
+        if len(self.uses[value]) == 1:
+            return True
+        return not self.pieced[value] and self._unary(value)
 
     def _unary(self, value: int) -> bool:
         """Does making it again read at most one array of its size?"""
@@ -258,7 +318,8 @@ class _Clustering:
     def _given(self, value: int, user: Op) -> bool:
         """Is a mask or the like given to a loop from outside? One that is made beside its use counts as any operand."""
         program = self.program
-        return self.light[value] and program.ops[program.definitions[value][0]].region != user.region
+        made = program.ops[program.definitions[value][0]].region
+        return self.light[value] and self.inlined[made] != self.inlined[user.region]
 
     def _looks_through(self, op: Op, source: int) -> bool:
         """Does the op make this operand itself? A product does not where the operand is in memory anyway."""
@@ -269,10 +330,11 @@ class _Clustering:
     def _takes(self, user: Op) -> bool:
         """Can operands of this op be made in its kernel?"""
         kind = self.roles[user.id]
-        return kind in (Role.CHEAP, Role.DEAR, Role.REDUCTION, Role.PRODUCT, Role.UPDATE) or user.kind in (
-            "scan.output",
-            "pad",
-        )
+        if kind is Role.PRODUCT:
+            return not self.library
+        if user.kind == "gather":
+            return self.library
+        return kind in (Role.CHEAP, Role.DEAR, Role.REDUCTION, Role.UPDATE) or user.kind in ("scan.output", "pad")
 
 
 def kernel_order(clusters: Clusters, region: int, home: Sequence[int], donated: Set[int]) -> list[int]:
@@ -290,7 +352,7 @@ class _Ordering:
         linked = {k for op in ops for k in op.links}
         self.items = [
             k
-            for k in self.program.regions[region].ops
+            for k in self._inside(region)
             if k not in linked
             and ops[k].kind not in ("argument", "constant", "output")
             and (ops[k].regions or clusters.is_kernel(ops[k]))
@@ -327,6 +389,15 @@ class _Ordering:
             self._put(k)
         return self.order
 
+    def _inside(self, region: int) -> Iterator[int]:
+        """The ops of a region, those of loops that go round once in their place."""
+        for k in self.program.regions[region].ops:
+            inner = [r for r in self.program.ops[k].regions if self.c.inlined[r] != r]
+            if not inner:
+                yield k
+            for r in inner:
+                yield from self._inside(r)
+
     def _parts(self, k: int) -> list[Op]:
         op = self.program.ops[k]
         return [op, *(self.program.ops[j] for j in op.links)]
@@ -346,7 +417,7 @@ class _Ordering:
             for inner in (ops[j] for j in self.program.regions[todo.pop()].ops):
                 todo += inner.regions
                 if c.roles[inner.id] is not Role.VIEW:
-                    found.update(b for b in c.reads[inner.id] if self.home[b] == ops[k].region)
+                    found.update(b for b in c.reads[inner.id] if self.home[b] == c.inlined[ops[k].region])
         return found
 
     def _heavy(self, k: int) -> bool:

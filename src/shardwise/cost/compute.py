@@ -16,6 +16,10 @@ over the same array and nothing has to be complete between them, as XLA joins th
 - a break is a collective inside the pass: what is behind it is a sweep of its own (``break_s``).
 
 A result that a collective makes, and that takes the place of a donated argument, is copied (``copy_s``): ZeRO's parameters.
+So is a stack that a loop writes while it reads the donated one: a cache that is scanned (``_restacked``).
+
+Where products are calls of a library (``is_library``: GPUs) they are passes of their own and pad each role as one dimension;
+convolutions over spread elements skip the zeros; and a loop's stacks are filled with zeros first, and each written by itself.
 
 Products in steps (collective matmul). Where ``matrix_window`` says so, a product whose operand is gathered for it alone takes
 the pieces as they come. If they lie along its depth, every step adds to the whole result; else every step reads the other
@@ -36,15 +40,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from shardwise.cost.clusters import Clusters, Role
+from shardwise.cost.clusters import Clusters, Role, is_library, viewed
 from shardwise.cost.lowering import Lowered
 from shardwise.cost.sharding import Axes, Kind, Sharding, reshard, result_sharding, tensor_sharding
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import Profile
-from shardwise.ir.program import Op, Program, Unit
+from shardwise.ir.program import Op, Program, Unit, Value
 
 #: Ops that touch no more of their first operand than they give.
 _READ_PARTS: Final = frozenset({"scan.input", "slice", "dynamic_slice", "gather", "split"})
@@ -131,9 +135,10 @@ def passes(clusters: Clusters) -> tuple[Pass, ...]:
         kernel
         for op in clusters.program.schedule
         if _begins(clusters, op)
-        for kernel in (_kernel(clusters, op, body.get(op.id, op.region)),)
+        for kernel in (_kernel(clusters, op, clusters.inlined[body.get(op.id, op.region)]),)
     ]
-    writer = {base: n for n, kernel in enumerate(kernels) for base in kernel.writes}
+    writer = {v: n for n, kernel in enumerate(kernels) for v in kernel.op.results if v >= 0 and clusters.stored[v]}
+    loops = _loops(clusters)
     groups: list[list[int]] = []
     readers: dict[tuple[int, int, int], int] = {}
 
@@ -151,8 +156,11 @@ def passes(clusters: Clusters) -> tuple[Pass, ...]:
         kernel.group = n
         groups.append([n])
         joins = []
-        for base in kernel.reads:
+        for base in dict.fromkeys((*kernel.reads, *clusters.reads[kernel.op.id])):
             m = writer.get(base, -1)
+            if base in loops and loops[base][0] == kernel.region:
+                before = (kernels[k].depth for b in loops[base][1] if (k := writer.get(b, n)) < n)
+                kernel.depth = max(kernel.depth, 2 + max(before, default=0))
             if m < 0 or m >= n or kernels[m].region != kernel.region:
                 continue
             aligned = kernel.plain and not kernel.products and size[base] == kernel.elements == kernels[m].elements
@@ -169,11 +177,29 @@ def passes(clusters: Clusters) -> tuple[Pass, ...]:
     alone = _alone(clusters)
     seen: set[int] = set()
     joined = [_joined(clusters, [kernels[n] for n in sorted(group)], alone, seen) for group in groups if group]
-    return (*joined, *_returned(clusters.program))
+    return (*joined, *_returned(clusters))
 
 
-def _returned(program: Program) -> Iterator[Pass]:
-    """Results that may take the place of donated arguments: a pass each, which is free but where a collective makes one."""
+def _loops(clusters: Clusters) -> dict[int, tuple[int, frozenset[int]]]:
+    """For each result of a loop: the region in which the loop stands, and the stored bases from outside that it reads."""
+    program, found = clusters.program, dict[int, tuple[int, frozenset[int]]]()
+    for op in program.ops:
+        if not op.regions or clusters.roles[op.id] is Role.VIEW:
+            continue
+        read, todo = {clusters.base[v] for k in op.links for v in program.ops[k].operands if v >= 0}, [*op.regions]
+        while todo:
+            for inner in (program.ops[k] for k in program.regions[todo.pop()].ops):
+                todo += inner.regions
+                read.update(clusters.reads[inner.id])
+        left = clusters.inlined[op.region], frozenset(read)
+        found |= {v: left for v in op.results if v >= 0}
+    return found
+
+
+def _returned(clusters: Clusters) -> Iterator[Pass]:
+    """Results that may take the place of donated arguments: a pass each, which is free but where a collective makes one, and
+    a copy of those that cannot lie there: stacks that a loop writes while it reads the argument."""
+    program = clusters.program
     donated = {(v.shape, v.dtype) for a in program.arguments if a.donated for v in (program.values[a.value],)}
     for op in program.ops:
         if op.kind == "output" and op.operands[0] >= 0:
@@ -182,6 +208,23 @@ def _returned(program: Program) -> Iterator[Pass]:
                 maker, result = program.definitions[value.id]
                 edge = Edge(value.id, maker, result, op.id, 0, True)
                 yield Pass((), (maker, op.id), op.region, (), (), (), (), (), (), frozenset(), edge)
+                if _restacked(clusters, value):
+                    read, written = (Tensor(op.id, n, value.itemsize) for n in (0, 1))
+                    yield Pass((), (op.id,), op.region, (), (op.id,), ((read,),), (False,), (written,), (), frozenset())
+
+
+def _restacked(clusters: Clusters, value: Value) -> bool:
+    """Is a value a stack that a loop writes while it takes slices of a donated argument of this shape?"""
+    program = clusters.program
+    base = clusters.base[value.id]
+    maker = program.definitions[base][0]
+    if program.ops[maker].kind != "scan.output":
+        return False
+    loop = next(op for op in program.ops if maker in op.links)
+    read = [program.ops[k].operands[0] for k in loop.links if program.ops[k].kind == "scan.input"]
+    given = {a.value for a in program.arguments if a.donated}
+    like = (program.values[b] for v in read if v >= 0 and (b := clusters.base[v]) in given)
+    return any((v.shape, v.dtype) == (value.shape, value.dtype) for v in like)
 
 
 def _alone(clusters: Clusters) -> frozenset[tuple[int, int]]:
@@ -215,6 +258,11 @@ def _joined(clusters: Clusters, kernels: list[_Kernel], alone: frozenset[tuple[i
     ]
     first = [e for e in inner if e.value not in seen]
     seen.update(e.value for e in inner)
+
+    def fills(t: Tensor) -> bool:
+        """Is a stack filled with zeros before the loop that writes it?"""
+        return clusters.library and program.ops[t.op].kind == "scan.output"
+
     feeding = set(products)
     for edge in sorted(inner, key=lambda e: -e.user):
         if edge.user in feeding:
@@ -227,7 +275,7 @@ def _joined(clusters: Clusters, kernels: list[_Kernel], alone: frozenset[tuple[i
         tuple(o for o in sorted(members) if o not in products and clusters.roles[o] is not Role.VIEW),
         tuple(tuple(reads[base]) for base in sorted(reads)),
         tuple(any(t.op in feeding for t in reads[base]) for base in sorted(reads)),
-        tuple(writes[base] for base in sorted(writes)),
+        tuple(t for base in sorted(writes) for t in [writes[base]] * (1 + fills(writes[base]))),
         tuple(first),
         frozenset((o, k) for o in products for k in (0, 1) if (o, k) in alone),
     )
@@ -236,6 +284,8 @@ def _joined(clusters: Clusters, kernels: list[_Kernel], alone: frozenset[tuple[i
 def _begins(clusters: Clusters, op: Op) -> bool:
     """Does an op run as a kernel of its own, with what is made inside it?"""
     if op.rule is None or op.kind in _FREE or (clusters.roles[op.id] is Role.LINK and op.kind not in _SLICES):
+        return False
+    if clusters.roles[op.id] is Role.VIEW:
         return False
     return op.kind == "scan.output" or any(v >= 0 and clusters.base[v] == v and clusters.stored[v] for v in op.results)
 
@@ -255,6 +305,11 @@ def _kernel(clusters: Clusters, op: Op, region: int) -> _Kernel:
             if v < 0 or (k == 0 and _WRITE_PARTS.get(inner.kind, 0)):
                 continue  # what is written into is not read
             base, maker = clusters.base[v], program.ops[made_by[v][0]]
+            while v >= 0 and maker.kind == "scan.carry" and clusters.roles[maker.id] is Role.VIEW:
+                v = viewed(maker, v)
+                maker = program.ops[made_by[v][0]] if v >= 0 else maker
+            if v < 0:
+                continue
             if base in clusters.reads[inner.id] and clusters.stored[base]:
                 if clusters.roles[inner.id] is not Role.UPDATE:
                     reads.setdefault(base, []).append(Tensor(inner.id, k, program.values[base].itemsize))
@@ -277,7 +332,8 @@ def _kernel(clusters: Clusters, op: Op, region: int) -> _Kernel:
         reads,
         {v: Tensor(op.id, first + r, program.values[v].itemsize) for r, v in written},
         max(sizes, default=0),
-        all(clusters.roles[o] in _PLAIN or members[o].kind == "scan.output" for o in members),
+        not (clusters.library and (products or op.kind == "scan.output"))
+        and all(clusters.roles[o] in _PLAIN or members[o].kind == "scan.output" for o in members),
     )
 
 
@@ -326,13 +382,15 @@ def pass_s(lowered: Lowered, work: Pass, profile: Profile) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product on one device: the sizes of the dimensions of each role, and its type. ``depth`` may hold taps of a window."""
+    """A product on one device: the sizes of the dimensions of each role, and its type. ``depth`` may hold taps of a window, of
+    which all but one in ``zeros`` fall on zeros that were put between elements."""
 
     batch: int
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     depth: tuple[int, ...]
     dtype: str
+    zeros: int = 1
 
     @property
     def flops(self) -> float:
@@ -348,11 +406,15 @@ def product_s(product: Product, nbytes: float, profile: Profile) -> float:
     '0.734 ms'
     """
     rows, columns, depth = profile.matrix_tile
+    if is_library(profile):  # sees one dimension of each role
+        product = replace(product, rows=(math.prod(product.rows),), columns=(math.prod(product.columns),))
     # Either operand may be the one that is held in the array.
     waste = min(
         _waste(product.rows, rows) * _waste(product.columns, columns),
         _waste(product.rows, columns) * _waste(product.columns, rows),
     ) * _waste((math.prod(product.depth),), depth)
+    if is_library(profile):
+        waste /= product.zeros
     rate = profile.matrix_rate(product.dtype) * profile.matrix_efficiency
     return max(product.flops * waste / rate, nbytes / (profile.memory_bytes_per_s * profile.memory_efficiency))
 
@@ -512,7 +574,8 @@ class _Sizes:
                 depth.append(size)
         used = [self.program.values[v] for v in node.operands[:2] if v >= 0]
         dtype = max(used, key=lambda value: value.itemsize).dtype
-        return Product(batch, tuple(rows), tuple(columns), tuple(depth), dtype)
+        zeros = math.prod(w.dilation for w in rule.windows)
+        return Product(batch, tuple(rows), tuple(columns), tuple(depth), dtype, zeros)
 
     def _size(self, node: Op, factor: int) -> int:
         """A factor's size. That of a window differs from tensor to tensor: in the result, or else in the kernel, counts."""

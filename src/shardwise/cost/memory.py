@@ -14,8 +14,9 @@ When values live:
   is made; else it lies beside it until then. Other outputs live to the end;
 - a loop's carry is one array. What the body makes for the next turn lies beside it while the old one is still read. The stack
   that a scan leaves, and that a later loop reads, lives from the start of the one to the end of the other; a stack that an
-  outer loop carries and an inner scan takes in and gives out again is updated in place;
-- elementwise kernels, scatters and updates of slices write into an operand that dies there;
+  outer loop carries and an inner scan takes in and gives out again is updated in place, but not on GPUs;
+- elementwise kernels, scatters and updates of slices write into an operand that dies there; on GPUs (``is_library``) only
+  into one with the same order of dimensions;
 - a stack that a loop only reads in a narrower type is converted as a whole before the loop;
 - a gathered copy lives from the first to the last use that needs that sharding in its region. A reduction to shards has both
   its sides at once; an all-reduce is in place. Outputs that are gathered at the end do not take their argument's place.
@@ -112,18 +113,18 @@ class Lifetimes:
         return tuple({**self.live, **self.narrowed, **self.windowed})
 
 
-def lifetimes(program: Program) -> Lifetimes:
-    """The lifetimes of a program's values."""
-    return _Builder(program).run()
+def lifetimes(program: Program, library: bool = False) -> Lifetimes:
+    """The lifetimes of a program's values; ``library`` as of ``cluster``."""
+    return _Builder(program, library).run()
 
 
 class _Builder:
-    def __init__(self, program: Program):
-        self.program, self.c = program, cluster(program)
+    def __init__(self, program: Program, library: bool):
+        self.program, self.c = program, cluster(program, library)
         self.owner = {j: op.id for op in program.ops for j in op.links}
         home = {v: op.region for op in program.ops for v in op.results}
         home |= {v: region.id for region in program.regions for v in region.inputs}
-        self.home = [home.get(v.id, 0) for v in program.values]
+        self.home = [self.c.inlined[home.get(v.id, 0)] for v in program.values]
         self.arguments = {a.value for a in program.arguments}
         self.matches = self._donations()
         self.point = {op.id: 0 for op in program.ops if op.kind in ("argument", "constant")}
@@ -137,7 +138,7 @@ class _Builder:
 
     def run(self) -> Lifetimes:
         for op in self.program.ops:
-            if op.kind.endswith(".carry"):
+            if op.kind.endswith(".carry") and self.c.roles[op.id] is Role.LINK:
                 self._carry(op)
         for op in self.program.schedule:
             if self.c.is_kernel(op):
@@ -194,9 +195,9 @@ class _Builder:
         """A read from inside a loop keeps what is outside until the loop ends."""
         if op.kind == "scan.input":
             return self.span[self.program.ops[self.owner[op.id]].regions[-1]][1]
-        at, region = self.point[op.id], op.region
+        at, region = self.point[op.id], self.c.inlined[op.region]
         while region != self.home[base] and region > 0:
-            at, region = self.span[region][1], self.program.regions[region].parent
+            at, region = self.span[region][1], self.c.inlined[self.program.regions[region].parent]
         return at
 
     def _stored(self) -> dict[int, list[int]]:
@@ -238,9 +239,9 @@ class _Builder:
         """Does a scan give out the stack that its slices, and nothing else, come from?"""
         maker = self.program.ops[self.program.definitions[stack][0]]
         ops = [self.program.ops[k] for k in readers]
-        return maker.kind == "scan.output" and all(
-            op.kind == "scan.input" and self.owner[op.id] == self.owner[maker.id] for op in ops
-        )
+        if self.c.library or maker.kind != "scan.output":
+            return False
+        return all(op.kind == "scan.input" and self.owner[op.id] == self.owner[maker.id] for op in ops)
 
     def _root(self, base: int) -> int:
         while base in self.place:
@@ -262,12 +263,14 @@ class _Builder:
         elif c.roles[op.id] in (Role.CHEAP, Role.DEAR):
             for v in (v for v in op.results if v in live):
                 dying = (b for b in c.reads[op.id] if b in live and b not in self.arguments and live[b][1] == at)
-                same = next((b for b in dying if self._size(b) == self._size(v)), None)
+                same = next((b for b in dying if self._fits(b, v)), None)
                 if same is not None:
                     live[same][1] -= 1
 
-    def _size(self, value: int) -> tuple[int, float]:
-        return self.program.values[value].elements, self.program.values[value].itemsize
+    def _fits(self, old: int, new: int) -> bool:
+        """Can a value be written over another? A library wants it in an order of dimensions of its own."""
+        a, b = self.program.values[old], self.program.values[new]
+        return (a.elements, a.itemsize) == (b.elements, b.itemsize) and (a.shape == b.shape or not self.c.library)
 
     def _outputs(self) -> dict[int, int]:
         """Outputs live to the end, or take an argument's place."""
@@ -294,7 +297,7 @@ class _Builder:
         """Stacks that loops read in a narrower type only. One copy serves all the loops, from the first to the last."""
         ops, values = self.program.ops, self.program.values
         found: dict[int, tuple[int, float, int, int]] = {}
-        for op in (op for op in ops if op.kind == "scan.input"):
+        for op in (op for op in ops if op.kind == "scan.input" and self.c.roles[op.id] is not Role.VIEW):
             users = [ops[u] for u in self.c.uses[op.results[0]]]
             if {u.kind for u in users} != {"convert_element_type"}:
                 continue

@@ -26,6 +26,7 @@ from functools import cached_property
 
 import numpy as np
 
+from shardwise.cost.clusters import is_library
 from shardwise.cost.compute import Edge, Pass, Tensor, pass_s, passes
 from shardwise.cost.local import HardwareCost
 from shardwise.cost.lowering import Lowered, Reshard
@@ -106,7 +107,8 @@ class CostModel:
     terms: tuple[Term, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "life", lifetimes(self.structure.program))
+        library = is_library(self.cost.profile)
+        object.__setattr__(self, "life", lifetimes(self.structure.program, library))
         object.__setattr__(self, "work", passes(self.life.clusters))
         object.__setattr__(self, "terms", tuple(self._terms()))
 

@@ -21,12 +21,13 @@ more. Asked for everything it is the plan of a state; asked for a few ops it fil
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from shardwise.cost.decisions import State
+from shardwise.cost.lazy import Lazy
 from shardwise.cost.local import LocalCost
 from shardwise.cost.sharding import Axes, Collective, Kind, Sharding, reshard, result_sharding, tensor_sharding
 from shardwise.cost.storage import VIEWS, kept_axes, store
@@ -36,7 +37,6 @@ from shardwise.dims.analysis import Analysis
 from shardwise.ir.program import Op, Unit
 from shardwise.ir.rule import Rule
 
-T = TypeVar("T")
 NOTHING: Final = Sharding(())
 _SAME: Final = 1e-9
 #: How an op computes: the axes of its factors, and those over which it passes partial values on.
@@ -72,23 +72,6 @@ class Known:
     choices: dict[object, tuple[Choice, ...]] = field(default_factory=dict)
     asked_s: dict[object, float] = field(default_factory=dict)
     moves_s: dict[object, float] = field(default_factory=dict)
-
-
-class Lazy(Sequence[T], Generic[T]):
-    """A list whose items are worked out when first asked for, one at a time."""
-
-    def __init__(self, count: int, work_out: Callable[[int], T]):
-        self._items: list[T | None] = [None] * count
-        self._work_out = work_out
-
-    def __getitem__(self, index: int) -> T:  # type: ignore[override]
-        item = self._items[index]
-        if item is None:
-            item = self._items[index] = self._work_out(index)
-        return item
-
-    def __len__(self) -> int:
-        return len(self._items)
 
 
 def lower_state(analysis: Analysis, state: State, cost: LocalCost) -> Lowered:

@@ -108,6 +108,25 @@ FOUND = {
         ),
         5070,
     ),
+    # The same fault, where the use of a batched product reduces it whole and is stored on an axis that it was summed over.
+    "batched product": (
+        Drawn(
+            shapes=((8,), (16, 16), (8, 4, 24)),
+            steps=(
+                ("update", 29, 51, 12, 27),
+                ("remat", 15, 21, 43, 41),
+                ("cond", 35, 9, 1, 3),
+                ("where", 38, 14, 1, 25),
+                ("dot", 14, 10, 44, 32),
+                ("update", 29, 51, 12, 27),
+                ("outer", 32, 61, 30, 6),
+                ("unary", 35, 3, 12, 31),
+                ("where", 26, 55, 47, 58),
+            ),
+            form=0,
+        ),
+        9051,
+    ),
 }
 
 

@@ -4,6 +4,8 @@ Each was found by comparing sharded with plain runs, and fails under plain ``jax
 
 - A product over an axis that its result is scattered on, while the operands' other axes are not those of the result:
   ``P(None, "x") @ P("x", None) -> P("x", ("z", "y"))``. The operands are stated so that only the scattering is left to do.
+  Where the use of a product reduces it whole (stated.py), that is stated: ``P("y", None, ("x", "z"))`` times the same, batched
+  over the first dimension, to ``P(("z", "y"))`` comes out wrong.
 - A convolution that sums over a sharded spatial dimension, or over any sharded dimension where it has groups (the gradient of
   a kernel, mostly), while a mesh axis does not shard its left operand: the sum is multiplied by the size of that axis. A
   forward convolution with a spatial dimension and the output features on different axes: the same. Such convolutions are

@@ -32,6 +32,25 @@ def stated_computations(lowered: Lowered) -> dict[Place, Sharding]:
         busy = any(lowered.factors[op.id]) or any(lowered.actual[v].axes() for v in op.operands if v >= 0)
         if busy and (op.unit is Unit.MATRIX or op.kind.startswith(("gather", "scatter"))):
             found |= _stated(lowered, op)
+        if op.unit is Unit.MATRIX:
+            found |= _reduced_by_use(lowered, op)
+    return found
+
+
+def _reduced_by_use(lowered: Lowered, product: Op) -> dict[Place, Sharding]:
+    """A product's partial result that its use reduces whole, where it would be stored scattered: the use's operand is stated.
+
+    Else the partitioner scatters at once, and where the product has more axes to sum over, it gets that wrong (faults.py).
+    """
+    (value,) = product.results
+    if not lowered.actual[value].partial:
+        return {}
+    found: dict[Place, Sharding] = {}
+    for user, k in lowered.structure.uses[value]:
+        use = lowered.program.ops[user]
+        need = lowered.need(use, k) if use.rule is not None else lowered.storage[value]
+        if not need.partial and need.dims != lowered.storage[value].dims:
+            found[Place("used", user, k)] = need
     return found
 
 

@@ -16,11 +16,23 @@ from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
 from shardwise.cost.decisions import Shard, State
 from shardwise.cost.local import HardwareCost
-from shardwise.cost.lowering import Lowered, lower_state
-from shardwise.cost.memory import BLOCK, GAPS, Allocation, Lifetimes, allocations, lifetimes, padded_elements, peak
+from shardwise.cost.lowering import Lowered, Reshard, lower_state
+from shardwise.cost.memory import (
+    BLOCK,
+    GAPS,
+    Allocation,
+    Lifetimes,
+    copy_allocations,
+    lifetimes,
+    padded_elements,
+    value_allocations,
+)
+from shardwise.cost.model import CostModel, memory_curve
+from shardwise.cost.predict import predict
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.load import load_profile
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.hardware.profile import Profile
 from tests.dims import programs as p
 
 V5E = load_profile("v5e")
@@ -45,8 +57,17 @@ def made(
     return lower_state(analysis, state, HardwareCost.of(mesh)), lifetimes(analysis.program, library)
 
 
-def blocks(found: tuple[Lowered, Lifetimes]) -> int:
-    return peak(*found, V5E).peak_bytes // BLOCK
+def allocations(lowered: Lowered, life: Lifetimes, profile: Profile) -> list[Allocation]:
+    """All allocations of a state."""
+    found = [a for v in life.values() for a in value_allocations(lowered, life, v, profile)]
+    groups: dict[tuple[int, int], list[Reshard]] = {}
+    for r in lowered.reshards:
+        groups.setdefault((life.program.ops[r.op].region, r.value), []).append(r)
+    return found + [a for own in groups.values() for a in copy_allocations(lowered, life, own, profile)]
+
+
+def blocks(found: tuple[Lowered, Lifetimes], profile: Profile = V5E) -> int:
+    return int(memory_curve(found[1].points, allocations(*found, profile)).max())
 
 
 def of(found: tuple[Lowered, Lifetimes], what: str, kind: str = "") -> list[Allocation]:
@@ -230,17 +251,17 @@ def test_without_tiles_nothing_is_padded() -> None:
     found = made(lambda x: jnp.tanh(x), [p.shape(9, 129)])
     flat = replace(V5E, vector_tile=(1, 32))
     size = -(-9 * 129 * 4 // BLOCK)
-    assert peak(*found, flat).peak_bytes == (2 * size + size // GAPS) * BLOCK
-    assert peak(*found, V5E).peak_bytes > peak(*found, flat).peak_bytes
+    assert blocks(found, flat) == 2 * size + size // GAPS
+    assert blocks(found) > blocks(found, flat)
 
 
 def test_the_peak_is_explained() -> None:
     found = made(lambda x, w: jnp.sum(jnp.sin(x @ w) + x), [p.shape(128, 128)] * 2)
-    memory = peak(*found, V5E)
-    rows = memory.explain(found[0].program)
-    assert sum(nbytes for _, nbytes, _ in rows) == memory.peak_bytes == memory.curve.max() * BLOCK
-    assert {"x", "w"} <= {label for label, _, _ in rows}
-    assert any(line.startswith("test_memory.py") for _, _, line in rows)
+    lowered = found[0]
+    memory = predict(CostModel(lowered.structure, HardwareCost.of(lowered.mesh)), lowered)
+    assert sum(a.nbytes for a in memory.alive) == memory.peak_bytes == max(memory.curve) == blocks(found) * BLOCK
+    assert {"x", "w"} <= {a.label for a in memory.alive}
+    assert any(a.source.startswith("test_memory.py") for a in memory.alive)
 
 
 def test_the_structure_does_not_depend_on_the_state() -> None:

@@ -15,7 +15,7 @@ The idea. One walk in program order; each value is decided by its uses:
 - a pad at the edges is made in its use, but never in several; one that spreads elements is a kernel of its own;
 - a loop that goes round once is no loop: its ops run in the region around it, and what enters and leaves it are views.
 
-Where products are calls of a library (``is_library``: GPUs) they read and write whole arrays: nothing is made in them, and
+Where products are calls of a library (``calls_library``: GPUs) they read and write whole arrays: nothing is made in them, and
 their results are stored. Other kernels take more: any pad, and what gathers read. A scatter of single elements is a kernel.
 
 The order (``kernel_order``). The program's, with three changes that XLA's scheduler makes too: a kernel that takes no more
@@ -37,7 +37,6 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
-from shardwise.hardware.profile import Profile
 from shardwise.ir.program import Op, Program, Unit
 from shardwise.rules.elementwise import ELEMENTWISE, PASSING
 
@@ -70,11 +69,6 @@ _LITTLE_BYTES: Final = 1 << 20
 IN_PLACE: Final = frozenset(
     {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter-min", "scatter-max"}
 )
-
-
-def is_library(profile: Profile) -> bool:
-    """Are products calls of a library, as on GPUs? So they are where arrays lie in memory without tiles."""
-    return profile.vector_tile[0] == 1
 
 
 def role(program: Program, op: Op, library: bool = False) -> Role:
@@ -150,7 +144,7 @@ class Clusters:
     stored bases that its kernel reads (of ops inside other kernels: what they hand on); ``roles`` by op; ``uses`` by base: the
     ops that use it or a view of it; ``through``: bases that the uses that can make it themselves do not read; ``heavy``: values
     with a product in their kernel; ``inlined``: the region in which a region's ops run, the parent's where a loop goes round
-    once; ``library``: products are calls of a library."""
+    once; ``by_library``: products are calls of a library."""
 
     program: Program
     base: tuple[int, ...]
@@ -161,7 +155,7 @@ class Clusters:
     through: tuple[bool, ...]
     heavy: tuple[bool, ...]
     inlined: tuple[int, ...]
-    library: bool = False
+    by_library: bool = False
 
     def kernels(self) -> tuple[int, ...]:
         """The ops that run as something of their own, in the order of the program."""
@@ -188,7 +182,7 @@ def cluster(program: Program, library: bool = False) -> Clusters:
 
 class _Clustering:
     def __init__(self, program: Program, library: bool):
-        self.program, self.library = program, library
+        self.program, self.by_library = program, library
         self.roles = [role(program, op, library) for op in program.ops]
         _find_updates(program, self.roles, library)
         self.inlined = _inlined(program)
@@ -239,7 +233,7 @@ class _Clustering:
             tuple(self.through),
             tuple(self.heavy),
             self.inlined,
-            self.library,
+            self.by_library,
         )
 
     def _bases(self) -> list[int]:
@@ -275,7 +269,7 @@ class _Clustering:
         if made_by in (Role.OTHER, Role.LINK, Role.REDUCTION, Role.UPDATE) or not self.uses[value]:
             return False
         if self.heavy[value]:
-            return not self.library and self._is_epilogue(value)
+            return not self.by_library and self._is_epilogue(value)
         if len(self.uses[value]) == 1:
             return True
         return not self.pieced[value] and self._unary(value)
@@ -331,9 +325,9 @@ class _Clustering:
         """Can operands of this op be made in its kernel?"""
         kind = self.roles[user.id]
         if kind is Role.PRODUCT:
-            return not self.library
+            return not self.by_library
         if user.kind == "gather":
-            return self.library
+            return self.by_library
         return kind in (Role.CHEAP, Role.DEAR, Role.REDUCTION, Role.UPDATE) or user.kind in ("scan.output", "pad")
 
 

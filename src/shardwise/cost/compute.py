@@ -18,7 +18,7 @@ over the same array and nothing has to be complete between them, as XLA joins th
 A result that a collective makes, and that takes the place of a donated argument, is copied (``copy_s``): ZeRO's parameters.
 So is a stack that a loop writes while it reads the donated one: a cache that is scanned (``_restacked``).
 
-Where products are calls of a library (``is_library``: GPUs) they are passes of their own and pad each role as one dimension;
+Where products are calls of a library (``calls_library``: GPUs) they are passes of their own and pad each role as one dimension;
 convolutions over spread elements skip the zeros; and a loop's stacks are filled with zeros first, and each written by itself.
 
 Products in steps (collective matmul). Where ``matrix_window`` says so, a product whose operand is gathered for it alone takes
@@ -43,7 +43,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shardwise.cost.clusters import Clusters, Role, is_library, viewed
+from shardwise.cost.clusters import Clusters, Role, viewed
 from shardwise.cost.lowering import Lowered
 from shardwise.cost.sharding import Axes, Kind, Sharding, reshard, result_sharding, tensor_sharding
 from shardwise.hardware.mesh import MeshAxes
@@ -261,7 +261,7 @@ def _joined(clusters: Clusters, kernels: list[_Kernel], alone: frozenset[tuple[i
 
     def fills(t: Tensor) -> bool:
         """Is a stack filled with zeros before the loop that writes it?"""
-        return clusters.library and program.ops[t.op].kind == "scan.output"
+        return clusters.by_library and program.ops[t.op].kind == "scan.output"
 
     feeding = set(products)
     for edge in sorted(inner, key=lambda e: -e.user):
@@ -332,7 +332,7 @@ def _kernel(clusters: Clusters, op: Op, region: int) -> _Kernel:
         reads,
         {v: Tensor(op.id, first + r, program.values[v].itemsize) for r, v in written},
         max(sizes, default=0),
-        not (clusters.library and (products or op.kind == "scan.output"))
+        not (clusters.by_library and (products or op.kind == "scan.output"))
         and all(clusters.roles[o] in _PLAIN or members[o].kind == "scan.output" for o in members),
     )
 
@@ -406,14 +406,14 @@ def product_s(product: Product, nbytes: float, profile: Profile) -> float:
     '0.734 ms'
     """
     rows, columns, depth = profile.matrix_tile
-    if is_library(profile):  # sees one dimension of each role
+    if profile.calls_library:  # sees one dimension of each role
         product = replace(product, rows=(math.prod(product.rows),), columns=(math.prod(product.columns),))
     # Either operand may be the one that is held in the array.
     waste = min(
         _waste(product.rows, rows) * _waste(product.columns, columns),
         _waste(product.rows, columns) * _waste(product.columns, rows),
     ) * _waste((math.prod(product.depth),), depth)
-    if is_library(profile):
+    if profile.calls_library:
         waste /= product.zeros
     rate = profile.matrix_rate(product.dtype) * profile.matrix_efficiency
     return max(product.flops * waste / rate, nbytes / (profile.memory_bytes_per_s * profile.memory_efficiency))

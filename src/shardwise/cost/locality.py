@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardwise.cost.decisions import Decision, Shard, State
-from shardwise.cost.storage import VIEWS, views
+from shardwise.cost.storage import VIEWS, kept_axes, views
 from shardwise.cost.structure import Structure
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op
@@ -77,6 +77,7 @@ class Locality:
             for v in values:
                 self._held[v] = self._held.get(v, 0) | 1 << self.keep_atom[k]
         self._always = {v: tuple(sorted(a for w, a in self._base.kept if w == v)) for v, _ in self._base.kept}
+        self._always_kept = kept_axes(self.program, self._base)
         self._ids: dict[Hashable, int] = {}
         self._stored: dict[int, tuple[int, int]] = {}
         self._actual: dict[int, Place] = {}
@@ -133,22 +134,12 @@ class Locality:
             own = {n: d for d, n in enumerate(s.nodes[value]) if n >= 0}
             clash_mask, clashes = self._clashes(self.program.definitions[value][0], own)
             kept = self._kept.get(value, 0)
-            always = self._always_kept.get(value, ())
+            always = self._always_kept.get(value, frozenset())
             pinned = self._base.pinned.get(value)
             own_value = self.program.values[value]
             key = ("stored", own_value.type_text, own_value.origin, looks, clashes, kept, always, pinned)
             self._stored[value] = mask | clash_mask | kept, self.number(key)
         return self._stored[value]
-
-    @property
-    def _always_kept(self) -> dict[int, tuple[int, ...]]:
-        if not hasattr(self, "_always_known"):
-            found: dict[int, tuple[int, ...]] = {}
-            for axis in sorted({a for _, a in self._base.kept}):
-                for v in views(self.program, (v for v, a in self._base.kept if a == axis)):
-                    found[v] = (*found.get(v, ()), axis)
-            self._always_known = found
-        return self._always_known
 
     def _candidates(self, op: Op) -> tuple[int, Hashable]:
         s = self.structure

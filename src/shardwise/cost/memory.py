@@ -15,7 +15,7 @@ When values live:
 - a loop's carry is one array. What the body makes for the next turn lies beside it while the old one is still read. The stack
   that a scan leaves, and that a later loop reads, lives from the start of the one to the end of the other; a stack that an
   outer loop carries and an inner scan takes in and gives out again is updated in place, but not on GPUs;
-- elementwise kernels, scatters and updates of slices write into an operand that dies there; on GPUs (``is_library``) only
+- elementwise kernels, scatters and updates of slices write into an operand that dies there; on GPUs (``calls_library``) only
   into one with the same order of dimensions;
 - a stack that a loop only reads in a narrower type is converted as a whole before the loop;
 - a gathered copy lives from the first to the last use that needs that sharding in its region. A reduction to shards has both
@@ -38,11 +38,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-import numpy as np
-
 from shardwise.cost.clusters import IN_PLACE, Clusters, Role, cluster, kernel_order
 from shardwise.cost.lowering import Lowered, Reshard
-from shardwise.cost.sharding import Kind, Sharding, tensor_sharding
+from shardwise.cost.sharding import Kind, Sharding
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import Profile
 from shardwise.ir.program import Op, Origin, Program, Value
@@ -65,25 +63,6 @@ class Allocation:
     blocks: int
     first: int
     last: int
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The peak, the point of it, what is alive there (largest first), and the blocks alive at every point."""
-
-    peak_bytes: int
-    at: int
-    alive: tuple[Allocation, ...]
-    curve: np.ndarray
-
-    def explain(self, program: Program) -> list[tuple[str, int, str]]:
-        """What is alive at the peak: label, bytes, source line."""
-        rows = []
-        for a in self.alive:
-            op = program.ops[program.definitions[a.value][0]]
-            label = program.label(a.value) if a.what == "value" else f"{a.what} of {program.label(a.value)}"
-            rows.append((label, a.blocks * BLOCK, str(program.source_of(op))))
-        return rows
 
 
 @dataclass(frozen=True)
@@ -239,7 +218,7 @@ class _Builder:
         """Does a scan give out the stack that its slices, and nothing else, come from?"""
         maker = self.program.ops[self.program.definitions[stack][0]]
         ops = [self.program.ops[k] for k in readers]
-        if self.c.library or maker.kind != "scan.output":
+        if self.c.by_library or maker.kind != "scan.output":
             return False
         return all(op.kind == "scan.input" and self.owner[op.id] == self.owner[maker.id] for op in ops)
 
@@ -270,7 +249,7 @@ class _Builder:
     def _fits(self, old: int, new: int) -> bool:
         """Can a value be written over another? A library wants it in an order of dimensions of its own."""
         a, b = self.program.values[old], self.program.values[new]
-        return (a.elements, a.itemsize) == (b.elements, b.itemsize) and (a.shape == b.shape or not self.c.library)
+        return (a.elements, a.itemsize) == (b.elements, b.itemsize) and (a.shape == b.shape or not self.c.by_library)
 
     def _outputs(self) -> dict[int, int]:
         """Outputs live to the end, or take an argument's place."""
@@ -411,44 +390,9 @@ def copy_allocations(
             if r.value in life.returned and Kind.ALL_GATHER in kinds:
                 found.append(Allocation("gathered", r.value, target, at, life.returned[r.value]))
         elif r.operand >= 0 and not kinds <= {Kind.ALL_REDUCE, Kind.PERMUTE}:
-            users = [u for u in _using(lowered, r.value) if u.region == op.region]
-            same = [u for u in users if _need(lowered, u, r.value) == r.target]
-            points = [p for u in same for p in op_points(life, u)]
+            users = [(life.program.ops[user], k) for user, k in lowered.structure.uses[r.value]]
+            here = [(u, k) for u, k in users if u.region == op.region and u.rule is not None]
+            points = [p for u, k in here if lowered.need(u, k) == r.target for p in op_points(life, u)]
             if points:
                 found.append(Allocation("copy", r.value, target, min(points), max(points)))
     return found
-
-
-def _using(lowered: Lowered, value: int) -> list[Op]:
-    return [lowered.program.ops[k] for k in dict.fromkeys(user for user, _ in lowered.structure.uses[value])]
-
-
-def _need(lowered: Lowered, op: Op, value: int) -> Sharding | None:
-    """How an op wants a value."""
-    if op.rule is None:
-        return None
-    own = tensor_sharding(op.rule.operand_majors[op.operands.index(value)], lowered.factors[op.id])
-    still = tuple(a for a in lowered.actual[value].partial if a in lowered.passing[op.id])
-    return Sharding(own.dims, still)
-
-
-def allocations(lowered: Lowered, life: Lifetimes, profile: Profile) -> list[Allocation]:
-    """All allocations of a state."""
-    found = [a for v in life.values() for a in value_allocations(lowered, life, v, profile)]
-    groups: dict[tuple[int, int], list[Reshard]] = {}
-    for r in lowered.reshards:
-        groups.setdefault((life.program.ops[r.op].region, r.value), []).append(r)
-    return found + [a for own in groups.values() for a in copy_allocations(lowered, life, own, profile)]
-
-
-def peak(lowered: Lowered, life: Lifetimes, profile: Profile) -> Memory:
-    """The peak of a state, and what makes it."""
-    found = allocations(lowered, life, profile)
-    change = np.zeros(life.points + 1, dtype=np.int64)
-    for a in found:
-        change[a.first] += a.blocks
-        change[a.last + 1] -= a.blocks
-    curve = np.cumsum(change)[: life.points]
-    at = int(np.argmax(curve))
-    alive = sorted((a for a in found if a.first <= at <= a.last), key=lambda a: (-a.blocks, a.value))
-    return Memory(int(curve[at]) * BLOCK, at, tuple(alive), curve)

@@ -26,7 +26,6 @@ from functools import cached_property
 
 import numpy as np
 
-from shardwise.cost.clusters import is_library
 from shardwise.cost.compute import Edge, Pass, Tensor, pass_s, passes
 from shardwise.cost.local import HardwareCost
 from shardwise.cost.lowering import Lowered, Reshard
@@ -107,8 +106,7 @@ class CostModel:
     terms: tuple[Term, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        library = is_library(self.cost.profile)
-        object.__setattr__(self, "life", lifetimes(self.structure.program, library))
+        object.__setattr__(self, "life", lifetimes(self.structure.program, self.cost.profile.calls_library))
         object.__setattr__(self, "work", passes(self.life.clusters))
         object.__setattr__(self, "terms", tuple(self._terms()))
 

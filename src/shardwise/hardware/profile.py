@@ -90,6 +90,11 @@ class Profile:
         return int(self.memory_bytes * self.usable_share)
 
     @property
+    def calls_library(self) -> bool:
+        """Are products calls of a library, as on GPUs? So they are where arrays lie in memory without tiles."""
+        return self.vector_tile[0] == 1
+
+    @property
     def devices_per_chip(self) -> int:
         count = 1
         for tier in self.links:

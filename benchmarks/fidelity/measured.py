@@ -6,7 +6,8 @@ What was measured is in ``measured/``, with the profiles that ``shardwise hardwa
   compiler's ``peak_memory_in_bytes``;
 - ``compile8.jsonl``: plans compiled for eight H200s (``single.py --compile8``): the peak;
 - ``parallel.jsonl``: planned steps on eight host devices (``parallel.py``), predicted under ``host8.toml``: the order of the
-  strategies of a program. A line without ``compute`` is from when these programs computed in bfloat16.
+  strategies of a program. A line without ``compute`` is from when these programs computed in bfloat16. The committed plans were
+  made under a ``host8.toml`` with slower starts of collectives, fitted to the same readings in another way.
 
 Of several lines about the same thing the last counts.
 """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,24 @@ def test_programs_compute_in_the_type_that_is_asked_for() -> None:
     assert "bfloat16" in types("bfloat16")
     assert "bfloat16" not in types("float32")
     assert "bfloat16" in types("bfloat16"), "nothing is left changed"
+
+
+def test_the_type_reaches_programs_that_nobody_loaded_yet() -> None:
+    """A module that is imported under another type would keep it."""
+    code = (
+        "import sys\n"
+        "from benchmarks.fidelity.parallel import computing\n"
+        "def types():\n"
+        "    found = {n: m.COMPUTE.__name__ for n, m in sys.modules.items() if hasattr(m, 'COMPUTE') and '.zoo.' in n}\n"
+        "    assert 'shardwise.zoo.gpt' in found and 'shardwise.zoo.vit' in found\n"
+        "    return set(found.values())\n"
+        "with computing('float32'):\n"
+        "    inside = types()\n"
+        "print(*inside, *types())\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+    assert done.stdout.split() == ["float32", "bfloat16"], done.stderr
 
 
 def same_words(shown: str, printed: str) -> None:

@@ -30,8 +30,10 @@ H200 = Machine("NVIDIA H200", "gpu", 1, "0.9.0", memory_bytes=112 << 30)
 
 
 def collectives(topology_text: str) -> list[Reading]:
-    """Times that the formulas give for a topology."""
-    placement = place({"d": topology(topology_text).devices}, topology(topology_text))
+    """Times that the formulas give for a topology, of reduce-scatters that are such."""
+    where = topology(topology_text)
+    where = dataclasses.replace(where, profile=dataclasses.replace(where.profile, scatters=True))
+    placement = place({"d": where.devices}, where)
     costs = {kind: collective(kind, ["d"], placement) for kind in KINDS}
     sizes = [2.0**k for k in (12, 16, 20, 24)]
     return [Reading(kind, "", size, cost.time_s(size)) for kind, cost in costs.items() for size in sizes]
@@ -84,6 +86,33 @@ def test_the_fit_of_links_inverts_the_formulas() -> None:
     assert (links.collective_s, links.latency_s) == pytest.approx((6.6e-6, 1.9e-6))
     assert module._fit_links([], 1, load_profile("h100")) is None
     assert module._fit_links(collectives("h100:8x2"), 16, load_profile("h100")) is None, "two tiers"
+
+
+def test_collectives_that_lie_in_a_hosts_cache_are_left_out() -> None:
+    """Of eight host devices those of 1 and 16 MiB, however fast; without larger ones they are all there is."""
+
+    def rate(machine: Machine, sizes: dict[int, float]) -> object:
+        read = [Reading(kind, "", 2.0**k, 1e-4 + 2.0**k / rate) for kind in KINDS for k, rate in sizes.items()]
+        return of(machine, None, *read).data["links"][0]["bytes_per_s"]
+
+    eight = dataclasses.replace(HOST, devices=8)
+    slow = {12: 1e9, 26: 1e9}
+    assert rate(eight, slow | {20: 1e10, 24: 1e10}) == rate(eight, slow)
+    assert rate(HOST, slow | {20: 1e10, 24: 1e10}) != rate(HOST, slow), "two devices: 2^26 bytes each fit"
+    h100 = Machine("NVIDIA H100 80GB HBM3", "gpu", 8, "0.9.0")
+    assert rate(h100, slow | {20: 1e10, 24: 1e10}) != rate(h100, slow), "no host"
+
+
+def test_a_compiler_without_reduce_scatters(tmp_path: Path) -> None:
+    """What the machine's compiler does is kept, and the links are fitted to real reduce-scatters all the same."""
+    without = of(dataclasses.replace(HOST, scatters=False), None, *collectives("h100:2"))
+    assert without.links_error == pytest.approx(0.0, abs=1e-9)
+    profile = without.write(tmp_path / "ours.toml")
+    assert not profile.scatters and profile.source("reduce_scatter").startswith("told by the machine ")
+    assert of(dataclasses.replace(HOST, scatters=True)).write(tmp_path / "ours.toml").scatters
+    assert profile_of(HOST, tmp_path).scatters is load_profile("cpu").scatters is False, "the base's"
+    asked = dataclasses.replace(H200, scatters=False)
+    assert profile_of(asked, tmp_path).scatters, "a known device keeps its profile's"
 
 
 @pytest.mark.parametrize("name", ["v5e", "v5p", "v3"])

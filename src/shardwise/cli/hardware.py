@@ -144,6 +144,7 @@ def _figures(profile: Profile) -> list[tuple[str, str]]:
         ("vector.tile", tile(map(str, profile.vector_tile))),
         ("latency.launch_s", _time(profile.launch_s)),
         ("latency.collective_s", _time(profile.collective_s)),
+        *([] if profile.scatters else [("reduce_scatter", "none: all-reduce, slice")]),
         *((f"hidden.{kind}", f"{share:g}") for kind, share in profile.hidden),
     ]
     for tier in profile.links:

@@ -14,7 +14,9 @@ terms as in ``shardwise.cost.compute``; the first is the measuring loop's and is
 ``vector.elements_per_s`` is so high that it does not matter.
 
 Links (``_fit_links``): ``t = collective_s + steps·latency_s + load·nbytes/bytes_per_s`` with steps and load of each kind from
-``shardwise.hardware.collectives``. Both fits are non-negative least squares of relative errors, of all sizes together.
+``shardwise.hardware.collectives``. Both fits are non-negative least squares of relative errors, of all sizes together. On
+hosts the sizes in between are left out (``_in_cache``): one after another they find their arrays in the cache, which those of a
+step, with all that it does between two uses of an array, do not.
 
 Memory. JAX's limit on a GPU is what it takes beforehand, 75% of the memory unless told otherwise. Only what it was told is
 taken for the usable share; else that is the base's.
@@ -54,6 +56,8 @@ _TAKEN: Final = 0.75
 _NO_MATTER: Final = 1e16
 #: The share of some pass that a term must have to be told from noise.
 _SEEN: Final = 0.1
+#: Bytes up to which a host's collective is mostly latency, and bytes of all devices together that no host's caches hold.
+_LATENT, _CACHES = 1 << 16, 1 << 29
 #: The median relative error above which passes are no ground for a fit.
 _SCATTER: Final = 0.15
 
@@ -80,7 +84,8 @@ class Reading:
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What a machine says of itself. ``memory_bytes`` is one device's part of a host's memory, or the limit that JAX has (0 if
-    it tells none); ``memory_fraction`` what JAX was told to take of a GPU's memory, None if nothing."""
+    it tells none); ``memory_fraction`` what JAX was told to take of a GPU's memory, None if nothing; ``scatters`` whether its
+    compiler makes reduce-scatters, None if it was not asked."""
 
     device_kind: str
     platform: str
@@ -89,6 +94,7 @@ class Machine:
     memory_bytes: int = 0
     memory_fraction: float | None = None
     clock_hz: float | None = None
+    scatters: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +186,10 @@ def calibrate(measured: Measured, name: str | None = None) -> Calibration:
     notes = list(measured.notes)
     by_whom = f"shardwise hardware calibrate with jax {machine.jax} on {machine.device_kind}"
     passes = _fit_passes([r for r in readings if r.what == "memory"])
-    links = _fit_links([r for r in readings if r.what in KINDS], machine.devices, base)
+    moves = [r for r in readings if r.what in KINDS]
+    cold = [r for r in moves if not _in_cache(r, machine)]
+    # A quick run, or one of few devices, has no sizes beyond the cache.
+    links = _fit_links(cold if any(r.work > _LATENT for r in cold) else moves, machine.devices, base)
     figures = _figures(readings, base, is_known, passes, links)
     told = _told(machine, base, is_known)
     sources = dict.fromkeys(figures, f"measured by {by_whom}") | dict.fromkeys(
@@ -248,6 +257,11 @@ class _Links:
     error: float
 
 
+def _in_cache(reading: Reading, machine: Machine) -> bool:
+    """Is a host's collective larger than its latency and smaller than the caches?"""
+    return machine.platform == "cpu" and reading.work > _LATENT and reading.work * machine.devices < _CACHES
+
+
 def _fit_links(readings: Sequence[Reading], devices: int, base: Profile) -> _Links | None:
     """The links' figures under which the collectives' formulas come nearest to the readings; None if there are no readings or
     several tiers are used.
@@ -259,7 +273,7 @@ def _fit_links(readings: Sequence[Reading], devices: int, base: Profile) -> _Lin
     if not readings or len({axis.tier for axis in where.axes}) != 1:
         return None
     unit = Topology(
-        dataclasses.replace(base, collective_s=0.0),
+        dataclasses.replace(base, collective_s=0.0, scatters=True),
         where.text,
         tuple(dataclasses.replace(axis, bytes_per_s=1.0, latency_s=1.0) for axis in where.axes),
     )
@@ -317,7 +331,9 @@ def _share(rate: float, peak: float) -> tuple[float, float]:
 
 def _told(machine: Machine, base: Profile, is_known: bool) -> dict[str, Any]:
     """Figures that the machine says of itself."""
-    clock = {"clock_hz": machine.clock_hz} if machine.clock_hz else {}
+    clock: dict[str, Any] = {"clock_hz": machine.clock_hz} if machine.clock_hz else {}
+    if machine.scatters is not None and not is_known:
+        clock["reduce_scatter"] = int(machine.scatters)
     if not machine.memory_bytes:
         return clock
     if machine.platform == "gpu":
@@ -346,6 +362,7 @@ def _compose(
         "name": name,
         "title": title,
         **({"type_count": base.type_count} if base.type_count != 1 else {}),
+        **({} if base.scatters else {"reduce_scatter": 0}),
         "clock_hz": base.clock_hz,
         "memory": {k: v for k, v in plain["memory"].items() if k != "usable_bytes"},
         "matrix": {**matrix["flops_per_s"], **{k: v for k, v in matrix.items() if k != "flops_per_s"}},
@@ -374,7 +391,7 @@ def _compose(
 
 
 def _figure_keys(data: Mapping[str, Any]) -> Iterable[str]:
-    yield "clock_hz"
+    yield from (key for key in ("reduce_scatter", "clock_hz") if key in data)
     for table in ("memory", "matrix", "vector", "latency", "hidden"):
         yield from (f"{table}.{leaf}" for leaf in data.get(table, ()))
     for link in data["links"]:

@@ -24,6 +24,8 @@ Two tiers: an all-gather goes over the outer tier first, with a shard of the inn
 by the members of the tiers inside it; a reduce-scatter goes the other way. An all-to-all pays every tier in full, a
 permutation and a halo the slowest tier.
 
+Where the compiler makes no reduce-scatters (``Profile.scatters``), one costs what the all-reduce does that stands for it.
+
 Latency: once a collective (``Profile.collective_s``) plus, for every run, its steps: ⌊n/2⌋ on a ring, n−1 on a line,
 ⌈log₂ n⌉ on a switch; twice for an all-reduce, one step for a halo.
 
@@ -78,8 +80,11 @@ def collective(kind: str, axes: Iterable[int | str], placement: Placement) -> Al
     runs = placement.runs(axes)
     if kind == "slice" or not runs:
         return FREE
+    profile = placement.topology.profile
+    if kind == "reduce-scatter" and not profile.scatters:
+        kind = "all-reduce"
     tiers = [list(group) for _, group in itertools.groupby(sorted(runs, key=lambda r: r.tier), key=lambda r: r.tier)]
-    alpha_s = placement.topology.profile.collective_s + sum(_latency_s(kind, run) for run in runs)
+    alpha_s = profile.collective_s + sum(_latency_s(kind, run) for run in runs)
     return AlphaBeta(alpha_s, _s_per_byte(kind, tiers))
 
 

@@ -56,6 +56,7 @@ _TIME: Final = "seconds, at most 1"
 FIGURES: Final = (
     Figure("clock_hz", 1e7, 1e11, "in Hz, not GHz"),
     Figure("type_count", 1, 8, "1 or 2: what one chip counts in names like v4-32", required=False, whole=True),
+    Figure("reduce_scatter", 0, 1, "1 if the compiler makes reduce-scatters, else 0", required=False, whole=True),
     Figure("memory.bytes", 2**20, 2**50, "in bytes, not GB", whole=True),
     Figure("memory.usable_share", 1e-3, 1, _SHARE),
     Figure("memory.bytes_per_s", 1e6, 1e16, _FLOW),
@@ -276,6 +277,7 @@ def _profile(data: dict[str, Any], leaves: dict[str, Any], path: Path) -> Profil
         links=tuple(_link(link) for link in data["links"]),
         sources=tuple(data.get("sources", {}).items()),
         file=str(path),
+        scatters=bool(leaves.get("reduce_scatter", 1)),
     )
 
 

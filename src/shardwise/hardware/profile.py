@@ -57,7 +57,8 @@ class Profile:
     dimensions of any array. ``elements_per_s`` is what a pass over an array costs beside its bytes, whatever is computed.
     ``launch_s`` is paid once a kernel, ``collective_s`` once a collective. ``hidden`` says, for
     each kind of collective, which share of its time hides behind compute where its operand is ready early. ``type_count``
-    is what one chip counts in names such as v4-32. ``sources`` has one entry a figure.
+    is what one chip counts in names such as v4-32. ``sources`` has one entry a figure. ``scatters`` says whether the compiler
+    makes a reduce-scatter of a sum of which every device keeps a piece; where it does not, it all-reduces and slices.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Profile:
     links: tuple[LinkTier, ...]
     sources: tuple[tuple[str, str], ...]
     file: str = ""
+    scatters: bool = True
 
     @property
     def usable_bytes(self) -> int:
@@ -129,6 +131,7 @@ class Profile:
             "file": self.file,
             "devices_per_chip": self.devices_per_chip,
             "type_count": self.type_count,
+            "reduce_scatter": int(self.scatters),
             "clock_hz": self.clock_hz,
             "memory": {
                 "bytes": self.memory_bytes,

@@ -13,11 +13,12 @@ all devices at once (``shardwise.verification.timing``).
 | ``all-reduce``, … | programs of few and many dependent collectives, by kind and size |
 
 Passes vary in bytes and in elements: so what an element costs can be told from what a byte costs, and both from what a round
-of the loop costs.
+of the loop costs. Chains of collectives have at least ``_FEW`` links: with fewer a program needs less memory, and a host, which
+takes it afresh for every call, would pay for its first use in the longer chain alone.
 
-Weak: collectives of all devices only, on one tier of links; host devices have caches, so that a small collective is faster than
-the line through all sizes says; a host without units for bf16 widens it, which reads as a cost of elements; tiles, windows
-and the shares that hide behind compute are not measured.
+Weak: collectives of all devices only, on one tier of links, of one dimension (XLA's CPU backend copies an array before and
+after one along any dimension but the first), and of devices that arrive together; a host without units for bf16 widens it,
+which reads as a cost of elements; tiles, windows and the shares that hide behind compute are not measured.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shardwise.errors import HardwareError
 from shardwise.hardware.calibrate import KINDS, Machine, Measured, Reading
@@ -40,6 +42,7 @@ from shardwise.verification.timing import TYPES, Bench, Scale, scale_for
 #: Products in one round of the loop: with two or more the loop needs no copy of what it carries.
 _ROUND: Final = 4
 _CHAINS, _LINKS = 4, 64
+_FEW, _MANY = 3, 7
 #: Passes: how many arrays are read, and what is computed.
 _PASSES: Final[Mapping[int, Callable[..., Any]]] = {
     1: lambda x: x * 0.5 + 0.25,
@@ -96,7 +99,18 @@ def _machine(devices: Sequence[Any]) -> Machine:
         memory_bytes=limit,
         memory_fraction=_memory_fraction() if first.platform == "gpu" else None,
         clock_hz=_host_clock_hz() if host else None,
+        scatters=_scatters(devices) if count > 1 else None,
     )
+
+
+def _scatters(devices: Sequence[Any]) -> bool:
+    """Does the compiler make a reduce-scatter of a sum of which each device keeps a piece?"""
+    mesh = jax.sharding.Mesh(np.array(devices), ("d",))
+    spec: Any = jax.sharding.PartitionSpec
+    rows, columns = (jax.sharding.NamedSharding(mesh, spec(*axes)) for axes in (("d",), (None, "d")))
+    x = jax.ShapeDtypeStruct((16 * len(devices),) * 2, jnp.float32)  # type: ignore[no-untyped-call]
+    product = jax.jit(jnp.dot, in_shardings=(columns, rows), out_shardings=rows)
+    return "reduce-scatter" in (product.lower(x, x).compile().as_text() or "")
 
 
 def _memory_fraction() -> float | None:
@@ -227,8 +241,9 @@ def _launches(bench: Bench, notes: list[str]) -> list[Reading]:
 
 
 _MEASUREMENTS: Final[Mapping[str, Callable[[Bench, list[str]], list[Reading]]]] = {
-    "matrix products": _products,
+    # Before the products: on a host those of five types take most of the budget.
     "memory": _streams,
+    "matrix products": _products,
     "elementwise work": _vectors,
     "tiny kernels": _launches,
 }
@@ -246,7 +261,7 @@ def _collectives(bench: Bench, stream_bytes_per_s: float, launch_s: float) -> li
             held = count // bench.count if kind == "all-gather" else count
             x = bench.random((held,), "float32")
             chain, streams = _collective_chain(kind, bench.count)
-            time_s = bench.slope(chain, 1, 4, x, own)
+            time_s = bench.slope(chain, _FEW, _MANY, x, own)
             beside = streams * count * 4 / stream_bytes_per_s + (launch_s if streams else 0.0)
             found.append(Reading(kind, f"{count * 4} bytes", count * 4.0, max(time_s - beside, time_s / 4)))
     return found

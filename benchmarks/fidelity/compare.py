@@ -125,7 +125,7 @@ class Predictor:
         from shardwise.cost.predict import predict
         from shardwise.cost.small import keep_small
         from shardwise.hardware.mesh import MeshAxes
-        from shardwise.rewrite.planning import decide
+        from shardwise.rewrite.deciding import decide
         from shardwise.tactics.tactic import Context
 
         self._load(case.program)

@@ -48,3 +48,7 @@ class HloError(ShardwiseError):
 
 class HardwareError(ShardwiseError):
     """A hardware profile, a topology, or the placing of a mesh on one, cannot be used."""
+
+
+class InfeasibleError(ShardwiseError):
+    """A search found no plan that fits the memory of the devices."""

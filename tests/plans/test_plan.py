@@ -132,7 +132,7 @@ def edit(group: str, index: int, **changes):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (damage(schema=99), "has schema 99; this version of Shardwise reads schema 2: plan again"),
+        (damage(schema=99), "has schema 99; this version of Shardwise reads schema 3: plan again"),
         (damage(mesh={"data": 0}), "not a positive whole number"),
         (damage(arguments=3), "arguments: expected a list"),
         (damage(decisions=[1]), "decisions: expected a list of texts"),
@@ -303,7 +303,7 @@ def test_a_call_costs_little_more_than_jax_jit() -> None:
 
 def test_explain_diff_and_code() -> None:
     plan = made()
-    whole = shardwise.plan(step, W, X, mesh={"data": 2, "model": 4})
+    whole = shardwise.plan(step, W, X, mesh={"data": 2, "model": 4}, tactics=[])
     assert "float32[8, 64/model]" in plan.explain("w/in") and 'P(None, "model"), 4 shards' in plan.explain("w/in")
     difference = plan.diff(whole)
     assert "w/in: float32[8, 64/model] | float32[8, 64]" in difference and "- w/in[1]" in difference

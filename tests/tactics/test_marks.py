@@ -49,7 +49,7 @@ def stated(plan: shardwise.Plan, op: str) -> list[tuple[tuple[str, ...], ...]]:
 @pytest.mark.parametrize(("loss", "count"), [(scanned, 2), (unrolled, 3)])
 def test_a_name_pins_every_layer_forward_and_recomputed(loss, count: int) -> None:
     fn = jax.value_and_grad(loss)
-    plan = shardwise.plan(fn, *arguments(), mesh=MESH, pins={"hidden": P("data", "model")})
+    plan = shardwise.plan(fn, *arguments(), mesh=MESH, tactics=[], pins={"hidden": P("data", "model")})
     assert stated(plan, "name") == [(("data",), ("model",))] * count
     assert sum("pinned to [data, model]" in words for words in plan.decisions) == count
     assert plan.spec("x") == (("data",), ()), "the rest goes along"
@@ -69,7 +69,9 @@ def test_a_name_pinned_whole_holds_against_tactics() -> None:
 
 
 def test_paths_come_before_names() -> None:
-    plan = shardwise.plan(lambda x: checkpoint_name(x * 2, "x") + 1, shape(8, 16), mesh=MESH, pins={"x": P("data")})
+    plan = shardwise.plan(
+        lambda x: checkpoint_name(x * 2, "x") + 1, shape(8, 16), mesh=MESH, tactics=[], pins={"x": P("data")}
+    )
     assert plan.spec("x") == (("data",), ()) and not stated(plan, "name")
 
 
@@ -85,7 +87,7 @@ def test_the_result_of_a_named_call(transform) -> None:
         return jnp.sum((named(x, w["in"][0]) @ w["out"][0]) ** 2)
 
     fn = transform(loss)
-    plan = shardwise.plan(fn, *arguments(), mesh=MESH, pins={"up": P("data", "model")})
+    plan = shardwise.plan(fn, *arguments(), mesh=MESH, tactics=[], pins={"up": P("data", "model")})
     assert stated(plan, "tanh") == [(("data",), ("model",))]
     assert shardwise.verify(plan, fn, *arguments()).agrees
 
@@ -103,7 +105,7 @@ def test_named_calls_in_loops_and_checkpoints() -> None:
     marks = Marks(capture(fn, *arguments()))
     made = [[marks.program.ops[marks.program.definitions[v][0]].kind for v in call] for call in marks.calls("up")]
     assert made == [["tanh"]], "what is recomputed leaves only into cotangents"
-    plan = shardwise.plan(fn, *arguments(), mesh=MESH, pins={"up": P("data", "model")})
+    plan = shardwise.plan(fn, *arguments(), mesh=MESH, tactics=[], pins={"up": P("data", "model")})
     assert stated(plan, "tanh") == [(("data",), ("model",))]
     assert shardwise.verify(plan, fn, *arguments()).agrees
 
@@ -127,14 +129,14 @@ def test_several_results_are_pinned_by_number() -> None:
 
     shapes = shape(8, 16), shape(16, 32)
     pins = {"both/0": P("data", "model"), "both/1": P("model")}
-    plan = shardwise.plan(fn, *shapes, mesh=MESH, pins=pins)
+    plan = shardwise.plan(fn, *shapes, mesh=MESH, tactics=[], pins=pins)
     assert stated(plan, "tanh") == [(("data",), ("model",))] and stated(plan, "reduce_sum") == [(("model",),)]
     with pytest.raises(shardwise.ShardwiseError) as caught:
-        shardwise.plan(fn, *shapes, mesh=MESH, pins={"both": P("data")})
+        shardwise.plan(fn, *shapes, mesh=MESH, tactics=[], pins={"both": P("data")})
     for part in ("'both' has 2 results", "both/0 is float32[8,32]", "both/1 is float32[16]", "test_marks.py"):
         assert part in str(caught.value)
     with pytest.raises(shardwise.ShardwiseError, match=r"no result number 2: the last is both/1"):
-        shardwise.plan(fn, *shapes, mesh=MESH, pins={"both/2": P("data")})
+        shardwise.plan(fn, *shapes, mesh=MESH, tactics=[], pins={"both/2": P("data")})
 
 
 def test_what_cannot_be_pinned_is_said_at_once() -> None:
@@ -147,7 +149,7 @@ def test_what_cannot_be_pinned_is_said_at_once() -> None:
     shapes = shape(8, 16), shape(16, 6)
     pins = {"hidden": P("data"), "hiden": P(), "sqush": P(), "sum": P(None, "model")}
     with pytest.raises(shardwise.ShardwiseError) as caught:
-        shardwise.plan(fn, *shapes, mesh=MESH, pins=pins)
+        shardwise.plan(fn, *shapes, mesh=MESH, tactics=[], pins=pins)
     text = str(caught.value)
     for part in (
         "'hidden' marks values of different ranks (float32[8,6]",

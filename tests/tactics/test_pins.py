@@ -24,7 +24,7 @@ MESH = {"data": 2, "model": 4}
 
 
 def test_a_pin_holds_and_the_rest_goes_along() -> None:
-    plan = shardwise.plan(step, W, X, mesh=MESH, pins={"w/in": P(None, "model")})
+    plan = shardwise.plan(step, W, X, mesh=MESH, tactics=[], pins={"w/in": P(None, "model")})
     assert plan.spec("w/in") == ((), ("model",)) and plan.spec("w/out") == (("model",), ())
 
 
@@ -38,10 +38,10 @@ def test_a_pin_holds_against_tactics() -> None:
 def test_shardings_on_arguments_are_pins() -> None:
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     placed = jax.ShapeDtypeStruct((32, 8), jnp.float32, sharding=NamedSharding(mesh, P("data")))
-    plan = shardwise.plan(step, W, placed, mesh=mesh)
+    plan = shardwise.plan(step, W, placed, mesh=mesh, tactics=[])
     assert plan.spec("x") == (("data",), ()) and plan.spec("out") == (("data",), ())
     with pytest.raises(shardwise.ShardwiseError, match="but the array is sharded"):
-        shardwise.plan(step, W, placed, mesh=mesh, pins={"x": P("model")})
+        shardwise.plan(step, W, placed, mesh=mesh, tactics=[], pins={"x": P("model")})
 
 
 def test_constraints_in_the_program_are_pins_and_run() -> None:
@@ -51,7 +51,7 @@ def test_constraints_in_the_program_are_pins_and_run() -> None:
         hidden = jax.lax.with_sharding_constraint(x @ w["in"], NamedSharding(mesh, P("data", "model")))
         return jax.nn.relu(hidden) @ w["out"]
 
-    plan = shardwise.plan(constrained, W, X, mesh=mesh)
+    plan = shardwise.plan(constrained, W, X, mesh=mesh, tactics=[])
     assert [c.spec for c in plan.constraints if c.op == "sharding_constraint"] == [(("data",), ("model",))]
     assert plan.spec("w/in") == ((), ("model",)) and plan.spec("x") == (("data",), ())
     rng = np.random.default_rng(0)
@@ -68,9 +68,9 @@ def test_all_problems_are_listed_at_once() -> None:
         "out": P(("data", "model", "data"), None),
     }
     with pytest.raises(shardwise.ShardwiseError) as caught:
-        shardwise.plan(step, W, X, mesh=MESH, pins=pins)
+        shardwise.plan(step, W, X, mesh=MESH, tactics=[], pins=pins)
     text = str(caught.value)
     for part in ("did you mean w/in", "no axis 'nope'", "used twice", "has 2 dimensions, its spec 3"):
         assert part in text
     with pytest.raises(shardwise.ShardwiseError, match="size 6 does not divide by 4"):
-        shardwise.plan(lambda x: x, shape(6, 4), mesh=MESH, pins={"x": P("model")})
+        shardwise.plan(lambda x: x, shape(6, 4), mesh=MESH, tactics=[], pins={"x": P("model")})

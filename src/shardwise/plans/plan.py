@@ -18,8 +18,9 @@ from typing import Any, Final
 from shardwise.cost.predict import Predicted
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.plans.search_log import SearchLog
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 
 #: Mesh axes by dimension, major first.
 Spec = tuple[tuple[str, ...], ...]
@@ -68,7 +69,7 @@ class Plan:
     """How a function is split over a mesh. Made by :func:`shardwise.plan`.
 
     ``placement`` says on which links each mesh axis lies, and ``device_order`` has the numbers of the devices in the mesh's
-    shape, where a topology was given.
+    shape, where a topology was given. ``search`` says how the plan was found, where it was.
     """
 
     function: str
@@ -84,6 +85,7 @@ class Plan:
     versions: tuple[tuple[str, str], ...]
     placement: tuple[str, ...] = ()
     device_order: tuple[int, ...] = ()
+    search: SearchLog | None = None
     trees: Any = field(default=None, compare=False, repr=False)
 
     def spec(self, path: str) -> Spec:
@@ -201,6 +203,7 @@ class Plan:
             "mesh": dict(zip(self.mesh.names, self.mesh.sizes, strict=True)),
             "placement": list(self.placement),
             "device_order": list(self.device_order),
+            "search": self.search.to_json() if self.search is not None else None,
             "decisions": list(self.decisions),
             "notes": list(self.notes),
             "predicted": self.predicted.to_json(),

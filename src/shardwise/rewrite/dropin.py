@@ -8,27 +8,23 @@ from typing import Any
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions
+from shardwise.hardware.layout import Placement
+from shardwise.hardware.topology import Topology
 from shardwise.plans.plan import Plan
 from shardwise.rewrite.apply import Flat, PlannedFunction, check_mesh, make_mesh, static_split
-from shardwise.rewrite.planning import plan
+from shardwise.rewrite.deciding import Asked
+from shardwise.rewrite.planning import plan_asked
+from shardwise.search.auto import Options
+from shardwise.search.result import Progress
 from shardwise.tactics.tactic import Tactic
 
 
 class Planned:
     """A function that is planned once for each combination of argument shapes."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        mesh: Any,
-        tactics: Sequence[Tactic],
-        pins: Mapping[str, Any] | None,
-        roles: Mapping[str, str | Sequence[str]] | None,
-        options: JitOptions,
-    ):
-        self._fn, self._mesh, self._options = fn, mesh, options
-        self._asked: dict[str, Any] = {"mesh": mesh, "tactics": tuple(tactics), "pins": pins, "roles": roles}
-        self._static = static_split(fn, options)
+    def __init__(self, fn: Callable[..., Any], asked: Asked):
+        self._fn, self._asked = fn, asked
+        self._static = static_split(fn, asked.jit)
         self._known: dict[Any, PlannedFunction] = {}
         functools.update_wrapper(self, fn)
 
@@ -52,28 +48,37 @@ class Planned:
         return self._find(flat, args, kwargs).call(flat)
 
     def _make(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:
-        options = self._options.given()
-        made = plan(self._fn, *args, **self._asked, **options, **kwargs)
-        real = self._mesh if hasattr(self._mesh, "devices") else make_mesh(made.mesh, order=made.device_order)
+        asked = self._asked
+        made = plan_asked(self._fn, tuple(args), kwargs, asked)
+        real = asked.mesh if hasattr(asked.mesh, "devices") else make_mesh(made.mesh, order=made.device_order)
         check_mesh(made, real)
-        return PlannedFunction(made, self._fn, real, self._options)
+        return PlannedFunction(made, self._fn, real, asked.jit)
 
 
 def jit(
     fn: Callable[..., Any] | None = None,
     /,
     *,
-    mesh: Any,
-    tactics: Sequence[Tactic] = (),
+    mesh: Any = None,
+    topology: str | Topology | Placement | None = None,
+    tactics: Sequence[Tactic] | None = None,
     pins: Mapping[str, Any] | None = None,
     roles: Mapping[str, str | Sequence[str]] | None = None,
+    budget_s: float | None = None,
+    budget_evals: int | None = None,
+    seed: int = 0,
+    method: str = "mcts",
+    progress: Progress | None = None,
+    allow_infeasible: bool = False,
     **jit_options: Any,
 ) -> Any:
-    """``jax.jit`` with a plan: ``shardwise.jit(fn, mesh=..., tactics=...)``, or as a decorator.
+    """``jax.jit`` with a plan: ``shardwise.jit(fn, mesh=...)``, or as a decorator.
 
     Args:
       fn: the function; leave it out to use this as a decorator.
-      mesh, tactics, pins, roles: as in :func:`shardwise.plan`. A mesh of sizes takes the devices that are there.
+      mesh, topology, tactics, pins, roles, budget_s, budget_evals, seed, method, progress, allow_infeasible: as in
+        :func:`shardwise.plan`. A mesh of sizes takes the devices that are there. Without tactics the first call with new
+        shapes searches.
       **jit_options: ``static_argnums``, ``static_argnames``, ``donate_argnums``, ``donate_argnames``.
 
     >>> import jax.numpy as jnp, shardwise
@@ -82,6 +87,9 @@ def jit(
     >>> double(jnp.arange(4)).tolist()
     [0, 2, 4, 6]
     """
+    search = Options(method, seed, budget_s, budget_evals, progress)
+    options = JitOptions(**jit_options)
+    asked = Asked.of(mesh, topology, tactics, pins, roles, search, allow_infeasible, options)
     if fn is None:
-        return functools.partial(jit, mesh=mesh, tactics=tactics, pins=pins, roles=roles, **jit_options)
-    return Planned(fn, mesh, tactics, pins, roles, JitOptions(**jit_options))
+        return functools.partial(Planned, asked=asked)
+    return Planned(fn, asked)

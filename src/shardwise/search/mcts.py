@@ -6,40 +6,54 @@ node of the tree has a cost of its own, and the search can be stopped at any tim
 The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, with what is known here:
 
 - a state that is reached in several ways is one node (transpositions);
-- a node is expanded once: all its children are evaluated in one batch, those that change nothing are dropped;
-- from the best new children random continuations are evaluated (rollouts), so that decisions that pay only together are met;
+- from a node the tree grows by one decision, or by a whole opening for an axis that has none yet
+  (``shardwise.search.openings``), so that decisions that pay only together are met together;
+- children are evaluated some at a time, first those whose decision has gained most wherever it was taken so far (all moves
+  as first, Gelly and Silver 2007), more with the visits; those that change nothing are dropped;
+- from the best new children random continuations are evaluated (rollouts);
 - what is backed up is the best reward seen below, since nobody plays against us: ``Q = (mean + best) / 2``;
-- of many children only the most promising are looked into at first, more with the visits (progressive widening);
-- at the end the best state is polished: decisions that are not needed go, and orders and sides are tried the other way.
+- in turns with the tree, good states are polished by hill climbing: decisions leave, come in at any place, change places, or
+  give way to others.
 
-Rewards lie in [0, 1]: above one half for states that fit, more the faster; below for those that do not, more the smaller.
+Rewards lie in [0, 1]: above one half for states that fit, more the faster; below for those that do not, more the smaller and
+a little more the faster.
 
 Deterministic under a seed and a budget in evaluations. Where it deviates from the papers: TOAST rolls out to a terminal state
-and rewards that; here every state on the way counts. Weak: the widening trusts the cost of a child alone.
+and rewards that; here every state on the way counts. Weak: a decision that has not paid anywhere yet is tried late.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import time
 from dataclasses import dataclass, field
+from typing import Final
 
 from shardwise.cost.model import Cost
+from shardwise.search.openings import openings
 from shardwise.search.problem import Actions, Problem, Scored
-from shardwise.search.result import Budget, Ended, Found, Improvement, Progress
+from shardwise.search.result import Budget, Ended, Found, Progress
+from shardwise.search.run import Run, searched
 
-_EXPLORE = 0.15
-_ROLLOUTS = 6
-_ROLLOUT_DEPTH = 4
+_EXPLORE: Final = 0.15
+_ROLLOUTS: Final = 3
+_ROLLOUT_DEPTH: Final = 3
+#: Children that are evaluated at a time.
+_SOME: Final = 8
+#: Rounds of the tree between two polishings, and how many states are polished in vain before the search ends.
+_ROUNDS: Final = 8
+_VAIN: Final = 3
+#: Neighbours that are evaluated at a time, and those of one climb at most.
+_NEAR: Final = 16
+_CLIMB: Final = 400
 
 
 @dataclass
 class _Node:
     state: Actions
     cost: Cost
-    children: list[object] = field(default_factory=list)  # keys, the best cost first
-    expanded: bool = False
+    children: list[object] = field(default_factory=list)  # keys
+    waiting: list[Actions] | None = None  # what follows a state and is not evaluated yet; None before the first visit
     closed: bool = False  # all below is known
     visits: int = 0
     total: float = 0.0
@@ -49,96 +63,108 @@ class _Node:
         return 0.5 * (self.total / self.visits + self.best) if self.visits else self.best
 
 
-class _Stop(Exception):
-    def __init__(self, why: Ended):
-        self.why = why
-
-
-class _Search:
-    def __init__(self, problem: Problem, budget: Budget, seed: int, progress: Progress | None):
-        self.problem, self.budget, self.progress = problem, budget, progress
+class _Tree:
+    def __init__(self, run: Run, seed: int):
+        self.run, self.problem = run, run.problem
         self.rng = random.Random(seed)
-        self.start = time.perf_counter()
-        self.first = problem.evaluations
         self.nodes: dict[object, _Node] = {}
-        self.log: list[Improvement] = []
+        self.polished: set[object] = set()
+        self.gains: dict[Actions, tuple[float, int]] = {}
         self.idle = 0
-        unsharded = problem.cost(())
-        self.scale_ps = max(1, unsharded.compute_ps // problem.mesh.devices)
-        self.best = Scored((), unsharded)
-        self._improved(self.best)
+        unsharded = run.best.cost
+        self.scale_ps = max(1, unsharded.compute_ps // self.problem.mesh.devices)
+        self.openings = openings(run)
         self.root = self._node((), unsharded)
 
-    def run(self) -> Found:
-        ended = Ended.NOTHING if not self.problem.actions else Ended.CONVERGED
-        try:
-            while self.problem.actions:
+    def search(self) -> Ended:
+        """Grows the tree and polishes states in turns."""
+        vain = 0
+        while vain < _VAIN or self.idle < self.run.budget.patience:
+            before = self.run.best
+            for _ in range(_ROUNDS):
                 if self.nodes[self.root].closed:
-                    raise _Stop(Ended.EXHAUSTED)
-                if self.idle >= self.budget.patience:
-                    raise _Stop(Ended.CONVERGED)
-                self._check()
+                    break
                 self._iterate()
-        except _Stop as stop:
-            ended = stop.why
-        except KeyboardInterrupt:
-            ended = Ended.INTERRUPTED
-        if ended is not Ended.INTERRUPTED:
-            self._polish()
-        seconds = time.perf_counter() - self.start
-        fits = self.problem.fits(self.best.cost)
-        return Found(self.best, fits, ended, seconds, self._spent(), tuple(self.log))
+            start = self._to_polish()
+            if start is not None:
+                self._polish(start)
+            elif self.nodes[self.root].closed:
+                return Ended.EXHAUSTED
+            vain = 0 if self.run.best is not before else vain + 1
+        return Ended.CONVERGED
 
-    def _spent(self) -> int:
-        return self.problem.evaluations - self.first
-
-    def _check(self) -> None:
-        if time.perf_counter() - self.start > self.budget.seconds:
-            raise _Stop(Ended.SECONDS)
-        if self._spent() >= self.budget.evaluations:
-            raise _Stop(Ended.EVALUATIONS)
-
-    # One round: down the tree, one expansion, rollouts, and back.
+    # One round: down the tree, some new children, rollouts, and back.
 
     def _iterate(self) -> None:
         path = [self.root]
-        while (node := self.nodes[path[-1]]).expanded:
+        while not self._widens(node := self.nodes[path[-1]]):
             open_ = [key for key in node.children if not self.nodes[key].closed]
             if not open_:  # all below became known on other ways
-                node.closed = True
-                return
+                node.closed = not node.waiting
+                if node.closed:
+                    return
+                break
             path.append(self._select(node, open_))
-        before = self.best
+        before = self.run.best
         reward = self._expand(self.nodes[path[-1]])
-        self.idle = 0 if self.best is not before else self.idle + 1
+        self.idle = 0 if self.run.best is not before else self.idle + 1
         for key in reversed(path):
             node = self.nodes[key]
             node.visits += 1
             node.total += reward
             node.best = max(node.best, reward)
-            node.closed = node.expanded and all(self.nodes[c].closed for c in node.children)
+            node.closed = node.waiting == [] and all(self.nodes[c].closed for c in node.children)
+
+    def _widens(self, node: _Node) -> bool:
+        """Is it time for more children?"""
+        if node.waiting is None:
+            return True
+        return bool(node.waiting) and len(node.children) < _SOME * math.sqrt(node.visits / 2)
 
     def _select(self, node: _Node, open_: list[object]) -> object:
-        width = max(3, math.ceil(2 * math.sqrt(node.visits)))
         spread = math.log(node.visits + 1)
 
         def score(key: object) -> float:
             child = self.nodes[key]
             return child.value() + _EXPLORE * math.sqrt(spread / (1 + child.visits))
 
-        return max(open_[:width], key=score)
+        return max(open_, key=score)
 
     def _expand(self, node: _Node) -> float:
-        """Evaluates all children, and continuations of some; gives the best reward."""
-        states = [(*node.state, n) for n in self.problem.allowed(node.state)]
-        scored = self._scored(states)
+        """Evaluates some children, and continuations of some of these; gives the best reward."""
+        if node.waiting is None:
+            node.waiting = self._following(node.state)
+        known = len(node.state)
+        node.waiting.sort(key=lambda s: -self._gain(s[known:]))
+        some, node.waiting = node.waiting[:_SOME], node.waiting[_SOME:]
+        scored = self.run.score(some)
+        own = self._reward(node.cost)
+        for s in scored:
+            self._learn(s.state[known:], self._reward(s.cost) - own)
         changed = [s for s in scored if s.cost != node.cost]
-        changed.sort(key=self.problem.rank)
-        node.children = list(dict.fromkeys(self._node(s.state, s.cost) for s in changed))
-        node.expanded = True
-        node.closed = not node.children
-        best = max((self._reward(s.cost) for s in changed), default=self._reward(node.cost))
+        changed.sort(key=lambda s: -self._reward(s.cost))
+        node.children = list(dict.fromkeys([*node.children, *(self._node(s.state, s.cost) for s in changed)]))
+        best = max((self._reward(s.cost) for s in changed), default=own)
         return max(best, self._rollouts(changed))
+
+    def _gain(self, step: Actions) -> float:
+        """What a step has gained so far, on average; hopeful where nothing is known."""
+        total, count = self.gains.get(step, (0.0, 0))
+        return total / count if count else 1.0
+
+    def _learn(self, step: Actions, gain: float) -> None:
+        total, count = self.gains.get(step, (0.0, 0))
+        self.gains[step] = total + gain, count + 1
+
+    def _following(self, state: Actions) -> list[Actions]:
+        """The states one decision on, or one opening on an axis that has no decision."""
+        allowed = self.problem.allowed(state)
+        used = {self.problem.evaluator.actions[n].axis for n in state}
+        found = [(*state, n) for n in allowed]
+        for axis, lists in self.openings.items():
+            if axis not in used:
+                found += [(*state, *own) for own in lists if len(own) > 1]
+        return list({self.problem.canonical(s): s for s in found}.values())
 
     def _rollouts(self, children: list[Scored]) -> float:
         """Random continuations of children, the better the likelier, step by step in batches."""
@@ -155,23 +181,54 @@ class _Search:
                     following.append((*state, self.rng.choice(allowed)))
             if not following:
                 break
-            best = max(best, *(self._reward(s.cost) for s in self._scored(following)))
+            best = max(best, *(self._reward(s.cost) for s in self.run.score(following)))
             states = following
         return best
 
-    def _polish(self) -> None:
-        """Leaves out what is not needed, and tries orders and other ways to say the same: until nothing is better."""
+    # Hill climbing.
+
+    def _to_polish(self) -> Scored | None:
+        """The best state that was not polished yet: of the search, or else of the tree."""
+        best = self.run.best
+        if self.problem.canonical(best.state) not in self.polished:
+            return best
+        nodes = (node for key, node in self.nodes.items() if key not in self.polished)
+        node = max(nodes, key=lambda node: self._reward(node.cost), default=None)
+        return Scored(node.state, node.cost) if node is not None else None
+
+    def _polish(self, start: Scored) -> None:
+        """Goes from a state to better ones nearby until there are none."""
+        at, spent = start, self.run.spent
         while True:
-            before = self.best
-            state = before.state
-            tried = [state[:k] + state[k + 1 :] for k in range(len(state))]
-            tried += [(*state[:k], state[k + 1], state[k], *state[k + 2 :]) for k in range(len(state) - 1)]
-            for k in range(len(state)):
-                rest = state[:k] + state[k + 1 :]
-                tried += [(*state[:k], n, *state[k + 1 :]) for n in self.problem.allowed(rest) if n != state[k]]
-            self._scored(tried)
-            if self.best is before:
+            self.polished.add(self.problem.canonical(at.state))
+            near = self._near(at.state)
+            for k in range(0, len(near), _NEAR):
+                best = min(self.run.score(near[k : k + _NEAR]), key=self.problem.rank)
+                if self.problem.rank(best) < self.problem.rank(at):
+                    at = best
+                    break
+                if self.run.spent - spent > _CLIMB:
+                    return
+            else:
                 return
+
+    def _near(self, state: Actions) -> list[Actions]:
+        """States that differ in one decision or in the place of one; the likelier to be better first."""
+        found = [(1.0, state[:k] + state[k + 1 :]) for k in range(len(state))]
+        for k, n in enumerate(state):
+            rest = state[:k] + state[k + 1 :]
+            found += [(0.9, (*rest[:j], n, *rest[j:])) for j in range(len(state)) if j != k]
+        for n in self.problem.allowed(state):
+            gain = self._gain((n,))
+            found += [(gain, (*state[:k], n, *state[k:])) for k in range(len(state), -1, -1)]
+        for k in range(len(state)):
+            rest = state[:k] + state[k + 1 :]
+            others = [n for n in self.problem.allowed(rest) if n != state[k]]
+            found += [(self._gain((n,)) - 0.1, (*state[:k], n, *state[k + 1 :])) for n in others]
+        found.sort(key=lambda pair: -pair[0])
+        unique = {self.problem.canonical(s): s for _, s in reversed(found)}
+        unique.pop(self.problem.canonical(state), None)
+        return list(reversed(unique.values()))
 
     # Costs.
 
@@ -181,27 +238,17 @@ class _Search:
             self.nodes[key] = _Node(state, cost, best=self._reward(cost))
         return key
 
-    def _scored(self, states: list[Actions]) -> list[Scored]:
-        found = [Scored(s, c) for s, c in zip(states, self.problem.costs(states), strict=True)]
-        if found:
-            best = min(found, key=self.problem.rank)
-            if self.problem.rank(best) < self.problem.rank(self.best):
-                self._improved(best)
-        return found
-
-    def _improved(self, best: Scored) -> None:
-        self.best = best
-        made = Improvement(time.perf_counter() - self.start, self._spent(), best)
-        self.log.append(made)
-        if self.progress is not None:
-            self.progress(made, min(1.0, made.seconds / self.budget.seconds if self.budget.seconds else 1.0))
-
     def _reward(self, cost: Cost) -> float:
+        quick = 2 * self.scale_ps / (2 * self.scale_ps + cost.time_ps)
         if self.problem.fits(cost):
-            return 0.5 + 0.5 * 2 * self.scale_ps / (2 * self.scale_ps + cost.time_ps)
-        return 0.5 * self.problem.model.usable_blocks / cost.peak_blocks
+            return 0.5 + 0.5 * quick
+        return 0.5 * self.problem.model.usable_blocks / cost.peak_blocks * (0.8 + 0.2 * quick)
 
 
 def mcts(problem: Problem, budget: Budget | None = None, seed: int = 0, progress: Progress | None = None) -> Found:
     """Searches a problem; the best state so far on interrupt."""
-    return _Search(problem, budget or Budget(), seed, progress).run()
+
+    def explore(run: Run) -> Ended:
+        return _Tree(run, seed).search()
+
+    return searched(problem, budget, progress, explore)

@@ -8,7 +8,7 @@ conflicts; and keeping whole, on an axis, the arguments that products use and ou
 tells), so that moments can be sharded where parameters are not.
 
 Goals come in order: a state that fits is better than one that does not; of two that fit the faster; of two that do not the
-smaller. Ties go to fewer decisions.
+smaller. Ties go to the smaller or the faster, then to fewer decisions.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shardwise.cost.decisions import Decision, Keep
-from shardwise.cost.evaluator import Evaluator
+from shardwise.cost.decisions import Decision, Keep, State
+from shardwise.cost.evaluator import Costs, Evaluator
 from shardwise.cost.local import HardwareCost
 from shardwise.cost.locality import Space, shard
 from shardwise.cost.model import Cost, CostModel
@@ -52,13 +52,17 @@ class Problem:
         base: Sequence[Decision] = (),
         axes: Sequence[str] | None = None,
         keeps: bool = True,
+        inner: bool = True,
     ):
+        """Without ``inner`` only groups with a dimension of an argument are decided on."""
         self.analysis, self.mesh = analysis, cost.placement.mesh
         self.base = tuple(base)
         self.axes = tuple(self.mesh.names if axes is None else axes)
         structure = Structure.of(analysis)
         self.model = CostModel(structure, cost)
-        groups = [g for g in analysis.groups if g.matters]
+        arguments = {a.value for a in analysis.program.arguments}
+        reached = (g for g in analysis.groups if inner or any(p.value in arguments for p in g.places))
+        groups = [g for g in reached if g.matters]
         kept = kept_together(analysis) if keeps else ()
         self.space = Space(
             self.mesh, tuple(g.colors for g in groups), tuple(tuple(g.bits) for g in groups), kept, self.base
@@ -70,12 +74,21 @@ class Problem:
         self._known: dict[object, Cost] = {}
 
     def _shards(self, unit: int, group: Group) -> list[Decision]:
-        sides = _sides(len(group.bits))
+        """Without what the base decided: a unit that has an axis, with its conflicts resolved, is not given it again."""
+        taken = State(self.mesh, self.base)
+        given = set(taken.order)
         found: list[Decision] = []
         for axis in self.axes:
-            size = self.mesh.sizes[self.mesh.index(axis)]
+            number = self.mesh.index(axis)
+            size = self.mesh.sizes[number]
+            resolved = {bit: side for bit in group.bits if (side := taken.sides.get((bit, number))) is not None}
+            if all((c, number) in given for c in group.colors) and len(resolved) == len(group.bits):
+                continue
             if size > 1 and any(s % size == 0 for s in group.sizes):
-                found += [shard(self.space, unit, axis, s) for s in sides]
+                ways = (
+                    [resolved.get(b, s) for b, s in zip(group.bits, w, strict=True)] for w in _sides(len(group.bits))
+                )
+                found += [shard(self.space, unit, axis, way) for way in dict.fromkeys(map(tuple, ways))]
         return found
 
     @property
@@ -116,17 +129,22 @@ class Problem:
             self._known.update((key, found[k]) for k, key in enumerate(new))
         return [self._known[key] for key in keys]
 
+    def costs_once(self, states: Sequence[Sequence[int]]) -> Costs:
+        """The costs of many different states that nobody will ask for again: they are not remembered."""
+        self.evaluations += len(states)
+        return self.evaluator.evaluate(states)
+
     def cost(self, state: Actions) -> Cost:
         return self.costs([state])[0]
 
     def fits(self, cost: Cost) -> bool:
         return cost.peak_blocks <= self.model.usable_blocks
 
-    def rank(self, scored: Scored) -> tuple[int, int, int]:
+    def rank(self, scored: Scored) -> tuple[int, int, int, int]:
         """Smaller is better."""
         if self.fits(scored.cost):
-            return 0, scored.cost.time_ps, len(scored.state)
-        return 1, scored.cost.peak_blocks, len(scored.state)
+            return 0, scored.cost.time_ps, scored.cost.peak_blocks, len(scored.state)
+        return 1, scored.cost.peak_blocks, scored.cost.time_ps, len(scored.state)
 
     def decisions(self, state: Actions) -> tuple[Decision, ...]:
         return (*self.base, *(self.evaluator.actions[n].decision for n in state))

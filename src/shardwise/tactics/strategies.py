@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shardwise.cost.decisions import Decision, State
 from shardwise.cost.decisions import Keep as KeepDecision
+from shardwise.cost.decisions import Shard as ShardDecision
 from shardwise.cost.lowering import lower_state
 from shardwise.cost.sharding import Kind as Move
 from shardwise.cost.storage import views
@@ -15,6 +16,7 @@ from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
 from shardwise.ir.program import Op, Program, Unit, Value
 from shardwise.ir.rule import Kind
+from shardwise.search.auto import Searcher
 from shardwise.tactics.tactic import Context, PathDim, shard_groups
 
 
@@ -217,6 +219,41 @@ class Replicate:
 
     def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
         return [d for axis in context.mesh.names for d in Keep(self.path, axis).decide(context, taken)]
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Auto:
+    """Searches for the best decisions on some axes, on top of what was decided before.
+
+    ``Auto("x", "y")`` searches these axes, ``Auto()`` all that no tactic before it has sharded anything on. What was decided
+    before holds: pins, kept and replicated arguments, dimensions that have an axis already.
+
+    >>> import jax, shardwise
+    >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(1024, 8192), (256, 1024)])
+    >>> where = {"mesh": {"data": 4, "model": 4}, "roles": {"batch": "x"}, "budget_evals": 100}
+    >>> plan = shardwise.plan(lambda w, x: x @ w, w, x, tactics=[DataParallel("data"), Auto("model")], **where)
+    >>> plan.spec("x"), plan.spec("w")
+    ((('data',), ()), ((), ('model',)))
+    """
+
+    axes: tuple[str, ...]
+
+    def __init__(self, *axes: str) -> None:
+        object.__setattr__(self, "axes", axes)
+
+    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        for axis in self.axes:
+            context.mesh.index(axis)
+        used = {d.axis for d in taken if isinstance(d, ShardDecision)}
+        axes = tuple(dict.fromkeys(self.axes)) or tuple(a for a in context.mesh.names if a not in used)
+        if not axes:
+            raise DecisionError(
+                f"Auto(): every axis is taken by the tactics before it; Auto({', '.join(map(repr, context.mesh.names))}) "
+                f"searches axes in spite of that"
+            )
+        searcher = context.searcher or Searcher.alone(context.analysis, context.cost)
+        found = searcher.search(taken, axes)
+        return list(found.decisions) if found is not None else []
 
 
 def _batch_colors(context: Context, dim: int, tactic: str) -> list[int]:

@@ -19,6 +19,7 @@ from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Value
+from shardwise.search.auto import Searcher
 
 #: A dimension of an argument or output: (path, dimension).
 PathDim = tuple[str, int]
@@ -26,12 +27,14 @@ PathDim = tuple[str, int]
 
 @dataclass(frozen=True)
 class Context:
-    """What tactics know. ``roles`` are path prefixes by role: ``batch``, ``params``, ``optimizer``."""
+    """What tactics know. ``roles`` are path prefixes by role: ``batch``, ``params``, ``optimizer``; ``searcher`` is for those
+    that search."""
 
     analysis: Analysis
     mesh: MeshAxes
     cost: HardwareCost
     roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    searcher: Searcher | None = None
 
     def role(self, name: str, tactic: str) -> list[Value]:
         """The arguments of a role."""

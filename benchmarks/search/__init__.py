@@ -1,0 +1,1 @@
+"""The search against experts, exhaustive search and other methods."""

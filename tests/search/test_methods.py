@@ -1,0 +1,229 @@
+"""All methods on problems whose best state is known by trying everything; budgets, seeds, interrupts; the ablations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from shardwise import zoo
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import JitOptions, trace
+from shardwise.cost.decisions import Keep, Shard
+from shardwise.cost.local import HardwareCost
+from shardwise.dims.analysis import Analysis, analyze_program
+from shardwise.hardware.layout import place
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.hardware.topology import topology
+from shardwise.search.ablation import ABLATIONS
+from shardwise.search.exhaustive import all_states, count_states, exhaustive
+from shardwise.search.methods import METHODS
+from shardwise.search.problem import Problem, Scored
+from shardwise.search.result import Budget, Ended, Found, Improvement
+from shardwise.search.run import SearchError
+from shardwise.search.simple import beam, greedy
+
+LONG = Budget(seconds=600, evaluations=10**9, patience=60)
+shape = jax.ShapeDtypeStruct
+
+
+def mlp(width: int, batch: int, layers: int = 2) -> tuple[Callable[..., Any], list[Any]]:
+    """A training step of a chain of layers of two widths."""
+
+    def loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in params:
+            x = jax.nn.relu(x @ w)
+        return jnp.mean(x**2)
+
+    def step(params: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        return [p - 0.1 * g for p, g in zip(params, jax.grad(loss)(params, x), strict=True)]
+
+    sizes = [(1024, width), (width, 1024)]
+    return step, [[shape(sizes[k % 2], "float32") for k in range(layers)], shape((batch, 1024), "float32")]
+
+
+def attention(batch: int, sequence: int) -> tuple[Callable[..., Any], list[Any]]:
+    """One layer with its conflict: a sequence meets itself."""
+
+    def fn(w: jax.Array, x: jax.Array) -> jax.Array:
+        q = x @ w
+        scores = jnp.einsum("bqd,bkd->bqk", q, x) / 32.0
+        return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), x)
+
+    return fn, [shape((1024, 1024), "bfloat16"), shape((batch, sequence, 1024), "bfloat16")]
+
+
+@cache
+def analyzed(made: Callable[..., Any], *sizes: int) -> Analysis:
+    fn, args = made(*sizes)
+    return analyze_program(lower(trace(fn, tuple(args), {}, JitOptions())))
+
+
+def cost(**mesh: int) -> HardwareCost:
+    return HardwareCost(place(MeshAxes.of(mesh), topology("v5e:2x2")))
+
+
+SMALL = {
+    "narrow": lambda: Problem(analyzed(mlp, 1024, 65536), cost(x=4)),
+    "wide": lambda: Problem(analyzed(mlp, 262144, 64), cost(x=4)),
+    "attention": lambda: Problem(analyzed(attention, 4, 4096), cost(x=4)),
+    "one long sequence": lambda: Problem(analyzed(attention, 1, 32768), cost(x=2, y=2), axes=["x"]),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_methods_in_the_order_of_what_they_try(name: str) -> None:
+    found = {method: run(SMALL[name](), LONG, 1) for method, run in METHODS.items()}
+    rank = {method: SMALL[name]().rank(f.best)[:2] for method, f in found.items()}
+    assert found["exhaustive"].ended is Ended.EXHAUSTED
+    assert rank["exhaustive"] == rank["mcts"] == rank["random"]
+    assert rank["exhaustive"] <= rank["beam"] <= rank["greedy"] < SMALL[name]().rank(found["greedy"].log[0].best)
+    assert found["greedy"].evaluations < found["beam"].evaluations < found["exhaustive"].evaluations
+
+
+def test_a_beam_finds_what_greedy_does_not() -> None:
+    def made() -> Problem:
+        return Problem(analyzed(mlp, 2048, 4096), cost(x=2, y=2))
+
+    one, wide = (made().rank(beam(made(), LONG, width=width).best)[:2] for width in (1, 8))
+    assert wide < one == made().rank(greedy(made(), LONG).best)[:2]
+
+
+def test_the_tree_search_finds_the_best_of_all_states_of_a_language_model() -> None:
+    program = zoo.load("gpt", layers=3, batch=32)
+    traced = trace(program.fn, program.args, {}, JitOptions(donate_argnums=program.donate_argnums))
+    analysis = analyze_program(lower(traced))
+    where = HardwareCost(place(MeshAxes.of({"x": 8}), topology("v5e:2x4")))
+    made = [Problem(analysis, where, keeps=False) for _ in range(4)]
+    best, tree, some, one = (
+        METHODS[name](p, LONG).best for name, p in zip(("exhaustive", "mcts", "beam", "greedy"), made, strict=True)
+    )
+    assert made[0].rank(best)[:2] == made[0].rank(tree)[:2] <= made[0].rank(some)[:2] <= made[0].rank(one)[:2]
+
+
+@pytest.mark.parametrize("name", ["narrow", "attention"])
+def test_every_state_is_tried_once(name: str) -> None:
+    """Against all permutations: no state twice, and every cost that some permutation has."""
+    made = SMALL[name]()
+    states = [tuple(s) for part in all_states(made) for s in part.tolist()]
+    words = [
+        word
+        for depth in range(len(made.actions) + 1)
+        for word in itertools.permutations(made.actions, depth)
+        if len({made._place(n) for n in word}) == depth
+    ]
+    assert len({made.canonical(s) for s in states}) == len(states) == count_states(made)
+    assert set(made.costs(words)) == set(made.costs(states))
+
+
+def test_states_of_two_axes_are_tried_once() -> None:
+    made = Problem(analyzed(mlp, 4096, 512), cost(x=2, y=2))
+    words = {
+        made.canonical(word): word
+        for depth in range(4)
+        for word in itertools.permutations(made.actions, depth)
+        if len({made._place(n) for n in word}) == depth
+    }
+    states = [tuple(s) for part in all_states(made) if part.shape[1] < 4 for s in part.tolist()]
+    assert len({made.canonical(s) for s in states}) == len(states) <= len(words)
+    assert set(made.costs(states)) == set(made.costs(list(words.values())))
+
+
+def test_the_best_of_all_is_kept_without_remembering_the_others() -> None:
+    made = SMALL["attention"]()
+    found = exhaustive(made, LONG)
+    states = [tuple(s) for part in all_states(made) for s in part.tolist()]
+    best = min((Scored(s, c) for s, c in zip(states, made.costs(states), strict=True)), key=made.rank)
+    assert found.best.cost == best.cost and found.evaluations == len(states) + 1
+
+
+def test_a_problem_with_too_many_states_is_refused() -> None:
+    with pytest.raises(SearchError, match="more than 100 states; search fewer axes"):
+        exhaustive(SMALL["narrow"](), LONG, most=100)
+
+
+def same(a: Found, b: Found) -> bool:
+    logs = ([(i.evaluations, i.best) for i in f.log] for f in (a, b))
+    return (a.best, a.ended, a.evaluations) == (b.best, b.ended, b.evaluations) and next(logs) == next(logs)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_seed_gives_the_same_search(method: str) -> None:
+    budget = Budget(seconds=600, evaluations=120)
+    made = (Problem(analyzed(mlp, 4096, 512), cost(x=2, y=2)) for _ in range(2))
+    assert same(*(METHODS[method](p, budget, 5) for p in made))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("evaluations", [1, 7, 100])
+def test_no_more_evaluations_than_the_budget_has(method: str, evaluations: int) -> None:
+    made = Problem(analyzed(mlp, 4096, 512), cost(x=2, y=2))
+    found = METHODS[method](made, Budget(seconds=600, evaluations=evaluations))
+    assert found.evaluations == made.evaluations <= evaluations
+    assert found.ended is Ended.EVALUATIONS or method == "greedy"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_time_still_gives_a_state(method: str) -> None:
+    found = METHODS[method](SMALL["narrow"](), Budget(seconds=0.0))
+    assert found.ended is Ended.SECONDS and found.log[0].best.state == ()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_interrupt_keeps_the_best_so_far(method: str) -> None:
+    seen: list[Improvement] = []
+
+    def stop(improvement: Improvement, share: float) -> None:
+        seen.append(improvement)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    found = METHODS[method](SMALL["narrow"](), LONG, 0, stop)
+    assert found.ended is Ended.INTERRUPTED and found.best == seen[-1].best and found.log == tuple(seen)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_to_decide(method: str) -> None:
+    analysis = analyze_program(lower(trace(jnp.sort, (shape((7,), "float32"),), {}, JitOptions())))
+    assert METHODS[method](Problem(analysis, cost(x=4)), LONG).ended is Ended.NOTHING
+
+
+def test_improvements_are_improvements() -> None:
+    made = SMALL["wide"]()
+    for method in METHODS.values():
+        ranks = [made.rank(i.best) for i in method(SMALL["wide"](), LONG).log]
+        assert ranks == sorted(ranks, reverse=True) and len(ranks) > 1
+
+
+def test_ablations_leave_out_what_they_say() -> None:
+    layers = analyzed(mlp, 4096, 512, 4)
+    whole, alone = (ABLATIONS[name].problem(layers, cost(x=4)) for name in ("whole", "no groups"))
+    assert max(map(len, whole.space.units)) > 1 == max(map(len, alone.space.units))
+    assert sum(map(len, whole.space.units)) == sum(map(len, alone.space.units))
+    decisions = [a.decision for a in ABLATIONS["no keep"].problem(layers, cost(x=4)).evaluator.actions]
+    assert decisions and not any(isinstance(d, Keep) for d in decisions)
+    assert any(isinstance(a.decision, Keep) for a in whole.evaluator.actions)
+
+
+def test_without_resolution_a_sequence_that_meets_itself_stays_whole() -> None:
+    analysis = analyzed(attention, 1, 32768)
+    whole, left = (ABLATIONS[name].problem(analysis, cost(x=4)) for name in ("whole", "no resolution"))
+    assert any(isinstance(a.decision, Shard) and a.decision.sides for a in whole.evaluator.actions)
+    assert not any(isinstance(a.decision, Shard) and a.decision.sides for a in left.evaluator.actions)
+    best = [exhaustive(p, LONG).best.cost.time_ps for p in (whole, left)]
+    assert best[0] < best[1], "queries in parts, keys whole is out of reach"
+
+
+def test_automap_decides_on_dimensions_of_arguments_one_by_one() -> None:
+    analysis = analyzed(mlp, 4096, 512, 4)
+    made = ABLATIONS["automap"].problem(analysis, cost(x=4))
+    for action in made.evaluator.actions:
+        assert isinstance(action.decision, Shard) and len(action.decision.colors) == 1 and not action.decision.sides
+        assert analysis.colors[action.decision.colors[0]].places
+    whole = ABLATIONS["whole"].problem(analysis, cost(x=4))
+    assert whole.rank(exhaustive(whole, LONG).best)[:2] <= made.rank(METHODS["mcts"](made, LONG).best)[:2]

@@ -1,0 +1,98 @@
+"""``Auto`` among other tactics: it searches the axes that it is given, and what was decided before holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+import shardwise
+from shardwise.search.result import Ended
+from shardwise.tactics.strategies import Auto, DataParallel, Keep, Replicate, Shard
+from tests.search.test_plan_search import shapes, small_memory, step
+
+P = jax.sharding.PartitionSpec
+PATHS = ("params/up", "params/down", "moments/up", "moments/down")
+
+
+def planned(tactics: list[Any], args: list[Any] | None = None, **asked: Any) -> shardwise.Plan:
+    """By default a wide model of a small batch: sharding its width is best."""
+    where: dict[str, Any] = {"mesh": {"data": 2, "model": 2}, "topology": "v5e:2x2", "roles": {"batch": "x"}}
+    where |= {"budget_evals": 200, "donate_argnums": (0, 1)} | asked
+    return shardwise.plan(step, *(args or shapes(65536, 512)), tactics=tactics, **where)
+
+
+def axes(plan: shardwise.Plan, path: str) -> set[str]:
+    return {axis for own in plan.spec(path) for axis in own}
+
+
+def test_it_searches_its_axes_on_top_of_what_was_decided() -> None:
+    plan = planned([DataParallel("data"), Auto("model")])
+    assert plan.spec("x")[0][0] == "data"
+    assert plan.spec("params/up") == ((), ("model",)) and plan.spec("params/down") == (("model",), ())
+    assert plan.decisions[0].endswith("over data") and plan.search is not None
+    assert not any("over data" in words for words in plan.decisions[1:])
+
+
+def test_without_axes_it_takes_those_that_are_left() -> None:
+    named, rest = planned([DataParallel("data"), Auto("model")]), planned([DataParallel("data"), Auto()])
+    assert named.to_json() == rest.to_json()
+    with pytest.raises(shardwise.ShardwiseError, match=r"every axis is taken .*; Auto\('data', 'model'\) searches"):
+        planned([DataParallel("data"), DataParallel("model"), Auto()])
+
+
+def test_an_axis_that_is_not_there() -> None:
+    with pytest.raises(shardwise.ShardwiseError, match="the mesh has no axis 'modle'; its axes are data, model"):
+        planned([Auto("modle")])
+
+
+def test_an_axis_that_has_something_may_be_given_more() -> None:
+    """Data parallel over all devices does not fit: on top of it parameters are sharded on the same axis."""
+    tight = small_memory("v5e:2x2", 1.5 * 2**30)
+    plan = planned([DataParallel("x"), Auto("x")], mesh={"x": 4}, topology=tight)
+    assert plan.predicted.fits and plan.spec("x")[0] == ("x",)
+    assert sum(words.startswith("x[0]") for words in plan.decisions) == 1, "it is not decided twice"
+    assert any(axes(plan, path) for path in PATHS)
+
+
+@pytest.mark.parametrize("spec", [P(), P("model"), P(None, "data")])
+def test_pins_hold(spec: Any) -> None:
+    plan = planned([Auto()], pins={"params/up": spec})
+    want = tuple((axis,) if axis else () for axis in (*spec, None, None))[:2]
+    assert plan.spec("params/up") == want and plan.search is not None and plan.search.evaluations > 1
+
+
+def test_what_is_replicated_stays_whole() -> None:
+    args = shapes(4096, 16384, 4096)
+    free = planned([Auto()], args)
+    assert axes(free, "params/up") and axes(free, "params/down"), "a free search shards them"
+    plan = planned([Replicate("params"), Auto()], args)
+    assert not axes(plan, "params/up") and not axes(plan, "params/down")
+    assert not axes(plan, "out/0/up") and not axes(plan, "out/0/down")
+    assert axes(plan, "x") == {"data", "model"}
+
+
+def test_what_is_kept_on_an_axis_is_whole_there() -> None:
+    plan = planned([Keep("params/up", "model"), Auto()])
+    assert "model" not in axes(plan, "params/up") | axes(plan, "out/0/up")
+
+
+def test_tactics_after_it_apply_to_what_it_found() -> None:
+    plan = planned([Auto("model"), Shard("x", 0, "data")])
+    assert plan.spec("x")[0][0] == "data" and axes(plan, "params/up") == {"model"}
+
+
+def test_several_share_the_budget() -> None:
+    plan = planned([Auto("model"), Auto("data")], budget_evals=120, method="greedy")
+    assert plan.search is not None and plan.search.evaluations <= 120
+    times = [i.time_s for i in plan.search.improvements]
+    assert times == sorted(times, reverse=True)
+
+
+def test_an_interrupt_ends_all_of_them() -> None:
+    def stop(improvement: object, share: float) -> None:
+        raise KeyboardInterrupt
+
+    plan = planned([Auto("model"), Auto("data")], progress=stop)
+    assert plan.search is not None and plan.search.ended is Ended.INTERRUPTED and plan.decisions == ()

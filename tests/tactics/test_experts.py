@@ -1,0 +1,153 @@
+"""Strategies by name and their combinations: those that people know are there, the others say why they are not."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from shardwise import zoo
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import JitOptions, trace
+from shardwise.cost.decisions import State
+from shardwise.cost.local import HardwareCost
+from shardwise.cost.lowering import lower_state
+from shardwise.cost.model import CostModel
+from shardwise.cost.small import keep_small
+from shardwise.cost.structure import Structure
+from shardwise.dims.analysis import Analysis, analyze_program
+from shardwise.errors import DecisionError
+from shardwise.hardware.layout import place
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.hardware.topology import topology
+from shardwise.search.places import Places, find_places
+from shardwise.tactics import strategies
+from shardwise.tactics.experts import MENU, PARTS, Expert, combinations, experts, part_tactic
+from shardwise.tactics.tactic import Context
+
+MESH = {"data": 2, "model": 4}
+
+
+@cache
+def analyzed(name: str) -> tuple[Analysis, tuple[str, ...]]:
+    program = zoo.load(name, "tiny")
+    traced = trace(program.fn, program.args, {}, JitOptions(donate_argnums=program.donate_argnums))
+    return analyze_program(lower(traced)), program.roles
+
+
+def setting(name: str, mesh: dict[str, int], **roles: Any) -> tuple[Context, CostModel]:
+    analysis, known = analyzed(name)
+    axes = MeshAxes.of(mesh)
+    cost = HardwareCost(place(axes, topology("v5e:2x4")))
+    return Context(analysis, axes, cost, roles or {r: (r,) for r in known}), CostModel(Structure.of(analysis), cost)
+
+
+def options(*names: str) -> list[tuple[str, ...]]:
+    return [tuple(name.split("+")) for name in names]
+
+
+@cache
+def tried(name: str, *menu: str) -> dict[str, Expert]:
+    found = experts(*setting(name, MESH), options(*menu))
+    assert len({e.name for e in found}) == len(found)
+    return {e.name: e for e in found}
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("t2b", Places((("batch/inputs", 1),), (("params/embed", 0),))),
+        ("mixtral", Places((("batch/inputs", 1),), (("params/embed", 0),), (("params/layers/experts/down", 1),))),
+        ("gns", Places(edges=(("batch/edges", 0),))),
+        ("mlp", Places()),
+        ("t5", Places((("batch/decoder_inputs", 1), ("batch/encoder_inputs", 1)), (("params/embed", 0),))),
+    ],
+)
+def test_what_strategies_are_about_is_found_by_structure(name: str, expected: Places) -> None:
+    analysis, _ = analyzed(name)
+    values = [analysis.program.values[a.value] for a in analysis.program.arguments]
+    batch, params = ([v for v in values if v.path.startswith(role)] for role in ("batch", "params"))
+    assert find_places(analysis, batch, params) == expected
+
+
+def test_the_known_combinations_of_a_language_model() -> None:
+    found = tried("t2b", "dp", "fsdp", "megatron", "megatron+sequence", "context", "expert")
+    applied = {name for name, e in found.items() if e.applies}
+    assert {
+        "replicated", "dp data", "fsdp data", "megatron model", "dp data + dp model",
+        "dp data + megatron model", "dp data + megatron model + sequence model", "fsdp data + megatron model",
+        "dp data + fsdp model", "dp data + context model", "fsdp data + fsdp model", "megatron data + megatron model",
+    } <= applied  # fmt: skip
+    assert {name: e.reason for name, e in found.items() if not e.applies} == {
+        f"expert {axis}": "expert: the program has no parameter dimension that products share with what they multiply"
+        for axis in MESH
+    }
+
+
+def test_the_known_combinations_of_a_mixture_of_experts() -> None:
+    found = tried("mixtral", "expert", "fsdp", "megatron", "edges")
+    applied = {name for name, e in found.items() if e.applies}
+    assert {
+        "expert data",
+        "expert data + megatron model",
+        "expert data + fsdp model",
+        "fsdp data + megatron model",
+    } <= applied
+    assert {e.name for e in found.values() if e.reason} == {"edges data", "edges model"}
+    assert all(e.decisions and e.tactics for e in found.values() if e.applies and e.parts)
+
+
+def test_an_expert_costs_what_its_plan_would() -> None:
+    context, model = setting("t2b", MESH)
+    expert = tried("t2b", "dp", "fsdp", "megatron", "megatron+sequence", "context", "expert")[
+        "fsdp data + megatron model"
+    ]
+    taken: list[Any] = []
+    for tactic in (strategies.FSDP("data"), strategies.Megatron("model")):
+        taken += tactic.decide(context, taken)
+    assert expert.decisions == tuple(taken)
+    lowered = lower_state(context.analysis, State(context.mesh, tuple(taken)), context.cost)
+    small = keep_small(lowered, context.cost)
+    again = lower_state(context.analysis, State(context.mesh, (*taken, *small)), context.cost)
+    assert expert.cost == model.evaluate(again) and expert.fits
+
+
+def test_the_best_come_first_and_none_decides_the_same_as_another() -> None:
+    found = list(tried("mixtral", "expert", "fsdp", "megatron", "edges").values())
+    times = [e.cost.time_ps for e in found if e.cost is not None]
+    assert times == sorted(times) and [e.applies for e in found] == sorted((e.applies for e in found), reverse=True)
+    decided = [State(MeshAxes.of(MESH), e.decisions) for e in found if e.applies]
+    assert len({(s.order, s.kept, tuple(s.sides.items())) for s in decided}) == len(decided)
+
+
+def test_moments_alone_may_be_sharded() -> None:
+    found = experts(*setting("mlp", {"data": 8}), options("dp", "fsdp", "zero1", "zero2"))
+    peak = {e.name: e.cost.peak_blocks for e in found if e.cost is not None}
+    assert peak["fsdp data"] < peak["zero2 data"] < peak["dp data"] < peak["replicated"] and "zero1 data" in peak
+
+
+def test_without_roles_every_strategy_says_what_it_needs() -> None:
+    found = experts(*setting("mlp", {"data": 8}, params=("params",)), options("dp", "fsdp", "megatron"))
+    assert {e.name for e in found if e.applies} == {"replicated", "megatron data"}
+    assert all("which arguments are the batch" in e.reason for e in found if not e.applies)
+
+
+def test_axes_of_size_one_are_not_used() -> None:
+    found = experts(*setting("mlp", {"data": 8, "model": 1}), options("dp", "megatron"))
+    assert {axis for e in found for _, axis in e.parts} == {"data"}
+
+
+def test_three_axes() -> None:
+    made = combinations(["x", "y", "z"])
+    assert (("dp", "x"), ("megatron", "z"), ("sequence", "z")) in made
+    assert (("expert", "y"), ("fsdp", "x"), ("megatron", "z")) in made
+    assert (("fsdp", "x"), ("fsdp", "y"), ("fsdp", "z")) in made
+    assert not any({"fsdp", "zero2"} <= {part for part, _ in parts} for parts in made)
+    assert len(set(made)) == len(made) and made[0] == ()
+    assert all(part in PARTS for option in MENU for part in option)
+
+
+def test_an_unknown_strategy() -> None:
+    with pytest.raises(DecisionError, match="no strategy is called 'pipeline'; there are expert, "):
+        part_tactic(("pipeline", "x"), Places())

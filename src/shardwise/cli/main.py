@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import shardwise
-from shardwise.cli import hardware
+from shardwise.cli import hardware, plan
 from shardwise.errors import ShardwiseError
 
 #: What a terminal that cannot show our signs gets, one character each so that columns stay in line.
@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"shardwise {shardwise.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    plan.add_command(commands)
     inspect = commands.add_parser(
         "inspect",
         help="show what can be sharded in a program, and where that is ambiguous",
@@ -117,22 +118,22 @@ def _inspect(arguments: argparse.Namespace) -> str:
         return json.dumps(analysis.to_json(), indent=2) + "\n"
     from shardwise.report.inspection import analysis_text
 
-    return analysis_text(analysis, _width(), arguments.all)
+    return analysis_text(analysis, plan.terminal_width(), arguments.all)
 
 
 def _verify(arguments: argparse.Namespace) -> str:
     from shardwise.plans.load import load_plan
 
-    plan = load_plan(arguments.plan)
+    made = load_plan(arguments.plan)
     # As many host devices as the plan needs; JAX reads this when it is imported.
-    count = f"--xla_force_host_platform_device_count={plan.mesh.devices}"
+    count = f"--xla_force_host_platform_device_count={made.mesh.devices}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from shardwise.cli.targets import load_target
     from shardwise.verification.verify import verify
 
     target = load_target(arguments.target)
-    found = verify(plan, target.fn, *target.args, backend=arguments.backend, **target.kwargs)
+    found = verify(made, target.fn, *target.args, backend=arguments.backend, **target.kwargs)
     if not found.compiled.fits:
         raise ShardwiseError(str(found))
     return str(found)
@@ -143,14 +144,6 @@ def _place(text: str) -> tuple[str, int]:
     if not colon or not dim.lstrip("-").isdigit():
         raise ShardwiseError(f"{text!r} is no dimension: write PATH:DIM, for example params/w1:0")
     return path, int(dim)
-
-
-def _width() -> int:
-    """The terminal's width between 80 and 120 columns; 80 where there is none."""
-    try:
-        return min(max(os.get_terminal_size(1).columns, 80), 120)
-    except OSError:
-        return 80
 
 
 def _zoo(arguments: argparse.Namespace) -> str:

@@ -1,0 +1,70 @@
+"""A plan on one screen: what is sharded, what it takes, how it was found, what to do next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from shardwise.report.page import Page, table
+from shardwise.report.units import plural, seconds, si
+
+if TYPE_CHECKING:
+    from shardwise.plans.plan import Plan
+
+_MOST: Final = 5
+_BAR: Final = 30
+
+
+def summary_text(plan: Plan, width: int = 80) -> str:
+    """The summary at a width.
+
+    Dimensions that are sharded together are one line, with all their axes, major first.
+    """
+    page, p = Page(width), plan.predicted
+    page.print(f"{plan.function} on {plan.mesh}: {p.hardware}\n")
+    sharded, rest = _decided(plan)
+    rows = table(("over", "left"), ("sharded", "text"))
+    for what, axes in sharded.items():
+        rows.add_row("·".join(axes), what)
+    page.print(rows if sharded else "nothing is sharded")
+    for words in rest:
+        page.print(f"{words}")
+    share = min(1.0, p.peak_bytes / p.usable_bytes)
+    page.print("")
+    figures = table(("", "left"), ("", "left"), ("", "text"))
+    figures.show_header = False
+    figures.add_row("time", seconds(p.time_s), f"{p.utilization:.0%} of the peak rate; compute {seconds(p.compute_s)}")
+    hidden = p.serial_s - p.time_s
+    figures.add_row("moved", seconds(p.comm_s), f"of which {seconds(hidden)} behind compute" if hidden > 0 else "")
+    verdict = "" if p.fits else "  it does not fit"
+    bar = "#" * round(share * _BAR) + "." * (_BAR - round(share * _BAR))
+    figures.add_row("memory", f"{p.peak_bytes / 2**30:.2f} GiB", f"[{bar}] of {p.usable_bytes / 2**30:.2f}{verdict}")
+    page.print(figures)
+    if p.collectives:
+        page.print("\nCollectives, the longest first; seconds and bytes of one device a step\n")
+        moved = table(("kind", "left"), ("axes", "left"), ("count", "right"), ("bytes", "right"), ("time", "right"))
+        for m in sorted(p.collectives, key=lambda m: -m.time_s)[:_MOST]:
+            moved.add_row(m.kind, "·".join(m.axes), str(m.count), si(m.nbytes, "B"), seconds(m.time_s))
+        page.print(moved)
+        if len(p.collectives) > _MOST:
+            page.print(f"and {plural(len(p.collectives) - _MOST, 'kind')} more")
+    if plan.search is not None:
+        page.print(f"\nFound by {plan.search}")
+        for tried in plan.search.meshes[1:4]:
+            took = tried.why or (seconds(tried.time_s or 0.0) if tried.fits else "does not fit")
+            page.print(f"  instead of {tried.mesh}: {took}")
+    for note in plan.notes:
+        page.print(f"note: {note}")
+    return page.text()
+
+
+def _decided(plan: Plan) -> tuple[dict[str, list[str]], list[str]]:
+    """What is sharded, with its axes in order; and the decisions that say something else."""
+    sharded: dict[str, list[str]] = {}
+    rest: list[str] = []
+    for words in plan.decisions:
+        what, over, axis = words.rpartition(" over ")
+        if over and axis in plan.mesh.names:
+            sharded.setdefault(what, []).append(axis)
+        else:
+            rest.append(words)
+    return sharded, rest

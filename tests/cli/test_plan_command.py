@@ -1,0 +1,55 @@
+"""``shardwise plan``: what it prints and saves, and what it says of wrong input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardwise.cli.main import main
+from shardwise.plans.load import load_plan
+
+TARGET = ("plan", "zoo:mlp:tiny", "--topology", "v5e:2x2")
+SHORT = ("--evaluations", "60")
+
+
+def test_the_summary_fits_a_screen_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TARGET, "--mesh", "data=4", *SHORT]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("step on data 4: v5e:2x2")
+    assert "memory" in out and "Found by mcts: " in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert len(out.splitlines()) < 40
+
+
+def test_a_plan_is_saved_and_printed_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    assert main([*TARGET, "--mesh", "data=4", "--output", str(file), "--json", *SHORT]) == 0
+    out = capsys.readouterr().out
+    assert out == file.read_text()
+    assert load_plan(file).mesh.names == ("data",)
+
+
+def test_an_open_mesh_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TARGET, "--mesh", "data=?,model=2", *SHORT]) == 0
+    assert "data 2 × model 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["plan", "zoo:mlp:tiny"], "say what to plan for"),
+        ([*TARGET, "--mesh", "data"], "is no mesh"),
+        ([*TARGET, "--mesh", "data=4,data=4"], "is no mesh"),
+        ([*TARGET, "--mesh", "data=3"], "devices"),
+        (["plan", "zoo:mlp:tiny", "--topology", "v5x:2x2"], "v5"),
+        ([*TARGET, "--method", "mtcs"], "did you mean 'mcts'"),
+        ([*TARGET, "--budget", "-1"], "budget"),
+        ([*TARGET, "--mesh", "data=4", "--output", "/nowhere/plan.json", *SHORT], "/nowhere"),
+    ],
+)
+def test_wrong_input_is_one_line(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 1
+    caught = capsys.readouterr()
+    assert says in caught.err and caught.out == ""
+    assert "Traceback" not in caught.err

@@ -59,7 +59,7 @@ def _plan(arguments: argparse.Namespace) -> str:
 
     target = load_target(arguments.target)
     show = Progress(not arguments.quiet and sys.stderr is not None and sys.stderr.isatty())
-    donate = {"donate_argnums": target.donate_argnums} if target.donate_argnums else {}
+    donate: dict[str, Any] = {"donate_argnums": target.donate_argnums} if target.donate_argnums else {}
     try:
         made = plan(
             target.fn,
@@ -129,7 +129,8 @@ class Progress:
             return
         best = improvement.best.cost
         done = "#" * round(20 * share) + "." * (20 - round(20 * share))
-        text = f"[{done}] {improvement.evaluations:,} evaluated, best {seconds(best.time_s)}, {best.peak_bytes / 2**30:.1f} GiB"
+        figures = f"best {seconds(best.time_s)}, {best.peak_bytes / 2**30:.1f} GiB"
+        text = f"[{done}] {improvement.evaluations:,} evaluated, {figures}"
         sys.stderr.write(f"\r{text:<79}")
         sys.stderr.flush()
         self._open = True

@@ -21,6 +21,8 @@ MESHES: Final[dict[str, dict[int, tuple[tuple[int, ...], ...]]]] = {
     "v3:2x4": {1: ((16,),), 2: ((4, 4), (2, 8))},
     "v5p:2x2x2": {1: ((8,),), 2: ((2, 4), (4, 2))},
 }
+#: The strategy that the search finds with no hint.
+SEARCH: Final = "search"
 #: Strategies by name: the mesh axes they use, and the tactics as names that `tactics` knows.
 STRATEGIES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "replicated": (("data",), ()),
@@ -44,6 +46,7 @@ STRATEGIES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "dp+rows": (("data", "model"), ("dp data", "rows model")),
     "dp+cache": (("data", "model"), ("dp data", "cache model")),
     "megatron+cache": (("data", "model"), ("megatron data", "cache model")),
+    SEARCH: (("data", "model"), ("search data",)),
 }
 _LM: Final = (
     "fsdp", "dp+megatron", "dp", "dp+megatron+sequence", "zero2", "fsdp+megatron", "dp+context", "dp+fsdp", "megatron",
@@ -174,7 +177,23 @@ def _tactic(words: str, program: Program) -> Any:
             return _Rows(axis)
         case "cache":
             return s.Shard("cache/k", 2, axis)
+        case "search":
+            return _Search()
     raise ValueError(f"no tactic is called {name!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """A search over all axes, for so many evaluations that it finds the same on every machine."""
+
+    evaluations: int = 1000
+
+    def decide(self, context: Any, taken: Any) -> list[Any]:
+        from shardwise.search.auto import Options, Searcher
+
+        searcher = Searcher.alone(context.analysis, context.cost, Options(budget_evals=self.evaluations))
+        found = searcher.search(taken, context.mesh.names)
+        return [] if found is None else list(found.decisions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +222,8 @@ def cases() -> list[Case]:
         *_rounds("v3:2x4", 3, 99),
         *_rounds("v5p:2x2x2", 3, 99),
     ]
-    return list(dict.fromkeys([*_rounds("v5e:4x4", 0, 2), *ordered, *_other_meshes()]))
+    found = [_case(program, SEARCH, "v5e:4x4", 0) for program in PROGRAMS]
+    return list(dict.fromkeys([*_rounds("v5e:4x4", 0, 2), *ordered, *_other_meshes(), *found]))
 
 
 def _rounds(topology: str, first: int, last: int) -> Iterator[Case]:

@@ -1,0 +1,159 @@
+"""``python -m benchmarks.search.others regret|ilp|ablations``: the search against all states, a bound, and less of itself.
+
+- *regret*: problems with at most a few million states are searched exhaustively, and by MCTS at its default budget under five
+  seeds;
+- *ilp*: where states are too many, an integer program over the shardings of every value and the ways to compute every op
+  (``shardwise.search.ilp``). It minimises the local costs of lowering, not the cost model's time, so both are compared in its
+  currency: that of the found state over its bound is never less than one;
+- *ablations*: the same search with parts of the analysis left out, and other methods, at the same number of evaluations.
+
+Each writes its JSON beside this file; ``page.py`` makes a table of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from shardwise.cost.local import HardwareCost
+    from shardwise.dims.analysis import Analysis
+
+FOLDER: Final = Path(__file__).parent
+SEEDS: Final = range(5)
+#: Program, topology, mesh.
+SMALL: Final = (
+    ("gpt:2.6b,layers=3,batch=32", "v5e:2x4", (8,)),
+    ("t2b:2b,layers=3,batch=16,seq=1024", "v5e:2x4", (8,)),
+    ("t2b:2b,layers=3,batch=16,seq=1024", "a100:8", (8,)),
+    ("t2b:2b,layers=3,batch=1,seq=8192", "v5e:2x4", (8,)),
+    ("mlp:full,layers=3", "v5e:2x4", (8,)),
+    ("itx:step,layers=4", "v5e:2x4", (8,)),
+    ("itx:prefill,layers=4,batch=8", "v5e:2x4", (8,)),
+    ("dlrm:full", "a100:8", (8,)),
+    ("mlp:full,layers=1", "v5e:2x4", (2, 4)),
+)
+LARGE: Final = (
+    ("gpt:2.6b,layers=3,batch=32", "v5e:2x4", (2, 4)),
+    ("t2b:2b,layers=3,batch=16,seq=1024", "v5e:2x4", (2, 4)),
+    ("itx:step,layers=4", "v5e:2x4", (2, 4)),
+    ("mlp:full,layers=3", "v5e:2x4", (2, 4)),
+)
+ABLATED: Final = (
+    ("t2b:2b,layers=3,batch=16,seq=1024", "v5e:2x4", (2, 4)),
+    ("t2b:2b,layers=3,batch=1,seq=8192", "v5e:2x4", (2, 4)),
+    ("gpt:2.6b,layers=8,batch=32,unrolled", "v5e:2x4", (2, 4)),
+    ("mixtral:8x7b,layers=1,batch=16,seq=1024", "v5p:2x2x2", (2, 4)),
+    ("gns:full,layers=4", "v5e:2x4", (2, 4)),
+    ("itx:step,layers=8", "v5e:4x4", (4, 4)),
+)
+EVALUATIONS: Final = 800
+
+Row = dict[str, Any]
+
+
+def prepared(target: str, topology: str, sizes: tuple[int, ...]) -> tuple[Analysis, HardwareCost]:
+    """A program's analysis, and the costs on a mesh."""
+    from shardwise import zoo
+    from shardwise.capture.lower import lower
+    from shardwise.capture.trace import JitOptions, trace
+    from shardwise.cost.local import HardwareCost
+    from shardwise.dims.analysis import analyze_program
+    from shardwise.hardware.layout import place
+    from shardwise.hardware.mesh import MeshAxes
+    from shardwise.hardware.topology import topology as topology_of
+
+    program = zoo.parse(target)
+    traced = trace(program.fn, program.args, {}, JitOptions(donate_argnums=program.donate_argnums))
+    mesh = MeshAxes.of(dict(zip("abc", sizes, strict=False)))
+    return analyze_program(lower(traced)), HardwareCost(place(mesh, topology_of(topology)))
+
+
+def regret() -> list[Row]:
+    from shardwise.search.exhaustive import count_states, exhaustive
+    from shardwise.search.mcts import mcts
+    from shardwise.search.problem import Problem
+    from shardwise.search.result import Budget
+
+    rows: list[Row] = []
+    for target, topology, sizes in SMALL:
+        given = prepared(target, topology, sizes)
+        problem = Problem(*given)
+        states = count_states(problem)
+        start = time.perf_counter()
+        best = exhaustive(problem, Budget(seconds=1e9, evaluations=10**9))
+        row: Row = {"program": target, "topology": topology, "mesh": sizes, "states": states, "fits": best.fits}
+        row |= {"best": problem.rank(best.best)[:2], "exhaustive_s": time.perf_counter() - start, "seeds": []}
+        for seed in SEEDS:
+            own = Problem(*given)
+            found = mcts(own, seed=seed)
+            over = own.rank(found.best)[1] / row["best"][1] - 1 if own.rank(found.best)[0] == row["best"][0] else None
+            row["seeds"].append({"over": over, "evaluations": found.evaluations, "seconds": found.seconds})
+        rows.append(row)
+        print(target, topology, states, [s["over"] for s in row["seeds"]], flush=True)
+    return rows
+
+
+def ilp() -> list[Row]:
+    from shardwise.cost.decisions import State
+    from shardwise.cost.lowering import lower_state
+    from shardwise.search.ilp import ilp as solve
+    from shardwise.search.ilp import local_s
+    from shardwise.search.mcts import mcts
+    from shardwise.search.problem import Problem
+
+    rows: list[Row] = []
+    for target, topology, sizes in LARGE:
+        analysis, cost = prepared(target, topology, sizes)
+        problem = Problem(analysis, cost)
+        start = time.perf_counter()
+        bound = solve(problem.model, problem.mesh, seconds=300.0)
+        row: Row = {"program": target, "topology": topology, "mesh": sizes, "bound_s": bound.bound_s}
+        row |= {"ilp_s": time.perf_counter() - start, "seeds": []}
+        for seed in SEEDS:
+            own = Problem(analysis, cost)
+            found = mcts(own, seed=seed)
+            lowered = lower_state(analysis, State(own.mesh, own.decisions(found.best.state)), cost)
+            row["seeds"].append(local_s(own.model, lowered) / bound.bound_s - 1)
+        rows.append(row)
+        print(target, topology, row["seeds"], flush=True)
+    return rows
+
+
+def ablations() -> list[Row]:
+    from shardwise.search.ablation import ABLATIONS
+    from shardwise.search.methods import METHODS
+    from shardwise.search.result import Budget
+
+    rows: list[Row] = []
+    for target, topology, sizes in ABLATED:
+        analysis, cost = prepared(target, topology, sizes)
+        row: Row = {"program": target, "topology": topology, "mesh": sizes, "found": {}}
+        ways = [(name, "mcts", name) for name in ABLATIONS]
+        ways += [(method, method, "whole") for method in ("beam", "greedy", "random")]
+        for name, method, ablation in ways:
+            found = []
+            for seed in range(3):
+                problem = ABLATIONS[ablation].problem(analysis, cost)
+                made = METHODS[method](problem, Budget(1e9, EVALUATIONS, 10**6), seed)
+                found.append(problem.rank(made.best)[:2])
+            row["found"][name] = {"actions": len(problem.actions), "ranks": found}
+        rows.append(row)
+        print(target, topology, {k: v["ranks"] for k, v in row["found"].items()}, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = {"regret": regret, "ilp": ilp, "ablations": ablations}
+    parser.add_argument("part", choices=parts)
+    part = parser.parse_args().part
+    rows = parts[part]()
+    (FOLDER / f"{part}.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

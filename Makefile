@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint test-slow test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity clean
+.PHONY: demo test lint test-slow test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-search clean
 
 $(STAMP): pyproject.toml requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shardwise needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11")'
@@ -67,6 +67,10 @@ bench-evaluator: $(STAMP)
 # Predicts what was recorded. To record anew: benchmarks/fidelity/{truth,single,parallel}.py.
 bench-fidelity: $(STAMP)
 	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.fidelity.page
+
+# Tables of what was recorded. To record anew: benchmarks/search/{run,others}.py.
+bench-search: $(STAMP)
+	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.search.page
 
 bench-jit: $(STAMP)
 	$(BIN)/python -m benchmarks.jit

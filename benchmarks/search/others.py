@@ -1,11 +1,12 @@
-"""``python -m benchmarks.search.others regret|ilp|ablations``: the search against all states, a bound, and less of itself.
+"""``python -m benchmarks.search.others PART``: the search against all states, a bound, and less of itself; how long plans take.
 
 - *regret*: problems with at most a few million states are searched exhaustively, and by MCTS at its default budget under five
   seeds;
 - *ilp*: where states are too many, an integer program over the shardings of every value and the ways to compute every op
   (``shardwise.search.ilp``). It minimises the local costs of lowering, not the cost model's time, so both are compared in its
   currency: that of the found state over its bound is never less than one;
-- *ablations*: the same search with parts of the analysis left out, and other methods, at the same number of evaluations.
+- *ablations*: the same search with parts of the analysis left out, and other methods, at the same number of evaluations;
+- *timing*: seconds from function to plan, tracing and constraints included, and the memory of the process.
 
 Each writes its JSON beside this file; ``page.py`` makes a table of them.
 """
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +36,6 @@ SMALL: Final = (
     ("mlp:full,layers=3", "v5e:2x4", (8,)),
     ("itx:step,layers=4", "v5e:2x4", (8,)),
     ("itx:prefill,layers=4,batch=8", "v5e:2x4", (8,)),
-    ("dlrm:full", "a100:8", (8,)),
     ("mlp:full,layers=1", "v5e:2x4", (2, 4)),
 )
 LARGE: Final = (
@@ -51,6 +53,13 @@ ABLATED: Final = (
     ("itx:step,layers=8", "v5e:4x4", (4, 4)),
 )
 EVALUATIONS: Final = 800
+#: Target, topology, mesh, seconds that it may take.
+TIMED: Final = (
+    ("t2b:2b,remat", "v5e:4x4", {"data": 4, "model": 4}, 5.0),
+    ("t7b:7b,remat", "v5p:2x2x4", {"data": 4, "model": 4}, 5.0),
+    ("gpt:39b,unrolled,remat", "v5p:4x4x4", {"data": 16, "model": 4}, 30.0),
+    ("llama3:405b,remat", "v5p:16x16x16", {"data": 256, "model": 16}, 15.0),
+)
 
 Row = dict[str, Any]
 
@@ -146,9 +155,42 @@ def ablations() -> list[Row]:
     return rows
 
 
+def timing() -> list[Row]:
+    """Each in a process of its own, which has imported everything before the clock starts."""
+    rows: list[Row] = []
+    for target, topology, mesh, limit in TIMED:
+        command = [sys.executable, "-c", _TIMED, target, topology, json.dumps(mesh)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(done.stderr[-2000:])
+        row = json.loads(done.stdout.splitlines()[-1])
+        rows.append({"program": target, "topology": topology, "mesh": mesh, "limit_s": limit} | row)
+        print(rows[-1], flush=True)
+    return rows
+
+
+_TIMED: Final = """
+import json, resource, sys, time
+import shardwise
+from shardwise import zoo
+target, topology, mesh = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+small = zoo.load("mlp", "tiny")
+shardwise.plan(small.fn, *small.args, mesh={"x": 2}, topology="v5e:2x1", budget_s=0.1)
+program = zoo.parse(target)
+start = time.perf_counter()
+plan = shardwise.plan(program.fn, *program.args, mesh=mesh, topology=topology, donate_argnums=program.donate_argnums,
+                      allow_infeasible=True)
+print(json.dumps({
+    "seconds": time.perf_counter() - start, "search_s": plan.search.seconds, "evaluations": plan.search.evaluations,
+    "fits": plan.predicted.fits, "time_s": plan.predicted.time_s, "peak_bytes": plan.predicted.peak_bytes,
+    "process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+}))
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"regret": regret, "ilp": ilp, "ablations": ablations}
+    parts = {"regret": regret, "ilp": ilp, "ablations": ablations, "timing": timing}
     parser.add_argument("part", choices=parts)
     part = parser.parse_args().part
     rows = parts[part]()

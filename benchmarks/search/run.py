@@ -107,14 +107,17 @@ def _run(target: str, options: dict[str, Any], topology: str, seconds: float, se
     from shardwise import zoo
     from shardwise.capture.lower import lower
     from shardwise.capture.trace import JitOptions, trace
+    from shardwise.cost.decisions import State
     from shardwise.cost.local import HardwareCost
+    from shardwise.cost.lowering import lower_state
+    from shardwise.cost.small import keep_small
     from shardwise.dims.analysis import analyze_program
     from shardwise.hardware.layout import place
     from shardwise.hardware.mesh import MeshAxes
     from shardwise.hardware.topology import topology as topology_of
     from shardwise.rewrite.planning import _words
     from shardwise.search.mcts import mcts
-    from shardwise.search.problem import Problem
+    from shardwise.search.problem import Problem, Scored
     from shardwise.search.result import Budget
     from shardwise.tactics.experts import experts
     from shardwise.tactics.tactic import Context
@@ -129,6 +132,13 @@ def _run(target: str, options: dict[str, Any], topology: str, seconds: float, se
     cost = HardwareCost(place(mesh, topology_of(topology)))
     problem = Problem(analysis, cost)
     found = mcts(problem, Budget(seconds=seconds), seed)
+    decisions = problem.decisions(found.best.state)
+    # As a plan does, and as the experts below do: small arguments are kept whole where that is no worse.
+    small = keep_small(lower_state(analysis, State(mesh, decisions), cost), cost)
+    final = found.best.cost
+    if small:
+        kept = problem.model.evaluate(lower_state(analysis, State(mesh, (*decisions, *small)), cost))
+        final = min(final, kept, key=lambda c: problem.rank(Scored((), c)))
     search_s = time.perf_counter() - start
     start = time.perf_counter()
     roles: dict[str, tuple[str, ...]] = {role: (role,) for role in program.roles if role in ("batch", "params")}
@@ -142,10 +152,10 @@ def _run(target: str, options: dict[str, Any], topology: str, seconds: float, se
         sizes,
         options,
         len(problem.actions),
-        found.best.cost.time_s,
-        found.best.cost.peak_bytes,
-        found.fits,
-        [_words(analysis, d) for d in problem.decisions(found.best.state)],
+        final.time_s,
+        final.peak_bytes,
+        problem.fits(final),
+        [_words(analysis, d) for d in decisions],
         found.evaluations,
         search_s,
         found.ended.name.lower(),

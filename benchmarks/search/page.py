@@ -1,0 +1,267 @@
+"""``make bench-search``: what was recorded of the search, on one page, ``docs/benchmarks/search.md``.
+
+Nothing is searched here; ``run.py`` and ``others.py`` record, and so does ``benchmarks/fidelity/truth.py`` for what XLA makes
+of found plans.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.fidelity.cases import SEARCH, Case
+from benchmarks.fidelity.compare import has_cycles, moved_s, ms, recorded, table
+from benchmarks.fidelity.page import Bar
+from benchmarks.fidelity.truth import TRUTH
+from benchmarks.fidelity.truth import load as load_truth
+from benchmarks.search.others import FOLDER
+from benchmarks.search.run import Record, load
+from shardwise import __version__
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "benchmarks" / "search.md"
+Row = dict[str, Any]
+
+INTRO: Final = """What `shardwise.plan` finds when it is told nothing but the devices, beside every strategy an expert would \
+try, all states where these can be tried, and what is left when parts of the analysis are taken away. Costs are the cost \
+model's ([how true it is](fidelity.md)), but for the part that XLA compiled."""
+
+EXPERTS: Final = """Every program of the zoo at full size on five topologies, with a mesh of two axes. Experts are data \
+parallelism, FSDP, ZeRO-1 and 2, Megatron with and without sequence parallelism, vocabulary, context, expert and edge \
+sharding, alone and combined over the axes; they are told which arguments are the batch and which the parameters, the search is not. \
+Where nothing fits at full size, layers are rematerialised, then the batch is cut to a quarter until something does. A ratio \
+above one: the found plan is so many times faster."""
+
+
+def read(part: str) -> list[Row]:
+    path = FOLDER / f"{part}.json"
+    rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
+    return rows
+
+
+def bar(number: str, what: str, wanted: str, found: str, met: bool | None) -> Bar:
+    return Bar(number, what, wanted, found, met)
+
+
+# Experts.
+
+
+def expert_part(records: Sequence[Record]) -> tuple[list[Bar], list[str]]:
+    able = [r for r in records if r.found_fits or r.expert_fits]
+    lost = [r for r in able if not r.found_fits]
+    worse = [r for r in able if r.expert_fits and r.found_fits and r.ratio < 0.99]
+    better = [r for r in able if r.found_fits and (not r.expert_fits or r.ratio >= 1.1)]
+    share = len(better) / len(able) if able else 0.0
+    bars = [
+        bar("1", "found plans that fit, where any does", "all", f"{len(able) - len(lost)} of {len(able)}", not lost),
+        bar("1", "cases in which an expert is better by 1%", "none", f"{len(worse)} of {len(able)}", not worse),
+        bar(
+            "1", "cases that are better than all experts by 10%", "≥ 25%", f"{len(better)} ({share:.0%})", share >= 0.25
+        ),
+    ]
+    body = [
+        [
+            r.program,
+            r.topology,
+            ", ".join(f"{k} {v}" if v is not True else k for k, v in r.options.items()) or "as it is",
+            *ms(r.found_s),
+            "yes" if r.found_fits else "no",
+            *ms(r.expert_s),
+            ("" if r.expert_fits else "(does not fit) ") + r.expert,
+            f"{r.ratio:.2f}" if r.found_fits and r.expert_fits else "-",
+        ]
+        for r in records
+    ]
+    lines = ["## Against experts", "", EXPERTS, ""]
+    lines += table(["program", "devices", "variant", "found ms", "fits", "expert ms", "best expert", "ratio"], body)
+    none = [r for r in records if not (r.found_fits or r.expert_fits)]
+    if none:
+        lines += [
+            "",
+            f"In {len(none)} of {len(records)} cases nothing fits, whatever the batch: the model is too large.",
+        ]
+    return bars, lines
+
+
+# XLA.
+
+
+def compiled_part() -> tuple[list[Bar], list[str]]:
+    """Found plans beside the experts of the same program, both compiled for v5e:4x4."""
+    from shardwise.hardware.layout import place
+    from shardwise.hardware.mesh import MeshAxes
+    from shardwise.hardware.topology import topology
+
+    def seconds(case: Case, record: Row) -> float:
+        placed = place(MeshAxes.of(dict(case.mesh)), topology(case.topology))
+        return float(record["cycles"]["total"] / placed.topology.profile.clock_hz + moved_s(record, placed))
+
+    groups: dict[str, dict[str, tuple[Case, Row]]] = {}
+    for case, record in recorded(load_truth(TRUTH)):
+        if case.topology == "v5e:4x4":
+            groups.setdefault(case.program.label, {}).setdefault(case.strategy, (case, record))
+    body, ratios, refused = [], [], 0
+    for label, rows in groups.items():
+        if SEARCH not in rows:
+            continue
+        if "oom" in rows[SEARCH][1]:
+            refused += 1
+        timed = {name: seconds(*pair) for name, pair in rows.items() if has_cycles(pair[1]) and "oom" not in pair[1]}
+        experts = {name: s for name, s in timed.items() if name != SEARCH}
+        if SEARCH not in timed or len(experts) < 3:
+            continue
+        best = min(experts, key=experts.__getitem__)
+        ratios.append(experts[best] / timed[SEARCH])
+        body.append([label, *ms(timed[SEARCH]), *ms(experts[best]), best, str(len(experts)), f"{ratios[-1]:.2f}"])
+    good = sum(r >= 0.995 for r in ratios)
+    bars = [
+        bar("2", "found plans compiled, with three experts or more", "≥ 12", str(len(ratios)), len(ratios) >= 12),
+        bar(
+            "2",
+            "as fast as the best expert compiled",
+            "≥ 90%",
+            f"{good} of {len(ratios)}",
+            good >= 0.9 * len(ratios) > 0,
+        ),
+        bar("2", "found plans that XLA refuses for memory", "none", str(refused), not refused),
+    ]
+    lines = [
+        "## Compiled by XLA for v5e:4x4",
+        "",
+        "The compiler's cycles, and its collectives over the same links.",
+        "",
+    ]
+    lines += table(["program", "found ms", "expert ms", "best expert", "experts", "ratio"], body)
+    return bars, lines
+
+
+# All states, bounds, ablations, seconds.
+
+
+def regret_part() -> tuple[list[Bar], list[str]]:
+    rows, bounds = read("regret"), read("ilp")
+    over = [seed["over"] for row in rows for seed in row["seeds"]]
+    known = [o for o in over if o is not None]
+    bars = []
+    if over:
+        worst, median = max(known), statistics.median(known)
+        all_fit = len(known) == len(over)
+        bars = [
+            bar("3", "regret against all states, median", "≤ 1%", f"{median:.2%} of {len(over)} runs", median <= 0.01),
+            bar("3", "regret against all states, worst", "≤ 5%", f"{worst:.2%}", worst <= 0.05 and all_fit),
+        ]
+    lines = ["## Against all states", "", "Five seeds at the default budget.", ""]
+    lines += table(
+        ["program", "devices", "mesh", "states", "fits", "regret of five seeds", "evaluations", "seconds"],
+        [
+            [
+                row["program"],
+                row["topology"],
+                _mesh(row),
+                f"{row['states']:,}",
+                "yes" if row["fits"] else "no",
+                " ".join("other" if s["over"] is None else f"{s['over']:.2%}" for s in row["seeds"]),
+                f"{statistics.median(s['evaluations'] for s in row['seeds']):,.0f}",
+                f"{statistics.median(s['seconds'] for s in row['seeds']):.1f}",
+            ]
+            for row in rows
+        ],
+    )
+    if bounds:
+        lines += [
+            "",
+            "## Against an integer program",
+            "",
+            "In the currency of the integer program, above its bound.",
+            "",
+        ]
+        lines += table(
+            ["program", "devices", "mesh", "above the bound, five seeds", "solved in s"],
+            [
+                [r["program"], r["topology"], _mesh(r), " ".join(f"{s:.1%}" for s in r["seeds"]), f"{r['ilp_s']:.0f}"]
+                for r in bounds
+            ],
+        )
+    return bars, lines
+
+
+def ablation_part() -> tuple[list[Bar], list[str]]:
+    rows = read("ablations")
+    names = list(rows[0]["found"]) if rows else []
+    lines = ["## What the analysis is worth", ""]
+    lines += ["Milliseconds of the best state at the same number of evaluations, three seeds; GiB where none fits.", ""]
+    body = [
+        [f"{row['program']} {row['topology']}", *(_ranks(row["found"][name]["ranks"]) for name in names)]
+        for row in rows
+    ]
+    lines += table(["program", *names], body)
+    return [], lines
+
+
+def _ranks(ranks: Iterable[Sequence[int]]) -> str:
+    return " ".join(f"{value / 1e9:.2f}" if not over else f"({value * 512 / 2**30:.1f} GiB)" for over, value in ranks)
+
+
+def timing_part() -> tuple[list[Bar], list[str]]:
+    rows = read("timing")
+    bars = [
+        bar(
+            "4",
+            f"{r['program']} on {r['topology']}",
+            f"≤ {r['limit_s']:.0f} s",
+            f"{r['seconds']:.1f} s",
+            r["seconds"] <= r["limit_s"],
+        )
+        for r in rows
+    ]
+    if rows:
+        most = max(r["process_bytes"] for r in rows)
+        bars.append(bar("4", "memory of the process", "≤ 2 GB", f"{most / 1e9:.2f} GB", most <= 2e9))
+    lines = ["## From function to plan", "", "Tracing, search and constraints, default budget.", ""]
+    lines += table(
+        ["program", "devices", "mesh", "seconds", "of search", "evaluations", "fits", "predicted step", "process GB"],
+        [
+            [
+                r["program"],
+                r["topology"],
+                "x".join(map(str, r["mesh"].values())),
+                f"{r['seconds']:.1f}",
+                f"{r['search_s']:.1f}",
+                f"{r['evaluations']:,}",
+                "yes" if r["fits"] else "no",
+                f"{r['time_s'] * 1e3:,.0f} ms",
+                f"{r['process_bytes'] / 1e9:.2f}",
+            ]
+            for r in rows
+        ],
+    )
+    return bars, lines
+
+
+def _mesh(row: Row) -> str:
+    return "x".join(map(str, row["mesh"]))
+
+
+def make() -> str:
+    parts = [expert_part(load()), compiled_part(), regret_part(), timing_part(), ablation_part()]
+    bars = [b for found, _ in parts for b in found]
+    lines = ["# The search, measured", "", INTRO, "", f"Made by `make bench-search`, shardwise {__version__}.", ""]
+    lines += table(
+        ["bar", "what", "wanted", "found", ""], [[b.number, b.what, b.wanted, b.found, b.verdict] for b in bars]
+    )
+    for _, own in parts:
+        lines += ["", *own]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    PAGE.write_text(make())
+    print(f"wrote {PAGE.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

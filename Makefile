@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml requirements.txt
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/shardwise inspect zoo:t2b
+	$(BIN)/shardwise plan zoo:t2b:2b,remat --topology v5e:4x4 --mesh data=4,model=4
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

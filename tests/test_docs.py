@@ -30,8 +30,8 @@ def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> No
     assert "dot_general" in out
 
 
-def test_the_output_in_the_readme_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = blocks(ROOT / "README.md", "console")
+@pytest.mark.parametrize("block", blocks(ROOT / "README.md", "console"))
+def test_the_output_in_the_readme_is_what_the_command_prints(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     command, *shown = block.strip().splitlines()
     assert command.startswith("$ shardwise ")
     assert main(command.removeprefix("$ shardwise ").split()) == 0

@@ -31,9 +31,9 @@ model's ([how true it is](fidelity.md)), but for the part that XLA compiled."""
 
 EXPERTS: Final = """Every program of the zoo at full size on five topologies, with a mesh of two axes. Experts are data \
 parallelism, FSDP, ZeRO-1 and 2, Megatron with and without sequence parallelism, vocabulary, context, expert and edge \
-sharding, alone and combined over the axes; they are told which arguments are the batch and which the parameters, the search is not. \
-Where nothing fits at full size, layers are rematerialised, then the batch is cut to a quarter until something does. A ratio \
-above one: the found plan is so many times faster."""
+sharding, alone and combined over the axes; they are told which arguments are the batch and which the parameters, the search \
+is not. Where nothing fits at full size, layers are rematerialised, then the batch is cut to a quarter until something does. A \
+ratio above one: the found plan is so many times faster."""
 
 
 def read(part: str) -> list[Row]:

@@ -287,11 +287,12 @@ def test_a_pass_depends_on_its_own_ops_only() -> None:
             near = {v for o in w.ops for v in (*program.ops[o].operands, *program.ops[o].results) if v >= 0}
             alone: Any = SimpleNamespace(
                 program=program,
+                structure=lowered.structure,
                 state=lowered.state,
                 storage={v: lowered.storage[v] for v in near},
                 actual={v: lowered.actual[v] for v in near},
-                factors={o: lowered.factors[o] for o in w.ops},
-                passing={o: lowered.passing[o] for o in w.ops},
+                computes={o: lowered.computes[o] for o in w.ops},
+                known=SimpleNamespace(local={}),
             )
             assert pass_s(alone, w, V5E) == pass_s(lowered, w, V5E)
 

@@ -45,7 +45,8 @@ from typing import Final
 
 from shardwise.cost.clusters import Clusters, Role, viewed
 from shardwise.cost.lowering import Lowered
-from shardwise.cost.sharding import Axes, Kind, Sharding, reshard, result_sharding, tensor_sharding
+from shardwise.cost.sharding import Axes, is_moved
+from shardwise.cost.ways import Way
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import Profile
 from shardwise.ir.program import Op, Program, Unit, Value
@@ -364,9 +365,11 @@ def pass_s(lowered: Lowered, work: Pass, profile: Profile) -> float:
     sizes = _Sizes(lowered)
     if work.returned is not None:
         return sizes.copy_s(work.returned, profile)
-    reads = [max(sizes.elements(t.op, t.number) * t.itemsize for t in places) for places in work.reads]
-    moved = sum(reads) + sum(sizes.elements(t.op, t.number) * t.itemsize for t in work.writes)
-    elements = 0.0 if work.products else max((sizes.largest(o) for o in work.others), default=0.0)
+    local = sizes.local
+    reads = [max([local(t.op).elements[t.number] * t.itemsize for t in places]) for places in work.reads]
+    moved = sum(reads) + sum([local(t.op).elements[t.number] * t.itemsize for t in work.writes])
+    others = [local(o) for o in work.others]
+    elements = 0.0 if work.products else max([own.largest for own in others], default=0.0)
     seconds = profile.launch_s
     if work.products:
         operands = sum(nbytes for nbytes, feeds in zip(reads, work.feeds, strict=True) if feeds)
@@ -374,7 +377,7 @@ def pass_s(lowered: Lowered, work: Pass, profile: Profile) -> float:
         for number in work.products:
             seconds += sizes.product_s(number, operands / len(work.products), work.alone, profile)
         moved = max(0.0, moved - operands - results)
-    seconds += stream_s(moved, elements, sum(sizes.flops(o) for o in work.others), profile)
+    seconds += stream_s(moved, elements, sum([own.flops for own in others]), profile)
     for edge in {e.value: e for e in work.inner if sizes.waits(e)}.values():
         seconds += sizes.break_s(edge, work.products, profile) + profile.launch_s
     return round(seconds * 1e12) / 1e12
@@ -430,55 +433,62 @@ def _waste(sizes: tuple[int, ...], tile: int) -> float:
     return min((math.ceil(size / tile) * tile / size for size in sizes), default=float(tile))
 
 
+@dataclass(frozen=True, slots=True)
+class _Local:
+    """Elements of each operand and result that an op touches on one device, of the largest, and its FLOPs."""
+
+    elements: tuple[float, ...]
+    largest: float
+    flops: float
+    product: Product | None
+
+
 class _Sizes:
     """Sizes on one device, from the axes that an op's factors were given."""
 
     def __init__(self, lowered: Lowered):
         self.lowered, self.program = lowered, lowered.program
         self.mesh = lowered.state.mesh
+        self._locals: dict[int, _Local] = {}
 
-    def largest(self, op: int) -> float:
-        """Elements of the largest tensor of an op, as far as it is touched."""
-        return max((self.elements(op, t) for t in range(len(_values(self.program.ops[op])))), default=0.0)
+    def local(self, op: int) -> _Local:
+        """What an op touches on one device, and its FLOPs."""
+        known = self._locals.get(op)
+        if known is None:
+            key = (self.lowered.structure.alike[op], self.lowered.computes[op])
+            known = self.lowered.known.local.get(key)
+            if known is None:
+                known = self.lowered.known.local[key] = self._local(op, key[1])
+            self._locals[op] = known
+        return known
+
+    def _local(self, op: int, way: Way) -> _Local:
+        node = self.program.ops[op]
+        values, numbers = _values(node), [_touched(node, n) for n in range(len(_values(node)))]
+        whole = [self.program.values[values[n]].elements if values[n] >= 0 else 1 for n in numbers]
+        elements = [size / way.parts[n] if values[n] >= 0 else 1.0 for n, size in zip(numbers, whole, strict=True)]
+        product = self._product(node, way) if node.unit is Unit.MATRIX else None
+        return _Local(tuple(elements), max(elements, default=0.0), node.flops / way.devices, product)
 
     def elements(self, op: int, number: int) -> float:
         """Elements of one operand or result that an op touches."""
-        node = self.program.ops[op]
-        assert node.rule is not None
-        number = _touched(node, number)
-        value = _values(node)[number]
-        if value < 0:
-            return 1.0
-        given = self.lowered.factors[op]
-        parts = _parts(self.mesh, [given[dim[0]] for dim in node.rule.tensors[number] if dim])
-        return self.program.values[value].elements / parts
-
-    def flops(self, op: int) -> float:
-        node = self.program.ops[op]
-        return node.flops / _parts(self.mesh, self.lowered.factors[op])
+        return self.local(op).elements[number]
 
     def waits(self, edge: Edge) -> bool:
         """Does a collective stand on an edge inside a pass?"""
-        maker, user = self.program.ops[edge.maker], self.program.ops[edge.user]
-        assert maker.rule is not None and user.rule is not None
-        factors, passing, actual = self.lowered.factors, self.lowered.passing, self.lowered.actual[edge.value]
-        made = result_sharding(maker.rule, edge.result, factors[maker.id], passing[maker.id])
-        own = tensor_sharding(user.rule.operand_majors[edge.operand], factors[user.id])
-        need = Sharding(own.dims, tuple(a for a in actual.partial if a in passing[user.id]))
-        if made == actual == need:
+        actual, computes = self.lowered.actual[edge.value], self.lowered.computes
+        made, user = computes[edge.maker].made[edge.result], computes[edge.user]
+        if made is actual is user.needs[edge.operand]:
             return False
-        steps = (*reshard(1.0, made, actual, self.mesh), *reshard(1.0, actual, need, self.mesh))
-        return any(step.kind is not Kind.SLICE for step in steps)
+        return is_moved(made, actual, self.mesh) or is_moved(actual, user.need(edge.operand, actual), self.mesh)
 
     def copy_s(self, edge: Edge, profile: Profile) -> float:
         """A collective's result does not go straight to where a donated argument lies: XLA copies it, and the argument too."""
         op = self.program.ops[edge.user]
-        assert op.rule is not None
-        made = result_sharding(op.rule, 0, self.lowered.factors[op.id], self.lowered.passing[op.id])
-        moved = reshard(1.0, made, self.lowered.actual[op.results[0]], self.mesh)
-        if not self.waits(edge) and all(step.kind is Kind.SLICE for step in moved):
+        made, actual = self.lowered.computes[op.id].made[0], self.lowered.actual[op.results[0]]
+        if not self.waits(edge) and not is_moved(made, actual, self.mesh):
             return 0.0
-        nbytes = self.program.values[edge.value].nbytes / self.lowered.actual[op.results[0]].shards(self.mesh)
+        nbytes = self.program.values[edge.value].nbytes / actual.shards(self.mesh)
         return round(2 * (profile.launch_s + stream_s(2 * nbytes, 0.0, 0.0, profile)) * 1e12) / 1e12
 
     def break_s(self, edge: Edge, products: tuple[int, ...], profile: Profile) -> float:
@@ -515,12 +525,14 @@ class _Sizes:
             steps = pieces / profile.matrix_window
             seconds += 2 * (steps - 1) * profile.launch_s + stream_s(3 * out_bytes, out, 0.0, profile)
             nbytes += (steps - 1) * operands[again]
-        return seconds + max(product_s(self.product(op), nbytes, profile), adding)
+        product = self.local(op).product
+        assert product is not None
+        return seconds + max(product_s(product, nbytes, profile), adding)
 
     def _gathered(self, op: int, alone: frozenset[tuple[int, int]]) -> tuple[int, int, bool]:
         """In how many pieces an operand of a product comes, which it is, and whether they lie along its depth."""
         node = self.program.ops[op]
-        rule, given = node.rule, self.lowered.factors[op]
+        rule, given = node.rule, self.lowered.computes[op].assigned
         assert rule is not None
         kept = {f for dim in rule.results[0] for f in dim}
         found = (1, 0, False)
@@ -537,8 +549,7 @@ class _Sizes:
         rule = node.rule
         assert rule is not None
         stored = self.lowered.storage[node.results[0]]
-        partial = result_sharding(rule, 0, self.lowered.factors[op], self.lowered.passing[op]).partial
-        scattered = tuple(a for a in partial if a in stored.axes())
+        scattered = tuple(a for a in self.lowered.computes[op].made[0].partial if a in stored.axes())
         if not scattered:
             return 1, 0
         factor = rule.result_majors[0][next(d for d, axes in enumerate(stored.dims) if set(axes) & set(scattered))]
@@ -551,11 +562,10 @@ class _Sizes:
     def result_bytes(self, op: int) -> float:
         return self._bytes(op, len(self.program.ops[op].operands))
 
-    def product(self, op: int) -> Product:
+    def _product(self, node: Op, way: Way) -> Product:
         """The roles of a product's factors: in both operands and the result (batch), in the result with the second operand
         (columns), in the result otherwise (rows), in operands only (depth, with the taps of a window)."""
-        node = self.program.ops[op]
-        rule, given = node.rule, self.lowered.factors[op]
+        rule, given = node.rule, way.assigned
         assert rule is not None
         left, right, out = ({f for dim in t for f in dim} for t in (*rule.operands[:2], rule.results[0]))
         batch = 1

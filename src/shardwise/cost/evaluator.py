@@ -23,9 +23,12 @@ ops and values under other states, and what its terms cost where these came out 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import gc
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, Final
 
 import numpy as np
 
@@ -34,14 +37,11 @@ from shardwise.cost.locality import Locality, Place, Space
 from shardwise.cost.lowering import Known, Lowered
 from shardwise.cost.memory import BLOCK
 from shardwise.cost.model import Cost, CostModel, Figures, Term
+from shardwise.cost.remembering import Group, Memory, Places, Remembering
+from shardwise.cost.rows import WIDE, Array, Rows
 from shardwise.cost.ways import Ways
 
-Array = np.ndarray[Any, Any]
-_SEED = 20250815
-_CHUNK_BYTES = 4 << 20
-#: Stands for a row that must be looked up under the wide key.
-_WIDE = 0
-_ASKED = object()
+_SEED: Final = 20250815
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,38 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
+class _Part:
+    """What the terms of a class cost, in sum: the times, and at which points so many blocks are taken or given back."""
+
+    times_ps: tuple[int, int, int]
+    changes: tuple[tuple[Array, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Class:
-    """Terms that are alike under every state: one of them, how many there are, and the points of each."""
+    """Terms that are alike under every state: one of them, how many there are, for each of its points those of all of them;
+    which of what its table reads it reads itself, and what it costs where this has come out so and so."""
 
     term: Term
     count: int
-    points: Array  # (count, points of a term)
+    points: dict[int, Array]
+    read: Callable[[tuple[Any, ...]], Hashable]
+    known: dict[Hashable, _Part] = field(default_factory=dict)
+
+    def part(self, figures: Figures) -> _Part:
+        count, points = self.count, self.points
+        times = count * figures.compute_ps, count * figures.comm_ps, count * figures.hidden_ps
+        ends = [((points[a.first], a.blocks), (points[a.last] + 1, -a.blocks)) for a in figures.allocations]
+        return _Part(times, tuple([change for both in ends for change in both]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Terms that rest on the same decisions, what they read, and the rows by how that comes out."""
+
+    groups: tuple[Group, ...]
+    classes: tuple[_Class, ...]
+    rows: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,13 +119,14 @@ class Evaluator:
     def __init__(self, model: CostModel, space: Space, actions: Sequence[Decision]):
         self.model, self.space = model, space
         self.locality = Locality(model.structure, space)
-        self._known = Known(Ways(model.structure, space.mesh, model.cost))
-        self._memory: dict[tuple[int, int, str], Any] = {}
-        self._figured: dict[object, Figures] = {}
+        self._known = Known(Ways(model.structure, space.mesh, model.cost), self.locality.reach)
+        self._memory: Memory = {}
         self.actions = tuple(self._action(decision) for decision in actions)
-        self._tables, self._masks = self._classes()
-        self._moving = np.array([any(c.term.points for _, c in table) for table in self._tables])
-        self._rows = _Rows(model.life.points)
+        self._places = Places(self.locality)
+        self._tables: list[_Table] = []
+        self._masks = self._classes()
+        self._moving = np.array([any(c.term.points for c in table.classes) for table in self._tables])
+        self._rows = Rows(model.life.points)
         self._numbers()
 
     # Building.
@@ -115,18 +142,45 @@ class Evaluator:
         keep, axis = space.keeps.index(decision.values), mesh.index(decision.axis)
         return Action(decision, -1, axis, -1, ((self.locality.keep_atom[keep], axis),))
 
-    def _classes(self) -> tuple[list[list[tuple[int, _Class]]], list[int]]:
-        """The tables, and the masks: their narrow ones, their wide ones, and the others that the lowering rests on."""
+    def _classes(self) -> list[int]:
+        """Makes the tables, and gives the masks: their narrow ones, their wide ones, and those that the lowering rests on."""
         found: dict[Place, list[Term]] = {}
         for term in self.model.terms:
             found.setdefault(self._signed(term), []).append(term)
-        tables: dict[tuple[int, int], list[tuple[int, _Class]]] = {}
-        for number, (place, terms) in enumerate(found.items()):
-            points = np.array([t.points for t in terms], np.int64).reshape(len(terms), -1)
-            tables.setdefault(place[:2], []).append((number, _Class(terms[0], len(terms), points)))
+        tables: dict[tuple[int, int], list[list[Term]]] = {}
+        for place, terms in found.items():
+            tables.setdefault(place[:2], []).append(terms)
         both = sorted(tables)
-        more = sorted(self.locality.masks())
-        return [tables[masks] for masks in both], [*(n for n, _ in both), *(w for _, w in both), *more]
+        for masks in both:
+            self._tables.append(self._table(tables[masks]))
+        return [*(n for n, _ in both), *(w for _, w in both), *self._places.masks]
+
+    def _table(self, classes: Sequence[Sequence[Term]]) -> _Table:
+        """What alike ops and values come out as is read once."""
+        places = self._places
+        found: dict[int, list[dict[int, int]]] = {}  # by mask and kind, the first of those with one signature
+        reads: list[list[tuple[int, int, int]]] = []
+        for terms in classes:
+            wanted = [(0, k, places.choice[k]) for k in terms[0].ops]
+            wanted += [(1, v, places.actual[v]) for v in terms[0].values]
+            wanted += [(2, v, places.stored[v]) for v in terms[0].values]
+            for kind, number, place in wanted:
+                found.setdefault(place.narrow, [{}, {}, {}])[kind].setdefault(place.sign, number)
+            reads.append([(place.narrow, kind, place.sign) for kind, _, place in wanted])
+        groups = [
+            Group(
+                mask, self.locality.number(("group", len(self._tables), mask)), *(tuple(own.values()) for own in kinds)
+            )
+            for mask, kinds in found.items()
+        ]
+        order = [(mask, kind, sign) for mask, kinds in found.items() for kind in range(3) for sign in kinds[kind]]
+        at = {item: n for n, item in enumerate(order)}
+        made = []
+        for terms, read in zip(classes, reads, strict=True):
+            all_points = np.array([t.points for t in terms], np.int64).reshape(len(terms), -1)
+            points = {p: all_points[:, n] for n, p in reversed(list(enumerate(terms[0].points)))}
+            made.append(_Class(terms[0], len(terms), points, itemgetter(*[at[item] for item in read])))
+        return _Table(tuple(groups), tuple(made))
 
     def _signed(self, term: Term) -> Place:
         """What a term rests on, and its signature."""
@@ -182,7 +236,7 @@ class Evaluator:
         for k, state in enumerate(states):
             taken[k, : len(state)] = state
         rows = self._find(taken)
-        return self._rows.sums(rows, self._moving)
+        return Costs(*self._rows.sums(rows, self._moving))
 
     def _find(self, taken: Array) -> Array:
         """The row of every table for every state: under its narrow key, or where that says so, under its wide one."""
@@ -190,17 +244,19 @@ class Evaluator:
         keys = self._keys(taken, slice(0, 2 * count))
         narrow, wide = keys[:, :count], keys[:, count:]
         rows = self._look(narrow, wide)
-        missing = rows < 0
-        if missing.any():
-            for state in np.flatnonzero(missing.any(axis=1)):
-                again = self._look(narrow[state : state + 1], wide[state : state + 1])[0]
-                self._fill(taken[state], np.flatnonzero(again < 0), narrow[state], wide[state])
+        missing = np.flatnonzero((rows < 0).any(axis=1))
+        if len(missing):
+            keys = self._keys(taken[missing], slice(2 * count, None)).tolist()
+            with _uncollected():
+                for state, own in zip(missing.tolist(), keys, strict=True):
+                    again = self._look(narrow[state : state + 1], wide[state : state + 1])[0]
+                    self._fill(taken[state], np.flatnonzero(again < 0), narrow[state], wide[state], own)
             rows = self._look(narrow, wide)
         return rows
 
     def _look(self, narrow: Array, wide: Array) -> Array:
         rows = self._rows.find(narrow)
-        asked = rows == _WIDE
+        asked = rows == WIDE
         if asked.any():
             rows[asked] = self._rows.find(wide[asked])
         return rows
@@ -216,52 +272,56 @@ class Evaluator:
                 keys += pair[slots[:, i], slots[:, j]]
         return keys
 
-    def _fill(self, taken: Array, tables: Array, narrow: Array, wide: Array) -> None:
+    def _fill(self, taken: Array, tables: Array, narrow: Array, wide: Array, keys: list[int]) -> None:
         """Makes the rows of some tables for a state."""
-        decisions = tuple(self.actions[n].decision for n in taken if n < len(self.actions))
+        decisions = tuple(self.actions[n].decision for n in taken.tolist() if n < len(self.actions))
         state = State(self.space.mesh, (*self.space.base, *decisions))
-        known = dict(zip(self._masks, self._keys(taken[None], slice(None))[0].tolist(), strict=True))
-        lowered = _Remembering(self, state, known)
-        for table in tables:
+        lowered = Remembering(self.model, state, self._known, self._places, self._memory, keys)
+        for table in tables.tolist():
             asked = lowered.asked
-            row = self._row(table, lowered)
+            row = self._row(self._tables[table], lowered)
             if lowered.asked == asked:
-                self._rows.add(narrow[table], *row)
+                self._rows.put(narrow[table], row)
                 continue
-            if self._rows.find(narrow[table : table + 1])[0] != _WIDE:
-                self._rows.point(narrow[table])
-            self._rows.add(wide[table], *row)
+            if self._rows.find(narrow[table : table + 1])[0] != WIDE:
+                self._rows.put(narrow[table], WIDE)
+            self._rows.put(wide[table], row)
+        vars(lowered).clear()  # its lazy lists refer to it
 
-    def _row(self, table: int, lowered: Lowered) -> tuple[int, int, int, Array]:
-        """What the terms of a table cost under a state."""
-        compute = comm = hidden = 0
-        change = np.zeros(self.model.life.points + 1, np.int64)
-        for number, own in self._tables[table]:
-            figures = self._figures(number, lowered, own.term)
-            compute += own.count * figures.compute_ps
-            comm += own.count * figures.comm_ps
-            hidden += own.count * figures.hidden_ps
-            for a in figures.allocations:
-                np.add.at(change, own.points[:, own.term.points.index(a.first)], a.blocks)
-                np.add.at(change, own.points[:, own.term.points.index(a.last)] + 1, -a.blocks)
-        return compute, comm, hidden, np.cumsum(change)[:-1]
-
-    def _figures(self, number: int, lowered: Lowered, term: Term) -> Figures:
-        """Of a class of terms: the same wherever its ops compute and its values lie in the same way."""
+    def _row(self, table: _Table, lowered: Remembering) -> int:
+        """What the terms of a table cost under a state: the same wherever its ops compute and its values lie in the same
+        way."""
         try:
-            choices = tuple([lowered.choices[k] for k in term.ops])
-            places = tuple([(lowered.actual[v], lowered.storage[v]) for v in term.values])
+            read = lowered.read(table.groups)
         except RecursionError:  # a long chain: work it out from its beginning
             lowered.work_out()
-            return self._figures(number, lowered, term)
-        key = (number, choices, places)
-        if key not in self._figured:
-            self._figured[key] = self.model.figures(lowered, term)
-        return self._figured[key]
+            read = lowered.read(table.groups)
+        row = table.rows.get(read)
+        if row is None:
+            row = table.rows[read] = self._rows.add(*self._sum([self._part(c, read, lowered) for c in table.classes]))
+        return row
+
+    def _part(self, own: _Class, read: tuple[Any, ...], lowered: Lowered) -> _Part:
+        key = own.read(read)
+        part = own.known.get(key)
+        if part is None:
+            part = own.known[key] = own.part(self.model.figures(lowered, own.term))
+        return part
+
+    def _sum(self, parts: list[_Part]) -> tuple[tuple[int, ...], Array]:
+        """The times, and the blocks alive at each point."""
+        change = np.zeros(self.model.life.points + 1, np.int64)
+        changes = [own for p in parts for own in p.changes]
+        if changes:
+            points = [at for at, _ in changes]
+            blocks = np.repeat([n for _, n in changes], [len(at) for at in points])
+            np.add.at(change, np.concatenate(points), blocks)
+        times = tuple(map(sum, zip(*[p.times_ps for p in parts], strict=True)))
+        return times, np.cumsum(change)[:-1]
 
     def shape(self) -> str:
         """How many tables, classes of terms and points there are."""
-        classes = sum(len(table) for table in self._tables)
+        classes = sum(len(table.classes) for table in self._tables)
         return f"{len(self._tables)}, {classes:,}, {self.model.life.points:,}"
 
     def lowered(self, state: Sequence[int]) -> Lowered:
@@ -272,113 +332,13 @@ class Evaluator:
         return made
 
 
-class _Remembering(Lowered):
-    """A lowering that looks up what was worked out under another state that agrees on what it rests on."""
-
-    def __init__(self, evaluator: Evaluator, state: State, keys: dict[int, int]):
-        super().__init__(evaluator.model.structure, state, evaluator.model.cost, evaluator._known)
-        self._keys, self._own, self._memory = keys, evaluator.locality, evaluator._memory
-
-    def _stored(self, value: int) -> Any:
-        mask, sign = self._own.stored(value)
-        return self._remember(Place(mask, mask, sign), super()._stored, value)
-
-    def lie(self, value: int) -> Any:
-        return self._remember(self._own.actual(value), super().lie, value)
-
-    def choose(self, number: int) -> Any:
-        return self._remember(self._own.choice(number), super().choose, number)
-
-    def _remember(self, where: Place, work_out: Callable[[int], Any], number: int) -> Any:
-        kind = work_out.__name__
-        narrow = (where.sign, self._keys[where.narrow], kind)
-        found = self._memory.get(narrow)
-        if found is _ASKED:
-            self.asked += 1
-            found = self._memory.get((where.sign, self._keys[where.wide], kind))
-        if found is not None:
-            return found
-        asked = self.asked
-        found = work_out(number)
-        if self.asked == asked:
-            self._memory[narrow] = found
-        else:
-            self._memory[narrow] = _ASKED
-            self._memory[where.sign, self._keys[where.wide], kind] = found
-        return found
-
-
-class _Rows:
-    """Rows by key: an open hash table over growing arrays. Equal curves are kept once."""
-
-    def __init__(self, points: int):
-        self._keys = np.zeros(1 << 12, np.uint64)
-        self._at = np.full(1 << 12, -1, np.int32)
-        self._count = 1  # row 0 points to the wide key
-        self._taken = 0
-        self._times = np.zeros((256, 3), np.int64)
-        self._curve = np.zeros(256, np.int32)
-        self._curves = np.zeros((64, points), np.int64)
-        self._seen: dict[bytes, int] = {}
-
-    def find(self, keys: Array) -> Array:
-        """Row numbers, -1 where there is none."""
-        flat = keys.ravel()
-        last = np.uint64(len(self._keys) - 1)
-        slot = flat & last
-        rows: Array = self._at[slot]
-        open_ = np.flatnonzero((rows >= 0) & (self._keys[slot] != flat))
-        while len(open_):
-            slot[open_] = (slot[open_] + np.uint64(1)) & last
-            rows[open_] = self._at[slot[open_]]
-            open_ = open_[(rows[open_] >= 0) & (self._keys[slot[open_]] != flat[open_])]
-        return rows.reshape(keys.shape)
-
-    def add(self, key: np.uint64, compute: int, comm: int, hidden: int, curve: Array) -> None:
-        if self._count == len(self._times):
-            self._times = np.concatenate([self._times, np.zeros_like(self._times)])
-            self._curve = np.concatenate([self._curve, np.zeros_like(self._curve)])
-        number = self._seen.setdefault(curve.tobytes(), len(self._seen))
-        if number == len(self._curves):
-            self._curves = np.concatenate([self._curves, np.zeros_like(self._curves)])
-        self._curves[number] = curve
-        self._times[self._count] = compute, comm, hidden
-        self._curve[self._count] = number
-        self._put(key, self._count)
-        self._count += 1
-
-    def point(self, key: np.uint64) -> None:
-        """Says that a narrow key does not tell enough."""
-        self._put(key, _WIDE)
-
-    def _put(self, key: np.uint64, row: int) -> None:
-        if self._taken * 4 >= len(self._keys):
-            self._grow()
-        self._taken += 1
-        slot = int(key) & (len(self._keys) - 1)
-        while self._at[slot] >= 0:
-            slot = (slot + 1) & (len(self._keys) - 1)
-        self._keys[slot], self._at[slot] = key, row
-
-    def _grow(self) -> None:
-        used = self._at >= 0
-        keys, rows = self._keys[used], self._at[used]
-        self._keys = np.zeros(2 * len(self._keys), np.uint64)
-        self._at = np.full(len(self._keys), -1, np.int32)
-        self._taken = 0
-        for key, row in zip(keys, rows, strict=True):
-            self._put(key, int(row))
-
-    def sums(self, rows: Array, moving: Array) -> Costs:
-        times = self._times[rows].sum(axis=1)
-        curve = self._curve[rows[:, moving]]
-        points = self._curves.shape[1]
-        peak = np.zeros(len(rows), np.int64)
-        step = max(1, _CHUNK_BYTES // (16 * points))
-        for k in range(0, len(rows), step):
-            part = curve[k : k + step]
-            total = np.zeros((len(part), points), np.int64)
-            for column in range(part.shape[1]):
-                total += self._curves[part[:, column]]
-            peak[k : k + step] = total.max(axis=1, initial=0)
-        return Costs(times[:, 0], times[:, 1], times[:, 2], peak)
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """What rows are made of stays: to search it for garbage again and again takes as long as to make it."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -9,17 +9,19 @@ T = TypeVar("T")
 
 
 class Lazy(Sequence[T], Generic[T]):
-    """A list whose items are worked out when first asked for, one at a time."""
+    """A list whose items are worked out when first asked for, one at a time. Those that nobody asks for take no space."""
 
     def __init__(self, count: int, work_out: Callable[[int], T]):
-        self._items: list[T | None] = [None] * count
-        self._work_out = work_out
+        self._items: dict[int, T] = {}
+        self._count, self._work_out = count, work_out
 
     def __getitem__(self, index: int) -> T:  # type: ignore[override]
-        item = self._items[index]
+        item = self._items.get(index)
         if item is None:
+            if not 0 <= index < self._count:
+                raise IndexError(index)
             item = self._items[index] = self._work_out(index)
         return item
 
     def __len__(self) -> int:
-        return len(self._items)
+        return self._count

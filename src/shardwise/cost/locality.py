@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardwise.cost.decisions import Decision, Shard, State
+from shardwise.cost.menu import Reach
 from shardwise.cost.storage import VIEWS, kept_axes, views
-from shardwise.cost.structure import Structure
+from shardwise.cost.structure import LINEAR, Structure
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op
 
@@ -83,6 +84,8 @@ class Locality:
         self._actual: dict[int, Place] = {}
         self._choice: dict[int, Place] = {}
         self._used: dict[int, tuple[int, int]] = {}
+        self._candidates: dict[int, tuple[int, int]] = {}
+        self._reach: dict[int, Reach] = {}
         for op in self.program.schedule:  # in this order nothing rests on what is still to come
             if op.rule is not None:
                 self.choice(op.id)
@@ -141,28 +144,44 @@ class Locality:
             self._stored[value] = mask | clash_mask | kept, self.number(key)
         return self._stored[value]
 
-    def _candidates(self, op: Op) -> tuple[int, Hashable]:
-        s = self.structure
-        assert op.rule is not None
-        start, count = s.first_node[op.id], len(op.rule.factors)
-        mask, looks = self._colored(s.color[start : start + count])
-        clash_mask, clashes = self._clashes(op.id, {start + f: f for f in range(count)})
-        return mask | clash_mask, (s.alike[op.id], looks, clashes)
+    def candidates(self, number: int) -> tuple[int, int]:
+        """Of ``Lowered.candidates``."""
+        if number not in self._candidates:
+            op, s = self.program.ops[number], self.structure
+            assert op.rule is not None
+            start, count = s.first_node[number], len(op.rule.factors)
+            mask, looks = self._colored(s.color[start : start + count])
+            clash_mask, clashes = self._clashes(number, {start + f: f for f in range(count)})
+            key = ("candidates", s.alike[number], looks, clashes, self._may_pass(op))
+            self._candidates[number] = mask | clash_mask, self.number(key)
+        return self._candidates[number]
+
+    def reach(self, op: Op) -> Reach:
+        """What any state may leave to an op."""
+        if op.id not in self._reach:
+            axes = tuple(range(len(self.space.mesh.sizes)))
+            colors = self.structure.factor_colors[op.id]
+            given = tuple(axes if c in self._unit or c in self._given else () for c in colors)
+            self._reach[op.id] = given, axes if self._may_pass(op) else ()
+        return self._reach[op.id]
+
+    def _may_pass(self, op: Op) -> bool:
+        return op.kind in LINEAR and any(v >= 0 and self.structure.waits[v] for v in op.operands)
 
     def choice(self, number: int) -> Place:
-        """Of ``Lowered.choices``."""
+        """Of ``Lowered.computes``."""
         if number not in self._choice:
             op, s = self.program.ops[number], self.structure
-            narrow, own = self._candidates(op)
+            narrow, own = self.candidates(number)
             wide = narrow
             inputs: list[Hashable] = []
-            for v in op.operands:
+            for k, v in enumerate(op.operands):
                 if v < 0:
                     inputs.append(-1)
                     continue
                 place = self.actual(v)
                 narrow, wide = narrow | place.narrow, wide | place.wide
-                inputs.append((place.sign, s.early[v], s.products.get((v, op.region), 1), op.operands.index(v)))
+                inputs.append((place.sign, s.early[v], s.sharers[number][k], op.operands.index(v)))
             outputs: list[Hashable] = []
             for v in op.results:
                 stored_mask, sign = self.stored(v)
@@ -223,13 +242,13 @@ class Locality:
                     mask |= more
                     found.append((s.alike[number], stored[-1][1], sign, self._may_stay(use.results[0])))
                     continue
-                own_mask, own_sign = self._candidates(use)
+                own_mask, own_sign = self.candidates(number)
                 mask |= own_mask
                 given = tuple(
-                    (sign, v == value, s.early[v] if v >= 0 else 0, s.products.get((v, use.region), 1))
+                    (sign, v == value, s.early[v] if v >= 0 else 0)
                     for (_, sign), v in zip(stored, (*use.operands, *use.results), strict=True)
                 )
-                found.append((own_sign, given))
+                found.append((own_sign, given, s.sharers[number]))
             self._used[value] = mask, self.number(("uses", tuple(found)))
         return self._used[value]
 

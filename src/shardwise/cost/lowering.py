@@ -20,25 +20,25 @@ more. Asked for everything it is the plan of a state; asked for a few ops it fil
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from shardwise.cost.decisions import State
 from shardwise.cost.lazy import Lazy
 from shardwise.cost.local import LocalCost
-from shardwise.cost.sharding import Axes, Collective, Kind, Sharding, reshard, result_sharding, tensor_sharding
+from shardwise.cost.menu import SAME, Menu, Menus, Moves, Reach
+from shardwise.cost.moves import Mover, goes
+from shardwise.cost.sharding import Axes, Collective, Kind, Sharding, tensor_sharding
 from shardwise.cost.storage import VIEWS, kept_axes, store
-from shardwise.cost.structure import LINEAR, Structure
-from shardwise.cost.ways import Way, Ways
+from shardwise.cost.structure import Structure
+from shardwise.cost.ways import NO_WAY, Way, Ways, can_pass
 from shardwise.dims.analysis import Analysis
-from shardwise.ir.program import Op, Unit
-from shardwise.ir.rule import Rule
+from shardwise.ir.program import Op
 
 NOTHING: Final = Sharding(())
-_SAME: Final = 1e-9
+_NONE: Final[frozenset[int]] = frozenset()
 #: How an op computes: the axes of its factors, and those over which it passes partial values on.
 Choice = tuple[tuple[Axes, ...], Axes]
 
@@ -56,22 +56,22 @@ class Reshard:
     trips: float
 
 
-class Stay(enum.Enum):
-    """Whether results that may stay as they are computed do: never, always, or as their uses would like."""
-
-    NEVER = 0
-    ALWAYS = 1
-    ASKED = 2
-
-
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What was worked out already of like ops in like places, shared by all states of one mesh and cost."""
+    """What was worked out already of like ops in like places, shared by all states of one mesh and cost. ``reach``: see
+    ``Menus``."""
 
     ways: Ways
-    choices: dict[object, tuple[Choice, ...]] = field(default_factory=dict)
+    reach: Callable[[Op], Reach] | None = None
+    mover: Mover = field(init=False)
+    menus: Menus = field(init=False)
+    chosen: dict[object, tuple[Way, ...]] = field(default_factory=dict)
     asked_s: dict[object, float] = field(default_factory=dict)
-    moves_s: dict[object, float] = field(default_factory=dict)
+    local: dict[tuple[int, Way], Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mover", Mover(self.ways.mesh, self.ways.cost))
+        object.__setattr__(self, "menus", Menus(self.ways, self.mover, self.reach))
 
 
 def lower_state(analysis: Analysis, state: State, cost: LocalCost) -> Lowered:
@@ -82,7 +82,7 @@ def lower_state(analysis: Analysis, state: State, cost: LocalCost) -> Lowered:
 
 
 class Lowered:
-    """A state worked out: ``storage`` by value, ``actual`` how it really leaves its op (partial where deferred), ``choices``
+    """A state worked out: ``storage`` by value, ``actual`` how it really leaves its op (partial where deferred), ``computes``
     how every op computes."""
 
     def __init__(self, structure: Structure, state: State, cost: LocalCost, known: Known | None = None) -> None:
@@ -91,7 +91,7 @@ class Lowered:
         values, ops = len(self.program.values), len(self.program.ops)
         self.storage: Lazy[Sharding] = Lazy(values, lambda v: self._stored(v)[0])
         self.actual: Lazy[Sharding] = Lazy(values, self.lie)
-        self.choices: Lazy[Choice] = Lazy(ops, self.choose)
+        self.computes: Lazy[Way] = Lazy(ops, self.choose)
         self.known = known or Known(Ways(structure, state.mesh, cost))
         self.asked = 0  # how often uses were asked what they would like
         self._uses_known: dict[tuple[int, Sharding], float] = {}
@@ -102,6 +102,7 @@ class Lowered:
         self._fixed = {*state.pinned, *(v for v, _ in state.kept)}
         self._kept = kept_axes(self.program, state) if state.kept else {}
         self._stores: dict[object, tuple[Sharding, tuple[tuple[int, int, int], ...]]] = {}
+        self._crossings: dict[tuple[int, ...], bool] = {}
 
     @property
     def analysis(self) -> Analysis:
@@ -110,15 +111,19 @@ class Lowered:
     def work_out(self) -> None:
         """Works out every op, in the order in which nothing rests on what is still to come."""
         for op in self.program.schedule:
-            self.choices[op.id]
+            self.computes[op.id]
+
+    @cached_property
+    def choices(self) -> Sequence[Choice]:
+        return Lazy(len(self.program.ops), lambda op: (self.computes[op].assigned, self.computes[op].passed))
 
     @cached_property
     def factors(self) -> Sequence[tuple[Axes, ...]]:
-        return Lazy(len(self.program.ops), lambda op: self.choices[op][0])
+        return Lazy(len(self.program.ops), lambda op: self.computes[op].assigned)
 
     @cached_property
     def passing(self) -> Sequence[Axes]:
-        return Lazy(len(self.program.ops), lambda op: self.choices[op][1])
+        return Lazy(len(self.program.ops), lambda op: self.computes[op].passed)
 
     @cached_property
     def reshards(self) -> tuple[Reshard, ...]:
@@ -170,137 +175,105 @@ class Lowered:
 
     # The compute rule.
 
-    def candidates(self, op: Op) -> tuple[tuple[int, ...], ...]:
-        """By axis: the factors that may take it, in the order of decisions, and -1 for none."""
-        rule, s = op.rule, self.structure
-        assert rule is not None
-        start = s.first_node[op.id]
-        lost = s.clashes.losers(op.id, s.color, self.state) if op.id in s.clashes.by_op else frozenset()
-        able: list[list[tuple[int, int]]] = [[] for _ in self.mesh.sizes]
-        for f, ok in enumerate(rule.splittable):
-            color = s.color[start + f]
-            for axis in self._axes.get(color, ()) if ok else ():
-                if (start + f, axis) not in lost:
-                    able[axis].append((self._rank[color, axis], f))
-        return tuple((*(f for _, f in sorted(found)), -1) for found in able)
-
-    def _orders(self, op: Op) -> tuple[Axes, ...]:
-        """The axes that an op's factors were given, where they are several, in the order of decisions."""
-        s, rule = self.structure, op.rule
-        assert rule is not None
-        start = s.first_node[op.id]
-        given = (self._axes.get(s.color[start + f], ()) for f in range(len(rule.factors)))
-        return tuple(axes if len(axes) > 1 else () for axes in given)
+    def candidates(self, op: Op) -> tuple[Axes, ...]:
+        """By factor: the axes that it may take, in the order of decisions. The losing side of a conflict is no candidate."""
+        s, axes = self.structure, self._axes
+        given = tuple([axes.get(c, ()) for c in s.factor_colors[op.id]])
+        if op.id in s.clashes.by_op and any(given):
+            lost, start = s.clashes.losers(op.id, s.color, self.state), s.first_node[op.id]
+            given = tuple(tuple(a for a in own if (start + f, a) not in lost) for f, own in enumerate(given))
+        return given
 
     def given(self, value: int) -> tuple[Axes, ...]:
         """The axes that a value's dimensions were given, in the order of decisions."""
         return tuple(self._axes.get(c, ()) for c in self.structure.colors[value])
 
-    def choose(self, number: int) -> Choice:
+    def choose(self, number: int) -> Way:
         """How an op computes."""
         op, s = self.program.ops[number], self.structure
-        rule = op.rule
-        if rule is None:
-            return (), ()
-        candidates = self.candidates(op)
-        inputs = tuple(self.actual[v] if v >= 0 else NOTHING for v in op.operands)
-        if all(len(c) == 1 for c in candidates) and not any(i.partial for i in inputs):
-            return ((),) * len(rule.factors), ()
-        joins = tuple(self._joins(v) for v in op.results)
-        waits = tuple(self.may_wait(v) for v in op.results)
-        crossed = tuple(s.stays[v] and self._crossed(v) for v in op.results)
-        key = (*self._key(op, candidates, inputs), joins, waits, crossed)
-        if key in self.known.choices:
-            return _first(self.known.choices[key], candidates)
-        asked = self.asked
-        equal = self._cheapest(op, candidates, inputs, joins)[1]
-        if self.asked == asked:  # else it rests on what its uses would like, too
-            self.known.choices[key] = equal
-        return _first(equal, candidates)
+        if op.rule is None:
+            return NO_WAY
+        given = self.candidates(op)
+        inputs = tuple([self.actual[v] if v >= 0 else NOTHING for v in op.operands])
+        passing: Axes = ()
+        for sharding in inputs:
+            if sharding.partial:
+                waiting = sorted({a for i in inputs for a in i.partial})
+                passing = tuple(a for a in waiting if can_pass(op, inputs, a))
+                break
+        menu = self.known.menus.menu(op, given, passing)
+        if not passing and not any(given):
+            return menu.whole
+        joins = [self._joins(v) for v in op.results]
+        crossed = [s.stays[v] and self._crossed(v) for v in op.results]
+        stored = [self.storage[v] for v in op.results]
+        key = (menu, s.placed[number], passing, *given, *inputs, *stored, *joins, *crossed)
+        found = self.known.chosen.get(key)
+        if found is None:
+            asked = self.asked
+            found = self._fastest(op, menu, menu.left(given, passing), inputs, stored, joins, crossed)
+            if self.asked == asked:  # else it rests on what its uses would like, too
+                self.known.chosen[key] = found
+        return found[0] if len(found) == 1 else self._first(op, given, found)
 
-    def _key(self, op: Op, candidates: Sequence[Sequence[int]], inputs: object) -> tuple[object, ...]:
-        """Equal for ops that compute alike, but for what becomes of their results."""
-        s = self.structure
-        able = tuple(tuple(sorted(factors)) for factors in candidates)
-        outputs = tuple(self.storage[v] for v in op.results)
-        early = tuple(v >= 0 and s.early[v] for v in op.operands)
-        shared = tuple(self._sharers(op, v) for v in op.operands)
-        return s.alike[op.id], able, self._orders(op), inputs, outputs, early, shared
+    def _first(self, op: Op, given: tuple[Axes, ...], equal: tuple[Way, ...]) -> Way:
+        """Of ways that take the same time, the one that goes with the order of decisions: passing on before computing in parts
+        before computing whole."""
+        colors, last = self.structure.factor_colors[op.id], (len(self.state.order), 0)
 
-    def _cheapest(
+        def places(way: Way) -> list[tuple[int, int]]:
+            by_axis = {a: (self._rank[colors[f], a], f) for f, axes in enumerate(way.assigned) for a in axes}
+            return [(-1, 0) if a in way.passed else by_axis.get(a, last) for a in range(len(self.mesh.sizes))]
+
+        return min(equal, key=places)
+
+    def _fastest(
         self,
         op: Op,
-        candidates: Sequence[Sequence[int]],
+        menu: Menu,
+        left: int,
         inputs: Sequence[Sharding],
-        joins: Sequence[frozenset[int]] | None,
-    ) -> tuple[float, tuple[Choice, ...]]:
-        """The least seconds, and the ways to compute that take no more. ``joins`` is None while a use is only asked what it
-        would like."""
-        passing: tuple[int, ...] = ()
-        if joins is not None:
-            partial = {a for given in inputs for a in given.partial}
-            passing = tuple(a for a in sorted(partial) if _can_pass(op, inputs, a))
-        able = tuple(tuple(sorted(factors)) for factors in candidates)
-        ways = self.known.ways.ways(op, able, self._orders(op), passing)
-        times = [self._seconds(op, way, inputs, joins) for way in ways]
-        least = min(times)
-        if joins is not None and any(self.structure.stays[v] and self._crossed(v) for v in op.results):
+        stored: Sequence[Sharding],
+        joins: Sequence[frozenset[int]],
+        crossed: Sequence[bool],
+    ) -> tuple[Way, ...]:
+        """The ways to compute an op that take the least time."""
+        arriving = self._arriving(op, menu, inputs)
+        leaving = _leaving(menu, stored, joins)
+        least, times = menu.times(left, arriving, leaving, stored)
+        if any(crossed):
             # Results that might stay as they are computed: their uses are asked only where a way could win by it.
-            for k, way in enumerate(ways):
-                if self._seconds(op, way, inputs, joins, Stay.ALWAYS) < least * (1 - _SAME):
-                    times[k] = self._seconds(op, way, inputs, joins, Stay.ASKED)
-                    least = min(least, times[k])
-        return least, tuple(
-            (w.assigned, w.passed) for w, t in zip(ways, times, strict=True) if t <= least * (1 + _SAME)
-        )
+            staying = _leaving(menu, stored, joins, crossed)
+            for n in menu.in_order:
+                if left >> n & 1 and menu.time(n, arriving, staying) < least * (1 - SAME):
+                    times[n] = menu.time(n, arriving, ())
+                    for v, made, waiting in zip(op.results, menu.ways[n].made, joins, strict=True):
+                        times[n] += self._move_s(v, made, self._target(v, made, waiting))
+                    least = min(least, times[n])
+        return tuple([menu.ways[n] for n, time in times.items() if time <= least * (1 + SAME)])
 
-    def _seconds(
-        self,
-        op: Op,
-        way: Way,
-        inputs: Sequence[Sharding],
-        joins: Sequence[frozenset[int]] | None,
-        how: Stay = Stay.NEVER,
-    ) -> float:
-        seconds = way.seconds
-        for k, v in enumerate(op.operands):
-            need = way.needs[k]
-            if v < 0 or (inputs[k] == need and not way.passed):
-                continue
-            if way.passed:
-                need = _still_partial(need, inputs[k], way.passed)
-            # A reshard of one value is paid once in a region: products that use it share it.
-            seconds += self._move_s(v, inputs[k], need, self.structure.early[v]) / self._sharers(op, v)
-        for r, v in enumerate(op.results):
-            target = self._target(v, way.made[r], joins[r], how) if joins is not None else self.storage[v]
-            seconds += self._move_s(v, way.made[r], target)
-        return seconds
+    def _arriving(self, op: Op, menu: Menu, inputs: Sequence[Sharding]) -> list[Moves]:
+        """The reshards of an op's operands, but for those that are whole. That of one value is paid once in a region: products
+        that use it share it."""
+        early, sharers = self.structure.early, self.structure.sharers[op.id]
+        return [
+            (menu.needs[k][0].arriving(inputs[k], early[v]), menu.needs[k][1], sharers[k])
+            for k, v in enumerate(op.operands)
+            if v >= 0 and (any(inputs[k].dims) or inputs[k].partial)
+        ]
 
-    def _move_s(self, value: int, source: Sharding, target: Sharding, early: bool = False) -> float:
-        if source == target:
-            return 0.0
-        nbytes = self.structure.nbytes[value]
-        key = (nbytes, source, target, early)
-        if key not in self.known.moves_s:
-            steps = reshard(nbytes, source, target, self.mesh)
-            self.known.moves_s[key] = self.cost.communication_s(steps, early)
-        return self.known.moves_s[key]
-
-    def _sharers(self, op: Op, value: int) -> int:
-        """How many products in the region would share a reshard of this value."""
-        return self.structure.products.get((value, op.region), 1) if op.unit is Unit.MATRIX else 1
+    def _move_s(self, value: int, source: Sharding, target: Sharding) -> float:
+        return self.known.mover.seconds(self.structure.nbytes[value], source, target)
 
     # Where values go.
 
     def need(self, op: Op, operand: int) -> Sharding:
         """How an op uses an operand."""
-        assert op.rule is not None
-        return _need(op.rule, operand, *self.choices[op.id], self.actual[op.operands[operand]])
+        return self.computes[op.id].need(operand, self.actual[op.operands[operand]])
 
     def made(self, op: Op, result: int) -> Sharding:
         """How a result is computed, before anything is moved."""
-        assert op.rule is not None
-        return result_sharding(op.rule, result, *self.choices[op.id])
+        return self.computes[op.id].made[result]
 
     def operand_reshards(self, op: Op, of: int = -1) -> Iterator[Reshard]:
         """On the edges into an op; with ``of`` those of one value only."""
@@ -313,12 +286,12 @@ class Lowered:
             yield from self._reshard(op, v, -1, self.made(op, r), self.actual[v])
 
     def halos(self, op: Op) -> Iterator[Reshard]:
-        for k, steps in self.known.ways.halo_steps(op, self.choices[op.id][0]):
+        for k, steps in self.known.ways.halo_steps(op, self.computes[op.id].assigned):
             need = self.need(op, k)
             yield Reshard(op.id, op.operands[k], k, need, need, steps, float(self.program.trips[op.region]))
 
     def _reshard(self, op: Op, value: int, operand: int, source: Sharding, target: Sharding) -> Iterator[Reshard]:
-        steps = reshard(self.structure.nbytes[value], source, target, self.mesh)
+        steps = self.known.mover.steps(self.structure.nbytes[value], source, target)
         if steps:
             yield Reshard(op.id, value, operand, source, target, steps, float(self.program.trips[op.region]))
 
@@ -332,15 +305,10 @@ class Lowered:
         made = self.made(self.program.ops[number], result)
         return self._target(value, made, frozenset(made.partial))
 
-    def _target(self, value: int, made: Sharding, waiting: frozenset[int], how: Stay = Stay.ASKED) -> Sharding:
-        """Where a result goes: to storage, or, where its reduction over some axes may wait, to storage without them."""
-        wait = tuple(a for a in made.partial if a in waiting)
-        stored = self.storage[value]
-        if how is not Stay.NEVER and not made.partial and self._stays(value, made, how):
-            return made
-        if not wait or not self.may_wait(value):
-            return stored
-        return Sharding(tuple(tuple(a for a in axes if a not in wait) for axes in stored.dims), wait)
+    def _target(self, value: int, made: Sharding, waiting: frozenset[int]) -> Sharding:
+        """Where a result goes, once its uses are asked."""
+        stays = not made.partial and self._stays(value, made)
+        return goes(made, self.storage[value], waiting if self.may_wait(value) else _NONE, stays)
 
     def may_wait(self, value: int) -> bool:
         """May a partial result stay so until its one use?"""
@@ -348,6 +316,8 @@ class Lowered:
 
     def _joins(self, value: int) -> frozenset[int]:
         """Axes over which a sum that this value goes into is partial already: reducing it then costs nothing more."""
+        if not self.structure.joins[value] or not self.may_wait(value):
+            return _NONE
         return frozenset(a for v in self.structure.joins[value] for a in self.actual[v].partial)
 
     # Values that stay as they are computed.
@@ -356,22 +326,23 @@ class Lowered:
         """Were two dimensions given one axis, so that the value may lie in either way?"""
         if value in self.state.pinned:
             return False
-        given = [a for axes in self.given(value) for a in axes]
-        return len(set(given)) < len(given)
+        colors = self.structure.colors[value]
+        if colors not in self._crossings:
+            given = [a for axes in self.given(value) for a in axes]
+            self._crossings[colors] = len(set(given)) < len(given)
+        return self._crossings[colors]
 
-    def _stays(self, value: int, made: Sharding, how: Stay) -> bool:
+    def _stays(self, value: int, made: Sharding) -> bool:
         """Is a product's result (or a view of one) better left as it is computed than moved to where it is stored?
 
         Its uses decide: the dispatch mask of a mixture of experts, computed by groups and used with tokens by groups, would
         otherwise go to the experts and back.
         """
         stored = self.storage[value]
-        if not self.structure.stays[value] or made == stored or made.axes() != stored.axes():
+        if not self.structure.stays[value] or made is stored or not self._crossed(value):
             return False
-        if not self._crossed(value):
+        if made.axes() != stored.axes():
             return False
-        if how is Stay.ALWAYS:
-            return True
         self.asked += 1
         return self._uses_s(value, made) < self._move_s(value, made, stored) + self._uses_s(value, stored)
 
@@ -392,10 +363,14 @@ class Lowered:
                 options.append(self._uses_s(result, seen))
             return min(options)
         inputs = tuple(sharding if v == value else self.storage[v] if v >= 0 else NOTHING for v in use.operands)
-        candidates = self.candidates(use)
-        key = self._key(use, candidates, inputs)
+        given = self.candidates(use)
+        menu = self.known.menus.menu(use, given, ())
+        outputs = [self.storage[v] for v in use.results]
+        key = (menu, self.structure.placed[use.id], *given, *inputs, *outputs)
         if key not in self.known.asked_s:
-            self.known.asked_s[key] = self._cheapest(use, candidates, inputs, None)[0]
+            arriving = self._arriving(use, menu, inputs)
+            leaving = _leaving(menu, outputs, [_NONE] * len(outputs))
+            self.known.asked_s[key] = menu.times(menu.left(given, ()), arriving, leaving, outputs)[0]
         return self.known.asked_s[key]
 
     def _seen(self, view: Op, sharding: Sharding) -> Sharding:
@@ -409,35 +384,14 @@ class Lowered:
         return tensor_sharding(rule.result_majors[0], assigned)
 
 
-def _need(rule: Rule, operand: int, assigned: tuple[Axes, ...], passed: Axes, given: Sharding) -> Sharding:
-    return _still_partial(tensor_sharding(rule.operand_majors[operand], assigned), given, passed)
-
-
-def _still_partial(need: Sharding, given: Sharding, passed: Axes) -> Sharding:
-    return Sharding(need.dims, tuple(a for a in given.partial if a in passed))
-
-
-def _first(equal: tuple[Choice, ...], candidates: Sequence[Sequence[int]]) -> Choice:
-    """Of ways that take the same time, the one that goes with the order of decisions: passing on before computing in parts
-    before computing whole."""
-    if len(equal) == 1:
-        return equal[0]
-
-    def places(choice: Choice) -> list[int]:
-        assigned, passed = choice
-        by_axis = {a: f for f, axes in enumerate(assigned) for a in axes}
-        return [-1 if a in passed else list(able).index(by_axis.get(a, -1)) for a, able in enumerate(candidates)]
-
-    return min(equal, key=places)
-
-
-def _can_pass(op: Op, inputs: Sequence[Sharding], axis: int) -> bool:
-    """Is the op linear in its operands that are partial on an axis?"""
-    if op.kind not in LINEAR:
-        return False
-    linear = LINEAR[op.kind]
-    partial = [k for k, given in enumerate(inputs) if axis in given.partial]
-    return linear is None or (len(partial) == 1 and partial[0] in linear)
+def _leaving(
+    menu: Menu, stored: Sequence[Sharding], joins: Sequence[frozenset[int]], stays: Sequence[bool] = ()
+) -> list[Moves]:
+    """The reshards of an op's results, where some of them may stay as they are made."""
+    return [
+        (ends.leaving(stored[r], joins[r], bool(stays) and stays[r]), place, 1)
+        for r, (ends, place) in enumerate(menu.made)
+    ]
 
 
 def collectives(lowered: Lowered) -> list[tuple[Kind, Axes, float, float, Reshard]]:

@@ -23,6 +23,7 @@ import enum
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -71,6 +72,9 @@ class Figures:
     hidden_ps: int = 0
     allocations: tuple[Allocation, ...] = ()
     reshards: tuple[Reshard, ...] = ()
+
+
+NO_FIGURES: Final = Figures()
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,8 @@ class CostModel:
         if term.kind is TermKind.HALO:
             return self._moving(tuple(lowered.halos(self.structure.program.ops[term.number])), False)
         moves = tuple(self._edge(lowered, term))
+        if not moves:
+            return NO_FIGURES
         allocations = copy_allocations(lowered, self.life, list(moves), profile)
         figures = self._moving(moves, self.structure.early[term.number])
         return Figures(0, figures.comm_ps, figures.hidden_ps, tuple(allocations), moves)
@@ -192,10 +198,11 @@ class CostModel:
         """The reshards of one value in one region, each different need once."""
         program = self.structure.program
         value = term.number
-        maker = program.ops[program.definitions[value][0]]
-        if maker.region == term.region:
+        number, result = program.definitions[value]
+        maker, actual = program.ops[number], lowered.actual[value]
+        if maker.region == term.region and lowered.made(maker, result) is not actual:
             yield from (r for r in lowered.result_reshards(maker) if r.value == value)
-        paid = set()
+        paid = {actual}
         for user in self._edge_users(term):
             for r in lowered.operand_reshards(program.ops[user], value):
                 if r.target not in paid:

@@ -7,9 +7,11 @@ device holds an addend, and the value is their sum (or maximum, …).
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from typing import Any, ClassVar, Final, NamedTuple
 
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.rule import Kind as FactorKind
@@ -18,11 +20,26 @@ from shardwise.ir.rule import Rule
 Axes = tuple[int, ...]
 
 
-class Sharding(NamedTuple):
-    """Axes by dimension, and the axes over which the value is partial. A tuple: lowering hashes and compares many."""
-
+class _Fields(NamedTuple):
     dims: tuple[Axes, ...]
     partial: Axes = ()
+
+
+class Sharding(_Fields):
+    """Axes by dimension, and the axes over which the value is partial. Equal ones are one object, hashed by its address:
+    lowering looks up by many of them at a time."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+    _all: ClassVar[dict[tuple[tuple[Axes, ...], Axes], Sharding]] = {}
+
+    def __new__(cls, dims: tuple[Axes, ...], partial: Axes = ()) -> Sharding:
+        found = cls._all.get((dims, partial))
+        return found if found is not None else cls._all.setdefault((dims, partial), super().__new__(cls, dims, partial))
+
+    @classmethod
+    def _make(cls, fields: Iterable[Any]) -> Sharding:  # type: ignore[override]
+        return cls(*fields)
 
     @staticmethod
     def whole(rank: int) -> Sharding:
@@ -57,6 +74,10 @@ class Kind(enum.Enum):
     PERMUTE = "collective-permute"
 
 
+#: After these a device has less.
+_SHRINKING: Final = (Kind.SLICE, Kind.REDUCE_SCATTER)
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """One collective over one or several axes. ``bytes_in`` and ``bytes_out`` are those of one device; ``near`` where a
@@ -79,53 +100,60 @@ def reshard(nbytes: float, source: Sharding, target: Sharding, mesh: MeshAxes) -
 
     ``nbytes`` is the size of the whole value. Axes of one kind that act together are one collective.
     """
-    if source == target:
+    if source is target:
         return ()
     size = nbytes / source.shards(mesh)
     steps: list[Collective] = []
-    before = {a: d for d, axes in enumerate(source.dims) for a in axes}
-    after = {a: d for d, axes in enumerate(target.dims) for a in axes}
-
-    def take(kind: Kind, axes: Sequence[int], grow: bool) -> None:
-        nonlocal size
-        if not axes:
-            return
-        factor = 1
-        for a in axes:
-            factor *= mesh.sizes[a]
-        out = (
-            size * factor
-            if grow
-            else size
-            if kind in (Kind.ALL_REDUCE, Kind.ALL_TO_ALL, Kind.PERMUTE)
-            else size / factor
-        )
-        steps.append(Collective(kind, tuple(axes), size, out))
+    for kind, axes, factor in _course(source, target, mesh.sizes):
+        out = size * factor if kind is Kind.ALL_GATHER else size / factor if kind in _SHRINKING else size
+        steps.append(Collective(kind, axes, size, out))
         size = out
-
-    reduced = [a for a in source.partial if a not in target.partial]
-    take(Kind.SLICE, [a for a in after if a not in before and a not in source.partial], False)
-    take(Kind.REDUCE_SCATTER, [a for a in reduced if a in after], False)
-    moved = [a for a in after if a in before and after[a] != before[a]]
-    take(Kind.ALL_TO_ALL, moved, False)
-    take(Kind.ALL_REDUCE, [a for a in reduced if a not in after], False)
-    take(Kind.ALL_GATHER, [a for a in before if a not in after], True)
-    if not steps and source.dims != target.dims:
-        # The same axes on the same dimensions in another order: whole shards change places.
-        take(Kind.PERMUTE, sorted(after), False)
     return tuple(steps)
 
 
+@cache
+def _course(source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> tuple[tuple[Kind, Axes, int], ...]:
+    """The steps of a reshard whatever the size: kind, axes, and how many devices take part."""
+    steps: list[tuple[Kind, Axes, int]] = []
+    before = {a: d for d, axes in enumerate(source.dims) for a in axes}
+    after = {a: d for d, axes in enumerate(target.dims) for a in axes}
+
+    def take(kind: Kind, axes: Sequence[int]) -> None:
+        if axes:
+            steps.append((kind, tuple(axes), math.prod(sizes[a] for a in axes)))
+
+    reduced = [a for a in source.partial if a not in target.partial]
+    take(Kind.SLICE, [a for a in after if a not in before and a not in source.partial])
+    take(Kind.REDUCE_SCATTER, [a for a in reduced if a in after])
+    take(Kind.ALL_TO_ALL, [a for a in after if a in before and after[a] != before[a]])
+    take(Kind.ALL_REDUCE, [a for a in reduced if a not in after])
+    take(Kind.ALL_GATHER, [a for a in before if a not in after])
+    if not steps and source.dims != target.dims:
+        # The same axes on the same dimensions in another order: whole shards change places.
+        take(Kind.PERMUTE, sorted(after))
+    return tuple(steps)
+
+
+def is_moved(source: Sharding, target: Sharding, mesh: MeshAxes) -> bool:
+    """Does it take more than slices to bring a value from one sharding to another?"""
+    if source is target:
+        return False
+    return any(kind is not Kind.SLICE for kind, _, _ in _course(source, target, mesh.sizes))
+
+
 def tensor_sharding(majors: tuple[int, ...], assigned: Sequence[Axes]) -> Sharding:
-    return Sharding(tuple(assigned[m] if m >= 0 else () for m in majors))
+    return Sharding(tuple([assigned[m] if m >= 0 else () for m in majors]))
 
 
 def result_sharding(rule: Rule, result: int, assigned: Sequence[Axes], passing: Axes) -> Sharding:
-    own = tensor_sharding(rule.result_majors[result], assigned)
+    dims = tuple([assigned[m] if m >= 0 else () for m in rule.result_majors[result]])
+    made = {a for f in _summed(rule, result) for a in assigned[f]}
+    return Sharding(dims, tuple(sorted(made.union(passing))))
+
+
+@cache
+def _summed(rule: Rule, result: int) -> tuple[int, ...]:
+    """The factors that leave a result partial."""
     present = {f for dim in rule.results[result] for f in dim}
-    made = [a for f, axes in enumerate(assigned) for a in axes if f not in present and _leaves_partial(rule, f)]
-    return Sharding(own.dims, tuple(sorted({*made, *passing})))
-
-
-def _leaves_partial(rule: Rule, factor: int) -> bool:
-    return rule.factors[factor].kind in (FactorKind.REDUCTION, FactorKind.INDEXED)
+    leave = (FactorKind.REDUCTION, FactorKind.INDEXED)
+    return tuple(f for f, factor in enumerate(rule.factors) if f not in present and factor.kind in leave)

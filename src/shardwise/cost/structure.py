@@ -31,15 +31,18 @@ LINEAR: Final[dict[str, tuple[int, ...] | None]] = {
 class Structure:
     """Facts by value and by op.
 
-    ``nodes`` and ``colors`` are those of a value's dimensions (-1 where there is none); ``uses`` (op, operand) pairs; ``early``
-    arguments and views of them; ``waits`` whether a partial result may stay so until its one use; ``joins`` the other, earlier
-    operands of a sum that is a value's one use; ``products`` by (value, region) how many products there use it; ``stays``
-    whether a result may lie as it is computed; ``alike`` a number that ops share if they are the same in all but their values.
+    ``factor_colors`` are those of an op's factors (-1 for those that cannot be split); ``nodes`` and ``colors`` are those of a
+    value's dimensions (-1 where there is none); ``uses`` (op, operand) pairs; ``early`` arguments and views of them; ``waits``
+    whether a partial result may stay so until its one use; ``joins`` the other, earlier operands of a sum that is a value's one
+    use; ``stays`` whether a result may lie as it is computed; ``alike`` a number that ops share if they are the same in all but
+    their values; ``sharers`` by operand how many products in the region would share a reshard of it; ``placed`` a number that
+    ops share if they are alike, with operands that are ready early alike and shared alike.
     """
 
     analysis: Analysis
     color: tuple[int, ...]
     first_node: tuple[int, ...]
+    factor_colors: tuple[tuple[int, ...], ...]
     clashes: Clashes
     nodes: tuple[tuple[int, ...], ...]
     colors: tuple[tuple[int, ...], ...]
@@ -49,9 +52,10 @@ class Structure:
     early: tuple[bool, ...]
     waits: tuple[bool, ...]
     joins: tuple[tuple[int, ...], ...]
-    products: dict[tuple[int, int], int]
     stays: tuple[bool, ...]
     alike: tuple[int, ...]
+    sharers: tuple[tuple[int, ...], ...]
+    placed: tuple[int, ...]
 
     @property
     def program(self) -> Program:
@@ -60,7 +64,7 @@ class Structure:
     @staticmethod
     def of(analysis: Analysis) -> Structure:
         program, names = analysis.program, analysis.names
-        color = names.color.tolist()
+        color, first = names.color.tolist(), names.first_node.tolist()
         nodes: list[list[int]] = [[-1] * len(v.shape) for v in program.values]
         rows = zip(names.member_value.tolist(), names.member_dim.tolist(), names.member_node.tolist(), strict=True)
         for v, d, n in rows:
@@ -77,28 +81,39 @@ class Structure:
         for place, op in enumerate(program.schedule):
             position[op.id] = place
         makers = {v: op for op in program.ops if op.rule is not None for v in op.results}
+        early, alike = _early(program), _alike(program)
+        sharers = tuple(
+            tuple(products.get((v, op.region), 1) if op.unit is Unit.MATRIX else 1 for v in op.operands)
+            for op in program.ops
+        )
         return Structure(
             analysis,
             tuple(color),
-            tuple(names.first_node.tolist()),
+            tuple(first),
+            tuple(_factor_colors(op, color, first[op.id]) for op in program.ops),
             Clashes.of(analysis),
             tuple(map(tuple, nodes)),
             tuple(tuple(color[n] if n >= 0 else -1 for n in own) for own in nodes),
             tuple(v.nbytes for v in program.values),
             tuple(map(tuple, uses)),
             tuple(position),
-            _early(program),
+            early,
             tuple(v.id in makers and _waits(program, makers[v.id], uses[v.id]) for v in program.values),
             tuple(
                 _joins(program, makers, position, v.id, uses[v.id]) if v.id in makers else () for v in program.values
             ),
-            products,
             tuple(
                 v.id in makers and (makers[v.id].unit is Unit.MATRIX or makers[v.id].kind in VIEWS)
                 for v in program.values
             ),
-            _alike(program),
+            alike,
+            sharers,
+            _placed(program, alike, early, sharers),
         )
+
+
+def _factor_colors(op: Op, color: list[int], first: int) -> tuple[int, ...]:
+    return tuple(color[first + f] if ok else -1 for f, ok in enumerate(op.rule.splittable)) if op.rule else ()
 
 
 def _early(program: Program) -> tuple[bool, ...]:
@@ -145,5 +160,16 @@ def _alike(program: Program) -> tuple[int, ...]:
         types = tuple(program.values[v].type_text if v >= 0 else "" for v in (*op.operands, *op.results))
         # Pads are told apart by their attributes, which need not be hashable.
         key = (op.rule, op.kind, op.flops, types, op.id if op.kind == PAD else -1)
+        found.append(numbers.setdefault(key, len(numbers)))
+    return tuple(found)
+
+
+def _placed(
+    program: Program, alike: tuple[int, ...], early: tuple[bool, ...], sharers: tuple[tuple[int, ...], ...]
+) -> tuple[int, ...]:
+    numbers: dict[Any, int] = {}
+    found = []
+    for op in program.ops:
+        key = (alike[op.id], tuple(v >= 0 and early[v] for v in op.operands), sharers[op.id])
         found.append(numbers.setdefault(key, len(numbers)))
     return tuple(found)

@@ -4,8 +4,8 @@ A state is a sequence of actions in the order in which they are taken. Many sequ
 decisions matters only if they give one axis to two units, or one unit two axes (``canonical``).
 
 Actions are those that can matter: groups of the analysis on axes that divide one of their sizes, with the ways to resolve their
-conflicts; and keeping whole, on an axis, the arguments that products use and outputs replace (parameters, as far as structure
-tells), so that moments can be sharded where parameters are not.
+conflicts; and keeping whole, on an axis, the arguments that products use (parameters, as far as structure tells), so that
+moments or activations can be sharded where parameters are not.
 
 Goals come in order: a state that fits is better than one that does not; of two that fit the faster; of two that do not the
 smaller. Ties go to the smaller or the faster, then to fewer decisions.
@@ -159,8 +159,8 @@ def _sides(bits: int) -> list[tuple[int, ...]]:
 def kept_together(analysis: Analysis) -> tuple[tuple[int, ...], ...]:
     """Sets of arguments, with the outputs that replace them, that may be kept whole together.
 
-    Arguments that a product or a lookup uses, directly or as a view, and that an output of the same type replaces: what a
-    training step calls its parameters.
+    Arguments that a product or a lookup uses, directly or as a view: first those that an output of the same type replaces,
+    which a training step calls its parameters; then the others, the parameters of a step that does not train.
     """
     program = analysis.program
     used: list[int] = []
@@ -174,14 +174,13 @@ def kept_together(analysis: Analysis) -> tuple[tuple[int, ...], ...]:
     for v in program.outputs:
         outputs.setdefault(_type(analysis, v, color), []).append(v)
     replaced = [v for v in used if _type(analysis, v, color) in outputs]
-    if not replaced:
-        return ()
+    others = tuple(sorted(set(used) - set(replaced)))
     kept = [*replaced]
     for v in replaced:
         matches = outputs[_type(analysis, v, color)]
         if matches:
             kept.append(matches.pop(0))
-    return (tuple(sorted(dict.fromkeys(kept))),)
+    return tuple(found for found in (tuple(sorted(dict.fromkeys(kept))), others) if found)
 
 
 def _colors(analysis: Analysis) -> list[tuple[int, int, int]]:

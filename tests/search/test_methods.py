@@ -88,7 +88,7 @@ def test_methods_in_the_order_of_what_they_try(name: str) -> None:
 
 def test_a_beam_finds_what_greedy_does_not() -> None:
     def made() -> Problem:
-        return Problem(analyzed(mlp, 2048, 4096), cost(x=2, y=2))
+        return Problem(analyzed(mlp, 2048, 4096), cost(x=2, y=2), keeps=False)
 
     one, wide = (made().rank(beam(made(), LONG, width=width).best)[:2] for width in (1, 8))
     assert wide < one == made().rank(greedy(made(), LONG).best)[:2]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -91,19 +92,19 @@ def _batch(program: Any) -> int:
     return max((leaf.shape[0] for leaf in leaves if leaf.shape), default=1)
 
 
-def run(target: str, topology: str, seconds: float, seed: int) -> Record:
+def run(target: str, topology: str, evaluations: int, seed: int) -> Record:
     """One case, in the first variant that something fits."""
     name, _, config = target.partition(":")
     record = None
     for options in variants(name, config):
-        record = _run(target, options, topology, seconds, seed)
+        record = _run(target, options, topology, evaluations, seed)
         if record.found_fits or record.expert_fits:
             break
     assert record is not None
     return record
 
 
-def _run(target: str, options: dict[str, Any], topology: str, seconds: float, seed: int) -> Record:
+def _run(target: str, options: dict[str, Any], topology: str, evaluations: int, seed: int) -> Record:
     from shardwise import zoo
     from shardwise.capture.lower import lower
     from shardwise.capture.trace import JitOptions, trace
@@ -131,7 +132,7 @@ def _run(target: str, options: dict[str, Any], topology: str, seconds: float, se
     mesh = MeshAxes.of(dict(zip(("a", "b"), sizes, strict=True)))
     cost = HardwareCost(place(mesh, topology_of(topology)))
     problem = Problem(analysis, cost)
-    found = mcts(problem, Budget(seconds=seconds), seed)
+    found = mcts(problem, Budget(math.inf, evaluations), seed)
     decisions = problem.decisions(found.best.state)
     # As a plan does, and as the experts below do: small arguments are kept whole where that is no worse.
     small = keep_small(lower_state(analysis, State(mesh, decisions), cost), cost)
@@ -187,7 +188,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose 'program topology' has this text")
     parser.add_argument("--again", action="store_true", help="run cases that are known already")
-    parser.add_argument("--seconds", type=float, default=4.0, help="the budget of one search")
+    parser.add_argument(
+        "--evaluations", type=int, default=1000, help="the budget of one search: the same on any machine"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
@@ -196,7 +199,7 @@ def main() -> None:
             known = {(r.program, r.topology): r for r in load(given.results)}
             if given.only not in f"{program} {topology}" or ((program, topology) in known and not given.again):
                 continue
-            record = run(program, topology, given.seconds, given.seed)
+            record = run(program, topology, given.evaluations, given.seed)
             known[program, topology] = record
             save(list(known.values()), given.results)
             fit = f"{'fits' if record.found_fits else 'OVER'}, expert {'fits' if record.expert_fits else 'OVER'}"

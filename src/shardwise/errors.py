@@ -52,3 +52,7 @@ class HardwareError(ShardwiseError):
 
 class InfeasibleError(ShardwiseError):
     """A search found no plan that fits the memory of the devices."""
+
+
+class VariantError(ShardwiseError):
+    """A program cannot be transformed as asked: cut into micro-batches, or made to recompute."""

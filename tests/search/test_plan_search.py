@@ -101,7 +101,8 @@ def test_keeping_small_arguments_makes_no_found_plan_worse() -> None:
     for width in (128, 1024):
         plan = planned(args=shapes(width, 4096, 512))
         assert plan.search is not None
-        assert plan.predicted.time_s <= plan.search.improvements[-1].time_s
+        # Decisions that gain next to nothing were dropped, half a percent in all.
+        assert plan.predicted.time_s <= plan.search.improvements[-1].time_s * 1.005
 
 
 @pytest.mark.parametrize("calls", [1, 2])
@@ -165,15 +166,22 @@ def test_nothing_fits() -> None:
         planned(topology=tiny)
     text = str(caught.value)
     plan = planned(topology=tiny, allow_infeasible=True)
-    assert f"the smallest peak is {plan.predicted.peak_bytes / 2**20:.2f} MiB a device" in text
-    for part in ("has 1.00 MiB a device", plan.predicted.alive[0].label, "remat", "micro-batches", "more devices (at"):
+    assert f"the smallest peak found is {plan.predicted.peak_bytes / 2**20:.2f} MiB a device" in text
+    for part in (
+        "no plan can fit",
+        "has 1.00 MiB",
+        "remat",
+        "microbatches",
+        "v5e:8x8, mesh x 64",
+        "moments in bfloat16",
+    ):
         assert part in text
-    assert plan.search is not None
-    short = plan.search.ended in (Ended.SECONDS, Ended.EVALUATIONS)
-    assert ("a longer search" in text) == short, "it is proposed where the search was cut short"
-    with pytest.raises(InfeasibleError, match=r"a longer search .*: the evaluations were spent after \d+ evaluations"):
-        planned(topology=tiny, budget_evals=5)
-    assert "bfloat16" in text and "allow_infeasible=True" in text and "no topology was given" not in text
+    assert plan.search is not None and plan.search.ended is Ended.INFEASIBLE and "a longer search" not in text
+    with pytest.raises(
+        InfeasibleError, match=r"a longer search .*:\n +the evaluations were spent after \d+ evaluations"
+    ):
+        planned(topology=small_memory("v5e:2x2", 201 * 2**20), budget_evals=5)
+    assert "allow_infeasible=True" in text and "no topology was given" not in text
     assert plan.notes[0] == text.splitlines()[0] and not plan.predicted.fits
     by_hand = planned(topology=tiny, tactics=[DataParallel("x")], roles={"batch": "x"})
     assert not by_hand.predicted.fits and plan.predicted.peak_bytes <= by_hand.predicted.peak_bytes

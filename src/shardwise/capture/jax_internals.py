@@ -6,6 +6,7 @@ here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ CALLS: Final = frozenset(
 _CALLED: Final = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "call", "callee")
 
 REMAT: Final = ("remat", "remat2", "checkpoint")
+JIT: Final = ("jit", "pjit")
 
 
 def split_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
@@ -203,6 +205,12 @@ def frames(source_info: Any) -> Iterator[tuple[Frame, bool]]:
         yield Frame(file, frame.function_name, frame.line_num), own
 
 
+def user_line(source_info: Any) -> str:
+    """``model.py:12``: the innermost line of an equation's traceback that is the user's own."""
+    found = next((frame for frame, own in frames(source_info) if not own), None)
+    return "?" if found is None else f"{os.path.basename(found.file)}:{found.line}"
+
+
 def name_stack(source_info: Any) -> str:
     return str(getattr(source_info, "name_stack", ""))
 
@@ -310,6 +318,16 @@ def bind(equation: Any, arrays: Sequence[Any], changed: Mapping[str, Any] | None
     with source_info_util.user_context(equation.source_info.traceback, name_stack=names), equation.ctx.manager:
         results = equation.primitive.bind(*functions, *arrays, **params)
     return list(results) if equation.primitive.multiple_results else [results]
+
+
+@contextlib.contextmanager
+def standing_at(equation: Any) -> Iterator[None]:
+    """What is traced here has the source line of an equation, and stands under its names."""
+    from jax._src import source_info_util
+
+    names = source_info_util.current_name_stack() + equation.source_info.name_stack
+    with source_info_util.user_context(equation.source_info.traceback, name_stack=names):
+        yield
 
 
 def retrace(fn: Any, like: Any) -> Any:

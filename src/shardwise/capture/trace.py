@@ -50,8 +50,14 @@ class Traced:
     outputs: Any
 
 
-def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: JitOptions) -> Traced:
-    """Traces ``fn`` as ``jax.jit`` would.
+def trace(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: JitOptions,
+    taken_as: Callable[[str, Any], Any] = lambda path, shape: shape,
+) -> Traced:
+    """Traces ``fn`` as ``jax.jit`` would, with each array argument for what ``taken_as`` makes of its path and shape.
 
     Raises :class:`CaptureError` for anything that is wrong with the function or its arguments.
     """
@@ -65,11 +71,14 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
     names = _bound_names(signature, args)
     dynamic = [i for i in range(len(args)) if i not in static]
     tree = [args[i] for i in dynamic], {k: v for k, v in kwargs.items() if k not in static}
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    structure: Any
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     paths = _unique([_argument_path(path, [names[i] for i in dynamic]) for path, _ in leaves])
     _check_leaves(name, [(path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)])
-    abstract_args = tuple(a if i in static else jax.tree.map(internals.abstract, a) for i, a in enumerate(args))
-    abstract_kwargs = {k: v if k in static else jax.tree.map(internals.abstract, v) for k, v in kwargs.items()}
+    shapes = [taken_as(path, internals.abstract(leaf)) for path, (_, leaf) in zip(paths, leaves, strict=True)]
+    positional, keywords = structure.unflatten(shapes)
+    abstract_args = tuple(a if i in static else positional[dynamic.index(i)] for i, a in enumerate(args))
+    abstract_kwargs = {**kwargs, **keywords}
     try:
         traced = jitted.trace(*abstract_args, **abstract_kwargs)
         jaxpr = internals.low_jaxpr(traced)
@@ -84,7 +93,7 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
     root = "out" if not any(path.split("/")[0] == "out" for path in paths) else "result"
     outputs, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info)
     out_paths = _unique([(root, tuple(path)) for path, _ in outputs])
-    return Traced(name, jaxpr, found, out_paths, jax.tree.structure(tree), out_tree)
+    return Traced(name, jaxpr, found, out_paths, structure, out_tree)
 
 
 def _jitted(name: str, fn: Callable[..., Any], options: JitOptions) -> Any:

@@ -13,6 +13,7 @@ from shardwise.errors import MeshError, PlanError
 from shardwise.hardware.mesh import MeshAxes, spec_problems
 from shardwise.plans.plan import SCHEMA, ArrayPlan, Plan, PredictedCollective, StatedConstraint
 from shardwise.plans.search_log import read_search
+from shardwise.plans.variant import read_variant
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
@@ -57,6 +58,10 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
         made["search"] = read_search(data["search"])
     except (KeyError, TypeError, ValueError, MeshError) as error:
         problems.append(f"search: {type(error).__name__} {error}")
+    try:
+        made["variant"] = read_variant(data["variant"], [a.path for a in made["arguments"]])
+    except (KeyError, TypeError, ValueError) as error:
+        problems.append(f"variant: {type(error).__name__} {error}")
     order = data.get("device_order")
     if not isinstance(order, list) or (order and sorted(map(str, order)) != sorted(map(str, range(len(order))))):
         problems.append("device_order: expected every device once, by number")

@@ -19,8 +19,9 @@ from shardwise.cost.predict import Predicted
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.plans.search_log import SearchLog
+from shardwise.plans.variant import AS_IS, Variant
 
-SCHEMA: Final = 3
+SCHEMA: Final = 4
 
 #: Mesh axes by dimension, major first.
 Spec = tuple[tuple[str, ...], ...]
@@ -69,7 +70,8 @@ class Plan:
     """How a function is split over a mesh. Made by :func:`shardwise.plan`.
 
     ``placement`` says on which links each mesh axis lies, and ``device_order`` has the numbers of the devices in the mesh's
-    shape, where a topology was given. ``search`` says how the plan was found, where it was.
+    shape, where a topology was given. ``search`` says how the plan was found, where it was. ``variant`` is what the function is
+    turned into first; the plan is one of the result, with the function's own arguments and outputs.
     """
 
     function: str
@@ -86,6 +88,7 @@ class Plan:
     placement: tuple[str, ...] = ()
     device_order: tuple[int, ...] = ()
     search: SearchLog | None = None
+    variant: Variant = AS_IS
     trees: Any = field(default=None, compare=False, repr=False)
 
     def spec(self, path: str) -> Spec:
@@ -204,6 +207,7 @@ class Plan:
             "placement": list(self.placement),
             "device_order": list(self.device_order),
             "search": self.search.to_json() if self.search is not None else None,
+            "variant": self.variant.to_json(),
             "decisions": list(self.decisions),
             "notes": list(self.notes),
             "predicted": self.predicted.to_json(),

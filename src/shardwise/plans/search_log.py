@@ -6,7 +6,7 @@ every machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from shardwise.hardware.mesh import MeshAxes
@@ -37,8 +37,20 @@ class MeshTried:
 
 
 @dataclass(frozen=True, slots=True)
+class VariantTried:
+    """A variant that could have been chosen: the best found for it, or in ``why`` the reason that it is not possible."""
+
+    variant: str
+    time_s: float | None = None
+    peak_bytes: int | None = None
+    fits: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SearchLog:
-    """A plan's search. ``meshes`` is empty where the mesh was given; seconds are None in a plan that was loaded."""
+    """A plan's search. ``meshes`` is empty where the mesh was given, ``variants`` where they were; seconds are None in a plan
+    that was loaded."""
 
     method: str
     seed: int
@@ -46,12 +58,14 @@ class SearchLog:
     evaluations: int
     improvements: tuple[Improved, ...]
     meshes: tuple[MeshTried, ...] = ()
+    variants: tuple[VariantTried, ...] = ()
     seconds: float | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         took = "" if self.seconds is None else f" in {self.seconds:.1f} s"
         meshes = f" on {len(self.meshes)} meshes" if len(self.meshes) > 1 else ""
-        return f"{self.method}: {self.evaluations:,} evaluations{meshes}{took}; {self.ended.value}"
+        variants = f" of {len(self.variants)} variants" if len(self.variants) > 1 else ""
+        return f"{self.method}: {self.evaluations:,} evaluations{variants}{meshes}{took}; {self.ended.value}"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -79,6 +93,7 @@ class SearchLog:
                 }
                 for m in self.meshes
             ],
+            "variants": [asdict(v) for v in self.variants],
         }
 
 
@@ -95,7 +110,8 @@ def read_search(data: Any) -> SearchLog | None:
         names[data["ended"]],
         _count(data["evaluations"]),
         tuple(_improved(row) for row in _rows(data["improvements"])),
-        tuple(_tried(row) for row in _rows(data["meshes"])),
+        tuple(_mesh(row) for row in _rows(data["meshes"])),
+        tuple(_variant(row) for row in _rows(data["variants"])),
     )
 
 
@@ -104,10 +120,18 @@ def _improved(row: dict[str, Any]) -> Improved:
     return Improved(_count(row["evaluations"]), MeshAxes.of(row["mesh"]), *figures)
 
 
-def _tried(row: dict[str, Any]) -> MeshTried:
+def _mesh(row: dict[str, Any]) -> MeshTried:
+    return MeshTried(MeshAxes.of(row["mesh"]), *_outcome(row))
+
+
+def _variant(row: dict[str, Any]) -> VariantTried:
+    return VariantTried(_text(row["variant"]), *_outcome(row))
+
+
+def _outcome(row: dict[str, Any]) -> tuple[float | None, int | None, bool, str]:
     time_s = None if row["time_s"] is None else _seconds(row["time_s"])
     peak = None if row["peak_bytes"] is None else _count(row["peak_bytes"])
-    return MeshTried(MeshAxes.of(row["mesh"]), time_s, peak, _flag(row["fits"]), _text(row["why"]))
+    return time_s, peak, _flag(row["fits"]), _text(row["why"])
 
 
 def _sizes(mesh: MeshAxes) -> dict[str, int]:

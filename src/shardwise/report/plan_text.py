@@ -33,6 +33,9 @@ def explain_text(plan: Plan, path: str) -> str:
         for axis in axes:
             shards *= plan.mesh.sizes[plan.mesh.index(axis)]
     lines = [f"{path}  {spec_text(array)}", f"  {_call(array.spec)}, {plural(shards, 'shard')}"]
+    if path in plan.variant.batch:
+        parts = plan.variant.microbatches
+        lines.append(f"  cut into {parts} micro-batches of {plural(array.shape[0] // parts, 'example')}")
     lines += [f"  note: {note}" for note in plan.notes if note.startswith(f"{path}[")]
     moved = [c for c in plan.collectives if c.value == path]
     for c in moved:
@@ -47,6 +50,8 @@ def diff_text(one: Plan, other: Plan) -> str:
     lines: list[str] = []
     if one.mesh != other.mesh:
         lines.append(f"mesh: {one.mesh} | {other.mesh}")
+    if one.variant != other.variant:
+        lines.append(f"variant: {one.variant} | {other.variant}")
     lines += [f"- {d}" for d in one.decisions if d not in other.decisions]
     lines += [f"+ {d}" for d in other.decisions if d not in one.decisions]
     theirs = {a.path: a for a in (*other.arguments, *other.outputs)}
@@ -94,6 +99,8 @@ def predicted_text(plan: Plan) -> str:
 def plan_text(plan: Plan, width: int = 80) -> str:
     page = Page(width)
     page.print(f"{plan.function} on {plan.mesh}")
+    for words in plan.variant.lines():
+        page.print(f"  {words}")
     for words in plan.decisions:
         page.print(f"  {words}")
     page.print(f"\n{predicted_text(plan)}")

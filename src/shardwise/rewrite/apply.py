@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.lower import lower
-from shardwise.capture.trace import JitOptions, Traced, trace
+from shardwise.capture.trace import JitOptions, Traced
 from shardwise.cost.sharding import Sharding
 from shardwise.cost.stated import Place
 from shardwise.errors import PlanError
@@ -22,6 +22,7 @@ from shardwise.plans.plan import ArrayPlan, Plan, Spec
 from shardwise.rewrite.fingerprint import fingerprint
 from shardwise.rewrite.interpret import Interpreter
 from shardwise.rewrite.shardy import Constrain
+from shardwise.rewrite.variants import trace_variant
 
 
 def to_partition_spec(spec: Spec) -> PartitionSpec:
@@ -206,7 +207,7 @@ class _Call:
                 args.insert(k, self._static[k])
             kwargs |= {k: v for k, v in self._static.items() if isinstance(k, str)}
             planned = self._planned
-            traced = trace(planned._fn, tuple(args), kwargs, planned._options)
+            traced = trace_variant(planned._fn, tuple(args), kwargs, planned._options, planned.plan.variant)
             made = self._known[types] = Applied(planned.plan, traced, lower(traced), planned.mesh)
             self.outputs = traced.outputs
             self.jitted = self.jitted or made.jitted(run=self.run)

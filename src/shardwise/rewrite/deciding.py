@@ -18,6 +18,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.hardware.topology import topology as topology_of
 from shardwise.plans.search_log import Improved, MeshTried, SearchLog
+from shardwise.rewrite.variants import Wanted
 from shardwise.search.auto import SETTLED, Journal, Options, Purse, Searcher
 from shardwise.search.mesh import RACE_S, OpenMesh, Race, cuts, meshes, race
 from shardwise.search.result import Budget, Ended
@@ -41,6 +42,7 @@ class Asked:
     search: Options
     allow_infeasible: bool
     jit: JitOptions
+    wanted: Wanted
 
     @staticmethod
     def of(
@@ -52,10 +54,11 @@ class Asked:
         search: Options,
         allow_infeasible: bool,
         jit: JitOptions,
+        wanted: Wanted,
     ) -> Asked:
         """No tactics at all, which is not an empty list of them, stands for a search over all axes."""
         own = (Auto(),) if tactics is None else tuple(tactics)
-        return Asked(mesh, topology, own, pins, roles, search, allow_infeasible, jit)
+        return Asked(mesh, topology, own, pins, roles, search, allow_infeasible, jit, wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from shardwise.plans.plan import Plan
 from shardwise.rewrite.apply import Flat, PlannedFunction, check_mesh, make_mesh, static_split
 from shardwise.rewrite.deciding import Asked
 from shardwise.rewrite.planning import plan_asked
+from shardwise.rewrite.variants import Wanted
 from shardwise.search.auto import Options
 from shardwise.search.result import Progress
 from shardwise.tactics.tactic import Tactic
@@ -70,15 +71,17 @@ def jit(
     method: str = "mcts",
     progress: Progress | None = None,
     allow_infeasible: bool = False,
+    microbatches: int | str | None = None,
+    remat: bool | str | None = None,
     **jit_options: Any,
 ) -> Any:
     """``jax.jit`` with a plan: ``shardwise.jit(fn, mesh=...)``, or as a decorator.
 
     Args:
       fn: the function; leave it out to use this as a decorator.
-      mesh, topology, tactics, pins, roles, budget_s, budget_evals, seed, method, progress, allow_infeasible: as in
-        :func:`shardwise.plan`. A mesh of sizes takes the devices that are there. Without tactics the first call with new
-        shapes searches.
+      mesh, topology, tactics, pins, roles, budget_s, budget_evals, seed, method, progress, allow_infeasible,
+        microbatches, remat: as in :func:`shardwise.plan`. A mesh of sizes takes the devices that are there. Without tactics
+        the first call with new shapes searches.
       **jit_options: ``static_argnums``, ``static_argnames``, ``donate_argnums``, ``donate_argnames``.
 
     >>> import jax.numpy as jnp, shardwise
@@ -89,7 +92,9 @@ def jit(
     """
     search = Options(method, seed, budget_s, budget_evals, progress)
     options = JitOptions(**jit_options)
-    asked = Asked.of(mesh, topology, tactics, pins, roles, search, allow_infeasible, options)
+    asked = Asked.of(
+        mesh, topology, tactics, pins, roles, search, allow_infeasible, options, Wanted(microbatches, remat)
+    )
     if fn is None:
         return functools.partial(Planned, asked=asked)
     return Planned(fn, asked)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 
 import shardwise
 from shardwise.capture.lower import lower
-from shardwise.capture.trace import JitOptions, Traced, trace
+from shardwise.capture.trace import JitOptions, Traced
 from shardwise.cost.decisions import Decision, Keep, Pin, State
 from shardwise.cost.local import HardwareCost
 from shardwise.cost.lowering import Lowered, collectives, lower_state
@@ -19,19 +19,25 @@ from shardwise.cost.predict import Predicted, predict
 from shardwise.cost.sharding import Sharding
 from shardwise.cost.small import keep_small
 from shardwise.dims.analysis import Analysis, analyze_program
-from shardwise.errors import InfeasibleError, PlanError
+from shardwise.errors import InfeasibleError, PlanError, VariantError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec, StatedConstraint
-from shardwise.plans.search_log import SearchLog
+from shardwise.plans.search_log import SearchLog, VariantTried
+from shardwise.plans.variant import Variant
 from shardwise.rewrite.choose import choose_constraints
-from shardwise.rewrite.deciding import Asked, decide_asked
+from shardwise.rewrite.deciding import Asked, Decided, decide_asked
 from shardwise.rewrite.fingerprint import fingerprint
-from shardwise.search.auto import Options
+from shardwise.rewrite.variants import Wanted, trace_variant
+from shardwise.search.auto import SETTLED, Options
 from shardwise.search.infeasible import does_not_fit, size
+from shardwise.search.mesh import RACE_S, OpenMesh
 from shardwise.search.result import Ended, Progress
 from shardwise.tactics.tactic import Tactic
+
+#: Into how many parts a budget is cut for a first look at a variant.
+_LOOKS: Final = 8
 
 
 def plan(
@@ -49,6 +55,8 @@ def plan(
     method: str = "mcts",
     progress: Progress | None = None,
     allow_infeasible: bool = False,
+    microbatches: int | str | None = None,
+    remat: bool | str | None = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
     donate_argnums: Any = None,
@@ -78,6 +86,9 @@ def plan(
         interrupt (Ctrl-C) keeps the best plan so far.
       allow_infeasible: if no plan is found that fits the memory, give the one with the smallest peak instead of an
         ``InfeasibleError``.
+      microbatches: compute the batch (``roles`` says which arguments that are; their first dimension counts the examples)
+        in so many parts, one after the other, with the same result; ``"auto"`` tries how many, if it takes any to fit.
+      remat: loops keep only what they carry, and their backward loops compute the rest again; ``"auto"`` tries it.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
 
     >>> import jax, shardwise
@@ -104,32 +115,139 @@ def plan(
     """
     search = Options(method, seed, budget_s, budget_evals, progress)
     options = JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
-    asked = Asked.of(mesh, topology, tactics, pins, roles, search, allow_infeasible, options)
+    asked = Asked.of(
+        mesh, topology, tactics, pins, roles, search, allow_infeasible, options, Wanted(microbatches, remat)
+    )
     return plan_asked(fn, args, kwargs, asked)
 
 
 def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
     """The plan of a function for some arguments."""
-    traced = trace(fn, args, dict(kwargs), asked.jit)
-    analysis = analyze_program(lower(traced))
-    if not analysis.program.arguments:
-        raise PlanError(f"{traced.name} has no array arguments: there is nothing to shard")
-    made, log = decide_asked(analysis, asked)
-    settled = _settle(analysis, made.cost, made.decisions)
-    notes = []
+
+    def captured(variant: Variant) -> _Captured:
+        return _capture(fn, args, dict(kwargs), asked, variant)
+
+    plain = captured(Variant())
+    if asked.wanted.open:
+        best, tried = _best_variant(plain, captured, asked)
+    else:
+        ((variant,),) = asked.wanted.rounds(plain.traced, asked.roles)
+        best, tried = _attempt(plain if variant == plain.variant else captured(variant), asked), ()
+    made, log, settled = best.made, best.log, best.settled
+    notes = [f"{t.variant}: {t.why}" for t in tried if t.why]
     if log is not None and not made.fits and not settled.predicted.fits:
         message = _does_not_fit(settled, log, asked)
         if not asked.allow_infeasible:
-            raise InfeasibleError(message)
+            raise InfeasibleError("\n".join([message, *_variants_tried(tried)]))
         notes.append(message.partition("\n")[0])
     if log is not None and log.ended is Ended.INTERRUPTED:
         notes.append(f"the search was interrupted: this is the best plan of {log.evaluations:,} evaluations")
-    found = _assemble(traced, settled, made.decisions)
-    found = replace(found, notes=(*notes, *found.notes), search=log)
+    found = _assemble(best.captured.traced, settled, made.decisions)
+    log = log if log is None else replace(log, variants=tried)
+    found = replace(found, notes=(*notes, *found.notes), search=log, variant=best.captured.variant)
     if asked.topology is None:
         return found
     where = made.cost.placement
     return replace(found, placement=where.lines(), device_order=tuple(where.order().reshape(-1).tolist()))
+
+
+class _Captured(NamedTuple):
+    """A variant of the function, traced and analysed."""
+
+    variant: Variant
+    traced: Traced
+    analysis: Analysis
+
+
+def _capture(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], asked: Asked, variant: Variant
+) -> _Captured:
+    traced = trace_variant(fn, args, kwargs, asked.jit, variant)
+    analysis = analyze_program(lower(traced))
+    if not analysis.program.arguments:
+        raise PlanError(f"{traced.name} has no array arguments: there is nothing to shard")
+    return _Captured(variant, traced, analysis)
+
+
+class _Attempt(NamedTuple):
+    """What came out for a variant."""
+
+    captured: _Captured
+    made: Decided
+    log: SearchLog | None
+    settled: _Settled
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        predicted = self.settled.predicted
+        return not predicted.fits, predicted.time_s if predicted.fits else predicted.peak_bytes
+
+    @property
+    def interrupted(self) -> bool:
+        return self.log is not None and self.log.ended is Ended.INTERRUPTED
+
+    @property
+    def tried(self) -> VariantTried:
+        p = self.settled.predicted
+        return VariantTried(str(self.captured.variant), p.time_s, p.peak_bytes, p.fits)
+
+
+def _attempt(captured: _Captured, asked: Asked) -> _Attempt:
+    made, log = decide_asked(captured.analysis, asked)
+    return _Attempt(captured, made, log, _settle(captured.analysis, made.cost, made.decisions))
+
+
+def _best_variant(
+    plain: _Captured, captured: Callable[[Variant], _Captured], asked: Asked
+) -> tuple[_Attempt, tuple[VariantTried, ...]]:
+    """The fastest variant that fits: all are looked at, the best is searched to the end."""
+    quick = replace(asked, search=_first_look(asked))
+    best: _Attempt | None = None
+    tried: list[VariantTried] = []
+    spent = 0
+    for variants in asked.wanted.rounds(plain.traced, asked.roles):
+        better = False
+        refused = 0
+        for variant in variants:
+            try:
+                found = _attempt(plain if variant == plain.variant else captured(variant), quick)
+            except VariantError as error:
+                tried.append(VariantTried(str(variant), why=str(error)))
+                refused += 1
+                continue
+            tried.append(found.tried)
+            spent += found.log.evaluations if found.log is not None else 0
+            if best is None or found.rank < best.rank:
+                best, better = found, True
+            if found.interrupted:
+                return _counted(found if found is best else best._replace(log=found.log), spent), tuple(tried)
+        if refused == len(variants) or (best is not None and best.settled.predicted.fits and not better):
+            break
+    if best is None:
+        raise VariantError("; ".join(dict.fromkeys(t.why for t in tried)))
+    if best.log is not None and best.log.ended not in SETTLED:
+        longer = _attempt(best.captured, asked)
+        spent += longer.log.evaluations if longer.log is not None else 0
+        best = min(longer, best, key=lambda one: one.rank)
+    return _counted(best, spent), tuple(tried)
+
+
+def _first_look(asked: Asked) -> Options:
+    """An eighth of the budget; where there is none, a quarter of the seconds that a plan has by default."""
+    search = replace(asked.search, progress=None)
+    if search.budget_s is None and search.budget_evals is None:
+        whole = search.budget(RACE_S) if OpenMesh.of(asked.mesh) is not None else search.budget()
+        return replace(search, budget_s=whole.seconds / 4)
+    seconds = None if search.budget_s is None else search.budget_s / _LOOKS
+    return replace(search, budget_s=seconds, budget_evals=search.budget_evals and -(-search.budget_evals // _LOOKS))
+
+
+def _counted(attempt: _Attempt, evaluations: int) -> _Attempt:
+    return attempt if attempt.log is None else attempt._replace(log=replace(attempt.log, evaluations=evaluations))
+
+
+def _variants_tried(tried: Sequence[VariantTried]) -> list[str]:
+    return [f"tried {t.variant}: {size(t.peak_bytes) if t.peak_bytes is not None else t.why}" for t in tried[1:]]
 
 
 def plan_decisions(
@@ -177,7 +295,9 @@ def _does_not_fit(settled: _Settled, log: SearchLog, asked: Asked) -> str:
             pieces *= mesh.sizes[axis]
         at_rest += program.values[argument.value].nbytes // pieces
     others = [f"{t.mesh}: {size(t.peak_bytes) if t.peak_bytes is not None else t.why}" for t in log.meshes[1:]]
-    message = does_not_fit(predicted, at_rest, mesh.devices, log.ended, log.evaluations, others)
+    told, check = (log.ended, log.evaluations, others), not asked.allow_infeasible
+    untried = [option for option in ("remat", "microbatches") if getattr(asked.wanted, option) is None]
+    message = does_not_fit(lowered, predicted, at_rest, *told, untried=untried, check=check)
     if asked.topology is None:
         message += "\nno topology was given, so TPU v5e chips were taken: topology='h100:8' names others"
     return message

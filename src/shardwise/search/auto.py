@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from shardwise.cost.decisions import Decision
@@ -23,13 +24,14 @@ from shardwise.cost.local import HardwareCost
 from shardwise.cost.model import Cost
 from shardwise.dims.analysis import Analysis
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.search.infeasible import unless_hopeless
 from shardwise.search.methods import METHODS
 from shardwise.search.problem import Problem, Scored
 from shardwise.search.result import Budget, Ended, Found, Improvement, Progress
 from shardwise.search.run import SearchError
 
 #: Ends after which the same search with a larger budget would find the same.
-SETTLED: Final = (Ended.CONVERGED, Ended.EXHAUSTED, Ended.NOTHING)
+SETTLED: Final = (Ended.CONVERGED, Ended.EXHAUSTED, Ended.NOTHING, Ended.INFEASIBLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Options:
         if self.budget_s is None and self.budget_evals is None:
             return Budget(seconds=default_s)
         seconds = math.inf if self.budget_s is None else float(self.budget_s)
-        return Budget(seconds, sys.maxsize if self.budget_evals is None else int(self.budget_evals))
+        return Budget(seconds, sys.maxsize if self.budget_evals is None else int(self.budget_evals), least=0)
 
 
 def _whole(value: Any) -> bool:
@@ -94,7 +96,8 @@ class Purse:
 
     def part(self, parts: int) -> Budget:
         """One of so many equal parts of what is left."""
-        return replace(self._budget, seconds=self.seconds / parts, evaluations=-(-self._evaluations // parts))
+        evaluations, least = (-(-n // parts) for n in (self._evaluations, self._budget.least))
+        return replace(self._budget, seconds=self.seconds / parts, evaluations=evaluations, least=least)
 
     def spend(self, evaluations: int) -> None:
         self._evaluations -= evaluations
@@ -188,7 +191,7 @@ class Searcher:
         if key not in self._problems:
             self._problems[key] = Problem(self.analysis, self.cost, base, axes)
         problem = self._problems[key]
-        found = self._run(problem, purse.part(1))
+        found = unless_hopeless(problem, partial(self._run, problem), purse.part(1))
         self.journal.close(found)
         self._purse.spend(found.evaluations)
         self._left -= 1

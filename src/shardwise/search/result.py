@@ -18,6 +18,7 @@ class Ended(enum.Enum):
     EVALUATIONS = "the evaluations were spent"
     INTERRUPTED = "it was interrupted"
     NOTHING = "there is nothing to decide"
+    INFEASIBLE = "no state can fit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,20 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """When to stop: whichever comes first. ``patience`` is in expansions without an improvement."""
+    """When to stop: whichever comes first. ``patience`` is in expansions without an improvement.
+
+    On a slow or busy machine seconds would end a search before it has begun: up to ``least`` evaluations they count for a
+    fifth.
+    """
 
     seconds: float = 4.0
     evaluations: int = 100_000
     patience: int = 40
+    least: int = 400
+
+    def spent(self, seconds: float, evaluations: int) -> bool:
+        """Are the seconds spent?"""
+        return seconds > (self.seconds if evaluations >= self.least else 5 * self.seconds)
 
 
 #: Told of every improvement and now and then: (improvement, share of the budget that is spent).

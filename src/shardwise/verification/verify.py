@@ -15,11 +15,12 @@ import jax
 import numpy as np
 
 from shardwise.capture.lower import lower
-from shardwise.capture.trace import JitOptions, trace
+from shardwise.capture.trace import JitOptions
 from shardwise.errors import PlanError
 from shardwise.ir.program import Program
 from shardwise.plans.plan import Plan
 from shardwise.rewrite.apply import Applied
+from shardwise.rewrite.variants import trace_variant
 from shardwise.verification.compiled import HOST, Compiled, make_mesh, read_or_refuse
 from shardwise.verification.summary import logical_totals
 
@@ -111,7 +112,7 @@ def verify(
     """
     mesh = make_mesh(dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)), backend)
     donated = [a.donated for a in plan.arguments]
-    traced = trace(fn, args, kwargs, JitOptions())
+    traced = trace_variant(fn, args, kwargs, JitOptions(), plan.variant)
     applied = Applied(plan, traced, lower(traced), mesh)
     leaves = jax.tree.leaves((list(args), kwargs))
     arrays = all(hasattr(leaf, "__array__") or isinstance(leaf, int | float | complex) for leaf in leaves)

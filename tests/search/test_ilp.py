@@ -114,7 +114,7 @@ def test_a_solution_costs_what_it_says(fn: Callable[..., Any], mesh: dict[str, i
 def test_no_state_costs_less_than_the_bound(fn: Callable[..., Any], mesh: dict[str, int]) -> None:
     analysis = analyzed(fn)
     model, axes = model_of(analysis, **mesh)
-    problem = Problem(analysis, model.cost)
+    problem = Problem(analysis, model.cost, keeps=False)  # so that some of few random states are good
     bound = ilp(model, axes).bound_s
     rng, times = random.Random(0), []
     for _ in range(150):

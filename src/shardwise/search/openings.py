@@ -94,7 +94,8 @@ def _beam(run: Run, actions: Sequence[int]) -> list[Scored]:
         for key, s in zip(new, made, strict=True):
             before, n = steps[key]
             gains.setdefault(n, []).append((_time(s) - _time(before), _peak(s) - _peak(before)))
-        ranked = [sorted(gains, key=lambda n, k=k: min(g[k] for g in gains[n])) for k in (0, 1)]  # type: ignore[misc]
+        most = {n: [min(gain) for gain in zip(*own, strict=True)] for n, own in gains.items()}
+        ranked = [sorted(most, key=lambda n: most[n][0]), sorted(most, key=lambda n: most[n][1])]
         actions = list(dict.fromkeys(n for both in zip(*ranked, strict=True) for n in both))[:_TRIED]
     return list(found.values())
 

@@ -102,6 +102,10 @@ class Purse:
     def spend(self, evaluations: int) -> None:
         self._evaluations -= evaluations
 
+    def wait(self, seconds: float) -> None:
+        """So many seconds went by that do not count."""
+        self._end += seconds
+
     def share(self, evaluations: int = 0) -> float:
         """The share that is spent, with so many evaluations more."""
         left = (self._evaluations - evaluations) / self._budget.evaluations
@@ -186,11 +190,14 @@ class Searcher:
         """The best decisions found for some axes, on top of a base. None after an interrupt."""
         if self.journal.interrupted:
             return None
-        purse = Purse(self._purse.part(max(1, self._left)))
         key = (tuple(base), tuple(axes))
         if key not in self._problems:
+            start = time.perf_counter()
             self._problems[key] = Problem(self.analysis, self.cost, base, axes)
+            # Tables of a large program take seconds: a search must not be over before it has begun.
+            self._purse.wait(time.perf_counter() - start)
         problem = self._problems[key]
+        purse = Purse(self._purse.part(max(1, self._left)))
         found = unless_hopeless(problem, partial(self._run, problem), purse.part(1))
         self.journal.close(found)
         self._purse.spend(found.evaluations)

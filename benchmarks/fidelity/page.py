@@ -37,7 +37,8 @@ collective products were found by looking at its output for them. None of the ca
 widths and other versions of the compiler will be predicted worse than these. The H200's and the host's profiles come from \
 `shardwise hardware calibrate`, which times kernels of its own and none of these programs; but the model was worked on with \
 the H200's steps in view, so that they are in sample as well. So are the host's runs: how its readings are fitted was chosen \
-among three fits with the runs in view, and their sizes are no powers of two since runs at powers of two were predicted worse."""
+among three fits with the runs in view, and their sizes are no powers of two since runs at powers of two were predicted \
+worse."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ def _run(target: str, options: dict[str, Any], topology: str, evaluations: int, 
     from shardwise.hardware.layout import place
     from shardwise.hardware.mesh import MeshAxes
     from shardwise.hardware.topology import topology as topology_of
-    from shardwise.rewrite.planning import _words
+    from shardwise.rewrite.planning import decision_words
     from shardwise.search.mcts import mcts
     from shardwise.search.problem import Problem, Scored
     from shardwise.search.result import Budget
@@ -156,7 +156,7 @@ def _run(target: str, options: dict[str, Any], topology: str, evaluations: int, 
         final.time_s,
         final.peak_bytes,
         problem.fits(final),
-        [_words(analysis, d) for d in decisions],
+        [decision_words(analysis, d) for d in decisions],
         found.evaluations,
         search_s,
         found.ended.name.lower(),

@@ -50,11 +50,6 @@ class Names:
     color: IntArray
     color_count: int
 
-    def nodes_of(self, op: int) -> range:
-        start = int(self.first_node[op])
-        stop = int(self.first_node[op + 1])
-        return range(start, stop)
-
 
 def build_names(program: Program) -> Names:
     """Numbers the nodes of ``program`` and finds its colors."""

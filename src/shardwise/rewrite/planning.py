@@ -339,8 +339,8 @@ def _assemble(traced: Traced, settled: _Settled, decisions: Sequence[Decision]) 
         collectives=tuple(_predicted(lowered)),
         predicted=settled.predicted,
         decisions=(
-            *(_words(analysis, d) for d in decisions),
-            *(f"{_words(analysis, d)}: small, so that gathering costs more than keeping" for d in small),
+            *(decision_words(analysis, d) for d in decisions),
+            *(f"{decision_words(analysis, d)}: small, so that gathering costs more than keeping" for d in small),
         ),
         notes=tuple(notes),
         versions=(("shardwise", shardwise.__version__), ("jax", jax.__version__)),
@@ -366,7 +366,7 @@ def _predicted(lowered: Lowered) -> list[PredictedCollective]:
     return found
 
 
-def _words(analysis: Analysis, decision: Decision) -> str:
+def decision_words(analysis: Analysis, decision: Decision) -> str:
     """A decision as a person would say it."""
     if isinstance(decision, Pin):
         spec = ", ".join("open" if axes is None else "·".join(axes) or "-" for axes in decision.spec)

@@ -33,6 +33,11 @@ def sharding(*dims: tuple[int, ...], partial: tuple[int, ...] = ()) -> Sharding:
         (sharding((), (), partial=(0,)), sharding((), ()), [(Kind.ALL_REDUCE, 1024.0)]),
         (sharding((), (), partial=(0,)), sharding((0,), ()), [(Kind.REDUCE_SCATTER, 1024.0)]),
         (sharding((0, 1), ()), sharding((1, 0), ()), [(Kind.PERMUTE, 128.0)]),
+        # Axes come and go at the minor end. Elsewhere shards change places: while they are small.
+        (sharding((0,), ()), sharding((0, 1), ()), [(Kind.SLICE, 256.0)]),
+        (sharding((0,), ()), sharding((1, 0), ()), [(Kind.SLICE, 256.0), (Kind.PERMUTE, 128.0)]),
+        (sharding((0, 1), ()), sharding((0,), ()), [(Kind.ALL_GATHER, 256.0)]),
+        (sharding((0, 1), ()), sharding((1,), ()), [(Kind.PERMUTE, 128.0), (Kind.ALL_GATHER, 512.0)]),
         (sharding((0,), (1,)), sharding((), ()), [(Kind.ALL_GATHER, 1024.0)]),
         # What makes the value smaller comes first, gathers last.
         (sharding((0,), ()), sharding((), (1,)), [(Kind.SLICE, 256.0), (Kind.ALL_GATHER, 512.0)]),
@@ -42,6 +47,20 @@ def sharding(*dims: tuple[int, ...], partial: tuple[int, ...] = ()) -> Sharding:
 )
 def test_reshards(source: Sharding, target: Sharding, expected: list[tuple[Kind, float]]) -> None:
     assert [(step.kind, step.nbytes) for step in reshard(1024, source, target, MESH)] == expected
+
+
+def test_pieces_of_several_dimensions_are_copied() -> None:
+    cost = HardwareCost.of(MESH)
+
+    def copying(source: Sharding, target: Sharding) -> float:
+        return sum(cost.copy_s(step) for step in reshard(1024, source, target, MESH))
+
+    whole = sharding((), ())
+    assert copying(sharding((0, 1), ()), whole) == copying(sharding((), (0, 1)), whole) == 0
+    assert copying(sharding((0,), (1,)), whole) > 0
+    assert copying(sharding((0,), ()), sharding((), (0,))) > 0
+    early = [cost.communication_s(reshard(1024, source, whole, MESH), True) for source in (sharding((0,), (1,)), whole)]
+    assert early[0] > copying(sharding((0,), (1,)), whole) > early[1] == 0
 
 
 def lowered(fn, args, mesh: dict[str, int], decide, grouping: bool = True) -> Lowered:
@@ -71,6 +90,22 @@ WIDE = ((p.shape(1024, 8192), p.shape(8192, 1024)), p.shape(16384, 1024))
 def test_data_parallel_reduces_each_gradient_once() -> None:
     low = lowered(mlp_gradient, WIDE, {"data": 8}, lambda c, _: [Shard((c("x", 0),), "data")])
     assert kinds(low) == {"all-reduce": 2}
+
+
+def test_values_that_no_product_or_loop_waits_for_are_late() -> None:
+    def step(w, x):
+        def layer(y, own):
+            return jnp.tanh(y @ own), jnp.sum(y @ own)
+
+        return jax.lax.scan(layer, x, w)[1], jnp.tanh(x @ w[0])
+
+    structure = lowered(step, (p.shape(3, 64, 64), p.shape(32, 64)), {"data": 8}, lambda *_: []).structure
+    program = structure.program
+    late = [structure.late[op.results[0]] for op in program.schedule if op.kind == "dot_general"]
+    assert late == [False, True, True], "the carry is waited for, what is stacked and returned is not"
+    step_of = reshard(1 << 20, sharding((), (), partial=(0,)), sharding((), ()), MESH)[0]
+    cost = HardwareCost.of(MESH)
+    assert cost.step_s(step_of, late=True) < cost.step_s(step_of)
 
 
 def test_hidden_dimension_needs_one_all_reduce_forward() -> None:

@@ -184,13 +184,14 @@ class Evaluator:
 
     def _signed(self, term: Term) -> Place:
         """What a term rests on, and its signature."""
-        own, program = self.locality, self.model.structure.program
+        own, structure = self.locality, self.model.structure
+        program = structure.program
         narrow = wide = 0
         signs: list[Hashable] = []
         for v in term.values:
             actual, stored = own.actual(v), own.stored(v)
             narrow, wide = narrow | actual.narrow | stored[0], wide | actual.wide | stored[0]
-            signs.append((actual.sign, stored[1], self.model.structure.early[v]))
+            signs.append((actual.sign, stored[1], structure.early[v], structure.late[v]))
         place = {v: k for k, v in enumerate(term.values)}
         for k in term.ops:
             op, choice = program.ops[k], own.choice(k)

@@ -9,13 +9,17 @@ being that of a test. Predictions (``step_s``) count them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from shardwise.cost.sharding import Axes, Collective, Kind
 from shardwise.hardware.collectives import AlphaBeta, collective
 from shardwise.hardware.layout import Placement, ideal
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Unit
+
+#: Collectives along several dimensions, and how many times as long as a plain copy of the larger side the copies take that
+#: XLA puts before or after them (libtpu's cycles, benchmarks/fidelity).
+CROSSING: Final = {Kind.ALL_GATHER: 3.0, Kind.ALL_TO_ALL: 2.0}
 
 
 class LocalCost(Protocol):
@@ -42,6 +46,7 @@ class HardwareCost:
         self._links: dict[tuple[Kind, Axes, bool], AlphaBeta] = {}
         self._hidden = {kind: self.profile.hidden_share(kind.value) for kind in Kind}
         self._memory_bytes_per_s = self.profile.memory_bytes_per_s * self.profile.memory_efficiency
+        self._crossing = {kind: copies * 2 / self._memory_bytes_per_s for kind, copies in CROSSING.items()}
         self._matrix: dict[str, float] = {}
 
     @staticmethod
@@ -54,9 +59,18 @@ class HardwareCost:
             self._links[key] = collective("halo" if step.near else step.kind.value, step.axes, self.placement)
         return self._links[key]
 
-    def step_s(self, step: Collective) -> float:
-        """One collective, nothing hidden."""
-        return 0.0 if step.kind is Kind.SLICE else self.link(step).time_s(step.nbytes)
+    def step_s(self, step: Collective, late: bool = False) -> float:
+        """One collective, nothing hidden. All-reduces of values that are used ``late`` are combined, so that their hops are
+        not counted."""
+        if step.kind is Kind.SLICE:
+            return 0.0
+        if late and step.kind is Kind.ALL_REDUCE:
+            return self.profile.collective_s + self.link(step).s_per_byte * step.nbytes
+        return self.link(step).time_s(step.nbytes)
+
+    def copy_s(self, step: Collective) -> float:
+        """The copies that bring what arrives in pieces of several dimensions into the order of the array, or from it."""
+        return self._crossing.get(step.kind, 0.0) * step.nbytes if step.crossing else 0.0
 
     def hidden_s(self, step: Collective) -> float:
         """What of a collective hides behind compute where its operand is ready early: a share of its transfer."""
@@ -68,6 +82,7 @@ class HardwareCost:
             if step.kind is not Kind.SLICE:
                 hidden = self._hidden[step.kind] if early else 0.0
                 total += self.profile.collective_s + self.link(step).s_per_byte * step.nbytes * (1 - hidden)
+                total += self.copy_s(step)
         return total
 
     def compute_s(self, flops: float, nbytes: float, unit: Unit, dtype: str) -> float:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -166,13 +166,12 @@ class CostModel:
         if term.kind is TermKind.VALUE:
             return Figures(allocations=tuple(value_allocations(lowered, self.life, term.number, profile)))
         if term.kind is TermKind.HALO:
-            return self._moving(tuple(lowered.halos(self.structure.program.ops[term.number])), False)
+            return self._moving(tuple(lowered.halos(self.structure.program.ops[term.number])))
         moves = tuple(self._edge(lowered, term))
         if not moves:
             return NO_FIGURES
         allocations = copy_allocations(lowered, self.life, list(moves), profile)
-        figures = self._moving(moves, self.structure.early[term.number])
-        return Figures(0, figures.comm_ps, figures.hidden_ps, tuple(allocations), moves)
+        return replace(self._moving(moves), allocations=tuple(allocations))
 
     def shape(self, term: Term) -> Hashable:
         """What a term is made of, apart from how its ops compute: equal for terms of repeated layers."""
@@ -209,18 +208,26 @@ class CostModel:
                     paid.add(r.target)
                     yield r
 
-    def _moving(self, moves: tuple[Reshard, ...], early: bool) -> Figures:
-        comm = hidden = 0
+    def _moving(self, moves: tuple[Reshard, ...]) -> Figures:
+        copying = comm = hidden = 0
         for move in moves:
-            runs = int(self.structure.program.runs[self._op(move).region])
-            for step in move.steps:
-                comm += runs * round(self.cost.step_s(step) * 1e12)
-                if early and move.operand >= 0:
-                    hidden += runs * round(self.cost.hidden_s(step) * 1e12)
-        return Figures(0, comm, hidden, (), moves)
+            for step in self.step_ps(move):
+                copying, comm, hidden = copying + step[0], comm + step[1], hidden + step[2]
+        return Figures(copying, comm, hidden, (), moves)
 
-    def _op(self, move: Reshard) -> Op:
-        return self.structure.program.ops[move.op]
+    def step_ps(self, move: Reshard) -> list[tuple[int, int, int]]:
+        """For each collective of a reshard the time of the copies that it needs, its own, and what of that hides."""
+        cost, structure = self.cost, self.structure
+        runs = int(structure.program.runs[structure.program.ops[move.op].region])
+        late, hides = structure.late[move.value], structure.early[move.value] and move.operand >= 0
+        return [
+            (
+                runs * round(cost.copy_s(step) * 1e12),
+                runs * round(cost.step_s(step, late) * 1e12),
+                runs * round(cost.hidden_s(step) * 1e12) if hides else 0,
+            )
+            for step in move.steps
+        ]
 
     def evaluate(self, lowered: Lowered) -> Cost:
         """The sum of all terms."""

@@ -234,20 +234,18 @@ def _rows(model: CostModel, term: Term, figures: Figures) -> Iterable[Row]:
         where = str(program.source_of(main)), _region(model, work.region)
         yield Row("compute", main.kind, *where, runs, figures.compute_ps * 1e-12, 0.0, 0.0, point)
         return
-    early = term.kind is TermKind.EDGE and model.structure.early[term.number]
     for move in figures.reshards:
         op = program.ops[move.op]
         runs = float(program.runs[op.region])
         where = str(program.source_of(op)), _region(model, op.region)
-        for step in move.steps:
-            if step.kind is Kind.SLICE:
-                continue
-            time_s = int(runs) * round(model.cost.step_s(step) * 1e12) * 1e-12
-            hidden = early and move.operand >= 0
-            hidden_s = int(runs) * round(model.cost.hidden_s(step) * 1e12) * 1e-12 if hidden else 0.0
-            point = max(model.points(op), default=0)
-            axes = tuple(model.cost.placement.mesh.names[a] for a in step.axes)
-            yield Row(step.kind.value, op.kind, *where, runs, time_s, hidden_s, runs * step.nbytes, point, axes)
+        point = max(model.points(op), default=0)
+        for step, (copying, moving, hidden) in zip(move.steps, model.step_ps(move), strict=True):
+            if copying:
+                yield Row("compute", "copy", *where, runs, copying * 1e-12, 0.0, 0.0, point)
+            if step.kind is not Kind.SLICE:
+                axes = tuple(model.cost.placement.mesh.names[a] for a in step.axes)
+                times = moving * 1e-12, hidden * 1e-12
+                yield Row(step.kind.value, op.kind, *where, runs, *times, runs * step.nbytes, point, axes)
 
 
 def _collectives(rows: Iterable[Row]) -> Iterable[Moved]:

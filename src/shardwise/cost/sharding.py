@@ -81,13 +81,15 @@ _SHRINKING: Final = (Kind.SLICE, Kind.REDUCE_SCATTER)
 @dataclass(frozen=True, slots=True)
 class Collective:
     """One collective over one or several axes. ``bytes_in`` and ``bytes_out`` are those of one device; ``near`` where a
-    permute goes to neighbours only (a halo)."""
+    permute goes to neighbours only (a halo); ``crossing`` where it acts along several dimensions, so that pieces arrive in
+    another order than that of the array."""
 
     kind: Kind
     axes: Axes
     bytes_in: float
     bytes_out: float
     near: bool = False
+    crossing: bool = False
 
     @property
     def nbytes(self) -> float:
@@ -104,41 +106,48 @@ def reshard(nbytes: float, source: Sharding, target: Sharding, mesh: MeshAxes) -
         return ()
     size = nbytes / source.shards(mesh)
     steps: list[Collective] = []
-    for kind, axes, factor in _course(source, target, mesh.sizes):
+    for kind, axes, factor, crossing in _course(source, target, mesh.sizes):
         out = size * factor if kind is Kind.ALL_GATHER else size / factor if kind in _SHRINKING else size
-        steps.append(Collective(kind, axes, size, out))
+        steps.append(Collective(kind, axes, size, out, crossing=crossing))
         size = out
     return tuple(steps)
 
 
 @cache
-def _course(source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> tuple[tuple[Kind, Axes, int], ...]:
-    """The steps of a reshard whatever the size: kind, axes, and how many devices take part."""
-    steps: list[tuple[Kind, Axes, int]] = []
+def _course(source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> tuple[tuple[Kind, Axes, int, bool], ...]:
+    """The steps of a reshard whatever the size: kind, axes, how many devices take part, and whether along several
+    dimensions."""
+    steps: list[tuple[Kind, Axes, int, bool]] = []
     before = {a: d for d, axes in enumerate(source.dims) for a in axes}
     after = {a: d for d, axes in enumerate(target.dims) for a in axes}
 
     def take(kind: Kind, axes: Sequence[int]) -> None:
         if axes:
-            steps.append((kind, tuple(axes), math.prod(sizes[a] for a in axes)))
+            along = {place[a] for place in (before, after) for a in axes if a in place}
+            steps.append((kind, tuple(axes), math.prod(sizes[a] for a in axes), len(along) > 1))
 
     reduced = [a for a in source.partial if a not in target.partial]
     take(Kind.SLICE, [a for a in after if a not in before and a not in source.partial])
     take(Kind.REDUCE_SCATTER, [a for a in reduced if a in after])
     take(Kind.ALL_TO_ALL, [a for a in after if a in before and after[a] != before[a]])
     take(Kind.ALL_REDUCE, [a for a in reduced if a not in after])
+    # Axes come and go at the minor end of a dimension. Elsewhere whole shards have to change places.
+    kept = [[a for a in own if after.get(a) == d] for d, own in enumerate(source.dims)]
+    both = zip(source.dims, target.dims, kept, strict=True)
+    take(Kind.PERMUTE, sorted({a for s, t, k in both if not _starts(s, k) or not _starts(t, k) for a in (*s, *t)}))
     take(Kind.ALL_GATHER, [a for a in before if a not in after])
-    if not steps and source.dims != target.dims:
-        # The same axes on the same dimensions in another order: whole shards change places.
-        take(Kind.PERMUTE, sorted(after))
     return tuple(steps)
+
+
+def _starts(axes: Axes, kept: list[int]) -> bool:
+    return list(axes[: len(kept)]) == kept
 
 
 def is_moved(source: Sharding, target: Sharding, mesh: MeshAxes) -> bool:
     """Does it take more than slices to bring a value from one sharding to another?"""
     if source is target:
         return False
-    return any(kind is not Kind.SLICE for kind, _, _ in _course(source, target, mesh.sizes))
+    return any(kind is not Kind.SLICE for kind, *_ in _course(source, target, mesh.sizes))
 
 
 def tensor_sharding(majors: tuple[int, ...], assigned: Sequence[Axes]) -> Sharding:

@@ -1,4 +1,5 @@
-"""What lowering asks of a program whatever the state: uses, clashes, what is ready early, what may wait. Built once."""
+"""What lowering asks of a program whatever the state: uses, clashes, what is ready early or used late, what may wait. Built
+once."""
 
 from __future__ import annotations
 
@@ -32,11 +33,12 @@ class Structure:
     """Facts by value and by op.
 
     ``factor_colors`` are those of an op's factors (-1 for those that cannot be split); ``nodes`` and ``colors`` are those of a
-    value's dimensions (-1 where there is none); ``uses`` (op, operand) pairs; ``early`` arguments and views of them; ``waits``
-    whether a partial result may stay so until its one use; ``joins`` the other, earlier operands of a sum that is a value's one
-    use; ``stays`` whether a result may lie as it is computed; ``alike`` a number that ops share if they are the same in all but
-    their values; ``sharers`` by operand how many products in the region would share a reshard of it; ``placed`` a number that
-    ops share if they are alike, with operands that are ready early alike and shared alike.
+    value's dimensions (-1 where there is none); ``uses`` (op, operand) pairs; ``early`` arguments and views of them; ``late``
+    values that no product and no loop of their region rests on; ``waits`` whether a partial result may stay so until its one
+    use; ``joins`` the other, earlier operands of a sum that is a value's one use; ``stays`` whether a result may lie as it is
+    computed; ``alike`` a number that ops share if they are the same in all but their values; ``sharers`` by operand how many
+    products in the region would share a reshard of it; ``placed`` a number that ops share if they are alike, with operands that
+    are ready early alike and shared alike.
     """
 
     analysis: Analysis
@@ -50,6 +52,7 @@ class Structure:
     uses: tuple[tuple[tuple[int, int], ...], ...]
     position: tuple[int, ...]
     early: tuple[bool, ...]
+    late: tuple[bool, ...]
     waits: tuple[bool, ...]
     joins: tuple[tuple[int, ...], ...]
     stays: tuple[bool, ...]
@@ -98,6 +101,7 @@ class Structure:
             tuple(map(tuple, uses)),
             tuple(position),
             early,
+            _late(program),
             tuple(v.id in makers and _waits(program, makers[v.id], uses[v.id]) for v in program.values),
             tuple(
                 _joins(program, makers, position, v.id, uses[v.id]) if v.id in makers else () for v in program.values
@@ -124,6 +128,20 @@ def _early(program: Program) -> tuple[bool, ...]:
             for v in op.results:
                 early[v] = ready
     return tuple(early)
+
+
+def _late(program: Program) -> tuple[bool, ...]:
+    """Values on which no product and no loop rests before their region ends, such as gradients."""
+    late = [True] * len(program.values)
+    waited = [op.unit is Unit.MATRIX or ("." in op.kind and not op.kind.endswith(".output")) for op in program.ops]
+    links = {k for op in program.ops for k in op.links}
+    for op in (*(program.ops[k] for k in sorted(links)), *reversed(program.schedule)):
+        ends = op.id in links or op.kind == "output"
+        last = not waited[op.id] and (ends or all(late[v] for v in op.results))
+        for v in op.operands:
+            if v >= 0:
+                late[v] = late[v] and last
+    return tuple(late)
 
 
 def _waits(program: Program, op: Op, uses: list[tuple[int, int]]) -> bool:

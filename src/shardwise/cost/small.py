@@ -3,6 +3,8 @@
 A floating-point argument that is a thousandth of all arguments or less, gathered in less time than the latency of it, is kept
 whole on that axis: sharding it saves next to nothing. So is everything of its kind that is no larger (the same sharded colors:
 its gradient, its moments, the output that replaces it), or the gather would only move to another place.
+
+A search, which has no state yet, may keep all small arguments (``small_together``).
 """
 
 from __future__ import annotations
@@ -13,10 +15,34 @@ from typing import Final
 from shardwise.cost.decisions import Keep
 from shardwise.cost.local import LocalCost
 from shardwise.cost.lowering import Lowered
-from shardwise.cost.sharding import Kind
+from shardwise.cost.sharding import Collective, Kind
+from shardwise.dims.analysis import Analysis
 
 #: An argument is small if it is at most this share of the bytes of all arguments.
 SHARE: Final = 1e-3
+
+
+def small_together(analysis: Analysis, cost: LocalCost, axis: int) -> tuple[int, ...]:
+    """The arguments that are small on an axis, and everything of their kind that is no larger."""
+    program, names = analysis.program, analysis.names
+    colors: list[set[int]] = [set() for _ in program.values]
+    for value, node in zip(names.member_value.tolist(), names.member_node.tolist(), strict=True):
+        colors[value].add(int(names.color[node]))
+    arguments = [program.values[a.value] for a in program.arguments]
+    share = SHARE * sum(v.nbytes for v in arguments)
+    most: dict[frozenset[int], int] = {}
+    for v in arguments:
+        gather = Collective(Kind.ALL_GATHER, (axis,), 0.0, v.nbytes)
+        if colors[v.id] and v.nbytes <= share and "float" in v.dtype and _is_quick(cost, [gather]):
+            kind = frozenset(colors[v.id])
+            most[kind] = max(most.get(kind, 0), v.nbytes)
+    return tuple(v.id for v in program.values if v.nbytes <= most.get(frozenset(colors[v.id]), -1))
+
+
+def _is_quick(cost: LocalCost, gathers: list[Collective]) -> bool:
+    """Does most of the time go into the latency?"""
+    empty = [replace(s, bytes_in=0.0, bytes_out=0.0) for s in gathers]
+    return cost.communication_s(gathers, False) < 2 * cost.communication_s(empty, False)
 
 
 def keep_small(lowered: Lowered, cost: LocalCost) -> tuple[Keep, ...]:
@@ -45,9 +71,7 @@ def keep_small(lowered: Lowered, cost: LocalCost) -> tuple[Keep, ...]:
         gathers = [s for s in reshard.steps if s.kind is Kind.ALL_GATHER]
         if reshard.operand < 0 or reshard.value not in root or not gathers:
             continue
-        empty = [replace(s, bytes_in=0.0, bytes_out=0.0) for s in gathers]
-        latency_s = cost.communication_s(empty, False)
-        if cost.communication_s(gathers, False) < 2 * latency_s:
+        if _is_quick(cost, gathers):
             argument = root[reshard.value]
             kind, nbytes = frozenset(colors.get(argument, ())), sizes[argument]
             for axis in (a for s in gathers for a in s.axes):

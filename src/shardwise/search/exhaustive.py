@@ -46,7 +46,7 @@ class _Alphabet:
     """Which actions exclude each other, and which commute."""
 
     def __init__(self, problem: Problem):
-        actions = problem.evaluator.actions
+        actions = problem.evaluator.actions[: len(problem.actions)]
         count = len(actions)
         masks = problem.evaluator.locality.masks()
         units = len(problem.space.units)

@@ -8,7 +8,8 @@ and goes on with the decisions that helped some state at the depth before. Of al
 time and memory are openings, thinned to a few. Costs of one axis are cheap: there are few sub-states, so that the evaluator
 knows most of them already.
 
-Axes of one size on like links have the same openings, which are only renamed.
+Axes of one size on like links have the same openings, which are only renamed. Strategies that want many devices are seen only
+if the axes act together, so that there are openings of all axes at once as well.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shardwise.cost.decisions import Decision, Keep
-from shardwise.cost.sharding import Collective, Kind
+from shardwise.cost.sharding import Axes, Collective, Kind
 from shardwise.search.problem import Actions, Problem, Scored
 from shardwise.search.run import Run
 
@@ -28,27 +29,29 @@ _DEPTH: Final = 8
 _MOST: Final = 8
 
 
-def openings(run: Run) -> dict[int, list[Actions]]:
-    """By axis: lists of actions on it, the fastest first."""
+def openings(run: Run) -> dict[Axes, list[Actions]]:
+    """By axis, and for all axes together: lists of actions on them, the fastest first."""
     problem = run.problem
-    found: dict[int, list[Actions]] = {}
+    found: dict[Axes, list[Actions]] = {}
     leaders: dict[object, int] = {}
-    for axis in range(len(problem.mesh.sizes)):
-        own = _actions(problem, axis)
-        if not own:
-            continue
+    by_axis = {axis: own for axis in range(len(problem.mesh.sizes)) if (own := _actions(problem, axis))}
+    for axis, own in by_axis.items():
         leader = leaders.setdefault(_looks(problem, axis, own), axis)
         if leader == axis:
-            found[axis] = _front(problem, _beam(run, list(own.values())))
+            found[axis,] = _front(_beam(run, [(n,) for n in own.values()]))
         else:
-            renamed = {n: own[key] for key, n in _actions(problem, leader).items()}
-            found[axis] = [tuple(renamed[n] for n in state) for state in found[leader]]
+            renamed = {n: own[key] for key, n in by_axis[leader].items()}
+            found[axis,] = [tuple(renamed[n] for n in state) for state in found[leader,]]
+    if len(by_axis) > 1:
+        shared = [key for key in next(iter(by_axis.values())) if all(key in own for own in by_axis.values())]
+        together = [tuple(own[key] for own in by_axis.values()) for key in shared]
+        found[tuple(by_axis)] = _front(_beam(run, together))
     return found
 
 
 def _actions(problem: Problem, axis: int) -> dict[object, int]:
     """The actions on an axis, by what they do on it."""
-    actions = enumerate(problem.evaluator.actions)
+    actions = ((n, problem.evaluator.actions[n]) for n in problem.actions)
     return {_named(a.decision): n for n, a in actions if a.axis == axis}
 
 
@@ -71,32 +74,32 @@ def _looks(problem: Problem, axis: int, actions: dict[object, int]) -> object:
     return count, links, frozenset(actions), base
 
 
-def _beam(run: Run, actions: Sequence[int]) -> list[Scored]:
-    """At every depth some actions only: those that made most states faster or smaller one step before."""
+def _beam(run: Run, steps: Sequence[Actions]) -> list[Scored]:
+    """At every depth some steps only: those that made most states faster or smaller one step before."""
     problem = run.problem
     frontier = [Scored((), problem.cost(()))]
     found: dict[object, Scored] = {problem.canonical(()): frontier[0]}
     for _ in range(_DEPTH):
-        steps: dict[object, tuple[Scored, int]] = {}
+        ways: dict[object, tuple[Scored, Actions]] = {}
         for scored in frontier:
             allowed = set(problem.allowed(scored.state))
-            for n in actions:
-                if n in allowed:
-                    steps.setdefault(problem.canonical((*scored.state, n)), (scored, n))
-        new = [key for key in steps if key not in found]
-        made = run.score([(*before.state, n) for before, n in map(steps.__getitem__, new)])
+            for step in steps:
+                if allowed.issuperset(step):
+                    ways.setdefault(problem.canonical((*scored.state, *step)), (scored, step))
+        new = [key for key in ways if key not in found]
+        made = run.score([(*before.state, *step) for before, step in map(ways.__getitem__, new)])
         least = [min(key(s) for s in found.values()) for key in (_time, _peak)]
         found.update(zip(new, made, strict=True))
         if least == [min(key(s) for s in found.values()) for key in (_time, _peak)]:
             break
         frontier = _some(made, _WIDTH)
-        gains: dict[int, list[tuple[int, int]]] = {}
+        gains: dict[Actions, list[tuple[int, int]]] = {}
         for key, s in zip(new, made, strict=True):
-            before, n = steps[key]
-            gains.setdefault(n, []).append((_time(s) - _time(before), _peak(s) - _peak(before)))
-        most = {n: [min(gain) for gain in zip(*own, strict=True)] for n, own in gains.items()}
-        ranked = [sorted(most, key=lambda n: most[n][0]), sorted(most, key=lambda n: most[n][1])]
-        actions = list(dict.fromkeys(n for both in zip(*ranked, strict=True) for n in both))[:_TRIED]
+            before, step = ways[key]
+            gains.setdefault(step, []).append((_time(s) - _time(before), _peak(s) - _peak(before)))
+        most = {step: [min(gain) for gain in zip(*own, strict=True)] for step, own in gains.items()}
+        ranked = [sorted(most, key=lambda step: most[step][k]) for k in range(2)]
+        steps = list(dict.fromkeys(step for both in zip(*ranked, strict=True) for step in both))[:_TRIED]
     return list(found.values())
 
 
@@ -114,7 +117,7 @@ def _peak(scored: Scored) -> int:
     return scored.cost.peak_blocks
 
 
-def _front(problem: Problem, found: Sequence[Scored]) -> list[Actions]:
+def _front(found: Sequence[Scored]) -> list[Actions]:
     """States that none beats in time and memory, the fastest first; of many, some from all along the front."""
     front: list[Scored] = []
     for s in sorted(found, key=lambda s: (s.cost.time_ps, s.cost.peak_blocks, len(s.state))):

@@ -23,7 +23,8 @@ from shardwise.cost.evaluator import Costs, Evaluator
 from shardwise.cost.local import HardwareCost
 from shardwise.cost.locality import Space, shard
 from shardwise.cost.model import Cost, CostModel
-from shardwise.cost.storage import views
+from shardwise.cost.small import small_together
+from shardwise.cost.storage import VIEWS
 from shardwise.cost.structure import Structure
 from shardwise.dims.analysis import Analysis, Group
 from shardwise.ir.program import Unit
@@ -54,7 +55,8 @@ class Problem:
         keeps: bool = True,
         inner: bool = True,
     ):
-        """Without ``inner`` only groups with a dimension of an argument are decided on."""
+        """Without ``inner`` only groups with a dimension of an argument are decided on. ``keeping``: by axis the action that
+        keeps all small arguments, which is no strategy and only taken with others (``shardwise.search.rest``)."""
         self.analysis, self.mesh = analysis, cost.placement.mesh
         self.base = tuple(base)
         self.axes = tuple(self.mesh.names if axes is None else axes)
@@ -64,11 +66,15 @@ class Problem:
         reached = (g for g in analysis.groups if inner or any(p.value in arguments for p in g.places))
         groups = [g for g in reached if g.matters]
         kept = kept_together(analysis) if keeps else ()
-        self.space = Space(
-            self.mesh, tuple(g.colors for g in groups), tuple(tuple(g.bits) for g in groups), kept, self.base
-        )
+        small = {a: small_together(analysis, cost, self.mesh.index(a)) for a in self.axes} if keeps else {}
+        small = {axis: values for axis, values in small.items() if values}
+        units, bits = tuple(g.colors for g in groups), tuple(tuple(g.bits) for g in groups)
+        self.space = Space(self.mesh, units, bits, tuple(dict.fromkeys((*kept, *small.values()))), self.base)
         made = [a for n, g in enumerate(groups) for a in self._shards(n, g)]
         made += [Keep(values, axis) for values in kept for axis in self.axes]
+        self.actions = range(len(made))
+        self.keeping = {self.mesh.index(axis): len(made) + k for k, axis in enumerate(small)}
+        made += [Keep(values, axis) for axis, values in small.items()]
         self.evaluator = Evaluator(self.model, self.space, made)
         self.evaluations = 0
         self._known: dict[object, Cost] = {}
@@ -90,10 +96,6 @@ class Problem:
                 )
                 found += [shard(self.space, unit, axis, way) for way in dict.fromkeys(map(tuple, ways))]
         return found
-
-    @property
-    def actions(self) -> range:
-        return range(len(self.evaluator.actions))
 
     def allowed(self, state: Actions) -> list[int]:
         """The actions that may follow: no unit twice on an axis."""
@@ -163,12 +165,11 @@ def kept_together(analysis: Analysis) -> tuple[tuple[int, ...], ...]:
     which a training step calls its parameters; then the others, the parameters of a step that does not train.
     """
     program = analysis.program
-    used: list[int] = []
-    for argument in program.arguments:
-        seen = views(program, [argument.value])
-        users = (op for op in program.ops if op.unit is Unit.MATRIX or op.kind == "gather")
-        if "float" in program.values[argument.value].dtype and any(seen.intersection(op.operands) for op in users):
-            used.append(argument.value)
+    looked = {v for op in program.ops if op.unit is Unit.MATRIX or op.kind == "gather" for v in op.operands}
+    for op in reversed(program.schedule):
+        if op.kind in VIEWS and not looked.isdisjoint(op.results):
+            looked.add(op.operands[0])
+    used = [a.value for a in program.arguments if a.value in looked and "float" in program.values[a.value].dtype]
     outputs: dict[tuple[object, ...], list[int]] = {}
     color = {(a, d): c for a, d, c in _colors(analysis)}
     for v in program.outputs:

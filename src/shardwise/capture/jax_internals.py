@@ -7,10 +7,12 @@ here.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Final
 
 import jax
@@ -84,9 +86,11 @@ def shape_of(aval: Any) -> tuple[int, ...]:
 
 def dtype_of(aval: Any) -> tuple[str, float]:
     """Name and size in bytes of an element. Sub-byte integers are packed; PRNG keys count their words."""
-    dtype = getattr(aval, "dtype", None)
-    if dtype is None:
-        return type(aval).__name__, 0.0
+    return _sized(aval.dtype) if hasattr(aval, "dtype") else (type(aval).__name__, 0.0)
+
+
+@functools.cache
+def _sized(dtype: Any) -> tuple[str, float]:
     name = str(dtype)
     bits = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}.get(name)
     return name, bits / 8 if bits else float(getattr(dtype, "itemsize", 0))
@@ -351,36 +355,96 @@ def open_jaxpr(closed: Any) -> Any:
 
 #: An op of a lowered module: name, location, axes of each dimension of each result.
 ReadOp = tuple[str, str, list[tuple[tuple[int, ...], ...]]]
+_MARKED: Final = "shardwise.mark"
+_BARRIER: Final = "stablehlo.optimization_barrier"
 
 
-def propagated_shardings(lowered: Any, axes: Sequence[str]) -> Iterator[ReadOp]:
-    """Runs Shardy's propagation and yields, for every op, its name, its location and the mesh axes (by number) of each
-    dimension of each result."""
-    from jaxlib.mlir import passmanager
+def mark(array: Any, number: int) -> Any:
+    """The array itself. Lowered, it is an op that :class:`MarkedModule` finds by its number."""
+    return _mark_primitive().bind(array, number=number)
+
+
+@functools.cache
+def _mark_primitive() -> Any:
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir import ir
+
+    def lower(_: Any, array: Any, *, number: int) -> list[Any]:
+        marked: Any = {_MARKED: ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)}
+        return [ir.Operation.create(_BARRIER, [array.type], [array], marked).results[0]]
+
+    primitive: Any = jex_core.Primitive("shardwise_mark")
+    primitive.def_abstract_eval(lambda aval, *, number: aval)
+    mlir.register_lowering(primitive, lower, cacheable=False)  # no two have the same number
+    return primitive
+
+
+class MarkedModule:
+    """A function with marks, lowered to StableHLO once. Shardy's propagation is run on copies of it, in each of which some
+    marks are constraints, and the others are gone: what lowering the function with these constraints would give.
+
+    MLIR keeps one of equal attributes and locations, so that each is read once, whatever the number of copies.
+    """
+
+    def __init__(self, lowered: Any, axes: Sequence[str]):
+        self._module = lowered.compiler_ir("stablehlo")
+        self._axes = {name: number for number, name in enumerate(axes)}
+        self._locations: dict[Any, str] = {}
+        self._shardings: dict[Any, list[tuple[tuple[int, ...], ...]]] = {}
+
+    def propagated(self, stated: Mapping[int, jax.sharding.NamedSharding]) -> list[ReadOp]:
+        """Every op after propagation, with these constraints by the numbers of their marks."""
+        from jaxlib.mlir import passmanager
+
+        with self._module.context:
+            operation = self._module.operation.clone()
+            _settle_marks(operation, stated)
+            manager = passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)")
+            manager.enable_verifier(False)  # after each of forty passes; it takes longer than they do
+            manager.run(operation)
+            return [self._read(op) for op in _operations(operation) if len(op.results)]
+
+    def _read(self, op: Any) -> ReadOp:
+        where, attributes = op.location.attr, op.attributes
+        if where not in self._locations:
+            self._locations[where] = str(op.location)
+        if op.name == "sdy.sharding_constraint" or "sdy.sharding" not in attributes:
+            return op.name, self._locations[where], [((),) * getattr(r.type, "rank", 0) for r in op.results]
+        held = attributes["sdy.sharding"]
+        if held not in self._shardings:
+            self._shardings[held] = self._per_result(held)
+        return op.name, self._locations[where], self._shardings[held]
+
+    def _per_result(self, held: Any) -> list[tuple[tuple[int, ...], ...]]:
+        from jaxlib.mlir.dialects import sdy
+
+        def axes(dimension: Any) -> tuple[int, ...]:
+            return tuple(self._axes[sdy.AxisRefAttr(a).name] for a in sdy.DimensionShardingAttr(dimension).axes)
+
+        shardings = sdy.TensorShardingPerValueAttr(held).shardings
+        return [tuple(map(axes, sdy.TensorShardingAttr(s).dimension_shardings)) for s in shardings]
+
+
+def _operations(operation: Any) -> Iterator[Any]:
+    """The operations inside another one, each before those inside it."""
+    for region in operation.regions:
+        for block in region.blocks:
+            for op in block.operations:
+                yield op.operation
+                yield from _operations(op.operation)
+
+
+def _settle_marks(operation: Any, stated: Mapping[int, jax.sharding.NamedSharding]) -> None:
+    from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import sdy
 
-    module = lowered.compiler_ir("stablehlo")
-
-    def dimensions(sharding: Any) -> tuple[tuple[int, ...], ...]:
-        dims = sdy.TensorShardingAttr(sharding).dimension_shardings
-        return tuple(
-            tuple(axes.index(sdy.AxisRefAttr(a).name) for a in sdy.DimensionShardingAttr(d).axes) for d in dims
-        )
-
-    def walk(operation: Any) -> Iterator[ReadOp]:
-        for region in operation.regions:
-            for block in region.blocks:
-                for op in block.operations:
-                    inner = op.operation
-                    if "sdy.sharding" in inner.attributes and inner.name != "sdy.sharding_constraint":
-                        held = sdy.TensorShardingPerValueAttr(inner.attributes["sdy.sharding"])
-                        yield inner.name, str(inner.location), [dimensions(s) for s in held.shardings]
-                    elif len(inner.results):
-                        ranks = [getattr(r.type, "rank", 0) if hasattr(r.type, "rank") else 0 for r in inner.results]
-                        yield inner.name, str(inner.location), [((),) * rank for rank in ranks]
-                    yield from walk(inner)
-
-    with module.context:
-        operation = module.operation.clone()
-        passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)").run(operation)
-        yield from walk(operation)
+    for op in [op for op in _operations(operation) if op.name == _BARRIER and _MARKED in op.attributes]:
+        (array,), (result,) = op.operands, op.results
+        sharding: Any = stated.get(ir.IntegerAttr(op.attributes[_MARKED]).value)
+        if sharding is not None:
+            with ir.InsertionPoint(op), op.location:
+                made = sharding._to_sdy_sharding(ir.RankedTensorType(array.type).rank)
+                cache: list[Any] = [{}] if signature(made.build).parameters else []  # not in all versions of JAX
+                array = sdy.ShardingConstraintOp(array, made.build(*cache)).result
+        result.replace_all_uses_with(array)
+        op.erase()

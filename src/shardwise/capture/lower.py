@@ -183,8 +183,8 @@ class Builder:
         return scope.id
 
     def _rule(self, equation: Any) -> tuple[Found, float, Unit]:
-        shapes = tuple((internals.shape_of(v.aval), str(getattr(v.aval, "dtype", ""))) for v in equation.invars)
-        results = tuple((internals.shape_of(v.aval), str(getattr(v.aval, "dtype", ""))) for v in equation.outvars)
+        shapes = tuple((internals.shape_of(v.aval), internals.dtype_of(v.aval)[0]) for v in equation.invars)
+        results = tuple((internals.shape_of(v.aval), internals.dtype_of(v.aval)[0]) for v in equation.outvars)
         key: Any = (equation.primitive.name, shapes, results, tuple(equation.params.values()))
         try:
             known = self._rules.get(key)

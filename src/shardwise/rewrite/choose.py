@@ -3,8 +3,10 @@
 Shardy is asked how it shards every value given the inputs' and outputs' shardings. The largest value that differs from the
 plan (size times how often it is made; the first one of equals) is constrained, and Shardy is asked again, until nothing
 differs. Fewer constraints are faster programs: each leaves the partitioner less room. After the first few rounds the number
-that is added doubles, so that a plan that fights the propagation everywhere is settled in a dozen rounds. Values that stay
-partial have no sharding of their own and are left alone.
+that is added doubles, so that a plan that fights the propagation everywhere is settled in a dozen rounds. Where the values that
+differ lie in many parts of the program, with values between them that do not, as in unrolled layers, each part has a
+constraint in every round: one hardly settles another. Values that stay partial have no sharding of their own and are left
+alone.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from shardwise.cost.faults import CONVOLUTION, PAD, failing_pads
 from shardwise.cost.lowering import Lowered
 from shardwise.cost.sharding import Sharding, result_sharding
 from shardwise.cost.stated import Place, stated_computations
-from shardwise.rewrite.shardy import Constraints, Dims, propagate
+from shardwise.rewrite.shardy import Constraints, Dims, Propagation
 
 #: Rounds that add a single constraint, and rounds at most.
 SINGLE: Final = 6
 ROUNDS: Final = 20
+#: Parts of a program that are settled together. Scanned layers make a few; unrolled ones some each.
+MANY: Final = 16
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,11 @@ def choose_constraints(lowered: Lowered, jaxpr: Any) -> Chosen:
     # A result that is stated as computed is stated as stored, too; Shardy is not asked about it.
     twice = {program.ops[p.number].results[p.index] for p in stated if p.place == "computed"}
     stated |= {Place("stored", v): lowered.actual[v] for v in twice}
+    others = {p for p in stated if p.place != "stored"}
+    others |= {Place("computed", op.id) for op in program.ops if op.kind == PAD}
+    propagation = Propagation(program, jaxpr, mesh, inputs, outputs, others)
     for rounds in range(1, ROUNDS + 1):
-        found = propagate(program, jaxpr, mesh, inputs, outputs, stated)
+        found = propagation.shardings(stated)
         wrong = [v for v in _differing(lowered, found) if v not in twice]
         left = [v for v in wrong if Place("stored", v) not in stated]
         if not left or rounds == ROUNDS:
@@ -58,8 +65,8 @@ def choose_constraints(lowered: Lowered, jaxpr: Any) -> Chosen:
                 twice.add(value)
             continue
         left.sort(key=lambda v: (-_weight(lowered, v), v))
-        added = left[: 2 ** max(0, rounds - SINGLE)]
-        stated.update((Place("stored", v), lowered.actual[v]) for v in added)
+        at_once = 2 ** max(0, rounds - SINGLE)
+        stated.update((Place("stored", v), lowered.actual[v]) for v in _first(lowered, found, left, at_once))
     return Chosen(stated, ROUNDS, tuple(wrong))
 
 
@@ -81,6 +88,40 @@ def _stated_pads(lowered: Lowered, found: dict[int, Dims], stated: Constraints) 
         if stated.get(place) != whole:
             added[place] = whole
     return added
+
+
+def _first(lowered: Lowered, found: dict[int, Dims], left: list[int], count: int) -> list[int]:
+    """The first so many of the values. Where they lie in many parts of the program: the first of each part, and more of all to
+    make up the number."""
+    part = _parts(lowered, found)
+    first_of = {part[v]: v for v in reversed(left)}
+    if len(first_of) <= MANY:
+        return left[:count]
+    firsts = [v for v in left if first_of[part[v]] == v]
+    rest = [v for v in left if first_of[part[v]] != v]
+    return firsts + rest[: max(0, count - len(firsts))]
+
+
+def _parts(lowered: Lowered, found: dict[int, Dims]) -> list[int]:
+    """For every value the part of the program that it lies in. An op joins those of its values that differ from the plan, or
+    that Shardy says nothing of; what agrees already has little to pass on."""
+    program, actual = lowered.program, lowered.actual
+    ends = {*(a.value for a in program.arguments), *program.outputs}
+    joins = [
+        bool(value.shape) and v not in ends and found.get(v) != actual[v].dims for v, value in enumerate(program.values)
+    ]
+    part = list(range(len(program.values)))
+
+    def root(v: int) -> int:
+        while part[v] != v:
+            part[v] = v = part[part[v]]
+        return v
+
+    for op in program.ops:
+        near = [v for v in (*op.operands, *op.results) if v >= 0 and joins[v]]
+        for v in near[1:]:
+            part[root(v)] = root(near[0])
+    return [root(v) for v in part]
 
 
 def _weight(lowered: Lowered, value: int) -> float:

@@ -1,14 +1,15 @@
 """Asks Shardy: given shardings of inputs, outputs and a few constraints, how does it shard every value?
 
 The function is lowered for an abstract mesh (no devices), each op in a name scope of its own, Shardy's propagation runs on the
-StableHLO, and the shardings are read back by scope.
+StableHLO, and the shardings are read back by scope. It is lowered once for all questions, with a mark at every place where a
+constraint may be stated.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, cast
 
 import jax
@@ -18,6 +19,7 @@ from shardwise.capture import jax_internals as internals
 from shardwise.cost.sharding import Axes, Sharding
 from shardwise.cost.stated import Place
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Op, Program
 from shardwise.rewrite.interpret import Interpreter
 
@@ -49,10 +51,10 @@ Constraints = Mapping[Place, Sharding]
 
 
 class Constrain:
-    """The visitor that states constraints. With ``scopes`` every op is bound in a name scope that carries its number."""
+    """The visitor that states constraints."""
 
-    def __init__(self, constraints: Constraints, mesh: Any, axes: MeshAxes, scopes: bool = False):
-        self._constraints, self._mesh, self._axes, self._scopes = constraints, mesh, axes, scopes
+    def __init__(self, constraints: Constraints, mesh: Any, axes: MeshAxes):
+        self._constraints, self._mesh, self._axes = constraints, mesh, axes
 
     def _state(self, array: Any, sharding: Sharding | None) -> Any:
         if sharding is None:
@@ -70,40 +72,87 @@ class Constrain:
         return self._state(array, self._constraints.get(Place("stored", value)))
 
     def around(self, op: Op) -> Any:
-        return jax.named_scope(f"{_SCOPE}{op.id}") if self._scopes else contextlib.nullcontext()
+        return contextlib.nullcontext()
 
 
-def propagate(
-    program: Program,
-    jaxpr: Any,
-    mesh: MeshAxes,
-    inputs: Sequence[Sharding],
-    outputs: Sequence[Sharding],
-    constraints: Constraints,
-) -> dict[int, Dims]:
-    """The sharding that Shardy gives to each value, by value number, for the values that an op of the program defines."""
-    placed = abstract_mesh(mesh)
-    visitor = Constrain(constraints, placed, mesh, scopes=True)
+class _Mark:
+    """The visitor that marks all stored values that have dimensions, and some other places, each with a number, and binds every
+    op in a name scope that carries the op's."""
 
-    def shardings(of: Sequence[Sharding]) -> list[NamedSharding]:
-        return [NamedSharding(placed, partition_spec(s, mesh)) for s in of]
+    def __init__(self, others: Collection[Place]):
+        self._others = others
+        self.numbers: dict[Place, int] = {}
 
-    def run(*arrays: Any) -> list[Any]:
-        return Interpreter(program, visitor).run(jaxpr, arrays)
+    def _mark(self, array: Any, place: Place) -> Any:
+        return internals.mark(array, self.numbers.setdefault(place, len(self.numbers)))
 
-    shapes = [internals.plain_shape(v.aval) for v in internals.split_jaxpr(jaxpr)[0].invars]
-    jitted = jax.jit(run, in_shardings=shardings(inputs), out_shardings=shardings(outputs), keep_unused=True)
-    lowered = jitted.trace(*shapes).lower(lowering_platforms=("cpu",))
-    found: dict[int, Dims] = {}
-    for name, location, per_result in internals.propagated_shardings(lowered, mesh.names):
-        match = _FOUND.findall(location)
-        if not match:
-            continue
-        op = program.ops[int(match[-1])]
-        if op.rule is None and name not in _LOOPS:
-            continue  # what a loop's lowering adds inside it
-        # A loop's operands may stand in front of its results.
-        for value, dims in zip(op.results, per_result[-len(op.results) :], strict=False):
-            if value >= 0 and len(dims) == len(program.values[value].shape):
-                found[value] = dims  # the last op of a scope is the one whose results are the op's
-    return found
+    def _mark_other(self, array: Any, place: Place) -> Any:
+        return self._mark(array, place) if place in self._others else array
+
+    def use(self, op: Op, operand: int, array: Any) -> Any:
+        return self._mark_other(array, Place("used", op.id, operand))
+
+    def computed(self, op: Op, result: int, array: Any) -> Any:
+        return self._mark_other(array, Place("computed", op.id, result))
+
+    def defined(self, value: int, array: Any) -> Any:
+        return self._mark(array, Place("stored", value)) if value >= 0 and array.shape else array
+
+    def around(self, op: Op) -> Any:
+        return jax.named_scope(f"{_SCOPE}{op.id}")
+
+
+class Propagation:
+    """Shardy's propagation on one program with given shardings of inputs and outputs.
+
+    ``others``: the places, besides those of stored values, where constraints may be stated.
+    """
+
+    @collector_paused
+    def __init__(
+        self,
+        program: Program,
+        jaxpr: Any,
+        mesh: MeshAxes,
+        inputs: Sequence[Sharding],
+        outputs: Sequence[Sharding],
+        others: Collection[Place],
+    ):
+        self._program, self._axes, self._mesh = program, mesh, abstract_mesh(mesh)
+        visitor = _Mark(others)
+
+        def run(*arrays: Any) -> list[Any]:
+            return Interpreter(program, visitor).run(jaxpr, arrays)
+
+        shapes = [internals.plain_shape(v.aval) for v in internals.split_jaxpr(jaxpr)[0].invars]
+        ends = [[self._named(s) for s in of] for of in (inputs, outputs)]
+        jitted = jax.jit(run, in_shardings=ends[0], out_shardings=ends[1], keep_unused=True)
+        lowered = jitted.trace(*shapes).lower(lowering_platforms=("cpu",))
+        self._module = internals.MarkedModule(lowered, mesh.names)
+        self._numbers = visitor.numbers
+        self._ops: dict[str, Op | None] = {}
+
+    def _named(self, sharding: Sharding) -> NamedSharding:
+        return NamedSharding(self._mesh, partition_spec(sharding, self._axes))
+
+    def _op(self, location: str) -> Op | None:
+        if location not in self._ops:
+            match = _FOUND.findall(location)
+            self._ops[location] = self._program.ops[int(match[-1])] if match else None
+        return self._ops[location]
+
+    @collector_paused
+    def shardings(self, constraints: Constraints) -> dict[int, Dims]:
+        """The sharding that Shardy gives to each value, by value number, for the values that an op of the program defines."""
+        values = self._program.values
+        stated = {self._numbers[p]: self._named(s) for p, s in constraints.items() if p in self._numbers}
+        found: dict[int, Dims] = {}
+        for name, location, per_result in self._module.propagated(stated):
+            op = self._op(location)
+            if op is None or (op.rule is None and name not in _LOOPS):
+                continue  # what a loop's lowering adds inside it
+            # A loop's operands may stand in front of its results.
+            for value, dims in zip(op.results, per_result[-len(op.results) :], strict=False):
+                if value >= 0 and len(dims) == len(values[value].shape):
+                    found[value] = dims  # the last op of a scope is the one whose results are the op's
+        return found

@@ -3,7 +3,8 @@
 A case is a program of the zoo at full size on a topology, with a mesh of two axes that lies on its links. Where nothing fits
 the devices, neither the search's plan nor any expert's, the next of ``variants`` is tried: layers rematerialised, then ever
 smaller batches. A line of ``results.jsonl`` is one case; known cases are not run again, so that a run can be stopped and gone
-on with. ``--only TEXT`` for some of them, ``--again`` to run known ones anew.
+on with. ``--only TEXT`` for some of them, ``--again`` to run known ones anew. Trying all experts takes several times as long as
+searching: where only the search has changed since, and not the cost model, ``--experts FILE`` takes them from other results.
 """
 
 from __future__ import annotations
@@ -51,10 +52,7 @@ class Record:
     ended: str
     expert: str
     expert_s: float
-    expert_bytes: int
     expert_fits: bool
-    experts: int
-    experts_s: float
     usable_bytes: int
 
     @property
@@ -92,19 +90,35 @@ def _batch(program: Any) -> int:
     return max((leaf.shape[0] for leaf in leaves if leaf.shape), default=1)
 
 
-def run(target: str, topology: str, evaluations: int, seed: int) -> Record:
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best expert."""
+
+    name: str
+    seconds: float
+    fits: bool
+
+
+def run(target: str, topology: str, evaluations: int, seed: int, known: Record | None = None) -> Record:
     """One case, in the first variant that something fits."""
     name, _, config = target.partition(":")
     record = None
     for options in variants(name, config):
-        record = _run(target, options, topology, evaluations, seed)
+        expert = None
+        if known is not None:
+            same = known.options == options
+            # In variants before the recorded one no expert fits.
+            expert = Best(known.expert, known.expert_s, same and known.expert_fits)
+        record = _run(target, options, topology, evaluations, seed, expert)
         if record.found_fits or record.expert_fits:
             break
     assert record is not None
     return record
 
 
-def _run(target: str, options: dict[str, Any], topology: str, evaluations: int, seed: int) -> Record:
+def _run(
+    target: str, options: dict[str, Any], topology: str, evaluations: int, seed: int, expert: Best | None
+) -> Record:
     from shardwise import zoo
     from shardwise.capture.lower import lower
     from shardwise.capture.trace import JitOptions, trace
@@ -141,12 +155,11 @@ def _run(target: str, options: dict[str, Any], topology: str, evaluations: int, 
         kept = problem.model.evaluate(lower_state(analysis, State(mesh, (*decisions, *small)), cost))
         final = min(final, kept, key=lambda c: problem.rank(Scored((), c)))
     search_s = time.perf_counter() - start
-    start = time.perf_counter()
     roles: dict[str, tuple[str, ...]] = {role: (role,) for role in program.roles if role in ("batch", "params")}
-    known = experts(Context(analysis, mesh, cost, roles), problem.model)
-    experts_s = time.perf_counter() - start
-    best = known[0]
-    assert best.cost is not None
+    if expert is None:
+        best = experts(Context(analysis, mesh, cost, roles), problem.model)[0]
+        assert best.cost is not None
+        expert = Best(best.name, best.cost.time_s, best.fits)
     return Record(
         target,
         topology,
@@ -160,12 +173,9 @@ def _run(target: str, options: dict[str, Any], topology: str, evaluations: int, 
         found.evaluations,
         search_s,
         found.ended.name.lower(),
-        best.name,
-        best.cost.time_s,
-        best.cost.peak_bytes,
-        best.fits,
-        sum(e.applies for e in known),
-        experts_s,
+        expert.name,
+        expert.seconds,
+        expert.fits,
         problem.model.usable_blocks * 512,
     )
 
@@ -193,13 +203,15 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--experts", type=Path, help="results of the same cost model whose experts are taken over")
     given = parser.parse_args()
+    tried = {(r.program, r.topology): r for r in load(given.experts)} if given.experts else {}
     for program in PROGRAMS:
         for topology in MESHES:
             known = {(r.program, r.topology): r for r in load(given.results)}
             if given.only not in f"{program} {topology}" or ((program, topology) in known and not given.again):
                 continue
-            record = run(program, topology, given.evaluations, given.seed)
+            record = run(program, topology, given.evaluations, given.seed, tried.get((program, topology)))
             known[program, topology] = record
             save(list(known.values()), given.results)
             fit = f"{'fits' if record.found_fits else 'OVER'}, expert {'fits' if record.expert_fits else 'OVER'}"

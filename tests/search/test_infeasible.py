@@ -280,7 +280,7 @@ def test_variants_that_the_caller_can_make() -> None:
         return Change("microbatches", f"microbatches={65536 // batch}", make)
 
     text = said(0.4 * bound().peak_bytes, changes=[smaller(32768), smaller(8192), smaller(4096)])
-    assert made == [32768, 8192], "the smallest change that does"
+    assert made == [8192, 32768], "the smallest change that does, by bisection"
     assert section(text, "would do (checked):")[0].startswith("microbatches=8: ")
     assert "to try:\n  remat='auto'\nallow" in text
 
@@ -291,6 +291,58 @@ def test_a_variant_that_cannot_be_made_is_not_named() -> None:
 
     assert "remat" not in said(2**10, changes=[Change("remat", "remat=True", make)])
     assert "remat" not in said(2**10, untried=[], check=False)
+
+
+def test_the_largest_change_that_can_be_made_is_named_where_none_does() -> None:
+    def change(batch: int) -> Change:
+        def make() -> Analysis:
+            if batch < 8192:
+                raise shardwise.ShardwiseError("too small")
+            return trained(1024, batch)
+
+        return Change("microbatches", f"batch {batch}", make)
+
+    text = said(0.05 * bound().peak_bytes, changes=[change(2**k) for k in (15, 14, 13, 12, 11)])
+    assert "\n  batch 8192: at least " in text and text.count("batch ") == 1
+
+
+def test_changes_are_combined_where_none_alone_does() -> None:
+    def changes(one: int) -> list[Change]:
+        sizes = {"one": one, "both": 4096}
+        return [Change(kind, kind, lambda n=n: trained(1024, n), kind == "both") for kind, n in sizes.items()]  # type: ignore[misc]
+
+    least = 0.3 * bound().peak_bytes
+    assert section(said(least, changes=changes(65536)), "would do (checked):")[0].startswith("both: ")
+    assert "both" not in said(least, changes=changes(4096))
+
+
+def looped(params: dict[str, Any], x: jax.Array) -> dict[str, Any]:
+    """A training step of layers in a loop, whose activations take the memory."""
+
+    def loss(params: dict[str, Any]) -> jax.Array:
+        body = lambda h, w: (jnp.tanh(h @ w), None)  # noqa: E731
+        return jnp.sum(jax.lax.scan(body, x, params["w"])[0] ** 2)
+
+    return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params))
+
+
+@pytest.mark.parametrize("roles", [None, {"batch": "x"}])
+def test_variants_of_a_plan_are_checked_and_do_as_is_said(roles: dict[str, str] | None) -> None:
+    shapes = {"w": spec((8, 256, 256), "float32")}, spec((65536, 256), "float32")
+    asked: dict[str, Any] = {"mesh": {"x": 4}, "budget_evals": 200, "donate_argnums": (0,), "roles": roles}
+    free = shardwise.plan(looped, *shapes, topology="v5e:2x2", **asked)
+    tight = small_memory("v5e:2x2", 0.6 * free.predicted.peak_bytes)
+    with pytest.raises(InfeasibleError) as caught:
+        shardwise.plan(looped, *shapes, topology=tight, **asked)
+    told = section(str(caught.value), "would do (checked):")
+    (line,) = (line for line in told if line.startswith("microbatches="))
+    assert ("roles={'batch': 'x'}" in line) is (roles is None) and "to try" not in str(caught.value)
+    count = int(line.partition("=")[2].split(",")[0].split(":")[0])
+    asked |= {"roles": {"batch": "x"}, "topology": tight}
+    assert shardwise.plan(looped, *shapes, microbatches=count, **asked).predicted.fits
+    if count > 2:
+        with pytest.raises(InfeasibleError, match=r"tried|no plan"):
+            shardwise.plan(looped, *shapes, microbatches=count // 2, **asked)
 
 
 def test_pins_hold_in_a_variant() -> None:

@@ -101,8 +101,8 @@ def test_keeping_small_arguments_makes_no_found_plan_worse() -> None:
     for width in (128, 1024):
         plan = planned(args=shapes(width, 4096, 512))
         assert plan.search is not None
-        # Decisions that gain next to nothing were dropped, half a percent in all.
-        assert plan.predicted.time_s <= plan.search.improvements[-1].time_s * 1.005
+        # Decisions that gain next to nothing were dropped, three thousandths in all.
+        assert plan.predicted.time_s <= plan.search.improvements[-1].time_s * 1.003
 
 
 @pytest.mark.parametrize("calls", [1, 2])
@@ -149,7 +149,7 @@ def test_options_that_cannot_be_used(option: dict[str, Any], message: str) -> No
             make(**option)
 
 
-@pytest.mark.parametrize("method", ["greedy", "beam", "random"])
+@pytest.mark.parametrize("method", ["greedy", "beam", "random", "ilp"])
 def test_other_methods(method: str) -> None:
     plan = planned(method=method)
     assert plan.search is not None and plan.search.method == method and plan.spec("x") == (("x",), ())
@@ -170,12 +170,12 @@ def test_nothing_fits() -> None:
     for part in (
         "no plan can fit",
         "has 1.00 MiB",
-        "remat",
-        "microbatches",
+        "microbatches=64, roles={'batch': 'x'}: at least ",
         "v5e:8x8, mesh x 64",
         "moments in bfloat16",
     ):
         assert part in text
+    assert "remat" not in text, "there is no loop"
     assert plan.search is not None and plan.search.ended is Ended.INFEASIBLE and "a longer search" not in text
     with pytest.raises(
         InfeasibleError, match=r"a longer search .*:\n +the evaluations were spent after \d+ evaluations"

@@ -38,7 +38,10 @@ def add_command(commands: Any) -> None:
     )
     plan.add_argument("--seed", metavar="N", type=int, default=0, help="of the search (default 0)")
     plan.add_argument(
-        "--method", metavar="NAME", default="mcts", help="mcts (default), beam, greedy, random, exhaustive"
+        "--method", metavar="NAME", default="mcts", help="mcts (default), beam, greedy, random, exhaustive, ilp"
+    )
+    plan.add_argument(
+        "--workers", metavar="N", type=int, default=1, help="processes that search side by side (default 1)"
     )
     plan.add_argument("--allow-infeasible", action="store_true", help="give the smallest plan where none fits")
     plan.add_argument("--output", metavar="FILE.json", type=Path, help="save the plan there")
@@ -70,6 +73,7 @@ def _plan(arguments: argparse.Namespace) -> str:
             budget_evals=arguments.evaluations,
             seed=arguments.seed,
             method=arguments.method,
+            workers=arguments.workers,
             progress=show,
             allow_infeasible=arguments.allow_infeasible,
             **donate,

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.capture import JitOptions, capture
 from shardwise.dims.conflicts import ConflictTable, find_conflicts
 from shardwise.dims.groups import GroupTable, find_groups
 from shardwise.dims.names import Names, build_names
@@ -352,5 +351,7 @@ def analyze(
     >>> len(analysis.colors), len(analysis.compatibility_sets)
     (2, 1)
     """
+    from shardwise.capture import JitOptions, capture  # a search in a process of its own has no use for JAX
+
     options = JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
     return analyze_program(capture(fn, *args, options=options, **kwargs), grouping)

@@ -29,9 +29,11 @@ from shardwise.plans.variant import Variant
 from shardwise.rewrite.choose import choose_constraints
 from shardwise.rewrite.deciding import Asked, Decided, decide_asked
 from shardwise.rewrite.fingerprint import fingerprint
+from shardwise.rewrite.relaxations import variant_changes
 from shardwise.rewrite.variants import Wanted, trace_variant
 from shardwise.search.auto import SETTLED, Options
-from shardwise.search.infeasible import does_not_fit, size
+from shardwise.search.crew import Crew
+from shardwise.search.infeasible import Change, does_not_fit, size
 from shardwise.search.mesh import RACE_S, OpenMesh
 from shardwise.search.result import Ended, Progress
 from shardwise.tactics.tactic import Tactic
@@ -53,6 +55,7 @@ def plan(
     budget_evals: int | None = None,
     seed: int = 0,
     method: str = "mcts",
+    workers: int = 1,
     progress: Progress | None = None,
     allow_infeasible: bool = False,
     microbatches: int | str | None = None,
@@ -81,7 +84,11 @@ def plan(
       budget_s, budget_evals: when a search stops, in seconds or in states evaluated, if nothing better turns up for a while
         it stops by itself. With a budget in evaluations alone the plan is the same on every machine.
       seed: of the search.
-      method: ``"mcts"``, or one of ``shardwise.search.methods``.
+      method: ``"mcts"``, or one of ``shardwise.search.methods``: ``"beam"``, ``"greedy"``, ``"random"``, ``"exhaustive"``,
+        ``"ilp"``.
+      workers: processes that search side by side, never more at a time than there are cores. With the same seed, budget in
+        evaluations and number of workers the plan is the same. They take about a second to start: worth it for an open mesh
+        and for long searches (docs/search.md has figures).
       progress: called with every improvement (``shardwise.search.result``) and the share of the budget that is spent. An
         interrupt (Ctrl-C) keeps the best plan so far.
       allow_infeasible: if no plan is found that fits the memory, give the one with the smallest peak instead of an
@@ -113,7 +120,7 @@ def plan(
     >>> shardwise.plan(fn, *shapes, mesh={"data": 4}, tactics=[], pins={"product": P(None, "data")}).spec("w")
     ((), ('data',))
     """
-    search = Options(method, seed, budget_s, budget_evals, progress)
+    search = Options(method, seed, budget_s, budget_evals, progress, workers)
     options = JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
     asked = Asked.of(
         mesh, topology, tactics, pins, roles, search, allow_infeasible, options, Wanted(microbatches, remat)
@@ -123,6 +130,13 @@ def plan(
 
 def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
     """The plan of a function for some arguments."""
+    with Crew(asked.search.workers):
+        return _planned(fn, args, kwargs, asked)
+
+
+def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
+    told: dict[MeshAxes, str] = {}
+    asked = replace(asked, search=replace(asked.search, tell=told.__setitem__))
 
     def captured(variant: Variant) -> _Captured:
         return _capture(fn, args, dict(kwargs), asked, variant)
@@ -135,8 +149,17 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
         best, tried = _attempt(plain if variant == plain.variant else captured(variant), asked), ()
     made, log, settled = best.made, best.log, best.settled
     notes = [f"{t.variant}: {t.why}" for t in tried if t.why]
+    notes += [told[mesh] for mesh in [made.cost.placement.mesh] if mesh in told]
     if log is not None and not made.fits and not settled.predicted.fits:
-        message = _does_not_fit(settled, log, asked)
+        others = variant_changes(
+            asked.wanted,
+            asked.roles,
+            best.captured.variant,
+            plain.traced,
+            plain.analysis.program,
+            lambda variant: captured(variant).analysis,
+        )
+        message = _does_not_fit(settled, log, asked, tuple(others))
         if not asked.allow_infeasible:
             raise InfeasibleError("\n".join([message, *_variants_tried(tried)]))
         notes.append(message.partition("\n")[0])
@@ -234,7 +257,7 @@ def _best_variant(
 
 def _first_look(asked: Asked) -> Options:
     """An eighth of the budget; where there is none, a quarter of the seconds that a plan has by default."""
-    search = replace(asked.search, progress=None)
+    search = replace(asked.search, progress=None, tell=None)
     if search.budget_s is None and search.budget_evals is None:
         whole = search.budget(RACE_S) if OpenMesh.of(asked.mesh) is not None else search.budget()
         return replace(search, budget_s=whole.seconds / 4)
@@ -285,7 +308,7 @@ def _settle(analysis: Analysis, cost: HardwareCost, decisions: Sequence[Decision
     return plain if worse else kept
 
 
-def _does_not_fit(settled: _Settled, log: SearchLog, asked: Asked) -> str:
+def _does_not_fit(settled: _Settled, log: SearchLog, asked: Asked, changes: Sequence[Change]) -> str:
     lowered, predicted = settled.lowered, settled.predicted
     program, mesh = lowered.program, lowered.mesh
     at_rest = 0
@@ -297,7 +320,7 @@ def _does_not_fit(settled: _Settled, log: SearchLog, asked: Asked) -> str:
     others = [f"{t.mesh}: {size(t.peak_bytes) if t.peak_bytes is not None else t.why}" for t in log.meshes[1:]]
     told, check = (log.ended, log.evaluations, others), not asked.allow_infeasible
     untried = [option for option in ("remat", "microbatches") if getattr(asked.wanted, option) is None]
-    message = does_not_fit(lowered, predicted, at_rest, *told, untried=untried, check=check)
+    message = does_not_fit(lowered, predicted, at_rest, *told, changes, untried, check)
     if asked.topology is None:
         message += "\nno topology was given, so TPU v5e chips were taken: topology='h100:8' names others"
     return message

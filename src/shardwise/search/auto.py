@@ -4,6 +4,8 @@ A plan may take several searches: tactics may ask for more than one, and where t
 better ones again and again (``shardwise.search.mesh``). They share a budget (``Purse``) and a log (``Journal``); what was
 worked out on a mesh is kept (``Searcher``).
 
+With a crew (``shardwise.search.crew``) searches are made in other processes, and the journal is put in order afterwards.
+
 An interrupt ends the search that is under way with the best state so far, and the searches after it do nothing.
 """
 
@@ -13,8 +15,11 @@ import difflib
 import math
 import numbers
 import sys
+import threading
 import time
-from collections.abc import Sequence
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -24,11 +29,14 @@ from shardwise.cost.local import HardwareCost
 from shardwise.cost.model import Cost
 from shardwise.dims.analysis import Analysis
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.search.crew import Crew, CrewError
 from shardwise.search.infeasible import unless_hopeless
-from shardwise.search.methods import METHODS
+from shardwise.search.methods import DEFAULT_S, METHODS, SEEDED
 from shardwise.search.problem import Problem, Scored
 from shardwise.search.result import Budget, Ended, Found, Improvement, Progress
+from shardwise.search.roots import Roots, Searched
 from shardwise.search.run import SearchError
+from shardwise.search.tasks import Task
 
 #: Ends after which the same search with a larger budget would find the same.
 SETTLED: Final = (Ended.CONVERGED, Ended.EXHAUSTED, Ended.NOTHING, Ended.INFEASIBLE)
@@ -36,13 +44,16 @@ SETTLED: Final = (Ended.CONVERGED, Ended.EXHAUSTED, Ended.NOTHING, Ended.INFEASI
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to search. Without a budget, a few seconds; with one in evaluations alone the result is the same on every machine."""
+    """How to search. Without a budget, a few seconds; with one in evaluations alone the result is the same on every machine.
+    ``tell`` is called with a mesh and what a method has to say beside its state."""
 
     method: str = "mcts"
     seed: int = 0
     budget_s: float | None = None
     budget_evals: int | None = None
     progress: Progress | None = None
+    workers: int = 1
+    tell: Callable[[MeshAxes, str], object] | None = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -56,6 +67,8 @@ class Options:
             problems.append(f"budget_s is a number of seconds above zero, not {self.budget_s!r}")
         if self.budget_evals is not None and not (_whole(self.budget_evals) and self.budget_evals > 0):
             problems.append(f"budget_evals is a whole number of evaluations above zero, not {self.budget_evals!r}")
+        if not _whole(self.workers) or self.workers < 1:
+            problems.append(f"workers is a whole number of processes above zero, not {self.workers!r}")
         progress: Any = self.progress
         if progress is not None and not callable(progress):
             problems.append(f"progress is called at every improvement; {type(progress).__name__} cannot be called")
@@ -63,9 +76,9 @@ class Options:
             raise SearchError("the search cannot be made: " + "; ".join(problems))
 
     def budget(self, default_s: float = Budget().seconds) -> Budget:
-        """The budget, ``default_s`` where none was given."""
+        """The budget, ``default_s`` where none was given; a method that takes longer by its nature has more."""
         if self.budget_s is None and self.budget_evals is None:
-            return Budget(seconds=default_s)
+            return Budget(seconds=max(default_s, DEFAULT_S.get(self.method, 0.0)))
         seconds = math.inf if self.budget_s is None else float(self.budget_s)
         return Budget(seconds, sys.maxsize if self.budget_evals is None else int(self.budget_evals), least=0)
 
@@ -125,45 +138,75 @@ class Step:
     fits: bool
 
 
+class Record:
+    """What one search has told. ``turn`` puts those of searches side by side in an order that is always the same."""
+
+    def __init__(self, mesh: MeshAxes, turn: int):
+        self.mesh, self.turn = mesh, (turn, mesh.sizes, mesh.names)
+        self.steps: list[tuple[Step, tuple[int, ...]]] = []
+        self.evaluations = 0
+
+
 class Journal:
     """What the searches of one plan have spent, and each state that was better than all before."""
 
     def __init__(self, options: Options, purse: Purse):
         self.options, self.purse = options, purse
-        self.steps: list[Step] = []
         self.evaluations = 0
         self.interrupted = False
         self._start = time.perf_counter()
         self._best: tuple[int, ...] | None = None
+        self._records: list[Record] = []
+        self._in_order = True
+        self._lock = threading.RLock()
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._start
 
-    def note(self, problem: Problem, made: Improvement) -> None:
-        """Writes down an improvement of one search if it is one over all, and says so."""
-        rank = problem.rank(made.best)[:2]
-        if self._best is not None and rank >= self._best:
-            return
-        self._best = rank
-        evaluations = self.evaluations + made.evaluations
-        self.steps.append(Step(self.seconds, evaluations, problem.mesh, made.best.cost, problem.fits(made.best.cost)))
-        if self.options.progress is not None:
-            share = self.purse.share(made.evaluations)
-            self.options.progress(Improvement(self.seconds, evaluations, made.best), share)
+    def open(self, mesh: MeshAxes, turn: int, side_by_side: bool = False) -> Record:
+        """The record of a search, the ``turn``-th on its mesh; others may run at the same time."""
+        made = Record(mesh, turn)
+        with self._lock:
+            self._records.append(made)
+            self._in_order &= not side_by_side
+        return made
 
-    def close(self, found: Found) -> None:
-        self.evaluations += found.evaluations
-        self.purse.spend(found.evaluations)
-        self.interrupted |= found.ended is Ended.INTERRUPTED
+    def note(self, record: Record, made: Improvement, rank: tuple[int, ...], fits: bool) -> None:
+        """Writes down an improvement of one search, and says it if it is one over all."""
+        record.steps.append((Step(self.seconds, made.evaluations, record.mesh, made.best.cost, fits), rank[:2]))
+        self.say(made, rank, made.evaluations)
 
+    def say(self, made: Improvement, rank: tuple[int, ...], evaluations: int) -> None:
+        """Tells whoever listens of an improvement, after so many evaluations of its search, if it is one over all."""
+        with self._lock:
+            if self._best is not None and rank[:2] >= self._best:
+                return
+            self._best = rank[:2]
+            if self.options.progress is not None:
+                share = self.purse.share(evaluations)
+                self.options.progress(Improvement(self.seconds, self.evaluations + evaluations, made.best), share)
 
-@dataclass(frozen=True, slots=True)
-class Searched:
-    """The decisions that a search took, after those that were there, and how it came to them."""
+    def close(self, record: Record, found: Found) -> None:
+        with self._lock:
+            record.evaluations = found.evaluations
+            self.evaluations += found.evaluations
+            self.purse.spend(found.evaluations)
+            self.interrupted |= found.ended is Ended.INTERRUPTED
 
-    decisions: tuple[Decision, ...]
-    found: Found
+    @property
+    def steps(self) -> list[Step]:
+        """The improvements over all, as if searches that ran side by side had come one after the other."""
+        found: list[Step] = []
+        best: tuple[int, ...] | None = None
+        before = 0
+        for record in self._records if self._in_order else sorted(self._records, key=lambda record: record.turn):
+            for step, rank in record.steps:
+                if best is None or rank < best:
+                    best = rank
+                    found.append(replace(step, evaluations=before + step.evaluations))
+            before += record.evaluations
+        return found
 
 
 class Searcher:
@@ -174,6 +217,8 @@ class Searcher:
         self.done: list[Searched] = []
         self._problems: dict[tuple[tuple[Decision, ...], tuple[str, ...]], Problem] = {}
         self._purse, self._left, self._method = journal.purse, 1, journal.options.method
+        self._turn = 0
+        self._number: int | None = None
 
     @staticmethod
     def alone(analysis: Analysis, cost: HardwareCost, options: Options | None = None) -> Searcher:
@@ -190,34 +235,74 @@ class Searcher:
         """The best decisions found for some axes, on top of a base. None after an interrupt."""
         if self.journal.interrupted:
             return None
-        key = (tuple(base), tuple(axes))
+        made = self._together(tuple(base), tuple(axes)) or self._alone(tuple(base), tuple(axes))
+        self._purse.spend(made.found.evaluations)
+        self._left -= 1
+        self._turn += 1
+        self.done.append(made)
+        tell = self.journal.options.tell
+        if tell is not None:
+            for note in made.found.notes:
+                tell(self.cost.placement.mesh, note)
+        return made
+
+    @property
+    def _budget(self) -> Budget:
+        return Purse(self._purse.part(max(1, self._left))).part(1)
+
+    def _alone(self, base: tuple[Decision, ...], axes: tuple[str, ...]) -> Searched:
+        """In this process."""
+        key = (base, axes)
         if key not in self._problems:
             start = time.perf_counter()
             self._problems[key] = Problem(self.analysis, self.cost, base, axes)
             # Tables of a large program take seconds: a search must not be over before it has begun.
             self._purse.wait(time.perf_counter() - start)
         problem = self._problems[key]
-        purse = Purse(self._purse.part(max(1, self._left)))
-        found = unless_hopeless(problem, partial(self._run, problem), purse.part(1))
-        self.journal.close(found)
-        self._purse.spend(found.evaluations)
-        self._left -= 1
-        made = Searched(problem.decisions(found.best.state)[len(problem.base) :], found)
-        self.done.append(made)
-        return made
+        record = self.journal.open(problem.mesh, self._turn)
+        found = unless_hopeless(problem, partial(self._run, problem, record), self._budget)
+        self.journal.close(record, found)
+        return Searched(problem.decisions(found.best.state)[len(problem.base) :], found)
 
-    def _run(self, problem: Problem, budget: Budget) -> Found:
+    def _run(self, problem: Problem, record: Record, budget: Budget) -> Found:
         options, first, start = self.journal.options, problem.evaluations, time.perf_counter()
         seen: list[Scored] = []
 
         def watch(made: Improvement, share: float) -> None:
             seen.append(made.best)
-            self.journal.note(problem, made)
+            self.journal.note(record, made, problem.rank(made.best), problem.fits(made.best.cost))
 
         try:
-            return METHODS[self._method](problem, budget, int(options.seed), watch)
+            found = METHODS[self._method](problem, budget, int(options.seed), watch)
         except KeyboardInterrupt:  # before a method's own loop, or after it
             if not seen:
                 raise
             spent = time.perf_counter() - start, problem.evaluations - first
             return Found(seen[-1], problem.fits(seen[-1].cost), Ended.INTERRUPTED, *spent, ())
+        return found
+
+    def _together(self, base: tuple[Decision, ...], axes: tuple[str, ...]) -> Searched | None:
+        """In other processes; None where there are none, or they are of no use."""
+        crew = Crew.current()
+        if crew is None or (crew.own_lane is None and self._method not in SEEDED):
+            return None
+        if self._number is None:
+            self._number = crew.number()
+            weakref.finalize(self, crew.forget, self._number)
+        mesh = self.cost.placement.mesh
+        task = Task(
+            -1, self._number, 0, self.cost, base, axes, self._method, int(self.journal.options.seed), self._budget
+        )
+        try:
+            made, steps = Roots(crew, self.analysis, task, self.journal.say, self._purse.wait).search()
+        except CrewError as error:
+            if not crew.broken:
+                crew.broken = True
+                warnings.warn(f"shardwise: {error}; the search is made in one process", RuntimeWarning, stacklevel=2)
+            if crew.own_lane is not None:
+                raise
+            return None
+        record = self.journal.open(mesh, self._turn, crew.own_lane is not None)
+        record.steps += ((Step(i.seconds, i.evaluations, mesh, i.best.cost, fits), rank) for i, rank, fits in steps)
+        self.journal.close(record, made.found)
+        return made

@@ -8,13 +8,15 @@ that fits:
 
 - more devices: up to 16 times as many in their natural shape, on the same mesh axes, some of them longer;
 - moments in bfloat16, by structure: float32 arguments that outputs replace and that no product or lookup uses;
-- variants of the function (remat, micro-batches), where the caller can make them.
+- variants of the function (remat, micro-batches), where the caller can make them; both together where nothing before them
+  fits.
 
-Weak: relaxations are not combined, and a short search may miss a state that fits: then the next larger change is named.
+Weak: others are not combined, and a short search may miss a state that fits: then the next larger change is named.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import re
@@ -52,9 +54,10 @@ _SHORT: Final = (Ended.SECONDS, Ended.EVALUATIONS, Ended.INTERRUPTED)
 
 #: States that are evaluated where none can fit.
 _HOPELESS: Final = 200
-#: The search that checks a relaxation, and the seconds for all of them.
+#: The search that checks a relaxation; the seconds for all of them, and those that one has at least.
 _CHECK: Final = Budget(seconds=2.0, evaluations=400)
-_ALL_S: Final = 12.0
+_ALL_S: Final = 8.0
+_LEAST_S: Final = 0.5
 #: How often the devices are doubled, and meshes of one size that are searched.
 _DOUBLINGS: Final = 4
 _MESHES: Final = 2
@@ -62,11 +65,12 @@ _MESHES: Final = 2
 
 class Change(NamedTuple):
     """A variant of the function that might fit: of what kind, what it is in words, and how to make its analysis. Of one kind
-    the smaller change comes first."""
+    the smaller change comes first; a ``combined`` one is checked only if no change before it fits."""
 
     kind: str
     what: str
     make: Callable[[], Analysis]
+    combined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,23 +182,55 @@ class _Relaxing:
         self.model, self.base, self.changes = model, tuple(base), changes
         self.analysis = model.structure.analysis
         self._usable = model.cost.profile.usable_bytes
-        self._end = time.perf_counter() + _ALL_S
+        self._end = 0.0
 
     def run(self) -> Iterator[Checked]:
+        """What is left of the time is shared by the kinds that are left."""
+        by_kind: dict[str, list[Change]] = {}
+        for change in self.changes:
+            by_kind.setdefault(change.kind, []).append(change)
+        kinds = [self._moments(), *map(self._changed, by_kind.values()), self._more()]
+        last = {k for k, own in enumerate(by_kind.values(), 1) if own[0].combined}
+        fits = False
+        end = time.perf_counter() + _ALL_S
+        for k, checks in enumerate(kinds):
+            now = time.perf_counter()
+            self._end = now + max(0.0, end - now) / (len(kinds) - k)
+            for checked in self._smallest(checks) if k not in last or not fits else ():
+                fits |= checked.fits
+                yield checked
+
+    def _moments(self) -> Iterator[Checked]:
         smaller = with_small_moments(self.analysis)
         if smaller is not None:
             yield self._check("moments in bfloat16", smaller, self.base)
-        for _, own in itertools.groupby(self.changes, lambda change: change.kind):
-            yield from self._smallest(self._changed(own))
-        yield from self._smallest(self._more())
 
-    def _changed(self, changes: Iterable[Change]) -> Iterator[Checked]:
-        for change in changes:
-            try:
-                analysis = change.make()
-            except ShardwiseError:  # it cannot be made of this program
-                continue
-            yield self._check(change.what, analysis, self._pins(analysis))
+    def _changed(self, changes: Sequence[Change]) -> Iterator[Checked]:
+        """Changes of one kind, the larger the smaller the bound: from the first whose bound lets it pass, or the largest."""
+        known: dict[int, Analysis | None] = {}
+
+        def made(k: int) -> Analysis | None:
+            if k not in known:
+                try:
+                    known[k] = changes[k].make()
+                except ShardwiseError:  # it cannot be made of this program
+                    known[k] = None
+            return known[k]
+
+        def passes(k: int) -> bool:
+            analysis = made(k)
+            return analysis is None or self._bound(analysis) <= self._usable
+
+        left = range(bisect.bisect_left(range(len(changes)), True, key=passes), len(changes))
+        able = (k for k in left if time.perf_counter() < self._end and made(k) is not None)
+        first = next(able, max((k for k, own in known.items() if own is not None), default=None))
+        for k in itertools.chain([] if first is None else [first], able):
+            analysis = known[k]
+            assert analysis is not None
+            yield self._check(changes[k].what, analysis, self._pins(analysis))
+
+    def _bound(self, analysis: Analysis) -> int:
+        return peak_bound(CostModel(Structure.of(analysis), self.model.cost), self._pins(analysis)).peak_bytes
 
     def _pins(self, analysis: Analysis) -> tuple[Pin, ...]:
         """The same pins on another program, as far as they are on arguments and outputs."""
@@ -221,7 +257,8 @@ class _Relaxing:
     def _search(self, analysis: Analysis, cost: HardwareCost, base: Sequence[Pin]) -> int:
         """The peak of the first state that fits, or of the smallest."""
         problem = Problem(analysis, cost, base)
-        budget = replace(_CHECK, seconds=max(0.0, min(_CHECK.seconds, self._end - time.perf_counter())))
+        left = self._end - time.perf_counter()
+        budget = replace(_CHECK, seconds=max(_LEAST_S, min(_CHECK.seconds, left)))
 
         def watch(made: Improvement, share: float) -> None:
             if problem.fits(made.best.cost):

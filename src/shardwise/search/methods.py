@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from shardwise.search.exhaustive import exhaustive
+from shardwise.search.ilp_state import ilp_state
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
 from shardwise.search.result import Budget, Found, Progress
 from shardwise.search.simple import beam, greedy, random
+
+#: Methods that find something else with another seed.
+SEEDED: Final = ("mcts", "random")
 
 
 class Method(Protocol):
@@ -19,10 +23,14 @@ class Method(Protocol):
     ) -> Found: ...
 
 
+#: Seconds by default for methods that have to have more than others.
+DEFAULT_S: Final = {"ilp": 60.0}
+
 METHODS: Final[dict[str, Method]] = {
     "mcts": mcts,
     "greedy": greedy,
     "beam": beam,
     "random": random,
     "exhaustive": exhaustive,
+    "ilp": ilp_state,
 }

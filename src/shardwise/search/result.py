@@ -32,7 +32,7 @@ class Improvement:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best state, how the search came to it, and why it ended."""
+    """The best state, how the search came to it, and why it ended. ``notes``: what a method has to say beside it."""
 
     best: Scored
     fits: bool
@@ -40,6 +40,7 @@ class Found:
     seconds: float
     evaluations: int
     log: tuple[Improvement, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

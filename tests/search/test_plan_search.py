@@ -101,8 +101,8 @@ def test_keeping_small_arguments_makes_no_found_plan_worse() -> None:
     for width in (128, 1024):
         plan = planned(args=shapes(width, 4096, 512))
         assert plan.search is not None
-        # Decisions that gain next to nothing were dropped, three thousandths in all.
-        assert plan.predicted.time_s <= plan.search.improvements[-1].time_s * 1.003
+        # Decisions that gain next to nothing were dropped, half a percent in all.
+        assert plan.predicted.time_s <= plan.search.improvements[-1].time_s * 1.005
 
 
 @pytest.mark.parametrize("calls", [1, 2])

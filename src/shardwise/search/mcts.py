@@ -16,8 +16,8 @@ The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, with what
 - in turns with the tree, good states are polished by hill climbing: decisions leave, come in at any place, change places, or
   give way to others.
 
-At the end decisions go that gain next to nothing, three thousandths in all: each is a constraint or a collective more, which
-the compiler pays for in ways that no model knows.
+At the end decisions go that gain next to nothing, half a percent in all: each is a constraint or a collective more, which the
+compiler pays for in ways that no model knows.
 
 Rewards lie in [0, 1]: above one half for states that fit, more the faster; below for those that do not, more the smaller and
 a little more the faster.
@@ -50,8 +50,8 @@ _SOME: Final = 8
 _ROUNDS: Final = 8
 _VAIN: Final = 3
 #: What decisions may gain, in all, and yet go; and evaluations that are kept for seeing to it.
-_NOTHING: Final = 0.003
-_SPARE: Final = 64
+_NOTHING: Final = 0.005
+_SPARE: Final = 128
 #: Neighbours that are evaluated at a time, and those of one climb at most.
 _NEAR: Final = 16
 _CLIMB: Final = 400

@@ -4,12 +4,13 @@ Problem: a model with many sizes needs a decision for each of them before its pa
 little, and a search that takes them one by one ends before it has them.
 
 Idea. As Automap infers the rest of a plan, one step takes them all: for an axis the fewest groups that shard every argument
-but the small ones, which are kept, those that cover most bytes first. What of it does not pay is dropped by hill climbing.
+but the small ones, which are kept, or all groups that shard one, those that cover most bytes first. What of it does not pay is
+dropped later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -33,23 +34,26 @@ class Rest:
         }
 
     def steps(self, state: Actions) -> list[Actions]:
-        """For every axis on which two decisions or more are left: all of them."""
-        found = (self._step(state, axis) for axis, plain in self._axes.items() if plain)
-        return [step for step in found if len(step) > 1]
+        """For every axis on which two decisions or more are left: those that are needed, and all of them."""
+        found = (step for axis, plain in self._axes.items() if plain for step in self._steps(state, axis))
+        return [step for step in dict.fromkeys(found) if len(step) > 1]
 
-    def _step(self, state: Actions, axis: int) -> Actions:
+    def _steps(self, state: Actions, axis: int) -> Iterator[Actions]:
         own = (self._covers[n] for n in state if n in self._covers and self._is_on(self._decision(n), axis))
         left, plain, taken = ~self._any([self._given[axis], *own]), self._axes[axis], list[int]()
         covers = np.array([self._covers[n] for n in plain])
-        while True:
-            gained = (covers & left) @ self._nbytes[axis]
-            most = int(np.argmax(gained))
-            if gained[most] <= 0:
-                break
+        worth: Array = (covers & left) @ self._nbytes[axis]
+        every = [plain[k] for k in np.argsort(-worth, kind="stable") if worth[k] > 0]
+        while worth.max() > 0:
+            most = int(np.argmax(worth))
             taken.append(plain[most])
             left &= ~covers[most]
+            worth = (covers & left) @ self._nbytes[axis]
         keeping = self._problem.keeping.get(axis)
-        return (*taken, keeping) if taken and keeping is not None and keeping not in state else tuple(taken)
+        last = () if keeping is None or keeping in state else (keeping,)
+        for step in (taken, every):
+            if step:
+                yield (*step, *last)
 
     def _decision(self, action: int) -> Decision:
         return self._problem.evaluator.actions[action].decision

@@ -159,17 +159,35 @@ def memory(case: Case, predicted: Predicted, record: Record) -> Memory:
 
 def moved_s(record: Record, placement: Placement) -> float:
     """Seconds of the collectives of a compiled program, one after another, on the links of a placement."""
+    return float(sum(count * one_s for one_s, count, _ in _moves(record, placement)))
+
+
+def exposed_s(record: Record, placement: Placement) -> float:
+    """What of them is left beside compute as the compiler schedules it: of each what is longer than the kernels between its
+    start and its end, and of all that have such kernels no less than all kernels leave over."""
+    clock, cycles = placement.topology.profile.clock_hz, record["cycles"]["total"]
+    waited = left = drawn = 0.0
+    for one_s, count, beside in _moves(record, placement):
+        if beside:
+            drawn += count * one_s
+            left += count * max(0.0, one_s - beside / clock)
+        else:
+            waited += count * one_s
+    return float(waited + max(left, drawn - cycles / clock))
+
+
+def _moves(record: Record, placement: Placement) -> Iterator[tuple[float, int, int]]:
+    """Of every row of collectives: seconds of all runs, how many there are, and the cycles of all runs beside one."""
     from shardwise.hardware.collectives import KINDS, collective
 
-    total = 0.0
     for row in record["collectives"]:
         kind = row["kind"] if row["kind"] in KINDS else "all-to-all"
         axes = placement.mesh.names if row["axes"] is None else row["axes"]
         link = collective(kind, axes, placement)
         # Of a row that stands for many small collectives ``parts`` is their number.
         number = row["parts"] if row.get("op_name") == "smaller" else row["runs"]
-        total += (link.alpha_s * number + link.s_per_byte * row["bytes"] * row["runs"]) * row["count"]
-    return total
+        seconds = link.alpha_s * number + link.s_per_byte * row["bytes"] * row["runs"]
+        yield seconds, row["count"], row.get("beside", 0) * row["runs"]
 
 
 def recorded(truth: dict[str, Record], only: str = "") -> Iterator[tuple[Case, Record]]:
@@ -330,6 +348,8 @@ def _merged(rows: Iterable[Record]) -> Iterator[Record]:
     found: dict[str, Record] = {}
     for row in rows:
         kept = {k: row[k] for k in ("kind", "axes", "bytes", "runs", "parts", "count")}
+        if row.get("beside"):
+            kept["beside"] = row["beside"]
         if row.get("op_name") == "smaller":
             kept["op_name"] = "smaller"
         known = found.setdefault(json.dumps(kept | {"count": 0}), kept | {"count": 0})

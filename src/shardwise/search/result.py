@@ -51,7 +51,7 @@ class Budget:
     fifth.
     """
 
-    seconds: float = 4.0
+    seconds: float = 3.0
     evaluations: int = 100_000
     patience: int = 40
     least: int = 400

@@ -6,6 +6,8 @@
   (``shardwise.search.ilp``). It minimises the local costs of lowering, not the cost model's time, so both are compared in its
   currency: that of the found state over its bound is never less than one;
 - *ablations*: the same search with parts of the analysis left out, and other methods, at the same number of evaluations;
+- *grouping*: unrolled programs, all states with layers grouped, beside the best that is found with every layer free, where
+  states are too many to try them all;
 - *timing*: seconds from function to plan, tracing and constraints included, and the memory of the process.
 
 Each writes its JSON beside this file; ``page.py`` makes a table of them.
@@ -52,6 +54,12 @@ ABLATED: Final = (
     ("gns:full,layers=4", "v5e:2x4", (2, 4)),
     ("itx:step,layers=8", "v5e:4x4", (4, 4)),
 )
+UNROLLED: Final = (
+    ("gpt:2.6b,layers=2,batch=32,unrolled", "v5e:2x4", (8,)),
+    ("t2b:2b,layers=2,batch=16,seq=1024,unrolled", "v5e:2x4", (8,)),
+    ("itx:step,layers=2,unrolled", "v5e:2x4", (8,)),
+)
+FREE: Final = 4000
 EVALUATIONS: Final = 800
 #: Target, topology, mesh, seconds that it may take.
 TIMED: Final = (
@@ -64,7 +72,9 @@ TIMED: Final = (
 Row = dict[str, Any]
 
 
-def prepared(target: str, topology: str, sizes: tuple[int, ...]) -> tuple[Analysis, HardwareCost]:
+def prepared(
+    target: str, topology: str, sizes: tuple[int, ...], grouping: bool = True
+) -> tuple[Analysis, HardwareCost]:
     """A program's analysis, and the costs on a mesh."""
     from shardwise import zoo
     from shardwise.capture.lower import lower
@@ -78,7 +88,7 @@ def prepared(target: str, topology: str, sizes: tuple[int, ...]) -> tuple[Analys
     program = zoo.parse(target)
     traced = trace(program.fn, program.args, {}, JitOptions(donate_argnums=program.donate_argnums))
     mesh = MeshAxes.of(dict(zip("abc", sizes, strict=False)))
-    return analyze_program(lower(traced)), HardwareCost(place(mesh, topology_of(topology)))
+    return analyze_program(lower(traced), grouping), HardwareCost(place(mesh, topology_of(topology)))
 
 
 def regret() -> list[Row]:
@@ -155,6 +165,27 @@ def ablations() -> list[Row]:
     return rows
 
 
+def grouping() -> list[Row]:
+    from shardwise.search.exhaustive import count_states, exhaustive
+    from shardwise.search.mcts import mcts
+    from shardwise.search.problem import Problem
+    from shardwise.search.result import Budget
+
+    rows: list[Row] = []
+    for target, topology, sizes in UNROLLED:
+        problem = Problem(*prepared(target, topology, sizes))
+        best = exhaustive(problem, Budget(seconds=1e9, evaluations=10**9))
+        row: Row = {"program": target, "topology": topology, "mesh": sizes, "states": count_states(problem)}
+        row |= {"grouped": problem.rank(best.best)[:2], "actions": len(problem.actions), "free": []}
+        for seed in range(3):
+            free = Problem(*prepared(target, topology, sizes, grouping=False))
+            row["free"].append(free.rank(mcts(free, Budget(1e9, FREE, 10**6), seed).best)[:2])
+        row["free_actions"] = len(free.actions)
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
 def timing() -> list[Row]:
     """Each in a process of its own, which has imported everything before the clock starts."""
     rows: list[Row] = []
@@ -190,7 +221,7 @@ print(json.dumps({
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"regret": regret, "ilp": ilp, "ablations": ablations, "timing": timing}
+    parts = {"regret": regret, "ilp": ilp, "ablations": ablations, "grouping": grouping, "timing": timing}
     parser.add_argument("part", choices=parts)
     part = parser.parse_args().part
     rows = parts[part]()

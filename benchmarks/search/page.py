@@ -49,6 +49,10 @@ def read(part: str) -> list[Row]:
 GROUPING: Final = """The best of all states where the layers of an unrolled program are decided together, beside what the \
 search finds in 4,000 evaluations where each is decided alone, three seeds. With layers free there are more states than can be \
 tried, so that this is the best known, not the optimum."""
+BOUND: Final = """In the currency of the integer program, the local costs of ops and reshards one by one, above its bound. \
+There every value may lie and every op compute in its own way, whatever decisions could say, and nothing is fused: where the \
+found plan lies far above, the bound is no plan. The plan nearest to its solution is slower by the cost model than the found \
+one (`method="ilp"`: `itx:step` 5.35 ms, found 4.48 ms)."""
 COMPILED: Final = """The compiler's cycles, and its collectives over the same links: first one after another, then as it \
 schedules them, where what runs between a collective's start and its end hides it."""
 
@@ -176,13 +180,13 @@ def regret_part() -> tuple[list[Bar], list[str]]:
         ],
     )
     if bounds:
-        lines += [
-            "",
-            "## Against an integer program",
-            "",
-            "In the currency of the integer program, above its bound.",
-            "",
+        above = [s for row in bounds for s in row["seeds"]]
+        median, worst = statistics.median(above), max(above)
+        bars += [
+            bar("3", "above the integer program's bound, median", "≤ 1%", f"{median:.2%}", median <= 0.01),
+            bar("3", "above the integer program's bound, worst", "≤ 5%", f"{worst:.1%}", worst <= 0.05),
         ]
+        lines += ["", "## Against an integer program", "", BOUND, ""]
         lines += table(
             ["program", "devices", "mesh", "above the bound, five seeds", "solved in s"],
             [

@@ -30,6 +30,13 @@ def test_a_plan_is_saved_and_printed_as_json(tmp_path: Path, capsys: pytest.Capt
     assert load_plan(file).mesh.names == ("data",)
 
 
+def test_a_page_is_written_with_what_a_saved_plan_does_not_keep(tmp_path: Path) -> None:
+    file = tmp_path / "plan.html"
+    assert main([*TARGET, "--mesh", "data=4", "--report", str(file), *SHORT]) == 0
+    text = file.read_text()
+    assert '"made_here":true' in text and "A saved plan keeps" not in text
+
+
 def test_an_open_mesh_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TARGET, "--mesh", "data=?,model=2", *SHORT]) == 0
     assert "data 2 × model 2" in capsys.readouterr().out

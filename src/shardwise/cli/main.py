@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import shardwise
-from shardwise.cli import hardware, plan
+from shardwise.cli import hardware, plan, report
 from shardwise.errors import ShardwiseError
 
 #: What a terminal that cannot show our signs gets, one character each so that columns stay in line.
@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("target", metavar="TARGET", help="zoo:NAME[:CONFIG], or file.py:function returning (fn, args)")
     verify.add_argument("--backend", default="host", help='"host" (default) or a TPU topology such as v5e:4x4')
     verify.set_defaults(run=_verify)
+    report.add_command(commands)
     zoo = commands.add_parser("zoo", help="list the programs that come with Shardwise")
     zoo.set_defaults(run=_zoo)
     hardware.add_commands(commands)

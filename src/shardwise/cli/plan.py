@@ -45,6 +45,7 @@ def add_command(commands: Any) -> None:
     )
     plan.add_argument("--allow-infeasible", action="store_true", help="give the smallest plan where none fits")
     plan.add_argument("--output", metavar="FILE.json", type=Path, help="save the plan there")
+    plan.add_argument("--report", metavar="FILE.html", type=Path, help="write the plan as a page to open in a browser")
     plan.add_argument("--all", action="store_true", help="list every argument, constraint and collective")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     plan.add_argument("--quiet", action="store_true", help="no progress")
@@ -83,6 +84,8 @@ def _plan(arguments: argparse.Namespace) -> str:
         show.end()
     if arguments.output is not None:
         made.save(arguments.output)
+    if arguments.report is not None:
+        made.report(arguments.report)
     if arguments.json:
         return made.to_json()
     from shardwise.report.plan_text import plan_text
@@ -95,7 +98,7 @@ def _plan(arguments: argparse.Namespace) -> str:
 
 def _next(arguments: argparse.Namespace) -> str:
     if arguments.output is None:
-        return "\nnext: --output plan.json saves it, --all shows every argument\n"
+        return "\nnext: --output plan.json saves it, --report plan.html draws it, --all lists all\n"
     backend = arguments.topology or "host"
     return f"\nsaved; next: shardwise verify {arguments.output} {arguments.target} --backend {backend}\n"
 

@@ -226,6 +226,12 @@ class Plan:
         """Writes the predicted step as a trace that chrome://tracing and Perfetto show: compute, communication, memory."""
         _write(path, json.dumps(self.predicted.timeline()))
 
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as one HTML page that needs no network: figures, table, source lines, memory, mesh, search."""
+        from shardwise.report.html import page_html
+
+        _write(path, page_html(self))
+
     def __str__(self) -> str:
         from shardwise.report.plan_text import plan_text
 
@@ -245,7 +251,18 @@ def _write(path: str | os.PathLike[str], text: str) -> None:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
+        os.chmod(name, 0o666 & ~_umask())
         os.replace(name, target)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise PlanError(f"cannot write {target}: {error.strerror}") from None
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    """What the person has set, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

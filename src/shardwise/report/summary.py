@@ -21,7 +21,7 @@ def summary_text(plan: Plan, width: int = 80) -> str:
     """
     page, p = Page(width), plan.predicted
     page.print(f"{plan.function} on {plan.mesh}: {p.hardware}\n")
-    sharded, rest = _decided(plan)
+    sharded, rest = decided(plan)
     rows = table(("over", "left"), ("sharded", "text"))
     for what, axes in sharded.items():
         rows.add_row("·".join(axes), what)
@@ -57,7 +57,7 @@ def summary_text(plan: Plan, width: int = 80) -> str:
     return page.text()
 
 
-def _decided(plan: Plan) -> tuple[dict[str, list[str]], list[str]]:
+def decided(plan: Plan) -> tuple[dict[str, list[str]], list[str]]:
     """What is sharded, with its axes in order; and the decisions that say something else."""
     sharded: dict[str, list[str]] = {}
     rest: list[str] = []

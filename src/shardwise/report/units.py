@@ -31,6 +31,18 @@ def seconds(value: float) -> str:
     return si(value * 1e9, "ns")
 
 
+def binary(nbytes: float) -> str:
+    """Memory, as devices have it.
+
+    >>> binary(16 * 2**30), binary(380928)
+    ('16.00 GiB', '372.00 KiB')
+    """
+    for power, unit in ((30, "GiB"), (20, "MiB")):
+        if nbytes >= 2**power:
+            return f"{nbytes / 2**power:.2f} {unit}"
+    return f"{nbytes / 2**10:.2f} KiB"
+
+
 def plural(count: int, noun: str, many: str = "") -> str:
     """
     >>> plural(1, "color"), plural(2, "family", "families")

@@ -1,0 +1,40 @@
+"""``shardwise report``: a saved plan as a page to open in a browser."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from shardwise.errors import ShardwiseError
+
+
+def add_command(commands: Any) -> None:
+    """Registers ``report``."""
+    report = commands.add_parser(
+        "report",
+        help="write a saved plan as an HTML page",
+        description="Writes a saved plan as one HTML file that needs no network. A saved plan keeps no times by source line "
+        "and no memory curve; 'shardwise plan --report' writes a page with both.",
+        epilog="example:  shardwise report plan.json --output plan.html",
+    )
+    report.add_argument("plan", metavar="PLAN", type=Path, help="a plan that Plan.save wrote")
+    report.add_argument("--output", metavar="FILE.html", type=Path, help="where it goes (default: PLAN.html beside it)")
+    report.add_argument("--json", action="store_true", help="print the page's data as JSON and write no page")
+    report.set_defaults(run=_report)
+
+
+def _report(arguments: argparse.Namespace) -> str:
+    from shardwise.plans.load import load_plan
+
+    made = load_plan(arguments.plan)
+    if arguments.json:
+        from shardwise.report.data import report_data
+
+        return json.dumps(report_data(made), indent=2) + "\n"
+    output = arguments.output or arguments.plan.with_suffix(".html")
+    if output.exists() and output.samefile(arguments.plan):
+        raise ShardwiseError(f"the page would take the place of the plan {output}: give another --output")
+    made.report(output)
+    return f"written to {output}\n"

@@ -1,0 +1,215 @@
+"""The page of a plan: its figures are the plan's, nothing in it can break out, and it is written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import shardwise
+from shardwise.cli.main import main
+from shardwise.errors import PlanError
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.plans.load import load_plan
+from shardwise.plans.plan import Plan
+from shardwise.report.charts import memory_area, search_steps
+from shardwise.report.data import report_data
+from shardwise.report.html import TABS, page_html
+from shardwise.report.units import binary, seconds
+
+HOSTILE = "</script><b>&amp;'\"{{ 7 * 7 }}"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    def step(w: Any, x: Any) -> Any:
+        return jnp.sum(jnp.tanh(x @ w["first"]) @ w["second"])
+
+    shape = jax.ShapeDtypeStruct
+    w = {"first": shape((1024, 4096), "float32"), "second": shape((4096, 1024), "float32")}
+    x = shape((65536, 1024), "float32")
+    return shardwise.plan(
+        jax.grad(step), w, x, topology="v5e:2x2", mesh={"data": 2, "model": 2}, budget_evals=60, seed=0
+    )
+
+
+@pytest.fixture
+def loaded(plan: Plan, tmp_path: Path) -> Plan:
+    plan.save(tmp_path / "plan.json")
+    return load_plan(tmp_path / "plan.json")
+
+
+class _Reader(HTMLParser):
+    """The page's data, its tags, and the addresses it names."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.ids: list[str] = []
+        self.data: dict[str, Any] = {}
+        self._open = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.append(tag)
+        self.addresses += [v for k in ("src", "href") if (v := found.get(k))]
+        self.ids += [v for k in ("id",) if (v := found.get(k))]
+        self._open = found.get("id") == "data"
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.data = json.loads(data)
+            self._open = False
+
+
+def test_the_page_holds_its_data_and_the_figures_are_the_plans(plan: Plan) -> None:
+    text = page_html(plan)
+    data = _Reader(text).data
+    assert data == json.loads(json.dumps(report_data(plan)))
+    saved = json.loads(plan.to_json())
+    assert data["predicted"] == saved["predicted"] | {"fits": plan.predicted.fits}
+    assert [a["path"] for a in data["arrays"]] == [a["path"] for a in saved["arguments"] + saved["outputs"]]
+    assert [a["spec"] for a in data["arrays"]] == [a["spec"] for a in saved["arguments"] + saved["outputs"]]
+    assert data["search"].items() >= saved["search"].items()
+    for shown in (seconds(plan.predicted.time_s), binary(plan.predicted.peak_bytes), str(plan.mesh)):
+        assert shown in text
+
+
+def test_lines_and_breakdowns_add_up_to_the_step(plan: Plan) -> None:
+    data, p = report_data(plan), plan.predicted
+    assert p.collectives, "the program should move something, or this tests nothing"
+    assert sum(row["time_s"] for row in data["lines"]) == pytest.approx(p.serial_s)
+    assert sum(row["nbytes"] for row in data["lines"]) == pytest.approx(sum(m.nbytes for m in p.collectives))
+    times = [row["time_s"] for row in data["lines"]]
+    assert times == sorted(times, reverse=True)
+    for part in data["breakdown"]:
+        assert part["seconds"] == p.breakdown(part["by"])
+    assert max(data["curve"]["bytes"]) == max(p.curve) == p.peak_bytes
+
+
+def test_a_long_curve_keeps_its_peak(plan: Plan) -> None:
+    curve = (*range(50_000, 0, -1), 60_000, 1)
+    data = report_data(replace(plan, predicted=replace(plan.predicted, curve=curve)))
+    assert len(data["curve"]["bytes"]) <= 800
+    assert max(data["curve"]["bytes"]) == 60_000 and data["curve"]["peak_at"] == 50_000
+
+
+def test_bytes_a_device_follow_the_spec(plan: Plan) -> None:
+    for array in report_data(plan)["arrays"]:
+        whole = 4
+        for size in array["shape"]:
+            whole *= size
+        assert array["device_bytes"] * array["shards"] == whole
+
+
+def test_a_loaded_plan_says_what_it_does_not_keep(plan: Plan, loaded: Plan) -> None:
+    data, text = report_data(loaded), page_html(loaded)
+    assert not data["made_here"] and data["curve"] is None
+    assert data["predicted"] == report_data(plan)["predicted"]
+    kinds = data["breakdown"][0]["seconds"]
+    assert kinds == pytest.approx(plan.predicted.breakdown("kind"))
+    assert sum(row["nbytes"] for row in data["lines"]) == pytest.approx(
+        sum(c.nbytes * c.times for c in plan.collectives)
+    )
+    assert text.count("A saved plan keeps") == 3
+
+
+def test_it_needs_no_network_and_ids_are_there_once(plan: Plan) -> None:
+    text = page_html(plan)
+    page = _Reader(text)
+    assert page.addresses == ["data:,"]
+    assert "http" not in text and "@import" not in text and "url(" not in text
+    assert len(page.ids) == len(set(page.ids))
+    assert {tab.name for tab in TABS} <= set(page.ids)
+
+
+def test_hostile_names_stay_text(plan: Plan) -> None:
+    arrays = (replace(plan.arguments[0], path=HOSTILE), *plan.arguments[1:])
+    p = plan.predicted
+    bad = replace(
+        plan,
+        function=HOSTILE,
+        arguments=arrays,
+        decisions=(HOSTILE, *plan.decisions),
+        notes=(HOSTILE,),
+        predicted=replace(p, rows=tuple(replace(r, source=HOSTILE, op=HOSTILE) for r in p.rows)),
+    )
+    text = page_html(bad)
+    page, plain = _Reader(text), _Reader(page_html(plan))
+    assert page.data["arrays"][0]["path"] == page.data["function"] == HOSTILE
+    assert "b" not in page.tags and page.tags.count("script") == plain.tags.count("script") == 2
+    assert text.count("</script>") == 2
+    page_html(replace(plan, function="\ud800")).encode()
+
+
+def test_without_a_search_there_is_no_tab_for_it(plan: Plan) -> None:
+    assert 'id="tab-search"' in page_html(plan)
+    assert 'id="tab-search"' not in page_html(replace(plan, search=None))
+
+
+def test_one_device_and_a_plan_of_nothing(plan: Plan) -> None:
+    none = replace(plan, mesh=MeshAxes((), ()), arguments=(), outputs=(), decisions=(), placement=(), device_order=())
+    data = _Reader(page_html(none)).data
+    assert data["mesh"]["device_order"] == [0] and data["arrays"] == []
+
+
+def test_charts_stay_in_their_box() -> None:
+    low = memory_area({"bytes": [1, 5, 2]}, limit=1000)
+    assert low.limit_y is None
+    high = memory_area({"bytes": [900, 1500]}, limit=1000)
+    assert high.limit_y is not None and 0 < high.peak_y < high.limit_y < 300
+    numbers = [float(x) for x in re.findall(r"[\d.]+", high.path)]
+    assert min(numbers) >= 0 and max(numbers) <= 1000
+    assert search_steps({"evaluations": 0, "improvements": []}).path == ""
+
+
+def test_the_file_is_written_whole_or_not_at_all(plan: Plan, tmp_path: Path) -> None:
+    file = tmp_path / "plan.html"
+    plan.report(file)
+    assert file.read_text(encoding="utf-8") == page_html(plan)
+    assert os.listdir(tmp_path) == ["plan.html"]
+    with pytest.raises(PlanError, match=r"cannot write .*nowhere"):
+        plan.report(tmp_path / "nowhere" / "plan.html")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(PlanError, match=r"cannot write .*folder"):
+        plan.report(tmp_path / "folder")
+    with pytest.raises(PlanError, match="cannot write /proc"):
+        plan.report("/proc/plan.html")
+    assert sorted(os.listdir(tmp_path)) == ["folder", "plan.html"]
+
+
+def test_the_command(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    plan.save(file)
+    assert main(["report", str(file)]) == 0
+    assert str(tmp_path / "plan.html") in capsys.readouterr().out
+    assert main(["report", str(file), "--output", str(tmp_path / "other.html")]) == 0
+    assert (tmp_path / "other.html").read_text() == (tmp_path / "plan.html").read_text() == page_html(load_plan(file))
+    capsys.readouterr()
+    assert main(["report", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(report_data(load_plan(file))))
+
+
+def test_wrong_input_to_the_command_is_one_line(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    plan.save(file)
+    cases = (
+        ([str(tmp_path / "no.json")], "cannot read"),
+        ([str(file), "--output", str(tmp_path / "nowhere" / "x.html")], "cannot write"),
+        ([str(file), "--output", str(file)], "take the place of the plan"),
+    )
+    for words, says in cases:
+        assert main(["report", *words]) == 1
+        caught = capsys.readouterr()
+        assert says in caught.err and caught.err.count("\n") == 1 and caught.out == ""
+    assert os.listdir(tmp_path) == ["plan.json"]

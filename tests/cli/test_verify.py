@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,10 @@ def test_verify_a_saved_plan(tmp_path: Path) -> None:
     done = run(str(file), "zoo:mlp:tiny")
     assert done.returncode == 0, done.stderr
     assert "compiled for host" in done.stdout and "100.0% of bytes as predicted" in done.stdout
+    data = json.loads(run(str(file), "zoo:mlp:tiny", "--json").stdout)
+    assert data["matched"] == 1 and data["mesh"] == {"data": 8} and data["backend"] == "host"
+    assert {(row["kind"], tuple(row["axes"])) for row in data["collectives"]} == set(plan.moved())
+    assert data["outputs"] is None  # shapes alone are compiled and not run
     other = run(str(file), "zoo:mlp:tiny,batch=64")
     assert other.returncode == 1 and "plan again" in other.stderr and "Traceback" not in other.stderr
     missing = run(str(tmp_path / "none.json"), "zoo:mlp:tiny")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import sys
@@ -11,28 +12,53 @@ from collections.abc import Sequence
 from typing import Final
 
 import shardwise
-from shardwise.cli import hardware, plan, report
+from shardwise.cli import compare, diff, doctor, explain, hardware, plan, report, verify, zoo
+from shardwise.cli.answer import Answer
 from shardwise.errors import ShardwiseError
 
 #: What a terminal that cannot show our signs gets, one character each so that columns stay in line.
 _PLAIN: Final = str.maketrans({"…": "~", "×": "x", "→": ">", "–": "-"})
+_NEEDED: Final = ("jax", "jaxlib", "numpy", "scipy", "rich", "jinja2")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns the exit code: 0 done, 1 the input was wrong, 2 the command was, 130 interrupted."""
-    arguments = _parser().parse_args(argv)
+    """Runs a command and returns the exit code: 0 done, 1 the input was wrong, 2 the command was, 130 interrupted.
+
+    Of ``diff`` and ``doctor`` 1 is an answer.
+    """
+    trouble = 1
     try:
+        arguments = _arguments(argv)
+        trouble = getattr(arguments, "trouble", trouble)
         # What a target prints is not our output: it must not end up inside JSON.
         with contextlib.redirect_stdout(sys.stderr):
-            text: str = arguments.run(arguments)
+            answer: str | Answer = arguments.run(arguments)
+        text, code = (answer, 0) if isinstance(answer, str) else (answer.text, answer.code)
         _write(text)
-        return 0
+        return code
     except ShardwiseError as error:
         print(f"shardwise: {error}", file=sys.stderr)
-        return 1
+        return trouble
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _NEEDED:
+            raise
+        print(f"shardwise: the package {error.name} is missing; 'shardwise doctor' says what else", file=sys.stderr)
+        return trouble
     except KeyboardInterrupt:
         print("shardwise: interrupted", file=sys.stderr)
         return 130
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Help and version are output like any other: written in one place, whoever reads them."""
+    shown = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(shown):
+            return _parser().parse_args(argv)
+    except SystemExit:
+        if shown.getvalue():
+            _write(shown.getvalue())
+        raise
 
 
 def _write(text: str) -> None:
@@ -81,21 +107,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     inspect.add_argument("--program", action="store_true", help="print the captured program with its rules instead")
     inspect.set_defaults(run=_inspect)
-    verify = commands.add_parser(
-        "verify",
-        help="compile a program under a saved plan and compare with what the plan predicts",
-        description="Compiles a program under a saved plan, reads the collectives of the compiled program, and sets them "
-        "beside the predicted ones. On host devices it can also run both programs and compare their results.",
-        epilog="example:  shardwise verify plan.json train.py:make_step --backend v5e:4x4",
-    )
-    verify.add_argument("plan", metavar="PLAN", help="a plan that Plan.save wrote")
-    verify.add_argument("target", metavar="TARGET", help="zoo:NAME[:CONFIG], or file.py:function returning (fn, args)")
-    verify.add_argument("--backend", default="host", help='"host" (default) or a TPU topology such as v5e:4x4')
-    verify.set_defaults(run=_verify)
+    explain.add_command(commands)
+    compare.add_command(commands)
+    diff.add_command(commands)
+    verify.add_command(commands)
     report.add_command(commands)
-    zoo = commands.add_parser("zoo", help="list the programs that come with Shardwise")
-    zoo.set_defaults(run=_zoo)
+    zoo.add_command(commands)
     hardware.add_commands(commands)
+    doctor.add_command(commands)
     return parser
 
 
@@ -122,38 +141,11 @@ def _inspect(arguments: argparse.Namespace) -> str:
     return analysis_text(analysis, plan.terminal_width(), arguments.all)
 
 
-def _verify(arguments: argparse.Namespace) -> str:
-    from shardwise.plans.load import load_plan
-
-    made = load_plan(arguments.plan)
-    # As many host devices as the plan needs; JAX reads this when it is imported.
-    count = f"--xla_force_host_platform_device_count={made.mesh.devices}"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from shardwise.cli.targets import load_target
-    from shardwise.verification.verify import verify
-
-    target = load_target(arguments.target)
-    found = verify(made, target.fn, *target.args, backend=arguments.backend, **target.kwargs)
-    if not found.compiled.fits:
-        raise ShardwiseError(str(found))
-    return str(found)
-
-
 def _place(text: str) -> tuple[str, int]:
     path, colon, dim = text.rpartition(":")
     if not colon or not dim.lstrip("-").isdigit():
         raise ShardwiseError(f"{text!r} is no dimension: write PATH:DIM, for example params/w1:0")
     return path, int(dim)
-
-
-def _zoo(arguments: argparse.Namespace) -> str:
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    try:
-        from shardwise import zoo
-    except ModuleNotFoundError as error:
-        raise ShardwiseError(f'the zoo needs {error.name}: pip install "shardwise[zoo]"') from None
-    return "".join(f"{name:10} {' '.join(zoo.configs(name))}\n" for name in zoo.names())
 
 
 if __name__ == "__main__":

@@ -19,13 +19,14 @@ from shardwise.errors import TargetError
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A function with its arguments."""
+    """A function with its arguments. ``roles``: paths of the batch and of the parameters, where they are known."""
 
     name: str
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     donate_argnums: tuple[int, ...] = ()
+    roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def load_target(text: str) -> Target:
@@ -57,7 +58,9 @@ def _zoo(text: str) -> Target:
         program = zoo.parse(text.removeprefix("zoo:"))
     except ValueError as error:
         raise TargetError(str(error)) from None
-    return Target(text, program.fn, program.args, {}, program.donate_argnums)
+    # The arguments of a zoo program that play these roles are called like them.
+    roles = {role: (role,) for role in program.roles if role in ("batch", "params")}
+    return Target(text, program.fn, program.args, {}, program.donate_argnums, roles)
 
 
 def _load_module(path: Path) -> ModuleType:

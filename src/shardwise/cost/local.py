@@ -19,7 +19,7 @@ from shardwise.ir.program import Unit
 
 #: Collectives along several dimensions, and how many times as long as a plain copy of the larger side the copies take that
 #: XLA puts before or after them (libtpu's cycles, benchmarks/fidelity).
-CROSSING: Final = {Kind.ALL_GATHER: 3.0, Kind.ALL_TO_ALL: 2.0}
+CROSSING: Final = {Kind.ALL_GATHER: 3.0, Kind.ALL_TO_ALL: 1.5}
 
 
 class LocalCost(Protocol):

@@ -18,7 +18,7 @@ from benchmarks.fidelity.compare import exposed_s, has_cycles, moved_s, ms, reco
 from benchmarks.fidelity.page import Bar
 from benchmarks.fidelity.truth import TRUTH
 from benchmarks.fidelity.truth import load as load_truth
-from benchmarks.search.others import FOLDER
+from benchmarks.search.others import FOLDER, FREE
 from benchmarks.search.run import MESHES, PROGRAMS, Record, load
 from shardwise import __version__
 from shardwise.hardware.layout import Placement, place
@@ -47,13 +47,12 @@ def read(part: str) -> list[Row]:
     return rows
 
 
-GROUPING: Final = """The best of all states where the layers of an unrolled program are decided together, beside what the \
-search finds in 4,000 evaluations where each is decided alone, three seeds. With layers free there are more states than can be \
-tried, so that this is the best known, not the optimum."""
+GROUPING: Final = f"""The best of all states where the layers of an unrolled program are decided together, beside what the \
+search finds in {FREE:,} evaluations where each is decided alone, three seeds. With layers free there are more states than can \
+be tried, so that this is the best known, not the optimum."""
 BOUND: Final = """In the currency of the integer program, the local costs of ops and reshards one by one, above its bound. \
 There every value may lie and every op compute in its own way, whatever decisions could say, and nothing is fused: where the \
-found plan lies far above, the bound is no plan. The plan nearest to its solution is slower by the cost model than the found \
-one (`method="ilp"`: `itx:step` 5.35 ms, found 4.48 ms)."""
+found plan lies far above, the bound is no plan."""
 COMPILED: Final = """The compiler's cycles, and its collectives over the same links: first one after another, then as it \
 schedules them, where what runs between a collective's start and its end hides it."""
 

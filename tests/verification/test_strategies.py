@@ -12,7 +12,7 @@ from shardwise.tactics.strategies import FSDP, DataParallel
 from tests.verification.strategy_rows import ROWS, bytes_by_kind, large_kinds
 
 #: XLA's CPU compiler does not reassociate the reductions of dq·Wq + dk·Wk + dv·Wv, and gathers once more for each of them under
-#: sequence parallelism; its TPU compiler reaches 95% in all rows (test_tpu_strategies.py).
+#: sequence parallelism; its TPU compiler reaches 95% in both (test_tpu_strategies.py).
 LEAST = {"megatron": 0.83, "megatron, sequence": 0.92}
 #: Compiled for TPUs only: too wide for this machine's memory, or a mesh of more devices.
 HOST = [name for name in ROWS if name not in ("megatron, wide", "fsdp, megatron")]

@@ -42,7 +42,7 @@ def explain_text(plan: Plan, path: str) -> str:
         times = f" × {c.times:g}" if c.times != 1 else ""
         lines.append(f"  {c.kind} over {'·'.join(c.axes)}, {si(c.nbytes, 'B')}{times}, for {c.op} at {c.source}")
     if not moved:
-        lines.append("  used as it is stored: nothing moves for it")
+        lines.append("  nothing moves it itself; what is made of it, a cast for one, may be moved where it is used")
     return "\n".join(lines) + "\n"
 
 

@@ -127,6 +127,24 @@ FOUND = {
         ),
         9051,
     ),
+    # XLA's partitioner slices more than there is of a gather whose indices lie on an axis that its result has elsewhere.
+    "gather": (
+        Drawn(
+            shapes=((8,), (8,)),
+            steps=(
+                ("outer", 14, 30, 42, 24),
+                ("outer", 14, 30, 42, 24),
+                ("dynamic_slice", 16, 20, 52, 62),
+                ("reduce", 25, 22, 26, 56),
+                ("gather", 12, 55, 37, 24),
+                ("transpose", 11, 39, 17, 60),
+                ("causal", 1, 3, 23, 41),
+                ("fori", 21, 21, 46, 41),
+            ),
+            form=1,
+        ),
+        709,
+    ),
 }
 
 

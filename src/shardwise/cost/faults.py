@@ -13,6 +13,9 @@ Each was found by comparing sharded with plain runs, and fails under plain ``jax
 - A pad between elements or by a negative number, along a dimension that is whole in its operand and cut in its result: wrong
   numbers, or "Implicit broadcast is not allowed in HLO". Between elements and by a negative number in front, the process
   aborts wherever the result is cut. Such a result is stated whole along the dimension, and cut afterwards (rewrite/choose.py).
+- A gather whose operand is whole along the gathered dimension, whose indices are cut by an axis that the result has on another
+  dimension: a slice larger than what it slices, and the compiler stops. Where one operand of a gather or a scatter is stated,
+  all that change are (stated.py).
 
 Elsewhere: dynamic slices (rewrite/interpret.py), scatters and concatenations that are cut unevenly (rewrite/choose.py).
 """

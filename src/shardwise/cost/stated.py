@@ -59,14 +59,14 @@ def _stated(lowered: Lowered, op: Op) -> dict[Place, Sharding]:
     assert rule is not None
     found: dict[Place, Sharding] = {}
     agreed = _agreed_axes(lowered, op)
-    for k, v in enumerate(op.operands):
-        if v < 0 or lowered.actual[v].partial:
-            continue
-        need, source = tensor_sharding(rule.operand_majors[k], assigned), lowered.actual[v]
-        steps = reshard(lowered.program.values[v].nbytes, source, need, lowered.state.mesh)
-        changed = {a for step in steps for a in step.axes}
-        if changed & agreed or op.kind == CONVOLUTION:
+    needs = {k: tensor_sharding(rule.operand_majors[k], assigned) for k, v in enumerate(op.operands) if v >= 0}
+    needs = {k: need for k, need in needs.items() if not lowered.actual[op.operands[k]].partial}
+    changed = {k: _changed_axes(lowered, op.operands[k], need) for k, need in needs.items()}
+    for k, need in needs.items():
+        if changed[k] & agreed or op.kind == CONVOLUTION:
             found[Place("used", op.id, k)] = need
+    if found and op.unit is not Unit.MATRIX:  # a gather or a scatter
+        found = {Place("used", op.id, k): need for k, need in needs.items() if changed[k]}
     if op.kind == CONVOLUTION:
         made = result_sharding(rule, 0, assigned, ())
         if made.dims != lowered.storage[op.results[0]].dims:
@@ -74,6 +74,11 @@ def _stated(lowered: Lowered, op: Op) -> dict[Place, Sharding]:
     if op.unit is Unit.MATRIX:
         found |= {Place("used", op.id, k): need for k, need in scattered_product(lowered, op).items()}
     return found
+
+
+def _changed_axes(lowered: Lowered, value: int, need: Sharding) -> set[int]:
+    steps = reshard(lowered.program.values[value].nbytes, lowered.actual[value], need, lowered.state.mesh)
+    return {a for step in steps for a in step.axes}
 
 
 def _agreed_axes(lowered: Lowered, op: Op) -> set[int]:

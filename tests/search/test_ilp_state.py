@@ -110,9 +110,14 @@ def test_what_cannot_fit_is_proven_and_a_small_state_is_given() -> None:
 
 def test_an_interrupt_while_it_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The solver does not listen; the method does."""
-    over = threading.Event()
-    monkeypatch.setattr(scipy.optimize, "milp", lambda *args, **options: over.wait(30))
-    threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT)).start()
+    over, main = threading.Event(), threading.main_thread().ident
+    assert main is not None
+
+    def deaf(*args: Any, **options: Any) -> Any:
+        signal.pthread_kill(main, signal.SIGINT)
+        over.wait(30)
+
+    monkeypatch.setattr(scipy.optimize, "milp", deaf)
     analysis = analyzed(forward)
     found = ilp_state(Problem(analysis, model_of(analysis, x=4)[0].cost), LONG)
     over.set()

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint test-slow test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-search clean
+.PHONY: demo test lint docs test-slow test-browser test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-search clean
 
 $(STAMP): pyproject.toml requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shardwise needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11")'
@@ -26,6 +26,14 @@ test: $(STAMP) lint
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -n 2 -q tests -m slow
+
+# The report page in Chromium, a Debian package, which is installed where that is allowed.
+test-browser: $(STAMP)
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
+	  as=$$([ "$$(id -u)" = 0 ] || echo sudo -n); \
+	  $$as apt-get update -qq && $$as apt-get install -qq --no-install-recommends chromium; } || { \
+	  echo "there is no Chromium, and it cannot be installed from here: apt-get install chromium" >&2; exit 1; }
+	JAX_PLATFORMS=cpu $(BIN)/pytest -q tests/report -m browser
 
 test-programs: $(STAMP)
 	$(BIN)/pytest -n 2 -q tests/programs
@@ -56,6 +64,15 @@ bench-plans: .venv-tpu/.installed
 .venv-tpu/.installed: pyproject.toml requirements.txt
 	$(PYTHON) -m venv .venv-tpu
 	.venv-tpu/bin/pip install --quiet --disable-pip-version-check --constraint requirements.txt --editable ".[tpu,zoo]"
+	touch $@
+
+# Runs the tutorials anew every time: what they show is what the library does now.
+docs: .venv-docs/.installed
+	.venv-docs/bin/sphinx-build -W --keep-going -n -E -q -d build/doctrees docs build/docs
+
+.venv-docs/.installed: pyproject.toml requirements.txt docs/requirements.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check --constraint requirements.txt --constraint docs/requirements.txt --editable ".[docs]"
 	touch $@
 
 bench-analysis: $(STAMP)

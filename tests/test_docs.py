@@ -58,11 +58,3 @@ def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in link:
             assert (page.parent / link).exists(), link
-
-
-def test_every_public_name_has_a_docstring_with_an_example() -> None:
-    for name in shardwise.__all__:
-        thing = getattr(shardwise, name)
-        assert thing.__doc__, name
-    for name in ("analyze", "register_rule", "Analysis"):
-        assert ">>>" in getattr(shardwise, name).__doc__, name

@@ -17,6 +17,7 @@ __all__ = [
     "Plan",
     "ShardwiseError",
     "analyze",
+    "compare",
     "jit",
     "load_plan",
     "plan",
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from shardwise.errors import ShardwiseError
     from shardwise.plans.load import load_plan
     from shardwise.plans.plan import Plan
+    from shardwise.report.compare import compare
     from shardwise.rewrite.dropin import jit
     from shardwise.rewrite.planning import plan
     from shardwise.rules.call import OpCall
@@ -42,6 +44,7 @@ _HOMES = {
     "Plan": "shardwise.plans.plan",
     "ShardwiseError": "shardwise.errors",
     "analyze": "shardwise.dims.analysis",
+    "compare": "shardwise.report.compare",
     "jit": "shardwise.rewrite.dropin",
     "load_plan": "shardwise.plans.load",
     "plan": "shardwise.rewrite.planning",

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 
 class ShardwiseError(Exception):
-    """Base class of all errors that are about the user's input, never about a bug of ours."""
+    """Base class of all errors that are about the user's input, never about a bug of ours.
+
+    >>> import shardwise
+    >>> try:
+    ...     shardwise.load_plan("nowhere.json")
+    ... except shardwise.ShardwiseError as error:
+    ...     print(error)
+    cannot read nowhere.json: No such file or directory
+    """
 
 
 class CaptureError(ShardwiseError):

@@ -104,9 +104,28 @@ def test_files_that_do_not_import(tmp_path: Path, broken: str, capsys) -> None:
     assert code == 1 and "cannot be imported" in err and "Traceback" not in err
 
 
-def test_wrong_commands_exit_with_two(capsys) -> None:
-    for arguments in ([], ["nope"], ["inspect"], ["inspect", "zoo:mlp:tiny", "--why", "a"]):
-        assert run(*arguments, capsys=capsys)[0] == 2
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("", "the following arguments are required: COMMAND; see 'shardwise --help'"),
+        ("nope", "invalid choice: 'nope'"),
+        ("inspect", "the following arguments are required: TARGET; see 'shardwise inspect --help'"),
+        ("inspect zoo:mlp:tiny --why a", "argument --why: expected 2 arguments"),
+        ("plan zoo:mlp:tiny --topolgy v5e:2x2", "unknown argument --topolgy (did you mean --topology?)"),
+        ("plan zoo:mlp:tiny more", "unknown argument more; see 'shardwise plan --help'"),
+        ("hardware show v5e --jsn=1", "unknown argument --jsn=1 (did you mean --json?)"),
+        ("plan zoo:mlp:tiny --quiet --verbose", "argument --verbose: not allowed with argument --quiet"),
+        ("plan zoo:mlp:tiny --seed x", "argument --seed: invalid int value: 'x'"),
+        ("completion tcsh", "invalid choice: 'tcsh'"),
+    ],
+)
+def test_wrong_commands_are_one_line_and_exit_with_two(words: str, says: str, capsys) -> None:
+    code, out, err = run(*words.split(), capsys=capsys)
+    assert code == 2 and not out
+    assert err.startswith("shardwise: ") and says in err and err.count("\n") == 1
+
+
+def test_a_wrong_dimension_is_said(capsys) -> None:
     code, _, err = run("inspect", "zoo:mlp:tiny", "--why", "a", "b:0", capsys=capsys)
     assert code == 1 and "write PATH:DIM" in err
 

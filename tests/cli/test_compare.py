@@ -52,6 +52,16 @@ def test_the_best_is_first_within_80_columns(tmp_path: Path, capsys: pytest.Capt
     assert "\x1b" not in out and max(map(len, out.splitlines())) <= 80
 
 
+def test_devices_and_mesh_are_those_of_the_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = save(Path("mine.json"))
+    assert main(["compare", "zoo:mlp:tiny", "--strategies", "fsdp", "--plans", plan, plan]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("step on data 4: v5e:2x2, ") and out.count("mine.json") == 1
+
+
 def test_what_does_not_fit_comes_last(capsys: pytest.CaptureFixture[str]) -> None:
     large = ("compare", "zoo:mlp:full,layers=2", *WHERE, "--strategies", "dp,fsdp", "--json")
     assert main(large) == 0
@@ -109,6 +119,7 @@ def test_plans_of_something_else_are_refused(
         ([*COMMAND, "--plans", "nowhere.json"], "cannot read nowhere.json"),
         (["compare", "zoo:nope", *WHERE], "nope"),
         (["compare", "zoo:mlp:tiny", "--mesh", "data=?"], "give all its sizes"),
+        (["compare", "zoo:mlp:tiny"], "say what to compare on: --mesh data=4,model=4, or --plans plan.json"),
         (["compare", "zoo:mlp:tiny", "--topology", "v5e:2x2", "--mesh", "data=3"], "devices"),
     ],
 )

@@ -37,6 +37,14 @@ def make_slow():
     import time
     print("started", file=sys.stderr, flush=True)
     time.sleep(60)
+def make_deaf():
+    import gc, time
+    def callback(*_):
+        gc.callbacks.remove(callback)
+        make_slow()
+    gc.callbacks.append(callback)
+    gc.collect()
+    time.sleep(60)
 def make_long():
     return (lambda größe: jax.tree.map(jnp.sin, größe)), ({"a_long_name_" * 9: shape(4, 8)}, shape(2))[:1]
 """
@@ -135,10 +143,20 @@ def test_output_that_cannot_be_written(folder: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_an_interruption_is_one_line(folder: Path) -> None:
-    with subprocess.Popen(
-        [*COMMAND, "targets.py:make_slow"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
+#: A background job of a shell is started deaf to interruptions, and so is what it starts: the tests may be one.
+LISTENING = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from shardwise.cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("target", ["make_slow", "make_deaf"])
+def test_an_interruption_is_one_line(folder: Path, target: str) -> None:
+    """Also where it falls into a callback of the garbage collector, from which nothing can be raised."""
+    command = [sys.executable, "-P", "-c", LISTENING, "inspect", f"targets.py:{target}"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         try:
             assert running.stderr is not None
             assert running.stderr.readline() == "started\n"
@@ -148,3 +166,30 @@ def test_an_interruption_is_one_line(folder: Path) -> None:
         finally:
             running.kill()
     assert running.returncode == 130 and said == "shardwise: interrupted\n"
+
+
+def test_an_error_nobody_listens_to_is_no_output(folder: Path) -> None:
+    command = f"'{sys.executable}' -P -m shardwise.cli.main inspect targets.py:make_exit"
+    for redirect in ("2>&-", "2>/dev/full"):
+        done = subprocess.run(
+            ["bash", "-c", f"{command} {redirect}"], cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1 and not done.stdout and not done.stderr
+
+
+def test_the_whole_traceback_is_there_for_who_asks(folder: Path) -> None:
+    for target, raised in (
+        ("make_argument", "TypeError: make_argument() missing 1 required"),
+        ("make_exit", "SystemExit: 0"),
+    ):
+        done = inspect(folder, f"targets.py:{target}", "--verbose")
+        *lines, last = done.stderr.splitlines()
+        assert done.returncode == 1 and last.startswith("shardwise: targets.py:") and not done.stdout
+        assert lines[0].startswith("Traceback") and lines[-1].startswith(raised)
+
+
+def test_a_missing_extra_is_one_line(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "flax.py").write_text("raise ModuleNotFoundError(\"No module named 'flax'\", name='flax')")
+    done = inspect(folder, "zoo:vit:tiny", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr == "shardwise: zoo program vit needs the package flax: pip install flax\n"

@@ -42,6 +42,40 @@ def test_an_open_mesh_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert "data 2 × model 2" in capsys.readouterr().out
 
 
+def test_progress_is_for_terminals_or_for_who_asks(capsys: pytest.CaptureFixture[str]) -> None:
+    where = [*TARGET, "--mesh", "data=4", *SHORT]
+    for option in ([], ["--quiet"]):
+        assert main([*where, *option]) == 0
+        assert not capsys.readouterr().err
+    assert main([*where, "--verbose"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and all(" evaluated, best " in line for line in lines)
+
+
+@pytest.mark.parametrize("option", ["--output", "--report"])
+def test_nothing_is_searched_if_the_plan_cannot_be_kept(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shardwise.cli.targets.load_target", lambda _: pytest.fail("there is no need to look"))
+    for file, why in (
+        ("/nowhere/x.json", "there is no folder /nowhere"),
+        ("/proc/x", "No such file"),
+        (".", "a folder"),
+    ):
+        assert main([*TARGET, option, file]) == 1
+        err = capsys.readouterr().err
+        assert err.startswith(f"shardwise: cannot write {file}: ") and why in err and err.count("\n") == 1
+
+
+def test_what_comes_next_is_a_command_that_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a plan.json"
+    for where, backend in ((["v5e:2x2"], " --backend v5e:2x2"), (["16 v5e"], " --backend v5e:4x4"), (["h100:4"], "")):
+        assert main(["plan", "zoo:mlp:tiny", "--topology", *where, *SHORT, "--output", str(file)]) == 0
+        assert capsys.readouterr().out.endswith(f"saved; next:\n  shardwise verify '{file}' zoo:mlp:tiny{backend}\n")
+    assert main([*TARGET, *SHORT, "--all"]) == 0
+    assert capsys.readouterr().out.endswith("next: --output plan.json saves it, --report plan.html draws it\n")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

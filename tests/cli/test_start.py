@@ -12,9 +12,9 @@ import pytest
 import shardwise
 from shardwise import zoo
 from shardwise.cli.main import main
-from shardwise.cli.zoo import PROGRAMS
 
 LIGHT = [["--help"], ["--version"], ["zoo"], ["zoo", "--json"], ["plan", "--help"], ["compare", "--help"], ["nope"]]
+LIGHT += [["completion", shell] for shell in ("bash", "zsh", "fish")]
 
 
 @pytest.mark.parametrize("words", LIGHT, ids=" ".join)
@@ -38,15 +38,19 @@ def test_every_command_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> Non
         main(["--help"])
     out = capsys.readouterr().out
     assert not stop.value.code
-    for command in "plan inspect explain compare diff verify report zoo hardware doctor".split():
+    for command in "plan inspect explain what-if compare diff verify report zoo hardware doctor completion".split():
         assert f"    {command}" in out
 
 
 def test_the_list_of_programs_is_that_of_the_zoo(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {name: tuple(configs) for name, *configs in PROGRAMS} == {name: zoo.configs(name) for name in zoo.names()}
     assert main(["zoo", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["programs"]
-    assert [p["name"] for p in listed] == list(zoo.names())
+    assert {p["name"]: tuple(p["configs"]) for p in listed} == {name: zoo.configs(name) for name in zoo.names()}
+    assert main(["zoo"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    for program in listed:
+        assert f"{program['name']:8} {' '.join(program['configs'])}\n" in out and program["description"] in out
 
 
 @pytest.mark.parametrize("words", ["--help", "zoo", "plan --help"])

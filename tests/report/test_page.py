@@ -18,9 +18,11 @@ import shardwise
 from shardwise.cli.main import main
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.plans.colors import ColorGraph, GroupSummary, Meeting
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
-from shardwise.report.charts import memory_area, search_steps
+from shardwise.report.charts import memory_area, search_front, search_steps
+from shardwise.report.color_drawing import drawn_colors
 from shardwise.report.data import report_data
 from shardwise.report.html import TABS, page_html
 from shardwise.report.units import binary, seconds
@@ -30,15 +32,18 @@ HOSTILE = "</script><b>&amp;'\"{{ 7 * 7 }}"
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
+    """A plan with all that a page can show: conflicts, a search, the effects of its decisions, strategies beside it."""
+
     def step(w: Any, x: Any) -> Any:
-        return jnp.sum(jnp.tanh(x @ w["first"]) @ w["second"])
+        mixed = jnp.einsum("bst,btd->bsd", jax.nn.softmax(jnp.einsum("bsd,btd->bst", x, x)), x)
+        return jnp.sum(jnp.tanh(mixed @ w["first"]) @ w["second"])
 
     shape = jax.ShapeDtypeStruct
     w = {"first": shape((1024, 4096), "float32"), "second": shape((4096, 1024), "float32")}
-    x = shape((65536, 1024), "float32")
-    return shardwise.plan(
-        jax.grad(step), w, x, topology="v5e:2x2", mesh={"data": 2, "model": 2}, budget_evals=60, seed=0
-    )
+    x = shape((4, 4096, 1024), "float32")
+    pins = {"x": jax.sharding.PartitionSpec(None, "data")}
+    where: dict[str, Any] = {"topology": "v5e:2x2", "mesh": {"data": 2, "model": 2}, "pins": pins}
+    return shardwise.plan(jax.grad(step), w, x, budget_evals=60, seed=0, roles={"batch": "x", "params": "w"}, **where)
 
 
 @pytest.fixture
@@ -81,6 +86,8 @@ def test_the_page_holds_its_data_and_the_figures_are_the_plans(plan: Plan) -> No
     assert [a["path"] for a in data["arrays"]] == [a["path"] for a in saved["arguments"] + saved["outputs"]]
     assert [a["spec"] for a in data["arrays"]] == [a["spec"] for a in saved["arguments"] + saved["outputs"]]
     assert data["search"].items() >= saved["search"].items()
+    assert data["search"]["front"] and data["colors"]["groups"] == saved["colors"]["groups"]
+    assert [c["kept"] for c in data["colors"]["conflicts"]] == [c["kept"] for c in saved["colors"]["conflicts"]] != []
     for shown in (seconds(plan.predicted.time_s), binary(plan.predicted.peak_bytes), str(plan.mesh)):
         assert shown in text
 
@@ -142,6 +149,9 @@ def test_hostile_names_stay_text(plan: Plan) -> None:
         arguments=arrays,
         decisions=(HOSTILE, *plan.decisions),
         notes=(HOSTILE,),
+        colors=replace(
+            plan.colors, groups=(replace(plan.colors.groups[0], places=(HOSTILE,)), *plan.colors.groups[1:])
+        ),
         predicted=replace(p, rows=tuple(replace(r, source=HOSTILE, op=HOSTILE) for r in p.rows)),
     )
     text = page_html(bad)
@@ -155,6 +165,25 @@ def test_hostile_names_stay_text(plan: Plan) -> None:
 def test_without_a_search_there_is_no_tab_for_it(plan: Plan) -> None:
     assert 'id="tab-search"' in page_html(plan)
     assert 'id="tab-search"' not in page_html(replace(plan, search=None))
+
+
+def test_tabs_are_there_where_there_is_something_to_show(plan: Plan) -> None:
+    bare = replace(plan, colors=ColorGraph())
+    for name in ("effects", "experts"):
+        object.__setattr__(bare, name, ())
+    shown, hidden = (re.findall(r'id="tab-(\w+)"', page_html(p)) for p in (plan, bare))
+    assert shown == [tab.name for tab in TABS]
+    assert [name for name in shown if name not in hidden] == ["colors", "decisions", "experts"]
+
+
+def test_effects_are_differences_to_the_plan(plan: Plan, loaded: Plan) -> None:
+    p, rows = plan.predicted, report_data(plan)["effects"]
+    assert len(rows) == len(plan.choices) > 1
+    for row, words, effect in zip(rows, plan.decisions, plan.effects, strict=False):
+        assert row["decision"] == words and (row["time_s"], row["peak_bytes"]) == (effect.time_s, effect.peak_bytes)
+        assert row["slower_s"] == effect.time_s - p.time_s and row["more_bytes"] == effect.peak_bytes - p.peak_bytes
+    assert any(row["slower_s"] > 0 for row in rows)
+    assert report_data(loaded)["effects"] == [], "a saved plan does not know its program"
 
 
 def test_one_device_and_a_plan_of_nothing(plan: Plan) -> None:
@@ -171,6 +200,23 @@ def test_charts_stay_in_their_box() -> None:
     numbers = [float(x) for x in re.findall(r"[\d.]+", high.path)]
     assert min(numbers) >= 0 and max(numbers) <= 1000
     assert search_steps({"evaluations": 0, "improvements": []}).path == ""
+
+
+def test_a_front_is_drawn_with_the_plan_and_the_limit_if_it_is_near() -> None:
+    plan = {"time_s": 1.0, "peak_bytes": 100, "usable_bytes": 120}
+    alone = search_front([plan | {"fits": True}], plan)
+    assert alone.points == ((*alone.plan, True),) and alone.limit_x is None, "far away, by the size of the picture"
+    wide = search_front([{"time_s": 9.0, "peak_bytes": 60, "fits": True}, plan | {"fits": True}], plan)
+    assert wide.limit_x is not None and 0 < wide.points[0][0] < wide.plan[0] < wide.limit_x < 1000
+    assert 0 < wide.points[0][1] < wide.plan[1] < 300
+
+
+def test_a_graph_of_many_groups_stays_in_its_box() -> None:
+    groups = tuple(GroupSummary(k, 8, 1, 5 + k, 1.0, 1.0, (f"x{k}[0]",), 1, ()) for k in range(60))
+    drawn = drawn_colors(ColorGraph(groups, (), (Meeting(0, 59, 3),)).to_json())
+    assert len(drawn.nodes) == 60 and len(drawn.lines) == 1
+    for node in drawn.nodes:
+        assert node.radius < node.x < drawn.width - node.radius and node.radius < node.y < drawn.height - node.radius
 
 
 def test_the_file_is_written_whole_or_not_at_all(plan: Plan, tmp_path: Path) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import shardwise
+from shardwise import zoo
+from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
 from shardwise.report.data import report_data
-from shardwise.report.html import TABS
-from shardwise.report.units import seconds
+from shardwise.report.html import TABS, page_html
+from shardwise.report.units import binary, seconds, si
+from shardwise.tactics.strategies import FSDP
 from tests.report.test_page import HOSTILE, plan
 
 __all__ = ["plan"]
@@ -21,8 +29,12 @@ __all__ = ["plan"]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here"),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: make test-browser"),
 ]
+
+#: A phone, a tablet, a desk.
+WIDTHS = (360, 768, 1280)
+QUICK_S = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +48,20 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def show(browser: Any, tmp_path: Path) -> Iterator[Any]:
-    """Opens a plan's page at a width; whatever the page complains about fails the test."""
+    """Opens a plan's page at a width; whatever the page complains about or asks the network for fails the test."""
     problems: list[str] = []
     contexts = []
 
-    def opened(shown: Plan, width: int = 1400) -> Any:
+    def opened(shown: Plan, width: int = 1280, scheme: str = "light") -> Any:
         shown.report(tmp_path / "plan.html")
-        context = browser.new_context(viewport={"width": width, "height": 800}, offline=True)
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: problems.append(message.text))
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.goto((tmp_path / "plan.html").as_uri())
+        own = ((tmp_path / "plan.html").as_uri(), "data:,")
+        page.on("request", lambda asked: problems.append(asked.url) if asked.url not in own else None)
+        page.goto(own[0])
         return page
 
     yield opened
@@ -56,37 +70,152 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Any]:
     assert problems == []
 
 
-@pytest.mark.parametrize("width", [375, 800, 1400])
+def cells(page: Any, table: str) -> list[list[str]]:
+    """The words in the rows of a table."""
+    rows = page.locator(f"{table} tbody tr")
+    found: list[list[str]] = rows.evaluate_all("rows => rows.map(r => [...r.cells].map(c => c.innerText.trim()))")
+    return found
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 def test_every_tab_opens_and_fits_the_width(plan: Plan, show: Any, width: int) -> None:
     page = show(plan, width)
+    assert page.locator("[role=tab]").count() == len(TABS)
     for tab in TABS:
         page.click(f"#tab-{tab.name}")
         assert page.locator("[role=tabpanel]:visible").evaluate_all("all => all.map(p => p.id)") == [tab.name]
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert page.url.endswith("#search")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab.name
+        # What does not fit scrolls by itself, and can be reached by key.
+        boxes = "all => all.filter(b => b.scrollWidth > b.clientWidth + 1 && b.tabIndex < 0).map(b => b.outerHTML)"
+        assert page.locator(f"#{tab.name} .scroll").evaluate_all(boxes) == []
+    assert page.url.endswith(f"#{TABS[-1].name}")
 
 
 def test_keys_move_between_tabs(plan: Plan, show: Any) -> None:
     page = show(plan)
-    page.focus("#tab-summary")
-    for key, name in (("ArrowRight", "plan"), ("End", "search"), ("ArrowRight", "summary"), ("ArrowLeft", "search")):
+    names = [tab.name for tab in TABS]
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "tab-summary"
+    steps = [("ArrowRight", name) for name in (*names[1:], "summary")]
+    for key, name in (*steps, ("End", names[-1]), ("ArrowLeft", names[-2]), ("Home", "summary")):
         page.keyboard.press(key)
         assert page.evaluate("document.activeElement.id") == f"tab-{name}"
         assert page.get_attribute(f"#tab-{name}", "aria-selected") == "true"
-        assert page.is_visible(f"#{name}")
-    page.keyboard.press("Home")
-    assert page.is_visible("#summary")
+        assert page.locator("[role=tabpanel]:visible").evaluate_all("all => all.map(p => p.id)") == [name]
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "summary", "from a tab to what it shows"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [WIDTHS[0], WIDTHS[-1]])
+def test_nothing_stands_in_anybodys_way(plan: Plan, show: Any, scheme: str, width: int) -> None:
+    """By axe, on every tab: names, roles, contrast, focus."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = show(plan, width, scheme)
+    # Colors are looked at, not half-way from one to another.
+    page.emulate_media(reduced_motion="reduce", color_scheme=scheme)
+    found = []
+    for tab in TABS:
+        page.click(f"#tab-{tab.name}")
+        for problem in axe.run(page).response["violations"]:
+            if problem["impact"] in ("serious", "critical"):
+                found.append((tab.name, problem["id"], [node["html"][:120] for node in problem["nodes"][:3]]))
+    assert found == []
 
 
 def test_figures_are_the_data(plan: Plan, show: Any) -> None:
+    """What is shown is what the plan's JSON has."""
     page, data = show(plan), report_data(plan)
-    assert page.inner_text("#summary dd") == seconds(data["predicted"]["time_s"])
+    saved = json.loads(plan.to_json())
+    p = saved["predicted"]
+    assert page.locator("#summary dd:not(.quiet)").all_inner_texts() == [
+        seconds(p["time_s"]),
+        f"{p['utilization']:.0%}",
+        seconds(p["comm_s"]),
+        binary(p["peak_bytes"]),
+    ]
     page.click("#tab-plan")
-    shown = page.locator("#arrays tbody tr").evaluate_all("rows => rows.map(r => [...r.cells].map(c => c.innerText))")
     keys = ("path", "role", "text", "shards", "device_bytes_text")
-    assert shown == [[str(a[k]) for k in keys] for a in data["arrays"]]
+    assert cells(page, "#arrays") == [[str(a[k]) for k in keys] for a in data["arrays"]]
     page.click("#tab-program")
     assert page.locator("#program tbody th").count() == len(data["lines"])
+    page.click("#tab-memory")
+    assert [row[2] for row in cells(page, "#memory table")] == [si(a["nbytes"], "B") for a in p["alive"]]
+    page.click("#tab-time")
+    kinds = plan.predicted.breakdown("kind")
+    first = cells(page, "#time .scroll:nth-of-type(1) table")
+    assert [row[:2] for row in first] == [[kind, seconds(s)] for kind, s in kinds.items()]
+
+
+def test_the_search_and_its_front_are_the_data(plan: Plan, show: Any) -> None:
+    page, search = show(plan), json.loads(plan.to_json())["search"]
+    p = plan.predicted
+    page.click("#tab-search")
+    rows = [[binary(t["peak_bytes"]), seconds(t["time_s"])] for t in search["front"]]
+    assert [row[:2] for row in cells(page, "#front")] == [*rows, [binary(p.peak_bytes), seconds(p.time_s)]]
+    assert page.locator("#search .found").count() == 1
+    assert page.locator("#search .dot").count() == len(search["front"]) + len(search["improvements"])
+
+
+def test_colors_decisions_and_experts_are_the_data(plan: Plan, show: Any) -> None:
+    page, data = show(plan), report_data(plan)
+    colors = json.loads(plan.to_json())["colors"]
+    page.click("#tab-colors")
+    shown = [(row[0].split()[0], row[1], row[3]) for row in cells(page, "#groups")]
+    assert shown == [(str(g["number"]), "·".join(g["axes"]) or "–", f"{g['size']:,}") for g in colors["groups"]]
+    assert page.locator("#colors .node").count() == len(colors["groups"])
+    assert page.locator("#colors .node.sharded").count() == sum(bool(g["axes"]) for g in colors["groups"]) > 0
+    kept = [len({s for s in c["kept"].values() if s}) for c in colors["conflicts"]]
+    assert page.locator("#colors .side.kept").count() == sum(kept) > 0
+    assert [row[1] for row in cells(page, "#conflicts")] == [c["outcome"] for c in data["colors"]["conflicts"]]
+    page.click("#tab-decisions")
+    figures = [[e["decision"], seconds(e["time_s"]), binary(e["peak_bytes"])] for e in data["effects"]]
+    assert [[row[0], row[1], row[3]] for row in cells(page, "#effects")] == figures
+    page.click("#tab-experts")
+    names = [[x["name"], seconds(x["time_s"])] for x in data["experts"]]
+    assert [row[:2] for row in cells(page, "#strategies")] == [["this plan", seconds(plan.predicted.time_s)], *names]
+
+
+def test_a_loaded_plan_is_shown_too(plan: Plan, show: Any, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    page = show(load_plan(tmp_path / "plan.json"))
+    for name in page.locator("[role=tab]").evaluate_all("all => all.map(t => t.getAttribute('aria-controls'))"):
+        page.click(f"#tab-{name}")
+        assert page.is_visible(f"#{name}")
+
+
+def quick(shown: Plan, show: Any) -> None:
+    """Written, opened, and every tab laid out and painted, not only asked for: each in two seconds."""
+    assert shown.effects is not None, "worked out once, before it is written"
+    start = time.perf_counter()
+    page_html(shown)
+    assert time.perf_counter() - start < QUICK_S
+    page = show(shown)
+    assert page.evaluate("performance.now()") < 1000 * QUICK_S, "since it was asked for"
+    for name in page.locator("[role=tab]").evaluate_all("all => all.map(t => t.getAttribute('aria-controls'))"):
+        start = time.perf_counter()
+        page.click(f"#tab-{name}")
+        page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        assert time.perf_counter() - start < QUICK_S, name
+
+
+@pytest.mark.slow  # seconds count, so that nothing may run beside it
+def test_20000_of_everything_are_quick(plan: Plan, show: Any) -> None:
+    count, p = 20_000, plan.predicted
+    arrays = tuple(replace(plan.arguments[0], path=f"params/{k}") for k in range(count))
+    rows = tuple(replace(p.rows[k % len(p.rows)], source=f"model.py:{k}") for k in range(count))
+    curve = tuple(p.peak_bytes - k for k in range(count))
+    quick(replace(plan, arguments=arrays, predicted=replace(p, rows=rows, curve=curve)), show)
+
+
+@pytest.mark.slow
+def test_an_unrolled_program_of_48_layers_is_quick(show: Any) -> None:
+    program = zoo.load("gpt", "39b", scan=False)
+    where: dict[str, Any] = {"topology": "v5e:4x4", "mesh": {"data": 16}}
+    roles = {"params": "params", "batch": "batch"}
+    large = shardwise.plan(program.fn, *program.args, tactics=[FSDP("data")], roles=roles, **where)
+    assert len(large.predicted.curve) > 1000 and len(large.arguments) > 1000
+    quick(large, show)
 
 
 def test_a_table_of_5000_rows_is_searched_and_sorted(plan: Plan, show: Any) -> None:
@@ -119,3 +248,18 @@ def test_the_mesh_shows_where_shards_are(plan: Plan, show: Any) -> None:
         ["device 3", "[1, 1]"],
     ]
     assert "4 shards of [4, 4], on one device each" in page.inner_text("#shards")
+
+
+@pytest.mark.parametrize(("scheme", "ground", "text"), [("light", "#fff", "#111"), ("dark", "#111", "#e8e8e8")])
+def test_a_notebook_shows_it_in_its_own_colors(plan: Plan, browser: Any, scheme: str, ground: str, text: str) -> None:
+    """Fragments as they stand in a notebook: readable on its ground, and never wider than the cell."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found = shardwise.analyze(lambda x: jnp.tanh(x @ x), jax.ShapeDtypeStruct((64, 64), "float32"))
+    shown = (plan._repr_html_() + found._repr_html_()).replace("<details>", "<details open>")
+    page = browser.new_page(viewport={"width": WIDTHS[0], "height": 800}, color_scheme=scheme)
+    style = f"background:{ground};color:{text};font-family:sans-serif"
+    page.set_content(f'<html lang="en"><title>Notebook</title><body style="{style}"><main>{shown}</main></body></html>')
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    problems = axe.run(page).response["violations"]
+    assert [p["id"] for p in problems if p["impact"] in ("serious", "critical")] == []
+    page.close()

@@ -139,7 +139,7 @@ def test_other_errors_of_a_progress_callback_are_not_swallowed() -> None:
         ({"budget_s": float("nan")}, "budget_s"),
         ({"budget_evals": 0}, "budget_evals is a whole number of evaluations above zero, not 0"),
         ({"budget_evals": True}, "budget_evals"),
-        ({"progress": 3}, "progress is called at every improvement; int cannot be called"),
+        ({"progress": 3}, "progress is 'auto' or called at every improvement; int cannot be called"),
         ({"method": "x", "seed": -1}, "method.*; seed"),
     ],
 )
@@ -212,6 +212,13 @@ def saved() -> str:
         (lambda log: log["improvements"][0].update(fits=1), "search: TypeError expected true or false"),
         (lambda log: log["improvements"][0].update(mesh={"x": 0}), "search: MeshError .*not a positive"),
         (lambda log: log.update(meshes=[{"mesh": {"x": 4}}]), "search: KeyError 'time_s'"),
+        (lambda log: log.pop("front"), "search: KeyError 'front'"),
+        (lambda log: log.update(front=[{"time_s": 1, "peak_bytes": 1}]), "search: KeyError 'fits'"),
+        (lambda log: log.update(front=2 * log["front"][:1]), "search: ValueError along a front memory grows"),
+        (
+            lambda log: log.update(front=49 * log["front"][:1]),
+            "search: ValueError a front has at most 48 states, not 49",
+        ),
     ],
 )
 def test_a_damaged_log_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], Any], message: str) -> None:

@@ -297,6 +297,7 @@ def test_names_and_configs() -> None:
     assert set(zoo.names()) >= {"t2b", "t7b", "gpt", "llama3", "mixtral", "gns", "unet", "itx", "vit"}
     assert zoo.configs("gpt") == ("2.6b", "6.7b", "39b", "tiny")
     assert all("tiny" in zoo.configs(name) for name in zoo.names())
+    assert all(zoo.configs(name) == tuple(registry._configs(name)) for name in zoo.names())
     assert zoo.load("llama3").config == "8b"
 
 

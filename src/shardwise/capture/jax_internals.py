@@ -254,8 +254,8 @@ def abstract(leaf: Any) -> Any:
 
 
 def type_key(leaf: Any) -> Any:
-    """What ``jax.jit`` tells calls apart by: shape, dtype, and whether the dtype gives way to others. Asked at every call: JAX
-    keeps one abstract value for all arrays of a type, with its hash."""
+    """What ``jax.jit`` tells calls apart by: shape, dtype, whether the dtype gives way to others, and the mesh it lies on.
+    Asked at every call: JAX keeps one abstract value for all arrays of a type, with its hash."""
     try:
         return leaf.aval
     except AttributeError:  # NumPy's arrays, Python's numbers

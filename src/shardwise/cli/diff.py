@@ -6,26 +6,27 @@ import argparse
 import json
 from typing import Any
 
+from shardwise.cli import options
 from shardwise.cli.answer import Answer
 
 
 def add_command(commands: Any) -> None:
     """Registers ``diff``."""
-    diff = commands.add_parser(
+    diff = options.add_command(
+        commands,
         "diff",
         help="say what differs between two saved plans",
         description="Says what differs between two saved plans: predicted figures, mesh, decisions, specs, constraints, "
         "bytes moved. As with diff, the exit code is 0 if they are the same, 1 if they differ, 2 if there was trouble.",
-        epilog="example:  shardwise diff before.json after.json",
+        examples="shardwise diff before.json after.json",
     )
-    diff.add_argument("one", metavar="A", help="a plan that Plan.save wrote")
-    diff.add_argument("other", metavar="B", help="another")
-    diff.add_argument("--json", action="store_true", help="print JSON")
+    options.add_plan(diff, "one", "A")
+    options.add_plan(diff, "other", "B", help="another")
+    options.add_json(diff)
     diff.set_defaults(run=_diff, trouble=2)
 
 
 def _diff(arguments: argparse.Namespace) -> Answer:
-    from shardwise.cli.plan import terminal_width
     from shardwise.plans.load import load_plan
     from shardwise.report.difference import difference, difference_text
 
@@ -33,4 +34,4 @@ def _diff(arguments: argparse.Namespace) -> Answer:
     code = 0 if found.same else 1
     if arguments.json:
         return Answer(json.dumps(found.to_json(), indent=2) + "\n", code)
-    return Answer(difference_text(found, arguments.one, arguments.other, terminal_width()), code)
+    return Answer(difference_text(found, arguments.one, arguments.other, options.terminal_width()), code)

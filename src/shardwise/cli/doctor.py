@@ -9,6 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import shardwise
+from shardwise.cli import options
 from shardwise.cli.answer import Answer
 from shardwise.report.units import binary, plural, seconds
 
@@ -18,14 +19,15 @@ if TYPE_CHECKING:
 
 def add_command(commands: Any) -> None:
     """Registers ``doctor``."""
-    doctor = commands.add_parser(
+    doctor = options.add_command(
+        commands,
         "doctor",
         help="say what is installed on this machine, what is missing, and whether planning works",
         description="Shows versions, the devices that JAX sees, extras, cores and memory, and makes, compiles and runs a tiny "
         "plan. The exit code is 1 if something that is needed is missing or does not work.",
-        epilog="example:  shardwise doctor --json",
+        examples="shardwise doctor --json",
     )
-    doctor.add_argument("--json", action="store_true", help="print JSON")
+    options.add_json(doctor)
     doctor.set_defaults(run=_doctor)
 
 

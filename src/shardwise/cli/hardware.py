@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardwise.cli import completers, options
 from shardwise.report.units import si
 
 if TYPE_CHECKING:
@@ -19,37 +20,57 @@ if TYPE_CHECKING:
     from shardwise.hardware.topology import Topology
 
 
-def add_commands(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """Registers ``hardware list``, ``hardware show`` and ``hardware calibrate``."""
     hardware = commands.add_parser(
         "hardware",
         help="list the devices Shardwise knows, or show the figures of one with their sources",
         description="Profiles of devices and links: what planning assumes about the hardware, and where it is from.",
+        formatter_class=options.Help,
     )
     actions = hardware.add_subparsers(title="actions", metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="list all profiles, yours included")
+    listing = options.add_command(
+        actions,
+        "list",
+        help="list all profiles, yours included",
+        description="Lists all profiles: those that come with Shardwise, and those in SHARDWISE_HARDWARE_PATH.",
+        examples="shardwise hardware list",
+    )
     listing.set_defaults(run=_list)
-    show = actions.add_parser(
+    show = options.add_command(
+        actions,
         "show",
         help="show every figure of a profile with its source, and the links of a topology",
-        epilog="examples:  shardwise hardware show v5e   shardwise hardware show '2*v5e:16x16'",
+        description="Shows every figure of a profile with its source, and the links of a topology.",
+        examples="""
+        shardwise hardware show v5e
+        shardwise hardware show '2*v5e:16x16'
+        """,
     )
-    show.add_argument("name", metavar="NAME", help="a name, a path to a .toml file, or a topology such as v5e:4x4")
+    shown = "a name, a path to a .toml file, or a topology such as v5e:4x4"
+    options.completed(show.add_argument("name", metavar="NAME", help=shown), completers.hardware)
     show.set_defaults(run=_show)
-    calibrate = actions.add_parser(
+    calibrate = options.add_command(
+        actions,
         "calibrate",
         help="measure this machine's devices and write a profile",
         description="Measures the devices that JAX has here (products, memory, elementwise work, kernels, collectives), all "
         "of them busy at once, and writes a hardware profile. Let nothing else run meanwhile.",
-        epilog="example:  shardwise hardware calibrate --name ours --devices 8",
+        examples="shardwise hardware calibrate --name ours --devices 8",
     )
     calibrate.add_argument("--name", help="the profile's name (default: the kind of device with -measured)")
-    calibrate.add_argument("--output", metavar="FILE.toml", type=Path, help="where it goes (default: NAME.toml, here)")
+    options.completed(
+        calibrate.add_argument(
+            "--output", metavar="FILE.toml", type=Path, help="where it goes (default: NAME.toml, here)"
+        ),
+        completers.files("toml"),
+    )
     calibrate.add_argument("--quick", action="store_true", help="coarse figures within 15 s rather than 90 s")
     calibrate.add_argument("--devices", metavar="N", type=int, help="use N devices; on a CPU make N host devices")
     calibrate.set_defaults(run=_calibrate)
     for action in (listing, show, calibrate):
-        action.add_argument("--json", action="store_true", help="print JSON")
+        options.add_json(action)
+    options.add_loudness(calibrate, "say what is measured, terminal or not")
 
 
 def _list(arguments: argparse.Namespace) -> str:
@@ -98,11 +119,13 @@ def _show(arguments: argparse.Namespace) -> str:
     if arguments.json:
         data = profile.to_json() | ({"topology": place.to_json()} if place else {})
         return json.dumps(data, indent=2) + "\n"
-    return show_text(profile, place)
+    return show_text(profile, place, options.terminal_width())
 
 
-def show_text(profile: Profile, place: Topology | None = None) -> str:
+def show_text(profile: Profile, place: Topology | None = None, width: int = 80) -> str:
     """Every figure, with the number of its source in the list below."""
+    from shardwise.report.wrapping import wrapped
+
     cited: dict[str, int] = {}
     lines = [f"{profile.title} ({profile.name})"]
     if profile.aliases:
@@ -114,7 +137,7 @@ def show_text(profile: Profile, place: Topology | None = None) -> str:
         source = profile.source(figure)
         lines.append(f"{figure:30} {value:24} [{cited.setdefault(source, len(cited) + 1)}]")
     lines += ["", "Sources", *(f"[{number}] {source}" for source, number in cited.items())]
-    return "\n".join(lines) + "\n"
+    return wrapped("\n".join(lines), width)
 
 
 def _axis_lines(place: Topology) -> list[str]:
@@ -175,7 +198,7 @@ def _calibrate(arguments: argparse.Namespace) -> str:
     from shardwise.verification.measure import measure  # brings JAX
 
     def say(what: str) -> None:
-        if sys.stderr.isatty():
+        if sys.stderr is not None and (arguments.verbose or (not arguments.quiet and sys.stderr.isatty())):
             print(f"measuring {what} ...", file=sys.stderr)
 
     measured = measure(arguments.devices, arguments.quick, say=say)

@@ -5,20 +5,43 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Final
 
 import shardwise
-from shardwise.cli import compare, diff, doctor, explain, hardware, plan, report, verify, zoo
+from shardwise.cli import (
+    compare,
+    completion,
+    diff,
+    doctor,
+    explain,
+    hardware,
+    inspect,
+    options,
+    plan,
+    report,
+    verify,
+    what_if,
+    zoo,
+)
 from shardwise.cli.answer import Answer
+from shardwise.cli.interruption import interruptible
 from shardwise.errors import ShardwiseError
 
 #: What a terminal that cannot show our signs gets, one character each so that columns stay in line.
-_PLAIN: Final = str.maketrans({"…": "~", "×": "x", "→": ">", "–": "-"})
-_NEEDED: Final = ("jax", "jaxlib", "numpy", "scipy", "rich", "jinja2")
+_PLAIN: Final = str.maketrans({"…": "~", "×": "x", "→": ">", "–": "-", "·": ".", "µ": "u"})
+_NEEDED: Final = ("jax", "jaxlib", "numpy", "scipy", "rich", "jinja2", "argcomplete")
+_EPILOG: Final = """'shardwise COMMAND --help' says more, with examples.
+
+exit codes:
+  0    done
+  1    the input was wrong; of diff: the plans differ; of doctor: a problem
+  2    the command was wrong; of diff: there was trouble
+  130  interrupted"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,39 +49,53 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Of ``diff`` and ``doctor`` 1 is an answer.
     """
-    trouble = 1
+    trouble, verbose = 1, False
     try:
         arguments = _arguments(argv)
-        trouble = getattr(arguments, "trouble", trouble)
+        trouble, verbose = getattr(arguments, "trouble", trouble), getattr(arguments, "verbose", verbose)
         # What a target prints is not our output: it must not end up inside JSON.
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), interruptible():
             answer: str | Answer = arguments.run(arguments)
         text, code = (answer, 0) if isinstance(answer, str) else (answer.text, answer.code)
         _write(text)
         return code
     except ShardwiseError as error:
-        print(f"shardwise: {error}", file=sys.stderr)
+        if verbose:
+            origin = error.__cause__ or error.__context__ or error
+            _say("".join(traceback.format_exception(origin)).rstrip())
+        _say(f"shardwise: {error}")
         return trouble
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _NEEDED:
             raise
-        print(f"shardwise: the package {error.name} is missing; 'shardwise doctor' says what else", file=sys.stderr)
+        _say(f"shardwise: the package {error.name} is missing; 'shardwise doctor' says what else")
         return trouble
     except KeyboardInterrupt:
-        print("shardwise: interrupted", file=sys.stderr)
+        if argv is None:  # From here on the program ends, and whoever is in a hurry ends it at once.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _say("shardwise: interrupted")
         return 130
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Help and version are output like any other: written in one place, whoever reads them."""
+    parser = _parser()
+    completion.answer_shell(parser)
     shown = io.StringIO()
     try:
         with contextlib.redirect_stdout(shown):
-            return _parser().parse_args(argv)
+            return parser.parse_args(argv)
     except SystemExit:
         if shown.getvalue():
             _write(shown.getvalue())
         raise
+
+
+def _say(text: str) -> None:
+    """To standard error, if anybody listens."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
 
 
 def _write(text: str) -> None:
@@ -81,71 +118,17 @@ def _write(text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="shardwise", description="Decides how a JAX program is split over many accelerators."
+    parser = options.Parser(
+        prog="shardwise",
+        description="Decides how a JAX program is split over many accelerators.",
+        epilog=_EPILOG,
+        formatter_class=options.Help,
     )
     parser.add_argument("--version", action="version", version=f"shardwise {shardwise.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    plan.add_command(commands)
-    inspect = commands.add_parser(
-        "inspect",
-        help="show what can be sharded in a program, and where that is ambiguous",
-        description="Shows what can be sharded in a program: colors, groups, conflicts, opaque operations. Nothing runs.",
-        epilog="examples:  shardwise inspect zoo:t2b   shardwise inspect train.py:make_step --json",
-    )
-    inspect.add_argument("target", metavar="TARGET", help="zoo:NAME[:CONFIG], or file.py:function returning (fn, args)")
-    inspect.add_argument("--json", action="store_true", help="print the analysis as JSON")
-    inspect.add_argument(
-        "--all", action="store_true", help="list also groups that do not matter (loops, whole dimensions)"
-    )
-    inspect.add_argument("--no-grouping", action="store_true", help="decide repeated layers one by one")
-    inspect.add_argument(
-        "--why",
-        nargs=2,
-        metavar=("A", "B"),
-        help="show what ties two dimensions together, each as PATH:DIM (params/w1:0)",
-    )
-    inspect.add_argument("--program", action="store_true", help="print the captured program with its rules instead")
-    inspect.set_defaults(run=_inspect)
-    explain.add_command(commands)
-    compare.add_command(commands)
-    diff.add_command(commands)
-    verify.add_command(commands)
-    report.add_command(commands)
-    zoo.add_command(commands)
-    hardware.add_commands(commands)
-    doctor.add_command(commands)
+    for module in (plan, inspect, explain, what_if, compare, diff, verify, report, zoo, hardware, doctor, completion):
+        module.add_command(commands)
     return parser
-
-
-def _inspect(arguments: argparse.Namespace) -> str:
-    # Planning needs shapes only: no accelerator is to be opened, nor its absence complained about.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from shardwise.cli.targets import load_target
-    from shardwise.dims.analysis import analyze
-
-    target = load_target(arguments.target)
-    donate = {"donate_argnums": target.donate_argnums} if target.donate_argnums else {}
-    analysis = analyze(target.fn, *target.args, **donate, grouping=not arguments.no_grouping, **target.kwargs)
-    if arguments.why:
-        (path_a, dim_a), (path_b, dim_b) = (_place(text) for text in arguments.why)
-        return f"{analysis.why(path_a, dim_a, path_b, dim_b)}\n"
-    if arguments.program:
-        from shardwise.ir.text import format_program
-
-        return format_program(analysis.program, sources=True) + "\n"
-    if arguments.json:
-        return json.dumps(analysis.to_json(), indent=2) + "\n"
-    from shardwise.report.inspection import analysis_text
-
-    return analysis_text(analysis, plan.terminal_width(), arguments.all)
-
-
-def _place(text: str) -> tuple[str, int]:
-    path, colon, dim = text.rpartition(":")
-    if not colon or not dim.lstrip("-").isdigit():
-        raise ShardwiseError(f"{text!r} is no dimension: write PATH:DIM, for example params/w1:0")
-    return path, int(dim)
 
 
 if __name__ == "__main__":

@@ -7,21 +7,28 @@ import json
 from pathlib import Path
 from typing import Any
 
+from shardwise.cli import completers, options
 from shardwise.errors import ShardwiseError
 
 
 def add_command(commands: Any) -> None:
     """Registers ``report``."""
-    report = commands.add_parser(
+    report = options.add_command(
+        commands,
         "report",
         help="write a saved plan as an HTML page",
         description="Writes a saved plan as one HTML file that needs no network. A saved plan keeps no times by source line "
         "and no memory curve; 'shardwise plan --report' writes a page with both.",
-        epilog="example:  shardwise report plan.json --output plan.html",
+        examples="shardwise report plan.json --output plan.html",
     )
-    report.add_argument("plan", metavar="PLAN", type=Path, help="a plan that Plan.save wrote")
-    report.add_argument("--output", metavar="FILE.html", type=Path, help="where it goes (default: PLAN.html beside it)")
-    report.add_argument("--json", action="store_true", help="print the page's data as JSON and write no page")
+    options.add_plan(report, type=Path)
+    options.completed(
+        report.add_argument(
+            "--output", metavar="FILE.html", type=Path, help="where it goes (default: PLAN.html beside it)"
+        ),
+        completers.files("html"),
+    )
+    options.add_json(report, "the page's data as JSON and write no page")
     report.set_defaults(run=_report)
 
 

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import itertools
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -27,6 +28,11 @@ class Target:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     donate_argnums: tuple[int, ...] = ()
     roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def without_devices() -> None:
+    """Shapes are enough: no accelerator is to be opened, nor its absence complained about. JAX asks when it is imported."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def load_target(text: str) -> Target:
@@ -116,7 +122,7 @@ def _failure(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"it called sys.exit({'' if error.code is None else repr(error.code)}){where}"
     first = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}{where}"
+    return f"{': '.join(filter(None, (type(error).__name__, first)))}{where}"
 
 
 def _unpack(text: str, name: str, made: Any) -> Target:

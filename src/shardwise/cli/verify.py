@@ -8,6 +8,7 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from shardwise.cli import completers, options
 from shardwise.errors import ShardwiseError
 
 if TYPE_CHECKING:
@@ -16,29 +17,33 @@ if TYPE_CHECKING:
 
 def add_command(commands: Any) -> None:
     """Registers ``verify``."""
-    verify = commands.add_parser(
+    verify = options.add_command(
+        commands,
         "verify",
         help="compile a program under a saved plan and compare with what the plan predicts",
         description="Compiles a program under a saved plan, reads the collectives of the compiled program, and sets them "
         "beside the predicted ones. On host devices it can also run both programs and compare their results.",
-        epilog="example:  shardwise verify plan.json train.py:make_step --backend v5e:4x4",
+        examples="shardwise verify plan.json train.py:make_step --backend v5e:4x4",
     )
-    verify.add_argument("plan", metavar="PLAN", help="a plan that Plan.save wrote")
-    verify.add_argument("target", metavar="TARGET", help="zoo:NAME[:CONFIG], or file.py:function returning (fn, args)")
-    verify.add_argument("--backend", default="host", help='"host" (default) or a TPU topology such as v5e:4x4')
-    verify.add_argument("--json", action="store_true", help="print JSON")
+    options.add_plan(verify)
+    options.add_target(verify)
+    shown = "host (default) or a TPU topology such as v5e:4x4"
+    backend = verify.add_argument("--backend", metavar="B", default="host", help=shown)
+    options.completed(backend, completers.backends)
+    options.add_json(verify)
+    options.add_loudness(verify)
     verify.set_defaults(run=_verify)
 
 
 def _verify(arguments: argparse.Namespace) -> str:
+    from shardwise.cli.targets import load_target, without_devices
     from shardwise.plans.load import load_plan
 
     made = load_plan(arguments.plan)
     # As many host devices as the plan needs; JAX reads this when it is imported.
     count = f"--xla_force_host_platform_device_count={made.mesh.devices}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from shardwise.cli.targets import load_target
+    without_devices()
     from shardwise.verification.verify import verify
 
     target = load_target(arguments.target)

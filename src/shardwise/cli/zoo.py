@@ -1,51 +1,32 @@
-"""``shardwise zoo``: which programs there are.
-
-The modules that have the configurations bring JAX, which takes a second; so their names stand here as well, and a test sets
-them beside ``zoo.configs``.
-"""
+"""``shardwise zoo``: which programs there are. Their modules bring JAX, and are not imported."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import Any, Final
+from typing import Any
 
-#: A program and its configurations, the default first.
-PROGRAMS: Final = tuple(
-    tuple(line.split())
-    for line in """
-    t2b      2b tiny
-    t7b      7b tiny
-    gpt      2.6b 6.7b 39b tiny
-    llama3   8b 70b 405b tiny
-    mixtral  8x7b tiny
-    gns      full tiny
-    unet     full tiny
-    itx      decode prefill step tiny tiny-prefill tiny-step
-    vit      l16 h14 tiny
-    wresnet  1b 4b tiny
-    t5       3b 11b tiny
-    ssm      2.8b tiny
-    dlrm     full tiny
-    mlp      full tiny
-    """.strip().splitlines()
-)
+from shardwise.cli import options
 
 
 def add_command(commands: Any) -> None:
     """Registers ``zoo``."""
-    zoo = commands.add_parser(
+    zoo = options.add_command(
+        commands,
         "zoo",
         help="list the programs that come with Shardwise",
-        description="Lists the programs that come with Shardwise, and the configurations of each, the default first.",
-        epilog="example of a target:  zoo:llama3:70b",
+        description="Lists the programs that come with Shardwise, and the configurations of each, the default first. A target "
+        "is zoo:NAME or zoo:NAME:CONFIG, and may go on with options: zoo:gpt:tiny,layers=3,remat.",
+        examples="shardwise inspect zoo:llama3:70b",
     )
-    zoo.add_argument("--json", action="store_true", help="print JSON")
+    options.add_json(zoo)
     zoo.set_defaults(run=_zoo)
 
 
 def _zoo(arguments: argparse.Namespace) -> str:
+    from shardwise import zoo
+
+    programs = [{"name": n, "configs": zoo.configs(n), "description": zoo.description(n)} for n in zoo.names()]
     if arguments.json:
-        programs = [{"name": name, "configs": configs} for name, *configs in PROGRAMS]
         return json.dumps({"schema": 1, "programs": programs}, indent=2) + "\n"
-    return "".join(f"{name:10} {' '.join(configs)}\n" for name, *configs in PROGRAMS)
+    return "".join(f"{p['name']:8} {' '.join(p['configs'])}\n         {p['description']}\n" for p in programs)

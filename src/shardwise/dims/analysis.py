@@ -127,7 +127,14 @@ class Analysis:
 
     @cached_property
     def colors(self) -> tuple[Color, ...]:
-        """All colors, in program order."""
+        """All colors, in program order.
+
+        >>> import jax, shardwise
+        >>> x, w = jax.ShapeDtypeStruct((32, 8), "float32"), jax.ShapeDtypeStruct((8, 4), "float32")
+        >>> analysis = shardwise.analyze(lambda x, w: x @ w, x, w)
+        >>> [(color.size, [str(place) for place in color.places]) for color in analysis.colors]
+        [(32, ['x[0]', 'out[0]']), (8, ['x[1]', 'w[0]']), (4, ['w[1]', 'out[1]'])]
+        """
         names, program = self.names, self.program
         count = names.color_count
         trips = program.trips
@@ -191,7 +198,14 @@ class Analysis:
 
     @cached_property
     def conflicts(self) -> tuple[Conflict, ...]:
-        """All conflicts, in program order."""
+        """All conflicts, in program order.
+
+        >>> import jax, shardwise
+        >>> x = jax.ShapeDtypeStruct((64, 8), "float32")
+        >>> analysis = shardwise.analyze(lambda x: jax.numpy.exp(x @ x.T), x)
+        >>> [analysis.program.ops[conflict.op].kind for conflict in analysis.conflicts]
+        ['dot_general', 'exp', 'output']
+        """
         t, names = self.conflict_table, self.names
         first = np.where(t.mirrored, t.q, t.p)
         second = np.where(t.mirrored, t.p, t.q)
@@ -200,7 +214,14 @@ class Analysis:
 
     @cached_property
     def compatibility_sets(self) -> tuple[CompatibilitySet, ...]:
-        """Families of conflicts; an orientation and its mirror are one."""
+        """Families of conflicts; an orientation and its mirror are one.
+
+        >>> import jax, shardwise
+        >>> x = jax.ShapeDtypeStruct((64, 8), "float32")
+        >>> analysis = shardwise.analyze(lambda x: jax.numpy.exp(x @ x.T), x)
+        >>> [(len(family.conflicts), family.consistent) for family in analysis.compatibility_sets]
+        [(3, True)]
+        """
         by_set: list[list[Conflict]] = [[] for _ in self.conflict_table.consistent]
         for conflict in self.conflicts:
             by_set[conflict.compatibility_set].append(conflict)
@@ -239,7 +260,18 @@ class Analysis:
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """Decision units: colors of equal structure."""
+        """Decision units: colors of equal structure.
+
+        >>> import jax, shardwise
+        >>> def layers(x, weights):
+        ...     for up, down in weights:
+        ...         x = x + jax.nn.relu(x @ up) @ down
+        ...     return x
+        >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(32, 8), (8, 64), (64, 8)])
+        >>> analysis = shardwise.analyze(layers, x, [(up, down)] * 6)
+        >>> len(analysis.colors), [(group.size, len(group.colors)) for group in analysis.groups]
+        (8, [(32, 1), (8, 1), (64, 6)])
+        """
         members: list[list[Color]] = [[] for _ in range(self.group_table.group_count)]
         for color in self.colors:
             members[color.group].append(color)
@@ -271,16 +303,37 @@ class Analysis:
 
     @cached_property
     def opaque_ops(self) -> tuple[Op, ...]:
-        """Ops with the safe rule: every dimension whole. ``op.opaque`` says why."""
+        """Ops with the safe rule: every dimension whole. ``op.opaque`` says why.
+
+        >>> import jax, shardwise
+        >>> x, w = jax.ShapeDtypeStruct((32, 8), "float32"), jax.ShapeDtypeStruct((8, 4), "float32")
+        >>> analysis = shardwise.analyze(lambda x, w: x @ w, x, w)
+        >>> analysis.opaque_ops
+        ()
+        """
         return tuple(op for op in self.program.ops if op.opaque)
 
     @property
     def bits(self) -> int:
-        """How many binary choices the conflicts leave, after grouping, in groups that matter."""
+        """How many binary choices the conflicts leave, after grouping, in groups that matter.
+
+        >>> import jax, shardwise
+        >>> x = jax.ShapeDtypeStruct((64, 8), "float32")
+        >>> analysis = shardwise.analyze(lambda x: jax.numpy.exp(x @ x.T), x)
+        >>> analysis.bits
+        1
+        """
         return len({bit for group in self.groups if group.matters for bit in group.bits})
 
     def color_of(self, path: str, dim: int) -> Color | None:
-        """The color of a dimension of an argument or output, None where its size is one."""
+        """The color of a dimension of an argument or output, None where its size is one.
+
+        >>> import jax, shardwise
+        >>> x, w = jax.ShapeDtypeStruct((32, 8), "float32"), jax.ShapeDtypeStruct((8, 4), "float32")
+        >>> analysis = shardwise.analyze(lambda x, w: x @ w, x, w)
+        >>> analysis.color_of("x", 1) is analysis.color_of("w", 0)
+        True
+        """
         from shardwise.dims.why import place_node
 
         node = place_node(self.program, self.names, path, dim)
@@ -301,7 +354,14 @@ class Analysis:
         return find_chain(self.program, self.names, (path_a, dim_a), (path_b, dim_b))
 
     def to_json(self) -> dict[str, Any]:
-        """The analysis as plain data, as ``shardwise inspect --json`` prints it."""
+        """The analysis as plain data, as ``shardwise inspect --json`` prints it.
+
+        >>> import jax, shardwise
+        >>> x, w = jax.ShapeDtypeStruct((32, 8), "float32"), jax.ShapeDtypeStruct((8, 4), "float32")
+        >>> analysis = shardwise.analyze(lambda x, w: x @ w, x, w)
+        >>> len(analysis.to_json()["colors"])
+        3
+        """
         from shardwise.report.inspection import analysis_json
 
         return analysis_json(self)
@@ -310,6 +370,15 @@ class Analysis:
         from shardwise.report.inspection import analysis_text
 
         return analysis_text(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What a notebook without HTML shows: the same text as a terminal."""
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        from shardwise.report.notebook import analysis_html
+
+        return analysis_html(self)
 
 
 @collector_paused

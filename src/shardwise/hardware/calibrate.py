@@ -31,7 +31,6 @@ import json
 import math
 import os
 import statistics
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +39,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardwise.errors import HardwareError
+from shardwise.files import check_writable, write_whole
 from shardwise.hardware.collectives import collective
 from shardwise.hardware.layout import place
 from shardwise.hardware.load import FIGURES, canonical, known, load_profile
@@ -128,20 +128,7 @@ class Calibration:
         """Writes the profile, checked, and gives it as it is read back. The file is complete or not there."""
         target = Path(path)
         check_output(target)
-        try:
-            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=".toml")
-        except OSError as error:
-            raise HardwareError(f"cannot write {target}: {error.strerror}") from None
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.toml())
-            load_profile(name)
-            os.chmod(name, 0o644)
-            os.replace(name, target)
-        except OSError as error:
-            raise HardwareError(f"cannot write {target}: {error.strerror}") from None
-        finally:
-            Path(name).unlink(missing_ok=True)
+        write_whole(target, self.toml(), HardwareError, check=load_profile)
         return load_profile(str(target))
 
 
@@ -149,14 +136,7 @@ def check_output(path: Path) -> None:
     """Raises what ``write`` would, before minutes are spent on measuring."""
     if path.suffix != ".toml":
         raise HardwareError(f"cannot write {path}: the name of a hardware profile ends in .toml")
-    if path.is_dir() or not path.parent.is_dir():
-        what = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        raise HardwareError(f"cannot write {path}: {what}")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise HardwareError(f"cannot write {path}: {error.strerror}") from None
+    check_writable(path, HardwareError)
 
 
 def base_of(device_kind: str, platform: str) -> tuple[str, bool]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from shardwise.errors import MeshError
+
+#: Far more than there are anywhere; XLA counts devices in 32 bits.
+_MOST_DEVICES: Final = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class MeshAxes:
             for n, s in zip(names, sizes, strict=True)
             if isinstance(s, bool) or not isinstance(s, int) or s < 1
         ]
+        if not problems and math.prod(sizes) > _MOST_DEVICES:
+            problems.append(f"it has {math.prod(sizes):,} devices, more than {_MOST_DEVICES:,}")
         if problems:
             raise MeshError("the mesh cannot be used: " + "; ".join(problems))
         return MeshAxes(tuple(names), tuple(int(s) for s in sizes))

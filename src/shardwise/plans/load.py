@@ -11,13 +11,23 @@ from typing import Any
 from shardwise.cost.predict import read_predicted
 from shardwise.errors import MeshError, PlanError
 from shardwise.hardware.mesh import MeshAxes, spec_problems
+from shardwise.plans.choices import read_choices
+from shardwise.plans.colors import read_colors
 from shardwise.plans.plan import SCHEMA, ArrayPlan, Plan, PredictedCollective, StatedConstraint
 from shardwise.plans.search_log import read_search
 from shardwise.plans.variant import read_variant
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Loads a plan that :meth:`Plan.save` wrote."""
+    """Loads a plan that :meth:`Plan.save` wrote.
+
+    >>> import jax, shardwise, tempfile
+    >>> plan = shardwise.plan(lambda x: 2 * x, jax.ShapeDtypeStruct((8,), "float32"), mesh={"data": 4}, tactics=[])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     plan.save(f"{folder}/plan.json")
+    ...     shardwise.load_plan(f"{folder}/plan.json") == plan
+    True
+    """
     file = Path(path)
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
@@ -58,6 +68,14 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
         made["search"] = read_search(data["search"])
     except (KeyError, TypeError, ValueError, MeshError) as error:
         problems.append(f"search: {type(error).__name__} {error}")
+    try:
+        made["choices"] = read_choices(data["choices"], mesh.names if mesh is not None else ())
+    except (KeyError, TypeError, ValueError) as error:
+        problems.append(f"choices: {type(error).__name__} {error}")
+    try:
+        made["colors"] = read_colors(data["colors"], mesh.names if mesh is not None else ())
+    except (KeyError, TypeError, ValueError) as error:
+        problems.append(f"colors: {type(error).__name__} {error}")
     try:
         made["variant"] = read_variant(data["variant"], [a.path for a in made["arguments"]])
     except (KeyError, TypeError, ValueError) as error:
@@ -136,9 +154,9 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _array(row: dict[str, Any]) -> ArrayPlan:
-    return ArrayPlan(
-        str(row["path"]), _shape(row["shape"]), str(row["dtype"]), _spec(row["spec"]), bool(row["donated"])
-    )
+    colors = tuple(int(c) for c in row["colors"])
+    figures = _shape(row["shape"]), str(row["dtype"]), _spec(row["spec"]), bool(row["donated"]), colors
+    return ArrayPlan(str(row["path"]), *figures)
 
 
 def _constraint(row: dict[str, Any]) -> StatedConstraint:

@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
+from shardwise.cost.decisions import Decision
 from shardwise.cost.predict import Predicted
 from shardwise.errors import PlanError
+from shardwise.files import write_whole
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.plans.choices import choice_json
+from shardwise.plans.colors import NO_COLORS, ColorGraph
 from shardwise.plans.search_log import SearchLog
 from shardwise.plans.variant import AS_IS, Variant
 
-SCHEMA: Final = 4
+if TYPE_CHECKING:
+    from shardwise.report.comparison import Row
+    from shardwise.report.logical import Rules
+    from shardwise.rewrite.what_if import Effect, WhatIf
+
+SCHEMA: Final = 5
 
 #: Mesh axes by dimension, major first.
 Spec = tuple[tuple[str, ...], ...]
@@ -29,13 +38,15 @@ Spec = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class ArrayPlan:
-    """An argument or output: where it is, what it is, how it is sharded."""
+    """An argument or output: where it is, what it is, how it is sharded. Dimensions with the same one of ``colors`` need the
+    same sharding; -1 has none."""
 
     path: str
     shape: tuple[int, ...]
     dtype: str
     spec: Spec
     donated: bool = False
+    colors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +80,26 @@ class PredictedCollective:
 class Plan:
     """How a function is split over a mesh. Made by :func:`shardwise.plan`.
 
+    ``decisions`` are what was decided, in words: first those of ``choices``, then those that came by themselves.
     ``placement`` says on which links each mesh axis lies, and ``device_order`` has the numbers of the devices in the mesh's
     shape, where a topology was given. ``search`` says how the plan was found, where it was. ``variant`` is what the function is
-    turned into first; the plan is one of the result, with the function's own arguments and outputs.
+    turned into first; the plan is one of the result, with the function's own arguments and outputs. ``colors`` is what there
+    was to decide.
+
+    The examples of its methods go on from here:
+
+    >>> import jax, shardwise
+    >>> from shardwise.tactics.strategies import DataParallel
+    >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (4096, 64)])
+    >>> step = lambda w, x: w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
+    >>> where = {"tactics": [DataParallel("data")], "roles": {"batch": "x", "params": "w"}}
+    >>> plan = shardwise.plan(step, w, x, mesh={"data": 4}, **where)
+    >>> print(*plan.decisions)
+    x[0] (size 4,096) over data
+
+    And for the one device that every machine has:
+
+    >>> one = shardwise.plan(step, w, x, mesh={"data": 1}, **where)
     """
 
     function: str
@@ -89,10 +117,17 @@ class Plan:
     device_order: tuple[int, ...] = ()
     search: SearchLog | None = None
     variant: Variant = AS_IS
+    colors: ColorGraph = NO_COLORS
+    choices: tuple[Decision, ...] = ()
     trees: Any = field(default=None, compare=False, repr=False)
+    asked: Any = field(default=None, compare=False, repr=False)  # the Inquiry, where it was made in this process
 
     def spec(self, path: str) -> Spec:
-        """The sharding of an argument or output by path."""
+        """The sharding of an argument or output by path.
+
+        >>> plan.spec("x"), plan.spec("w")
+        ((('data',), ()), ((), ()))
+        """
         for array in (*self.arguments, *self.outputs):
             if array.path == path:
                 return array.spec
@@ -103,7 +138,11 @@ class Plan:
         raise PlanError(f"the plan has no argument or output {path!r}{hint}")
 
     def moved(self) -> dict[tuple[str, tuple[str, ...]], tuple[int, float]]:
-        """By kind and axes: the number of collectives in the program, and the bytes that one device moves in a step."""
+        """By kind and axes: the number of collectives in the program, and the bytes that one device moves in a step.
+
+        >>> plan.moved()
+        {('all-reduce', ('data',)): (1, 16384.0)}
+        """
         counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
         nbytes: Counter[tuple[str, tuple[str, ...]]] = Counter()
         for c in self.collectives:
@@ -114,53 +153,206 @@ class Plan:
     # For people.
 
     def explain(self, path: str) -> str:
-        """How an argument or output is sharded, and what moves because of it, with source lines."""
+        """How an argument or output is sharded, and what moves because of it, with source lines.
+
+        >>> print(plan.explain("x").splitlines()[0])
+        x  float32[4096/data, 64]
+        """
         from shardwise.report.plan_text import explain_text
 
         self.spec(path)
         return explain_text(self, path)
 
     def diff(self, other: Plan) -> str:
-        """What differs between two plans: decisions, specs, bytes moved."""
+        """What differs between two plans: decisions, specs, bytes moved.
+
+        >>> whole = shardwise.plan(step, w, x, mesh={"data": 4}, tactics=[])
+        >>> print(plan.diff(whole).splitlines()[0])
+        - x[0] (size 4,096) over data
+        """
         from shardwise.report.plan_text import diff_text
 
         return diff_text(self, other)
 
     def code(self) -> str:
-        """The specs and constraints as Python to paste into a model."""
+        """The specs and constraints as Python to paste into a model.
+
+        >>> print(plan.code().splitlines()[4])
+            "x": P("data"),
+        """
         from shardwise.report.plan_text import code_text
 
         return code_text(self)
+
+    def rules(self, names: Mapping[str, Sequence[str | None]] | None = None) -> Rules:
+        """The specs as rules from logical axes to mesh axes, as Flax and MaxText have them.
+
+        Args:
+          names: by path of an argument, the names that its dimensions have in the model already. Without them, names are made
+            up, one for all dimensions that need the same sharding.
+
+        >>> import jax, shardwise
+        >>> from shardwise.tactics.strategies import DataParallel
+        >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(64, 32), (1024, 64)]]
+        >>> where = {"mesh": {"data": 4}, "roles": {"batch": "x"}}
+        >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, tactics=[DataParallel("data")], **where)
+        >>> plan.rules({"x": ("batch", "embed"), "w": ("embed", "mlp")}).rules
+        (('batch', 'data'), ('embed', None), ('mlp', None))
+        """
+        from shardwise.report.logical import logical_rules
+
+        return logical_rules(self, names)
+
+    # Questions.
+
+    def bind(
+        self,
+        fn: Any,
+        /,
+        *args: Any,
+        roles: Mapping[str, str | Sequence[str]] | None = None,
+        static_argnums: Any = None,
+        static_argnames: Any = None,
+        **kwargs: Any,
+    ) -> Plan:
+        """A plan that was loaded, with the function that it is one of: it can then be asked what a plan that was just made can
+        (:meth:`what_if`, :attr:`effects`, :attr:`in_specs`). Arguments are as in :func:`shardwise.plan`.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     plan.save(f"{folder}/plan.json")
+        ...     loaded = shardwise.load_plan(f"{folder}/plan.json")
+        >>> loaded.bind(step, w, x).in_specs == plan.in_specs
+        True
+        """
+        from shardwise.capture.trace import JitOptions
+        from shardwise.rewrite.what_if import bound
+
+        trees, asked = bound(self, fn, args, kwargs, JitOptions(static_argnums, static_argnames), roles)
+        return replace(self, trees=trees, asked=asked)
+
+    @property
+    def inquiry(self) -> Any:
+        """The program and the hardware that the plan was made for.
+
+        >>> plan.inquiry.analysis.program.name
+        '<lambda>'
+        """
+        if self.asked is None:
+            raise PlanError("a loaded plan does not know its program: plan.bind(fn, *args) gives one that does")
+        return self.asked
+
+    def what_if(
+        self,
+        *tactics: Any,
+        without: int | str | Sequence[int | str] = (),
+        pins: Mapping[str, Any] | None = None,
+        topology: str | None = None,
+    ) -> WhatIf:
+        """What the plan would take with something decided otherwise, and what makes the difference. Nothing is searched.
+
+        Args:
+          tactics: are applied after the plan's own decisions.
+          without: decisions of the plan to leave out, by number (from 1, as :attr:`decisions` lists them) or by words.
+          pins: as in :func:`shardwise.plan`; they come first, in place of the plan's pins of the same values.
+          topology: other devices for the same mesh.
+
+        >>> import jax, shardwise
+        >>> from shardwise.tactics.strategies import DataParallel
+        >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (65536, 64)]]
+        >>> where = {"mesh": {"data": 4}, "roles": {"batch": "x"}}
+        >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, tactics=[DataParallel("data")], **where)
+        >>> asked = plan.what_if(without=1)
+        >>> asked.after.time_s > 3 * asked.before.time_s, [spec.path for spec in asked.specs]
+        (True, ['x', 'out'])
+        """
+        from shardwise.rewrite.what_if import what_if
+
+        return what_if(self, tactics, without, pins, topology)
+
+    @cached_property
+    def effects(self) -> tuple[Effect, ...]:
+        """For each decision, what the plan would take without it; empty for a plan that was loaded.
+
+        >>> [effect.time_s > plan.predicted.time_s for effect in plan.effects]
+        [True]
+        """
+        from shardwise.rewrite.what_if import effects
+
+        return effects(self) if self.asked is not None else ()
+
+    @cached_property
+    def experts(self) -> tuple[Row, ...]:
+        """What the usual strategies would take on the same devices, the best first: as many as can be tried in a second. Empty
+        for a plan that was loaded, and where no ``roles`` say which arguments are the batch and the parameters.
+        :func:`shardwise.compare` tries all combinations.
+
+        >>> [row.name for row in plan.experts]
+        ['dp data', 'fsdp data']
+        """
+        from shardwise.report.comparison import expert_row
+        from shardwise.tactics.experts import usual
+
+        if self.asked is None or not self.asked.roles:
+            return ()
+        return tuple(expert_row(expert) for expert in usual(self.asked.context, self.asked.model))
 
     # Under jax.jit.
 
     @property
     def in_specs(self) -> Any:
-        """PartitionSpecs in the structure of ([positional arguments], keyword arguments)."""
+        """PartitionSpecs in the structure of ([positional arguments], keyword arguments).
+
+        >>> plan.in_specs
+        ([P(), P('data',)], {})
+        """
         return self._tree(0, self.arguments)
 
     @property
     def out_specs(self) -> Any:
-        """PartitionSpecs in the structure of the function's result."""
+        """PartitionSpecs in the structure of the function's result.
+
+        >>> plan.out_specs
+        P()
+        """
         return self._tree(1, self.outputs)
 
     def in_shardings(self, mesh: Any) -> Any:
-        """NamedShardings on a real mesh, in the structure of :attr:`in_specs`."""
+        """NamedShardings on a real mesh, in the structure of :attr:`in_specs`.
+
+        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        >>> [s.spec for s in one.in_shardings(mesh)[0]] == one.in_specs[0]
+        True
+        """
         return self._tree(0, self.arguments, mesh)
 
     def out_shardings(self, mesh: Any) -> Any:
-        """NamedShardings on a real mesh, in the structure of the function's result."""
+        """NamedShardings on a real mesh, in the structure of the function's result.
+
+        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        >>> one.out_shardings(mesh).spec
+        P()
+        """
         return self._tree(1, self.outputs, mesh)
 
     def restore_args(self, mesh: Any) -> Any:
         """``jax.ShapeDtypeStruct``s with shardings, in the structure of :attr:`in_specs`: what checkpoint libraries restore
-        into."""
+        into.
+
+        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        >>> one.restore_args(mesh)[0][0].sharding.spec
+        P()
+        """
         from shardwise.rewrite.apply import placed_shape
 
         return self._trees()[0].unflatten([placed_shape(a, mesh) for a in self.arguments])
 
     def init(self, fn: Any, *args: Any, of: str, mesh: Any = None) -> Any:
-        """Runs ``fn(*args)``, which makes the arguments under the path ``of``, so that they are made already sharded."""
+        """Runs ``fn(*args)``, which makes the arguments under the path ``of``, so that they are made already sharded.
+
+        >>> one.init(lambda key: jax.random.normal(key, (64, 64)), jax.random.key(0), of="w").shape
+        (64, 64)
+        """
         from shardwise.rewrite.apply import init_sharded, make_mesh
 
         return init_sharded(self, fn, args, of, make_mesh(self.mesh, order=self.device_order) if mesh is None else mesh)
@@ -182,6 +374,9 @@ class Plan:
         """``fn`` computed as planned, under ordinary ``jax.jit``, on the given mesh or on the devices that are there.
 
         ``options`` are ``static_argnums``, ``static_argnames``; donation is the plan's.
+
+        >>> one.jit(step)(jax.numpy.ones((64, 64)), jax.numpy.ones((4096, 64))).shape
+        (64, 64)
         """
         from shardwise.capture.trace import JitOptions
         from shardwise.rewrite.apply import PlannedFunction, check_mesh, make_mesh
@@ -191,13 +386,22 @@ class Plan:
         return PlannedFunction(self, fn, mesh, JitOptions(**options))
 
     def apply(self, fn: Any, mesh: Any = None, **options: Any) -> Any:
-        """``fn`` with the plan's constraints inside, to be given to a ``jax.jit`` of your own."""
+        """``fn`` with the plan's constraints inside, to be given to a ``jax.jit`` of your own.
+
+        >>> jax.jit(one.apply(step))(jax.numpy.ones((64, 64)), jax.numpy.ones((4096, 64))).shape
+        (64, 64)
+        """
         return self.jit(fn, mesh, **options).inline
 
     # JSON.
 
     def to_json(self) -> str:
-        """The plan as JSON text."""
+        """The plan as JSON text.
+
+        >>> import json
+        >>> json.loads(plan.to_json())["mesh"]
+        {'data': 4}
+        """
         data = {
             "schema": SCHEMA,
             "function": self.function,
@@ -208,7 +412,9 @@ class Plan:
             "device_order": list(self.device_order),
             "search": self.search.to_json() if self.search is not None else None,
             "variant": self.variant.to_json(),
+            "colors": self.colors.to_json(),
             "decisions": list(self.decisions),
+            "choices": [choice_json(d) for d in self.choices],
             "notes": list(self.notes),
             "predicted": self.predicted.to_json(),
             "arguments": [asdict(a) for a in self.arguments],
@@ -219,18 +425,35 @@ class Plan:
         return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan. The file is complete or not there: it is written beside and renamed."""
-        _write(path, self.to_json())
+        """Writes the plan. The file is complete or not there: it is written beside and renamed.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     plan.save(f"{folder}/plan.json")
+        ...     shardwise.load_plan(f"{folder}/plan.json") == plan
+        True
+        """
+        write_whole(path, self.to_json(), PlanError)
 
     def timeline(self, path: str | os.PathLike[str]) -> None:
-        """Writes the predicted step as a trace that chrome://tracing and Perfetto show: compute, communication, memory."""
-        _write(path, json.dumps(self.predicted.timeline()))
+        """Writes the predicted step as a trace that chrome://tracing and Perfetto show: compute, communication, memory.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     plan.timeline(f"{folder}/step.json")
+        """
+        write_whole(path, json.dumps(self.predicted.timeline()), PlanError)
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as one HTML page that needs no network: figures, table, source lines, memory, mesh, search."""
+        """Writes the plan as one HTML page that needs no network: figures, table, source lines, memory, mesh, search.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     plan.report(f"{folder}/plan.html")
+        """
         from shardwise.report.html import page_html
 
-        _write(path, page_html(self))
+        write_whole(path, page_html(self), PlanError)
 
     def __str__(self) -> str:
         from shardwise.report.plan_text import plan_text
@@ -238,31 +461,10 @@ class Plan:
         return plan_text(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What a notebook shows: the same text as a terminal."""
+        """What a notebook without HTML shows: the same text as a terminal."""
         printer.text(str(self))
 
+    def _repr_html_(self) -> str:
+        from shardwise.report.notebook import plan_html
 
-def _write(path: str | os.PathLike[str], text: str) -> None:
-    target = Path(path)
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise PlanError(f"cannot write {target}: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, target)
-    except OSError as error:
-        Path(name).unlink(missing_ok=True)
-        raise PlanError(f"cannot write {target}: {error.strerror}") from None
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    """What the person has set, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        return plan_html(self)

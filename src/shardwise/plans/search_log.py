@@ -6,11 +6,15 @@ every machine.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.search.result import Ended
+
+#: States of a front that are kept.
+MOST_TRADES: Final = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +52,18 @@ class VariantTried:
 
 
 @dataclass(frozen=True, slots=True)
+class Trade:
+    """A state of the plan's mesh that no other that was looked at beats in both time and memory."""
+
+    time_s: float
+    peak_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SearchLog:
-    """A plan's search. ``meshes`` is empty where the mesh was given, ``variants`` where they were; seconds are None in a plan
-    that was loaded."""
+    """A plan's search. ``meshes`` is empty where the mesh was given, ``variants`` where they were; ``front`` has at most
+    ``MOST_TRADES``, the smallest peak first; seconds are None in a plan that was loaded."""
 
     method: str
     seed: int
@@ -59,6 +72,7 @@ class SearchLog:
     improvements: tuple[Improved, ...]
     meshes: tuple[MeshTried, ...] = ()
     variants: tuple[VariantTried, ...] = ()
+    front: tuple[Trade, ...] = ()
     seconds: float | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
@@ -94,6 +108,7 @@ class SearchLog:
                 for m in self.meshes
             ],
             "variants": [asdict(v) for v in self.variants],
+            "front": [asdict(t) for t in self.front],
         }
 
 
@@ -112,6 +127,7 @@ def read_search(data: Any) -> SearchLog | None:
         tuple(_improved(row) for row in _rows(data["improvements"])),
         tuple(_mesh(row) for row in _rows(data["meshes"])),
         tuple(_variant(row) for row in _rows(data["variants"])),
+        _front(data["front"]),
     )
 
 
@@ -126,6 +142,16 @@ def _mesh(row: dict[str, Any]) -> MeshTried:
 
 def _variant(row: dict[str, Any]) -> VariantTried:
     return VariantTried(_text(row["variant"]), *_outcome(row))
+
+
+def _front(data: Any) -> tuple[Trade, ...]:
+    rows = _rows(data)
+    if len(rows) > MOST_TRADES:
+        raise ValueError(f"a front has at most {MOST_TRADES} states, not {len(rows)}")
+    found = tuple(Trade(_seconds(r["time_s"]), _count(r["peak_bytes"]), _flag(r["fits"])) for r in rows)
+    if any(b.time_s >= a.time_s or b.peak_bytes <= a.peak_bytes for a, b in itertools.pairwise(found)):
+        raise ValueError("along a front memory grows and time falls")
+    return found
 
 
 def _outcome(row: dict[str, Any]) -> tuple[float | None, int | None, bool, str]:

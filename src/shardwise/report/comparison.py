@@ -51,7 +51,7 @@ def plan_row(name: str, plan: Plan, mesh: str) -> Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that was compared, and what does not apply, with the reason."""
+    """All that was compared, and what does not apply, with the reason. Made by :func:`shardwise.compare`."""
 
     function: str
     mesh: str
@@ -65,7 +65,15 @@ class Comparison:
         """The best first; of equals plans before strategies, as they came."""
         return sorted(self.rows, key=lambda row: row.rank)
 
+    def __str__(self) -> str:
+        return comparison_text(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What a notebook shows: the same text as a terminal."""
+        printer.text(str(self))
+
     def to_json(self) -> dict[str, Any]:
+        """All of it as plain data, the best first."""
         return {
             "schema": 1,
             "function": self.function,
@@ -77,8 +85,14 @@ class Comparison:
         }
 
 
-def comparison_text(compared: Comparison, width: int = 80, every: bool = False) -> str:
-    """A line each. Strategies after the first few are left out, plans never are."""
+def comparison_text(
+    compared: Comparison,
+    width: int = 80,
+    every: bool = False,
+    hints: tuple[str, str] = ("ranked has them", "refused says why"),
+) -> str:
+    """A line each. Strategies after the first few are left out, plans never are; ``hints`` say where the others are, and where
+    the reasons of those that are not possible."""
     page = Page(width)
     page.print(
         f"{compared.function} on {compared.mesh}: {compared.hardware}, {binary(compared.usable_bytes)} a device\n"
@@ -86,17 +100,22 @@ def comparison_text(compared: Comparison, width: int = 80, every: bool = False) 
     ranked = compared.ranked
     shown = [row for k, row in enumerate(ranked) if every or k < _MOST or row.kind == "plan"]
     rows = table(
-        ("time", "right"), ("compute", "right"), ("moved", "right"), ("memory", "right"), ("fits", "left"), ("", "text")
+        ("time", "right"),
+        ("compute", "right"),
+        ("moved", "right"),
+        ("memory", "right"),
+        ("fits", "left"),
+        ("strategy or plan", "text"),
     )
     for row in shown:
         times = (seconds(t) for t in (row.time_s, row.compute_s, row.comm_s))
         rows.add_row(*times, binary(row.peak_bytes), "yes" if row.fits else "no", row.name)
     page.print(rows)
     if len(shown) < len(ranked):
-        page.print(f"\nand {plural(len(ranked) - len(shown), 'combination')} more: --all lists them")
+        page.print(f"\nand {plural(len(ranked) - len(shown), 'combination')} more: {hints[0]}")
     if compared.refused and every:
         page.print("\nNot possible")
         page.print(wrapped("\n".join(f"  {name}: {reason}" for name, reason in compared.refused), width).rstrip())
     elif compared.refused:
-        page.print(f"\n{plural(len(compared.refused), 'combination')} not possible: --all says why")
+        page.print(f"\n{plural(len(compared.refused), 'combination')} not possible: {hints[1]}")
     return page.text()

@@ -52,6 +52,9 @@ def report_data(plan: Plan) -> dict[str, Any]:
         "lines": lines(plan),
         "curve": _curve(p.curve),
         "breakdown": _breakdown(p),
+        "colors": _colors(plan),
+        "effects": [_effect(p, row) for row in plan.effects],
+        "experts": [_expert(row) for row in plan.experts],
         "search": _search(plan.search) if plan.search is not None else None,
     }
 
@@ -135,6 +138,43 @@ def _breakdown(p: Predicted) -> list[dict[str, Any]]:
 
 def _by_size(items: Iterable[tuple[str, float]]) -> dict[str, float]:
     return dict(sorted(items, key=lambda item: -item[1]))
+
+
+def _colors(plan: Plan) -> dict[str, Any] | None:
+    if not plan.colors.groups:
+        return None
+    data = plan.colors.to_json()
+    for row in data["conflicts"]:
+        row["outcome"] = _outcome(row["kept"])
+    return data
+
+
+def _outcome(kept: dict[str, int]) -> str:
+    """
+    >>> _outcome({"data": 1, "model": 2}), _outcome({"data": 0}), _outcome({})
+    ('data on side A, model on side B', 'no consistent side: neither has data', 'open: the group is not sharded')
+    """
+    if not kept:
+        return "open: the group is not sharded"
+    if not all(kept.values()):
+        return f"no consistent side: neither has {'·'.join(kept)}"
+    return ", ".join(f"{axis} on side {'AB'[side - 1]}" for axis, side in kept.items())
+
+
+def _effect(p: Predicted, row: Any) -> dict[str, Any]:
+    """What the plan would be without a decision, and by how much it would be slower and larger."""
+    return {
+        "decision": row.decision,
+        "time_s": row.time_s,
+        "peak_bytes": row.peak_bytes,
+        "fits": row.fits,
+        "slower_s": row.time_s - p.time_s,
+        "more_bytes": row.peak_bytes - p.peak_bytes,
+    }
+
+
+def _expert(row: Any) -> dict[str, Any]:
+    return {key: getattr(row, key) for key in ("name", "time_s", "compute_s", "comm_s", "peak_bytes", "fits")}
 
 
 def _search(log: SearchLog) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from shardwise.report.charts import memory_area, search_steps
+from shardwise.report.charts import memory_area, search_front, search_steps
+from shardwise.report.color_drawing import drawn_colors
 from shardwise.report.data import report_data
-from shardwise.report.units import binary, plural, seconds, si
+from shardwise.report.units import binary, change, plural, seconds, si
 
 if TYPE_CHECKING:
     from shardwise.plans.plan import Plan
@@ -32,7 +33,10 @@ TABS: Final = (
     Tab("memory", "Memory"),
     Tab("time", "Time"),
     Tab("mesh", "Mesh"),
+    Tab("colors", "Colors", lambda data: data["colors"] is not None),
     Tab("search", "Search", lambda data: data["search"] is not None),
+    Tab("decisions", "Decisions", lambda data: bool(data["effects"])),
+    Tab("experts", "Experts", lambda data: bool(data["experts"])),
 )
 
 
@@ -40,12 +44,13 @@ def page_html(plan: Plan) -> str:
     """The page. Every text of the plan is escaped, in the markup and in the data."""
     data = report_data(plan)
     tabs = [tab for tab in TABS if tab.shown(data)]
-    text = _environment().get_template("page.html").render(data=data, tabs=tabs)
+    text = environment().get_template("page.html").render(data=data, tabs=tabs)
     # A path may hold half a surrogate pair, which no file can.
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Templates that escape every text, with figures as people read them."""
     made = Environment(
         loader=PackageLoader("shardwise.report"),
         autoescape=True,
@@ -61,8 +66,16 @@ def _environment() -> Environment:
         "axes": "·".join,
         "plural": plural,
         "share": _share,
+        "change": change,
     }
-    made.globals |= {"memory_area": memory_area, "search_steps": search_steps}
+    made.globals |= {
+        "seconds": seconds,
+        "binary": binary,
+        "memory_area": memory_area,
+        "search_steps": search_steps,
+        "search_front": search_front,
+        "drawn_colors": drawn_colors,
+    }
     return made
 
 

@@ -155,10 +155,15 @@ def _groups(page: Page, analysis: Analysis, everything: bool) -> None:
         page.print(f"\nNot shown: {', '.join(parts)}")
 
 
+def named_places(analysis: Analysis, places: tuple[Place, ...]) -> list[str]:
+    """Those of arguments; of outputs where there are none."""
+    arguments = [str(p) for p in places if analysis.program.values[p.value].origin is Origin.ARGUMENT]
+    return arguments or [str(p) for p in places]
+
+
 def _where(analysis: Analysis, places: tuple[Place, ...], width: int, most: int = 3) -> str:
     """The first few arguments, one a line; a long path loses its beginning, which says least."""
-    arguments = [str(p) for p in places if analysis.program.values[p.value].origin is Origin.ARGUMENT]
-    named = arguments or [str(p) for p in places]
+    named = named_places(analysis, places)
     if not named:
         return "(inner values only)"
     more = f" +{len(named) - most}" if len(named) > most else ""

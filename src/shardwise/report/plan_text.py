@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardwise.cost.decisions import Pin, Shard
 from shardwise.report.page import Page, table
-from shardwise.report.units import plural, seconds, si
+from shardwise.report.units import binary, plural, seconds, si
 
 if TYPE_CHECKING:
     from shardwise.plans.plan import ArrayPlan, Plan, Spec
@@ -37,13 +38,44 @@ def explain_text(plan: Plan, path: str) -> str:
         parts = plan.variant.microbatches
         lines.append(f"  cut into {parts} micro-batches of {plural(array.shape[0] // parts, 'example')}")
     lines += [f"  note: {note}" for note in plan.notes if note.startswith(f"{path}[")]
-    moved = [c for c in plan.collectives if c.value == path]
+    lines += _reasons(plan, array)
+    moved = [c for c in plan.collectives if c.value == path or c.value.startswith(f"{path} as ")]
     for c in moved:
         times = f" × {c.times:g}" if c.times != 1 else ""
-        lines.append(f"  {c.kind} over {'·'.join(c.axes)}, {si(c.nbytes, 'B')}{times}, for {c.op} at {c.source}")
+        seen = c.value.removeprefix(path)
+        size = f"{si(c.nbytes, 'B')}{times}{seen}"
+        lines.append(f"  {c.kind} over {'·'.join(c.axes)}, {size}, for {c.op} at {c.source}")
     if not moved:
-        lines.append("  nothing moves it itself; what is made of it, a cast for one, may be moved where it is used")
+        lines.append("  nothing moves for it, neither itself nor a cast or another view of it")
     return "\n".join(lines) + "\n"
+
+
+def _reasons(plan: Plan, array: ArrayPlan) -> list[str]:
+    """By dimension: its color, and which decision gave it an axis, with what the plan would take without."""
+    lines = []
+    for d, axes in enumerate(array.spec):
+        color = array.colors[d] if array.colors else -1
+        for axis in axes:
+            lines.append(f"  dimension {d} (color {color}) over {axis}: {_decided(plan, array, color, axis)}")
+    return lines
+
+
+def _decided(plan: Plan, array: ArrayPlan, color: int, axis: str) -> str:
+    for k, choice in enumerate(plan.choices):
+        pinned = isinstance(choice, Pin) and any(
+            c == color and axis in (axes or ()) for c, axes in zip(choice.colors, choice.spec, strict=False)
+        )
+        if pinned or (isinstance(choice, Shard) and color in choice.colors and axis == choice.axis):
+            without = ""
+            if plan.effects:
+                effect, now = plan.effects[k], plan.predicted
+                fits = "" if effect.fits or not now.fits else ", which does not fit"
+                without = (
+                    f"; without it {seconds(effect.time_s)} instead of {seconds(now.time_s)} a step, "
+                    f"{binary(effect.peak_bytes)} instead of {binary(now.peak_bytes)}{fits}"
+                )
+            return f"decision {k + 1}, {plan.decisions[k]}{without}"
+    return "along with what it is made of"
 
 
 def diff_text(one: Plan, other: Plan) -> str:
@@ -101,8 +133,8 @@ def plan_text(plan: Plan, width: int = 80) -> str:
     page.print(f"{plan.function} on {plan.mesh}")
     for words in plan.variant.lines():
         page.print(f"  {words}")
-    for words in plan.decisions:
-        page.print(f"  {words}")
+    for k, words in enumerate(plan.decisions, 1):
+        page.print(f"  {k}. {words}")
     page.print(f"\n{predicted_text(plan)}")
     page.print("\nArguments\n")
     rows = table(("path", "left"), ("sharded", "text"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from shardwise.report.page import Page, table
-from shardwise.report.units import plural, seconds, si
+from shardwise.report.units import binary, plural, seconds, si
 
 if TYPE_CHECKING:
     from shardwise.plans.plan import Plan
@@ -47,6 +47,8 @@ def summary_text(plan: Plan, width: int = 80) -> str:
         page.print(moved)
         if len(p.collectives) > _MOST:
             page.print(f"and {plural(len(p.collectives) - _MOST, 'kind')} more")
+    if plan.experts:
+        page.print(f"\n{_usual(plan)}")
     if plan.search is not None:
         page.print(f"\nFound by {plan.search}")
         for tried in plan.search.meshes[1:4]:
@@ -55,6 +57,15 @@ def summary_text(plan: Plan, width: int = 80) -> str:
     for note in plan.notes:
         page.print(f"note: {note}")
     return page.text()
+
+
+def _usual(plan: Plan) -> str:
+    """The best of the strategies that everybody tries first, beside the plan."""
+    best, own = plan.experts[0], plan.predicted
+    first = f"Best of {plural(len(plan.experts), 'usual strategy', 'usual strategies')}: {best.name}, {seconds(best.time_s)}"
+    if not best.fits:
+        return f"{first} a step; does not fit with {binary(best.peak_bytes)}"
+    return f"{first} a step, {best.time_s / own.time_s:.2f} times as long; {binary(best.peak_bytes)}"
 
 
 def decided(plan: Plan) -> tuple[dict[str, list[str]], list[str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 def si(value: float, unit: str = "") -> str:
     """Three digits and a decimal prefix.
@@ -41,6 +43,17 @@ def binary(nbytes: float) -> str:
         if nbytes >= 2**power:
             return f"{nbytes / 2**power:.2f} {unit}"
     return f"{nbytes / 2**10:.2f} KiB"
+
+
+def change(value: float, show: Callable[[float], str]) -> str:
+    """A difference with its sign.
+
+    >>> change(0.25, seconds), change(-2048.0, binary), change(0, seconds)
+    ('+250 ms', '−2.00 KiB', '±0')
+    """
+    if value == 0:
+        return "±0"
+    return f"{'+' if value > 0 else '−'}{show(abs(value))}"
 
 
 def plural(count: int, noun: str, many: str = "") -> str:

@@ -200,7 +200,7 @@ class _Call:
 
     def applied(self, leaves: Sequence[Any]) -> Applied:
         """The rewritten function for leaves of these types, which may be tracers of another trace."""
-        types = tuple(map(_type, leaves))
+        types = tuple(map(array_type, leaves))
         if types not in self._known:
             args, kwargs = self._tree.unflatten(map(_shape, leaves))
             for k in sorted(k for k in self._static if isinstance(k, int)):
@@ -218,7 +218,8 @@ class _Call:
         return self.applied(arrays)(*arrays)
 
 
-def _type(leaf: Any) -> Any:
+def array_type(leaf: Any) -> Any:
+    """Shape, dtype, and whether the dtype gives way to others; not where it lies."""
     try:
         found: Any = jax.typeof(leaf)
     except TypeError:  # no array: tracing says so, with its path

@@ -10,6 +10,7 @@ from shardwise.capture.trace import JitOptions
 from shardwise.cost.decisions import Decision, State
 from shardwise.cost.local import HardwareCost
 from shardwise.cost.lowering import lower_state
+from shardwise.cost.memory import BLOCK
 from shardwise.cost.model import Cost, CostModel
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import MeshError
@@ -17,9 +18,10 @@ from shardwise.hardware.layout import Placement, ideal, place, placements
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.hardware.topology import topology as topology_of
-from shardwise.plans.search_log import Improved, MeshTried, SearchLog
+from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade
 from shardwise.rewrite.variants import Wanted
 from shardwise.search.auto import SETTLED, Journal, Options, Purse, Searcher
+from shardwise.search.front import thinned
 from shardwise.search.mesh import RACE_S, OpenMesh, Race, cuts, meshes, race
 from shardwise.search.result import Budget, Ended
 from shardwise.tactics.pins import make_pins
@@ -96,10 +98,10 @@ def decide_asked(analysis: Analysis, asked: Asked) -> tuple[Decided, SearchLog |
     """What a person asked for, decided; and how it was searched for, where it was."""
     wanted = OpenMesh.of(asked.mesh)
     if wanted is None or isinstance(asked.topology, Placement):
-        placed = _placed(asked.mesh, asked.topology)
+        placed = placement_of(asked.mesh, asked.topology)
         journal = Journal(asked.search, Purse(asked.search.budget()))
         made = _Tactics(analysis, placed, asked, journal).run(asked.search.budget(), compare=False)
-        return made, _log(journal, made.ended, ()) if made.ended else None
+        return made, _log(journal, made, made.ended, ()) if made.ended else None
     if asked.topology is None:
         raise MeshError(f"{_say(asked.mesh)}: give a topology as well, such as topology='v5e:4x4', or all sizes")
     where = topology_of(asked.topology) if isinstance(asked.topology, str) else asked.topology
@@ -111,7 +113,8 @@ def _say(mesh: Any) -> str:
     return "there is no mesh" if mesh is None else f"the mesh {OpenMesh.of(mesh)} has open sizes"
 
 
-def _placed(mesh: Any, where: str | Topology | Placement | None) -> Placement:
+def placement_of(mesh: Any, where: str | Topology | Placement | None) -> Placement:
+    """The mesh on the devices that were named; without any, on a row of links for every axis."""
     if isinstance(where, Placement):
         if mesh is not None and MeshAxes.of(mesh) != where.mesh:
             raise MeshError(f"the mesh is {MeshAxes.of(mesh)}, and the placement is one of {where.mesh}")
@@ -193,7 +196,7 @@ def _raced(analysis: Analysis, asked: Asked, placed: Sequence[Placement]) -> tup
         ended = best.ended or (Ended.EXHAUSTED,)
     if not raced.interrupted:
         best = raced.outcomes[first] = _suited(analysis, best)
-    return best, _log(journal, ended, tuple(_tried(raced, placed)))
+    return best, _log(journal, best, ended, tuple(_tried(raced, placed)))
 
 
 def _suited(analysis: Analysis, made: Decided) -> Decided:
@@ -208,7 +211,10 @@ def _suited(analysis: Analysis, made: Decided) -> Decided:
     return made
 
 
-def _log(journal: Journal, ended: Sequence[Ended], tried: tuple[MeshTried, ...]) -> SearchLog:
+def _log(journal: Journal, made: Decided, ended: Sequence[Ended], tried: tuple[MeshTried, ...]) -> SearchLog:
+    usable = made.cost.profile.usable_bytes // BLOCK
+    front = thinned(journal.front(made.cost.placement.mesh), MOST_TRADES, usable)
+    trades = tuple(Trade(ps * 1e-12, blocks * BLOCK, blocks <= usable) for ps, blocks in front)
     steps = [
         Improved(s.evaluations, s.mesh, s.cost.time_s, s.cost.peak_bytes, s.fits, s.seconds) for s in journal.steps
     ]
@@ -217,7 +223,14 @@ def _log(journal: Journal, ended: Sequence[Ended], tried: tuple[MeshTried, ...])
     short = [why for why in (Ended.INTERRUPTED, Ended.SECONDS, Ended.EVALUATIONS) if why in ended]
     why = (*short, ended[-1])[0]
     return SearchLog(
-        asked.method, int(asked.seed), why, journal.evaluations, tuple(steps), tried, seconds=journal.seconds
+        asked.method,
+        int(asked.seed),
+        why,
+        journal.evaluations,
+        tuple(steps),
+        tried,
+        front=trades,
+        seconds=journal.seconds,
     )
 
 

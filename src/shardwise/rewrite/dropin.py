@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
 from shardwise.plans.plan import Plan
-from shardwise.rewrite.apply import Flat, PlannedFunction, check_mesh, make_mesh, static_split
+from shardwise.rewrite.apply import Flat, PlannedFunction, array_type, check_mesh, make_mesh, static_split
 from shardwise.rewrite.deciding import Asked
 from shardwise.rewrite.planning import plan_asked
 from shardwise.rewrite.variants import Wanted
@@ -26,7 +26,8 @@ class Planned:
     def __init__(self, fn: Callable[..., Any], asked: Asked):
         self._fn, self._asked = fn, asked
         self._static = static_split(fn, asked.jit)
-        self._known: dict[Any, PlannedFunction] = {}
+        self._known: dict[Any, PlannedFunction] = {}  # by JAX's types, which are quick to compare
+        self._planned: dict[Any, PlannedFunction] = {}  # by shape, dtype and weak type
         functools.update_wrapper(self, fn)
 
     def planned(self, *args: Any, **kwargs: Any) -> PlannedFunction:
@@ -37,7 +38,12 @@ class Planned:
         key = flat.tree, flat.static, *map(internals.type_key, flat.leaves)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._make(args, kwargs)
+            # JAX's types also tell where arrays lie, as results that are passed in again do; the plan is the same.
+            types = flat.tree, flat.static, *map(array_type, flat.leaves)
+            found = self._planned.get(types)
+            if found is None:
+                found = self._planned[types] = self._make(args, kwargs)
+            self._known[key] = found
         return found
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
@@ -70,7 +76,7 @@ def jit(
     seed: int = 0,
     method: str = "mcts",
     workers: int = 1,
-    progress: Progress | None = None,
+    progress: Progress | Literal["auto"] | None = None,
     allow_infeasible: bool = False,
     microbatches: int | str | None = None,
     remat: bool | str | None = None,

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import jax
 
 import shardwise
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, Traced
-from shardwise.cost.decisions import Decision, Keep, Pin, State
+from shardwise.cost.decisions import Decision
 from shardwise.cost.local import HardwareCost
-from shardwise.cost.lowering import Lowered, collectives, lower_state
-from shardwise.cost.model import CostModel
-from shardwise.cost.predict import Predicted, predict
+from shardwise.cost.lowering import Lowered, collectives
 from shardwise.cost.sharding import Sharding
-from shardwise.cost.small import keep_small
+from shardwise.cost.storage import VIEWS
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.errors import InfeasibleError, PlanError, VariantError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
+from shardwise.ir.program import Program
+from shardwise.plans.colors import color_graph
 from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec, StatedConstraint
 from shardwise.plans.search_log import SearchLog, VariantTried
 from shardwise.plans.variant import Variant
 from shardwise.rewrite.choose import choose_constraints
 from shardwise.rewrite.deciding import Asked, Decided, decide_asked
 from shardwise.rewrite.fingerprint import fingerprint
+from shardwise.rewrite.inquiry import Inquiry, Settled, decision_words
 from shardwise.rewrite.relaxations import variant_changes
 from shardwise.rewrite.variants import Wanted, trace_variant
 from shardwise.search.auto import SETTLED, Options
@@ -56,7 +57,7 @@ def plan(
     seed: int = 0,
     method: str = "mcts",
     workers: int = 1,
-    progress: Progress | None = None,
+    progress: Progress | Literal["auto"] | None = None,
     allow_infeasible: bool = False,
     microbatches: int | str | None = None,
     remat: bool | str | None = None,
@@ -89,8 +90,9 @@ def plan(
       workers: processes that search side by side, never more at a time than there are cores. With the same seed, budget in
         evaluations and number of workers the plan is the same. They take about a second to start: worth it for an open mesh
         and for long searches (docs/search.md has figures).
-      progress: called with every improvement (``shardwise.search.result``) and the share of the budget that is spent. An
-        interrupt (Ctrl-C) keeps the best plan so far.
+      progress: called with every improvement (``shardwise.search.result``) and the share of the budget that is spent;
+        ``"auto"`` shows them in a line of the terminal or of a notebook's cell. An interrupt (Ctrl-C) keeps the best plan so
+        far.
       allow_infeasible: if no plan is found that fits the memory, give the one with the smallest peak instead of an
         ``InfeasibleError``.
       microbatches: compute the batch (``roles`` says which arguments that are; their first dimension counts the examples)
@@ -130,6 +132,11 @@ def plan(
 
 def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
     """The plan of a function for some arguments."""
+    if asked.search.progress == "auto":
+        from shardwise.report.progress import ProgressLine
+
+        with ProgressLine() as line:
+            return plan_asked(fn, args, kwargs, replace(asked, search=replace(asked.search, progress=line)))
     with Crew(asked.search.workers):
         return _planned(fn, args, kwargs, asked)
 
@@ -165,7 +172,7 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         notes.append(message.partition("\n")[0])
     if log is not None and log.ended is Ended.INTERRUPTED:
         notes.append(f"the search was interrupted: this is the best plan of {log.evaluations:,} evaluations")
-    found = _assemble(best.captured.traced, settled, made.decisions)
+    found = _assemble(best.captured.traced, best.inquiry, settled, made.decisions)
     log = log if log is None else replace(log, variants=tried)
     found = replace(found, notes=(*notes, *found.notes), search=log, variant=best.captured.variant)
     if asked.topology is None:
@@ -198,7 +205,8 @@ class _Attempt(NamedTuple):
     captured: _Captured
     made: Decided
     log: SearchLog | None
-    settled: _Settled
+    inquiry: Inquiry
+    settled: Settled
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -217,7 +225,8 @@ class _Attempt(NamedTuple):
 
 def _attempt(captured: _Captured, asked: Asked) -> _Attempt:
     made, log = decide_asked(captured.analysis, asked)
-    return _Attempt(captured, made, log, _settle(captured.analysis, made.cost, made.decisions))
+    inquiry = Inquiry.of(captured.analysis, made.cost, asked.roles)
+    return _Attempt(captured, made, log, inquiry, inquiry.settle(made.decisions))
 
 
 def _best_variant(
@@ -281,34 +290,11 @@ def plan_decisions(
     cost: HardwareCost | None = None,
 ) -> Plan:
     """The plan of a list of decisions."""
-    return _assemble(traced, _settle(analysis, cost or HardwareCost.of(mesh), decisions), decisions)
+    inquiry = Inquiry(analysis, cost or HardwareCost.of(mesh))
+    return _assemble(traced, inquiry, inquiry.settle(decisions), decisions)
 
 
-class _Settled(NamedTuple):
-    """Decisions carried out: with those for small arguments, and with what they are predicted to take."""
-
-    lowered: Lowered
-    small: tuple[Keep, ...]
-    predicted: Predicted
-
-
-def _settle(analysis: Analysis, cost: HardwareCost, decisions: Sequence[Decision]) -> _Settled:
-    """Small arguments are kept whole, unless the plan is the worse for it: slower, or too large."""
-    mesh = cost.placement.mesh
-    lowered = lower_state(analysis, State(mesh, tuple(decisions)), cost)
-    model = CostModel(lowered.structure, cost)
-    plain = _Settled(lowered, (), predict(model, lowered))
-    small = keep_small(lowered, cost)
-    if not small:
-        return plain
-    lowered = lower_state(analysis, State(mesh, (*decisions, *small)), cost)
-    kept = _Settled(lowered, small, predict(model, lowered))
-    before, after = plain.predicted, kept.predicted
-    worse = after.time_s > before.time_s or (before.fits and not after.fits)
-    return plain if worse else kept
-
-
-def _does_not_fit(settled: _Settled, log: SearchLog, asked: Asked, changes: Sequence[Change]) -> str:
+def _does_not_fit(settled: Settled, log: SearchLog, asked: Asked, changes: Sequence[Change]) -> str:
     lowered, predicted = settled.lowered, settled.predicted
     program, mesh = lowered.program, lowered.mesh
     at_rest = 0
@@ -326,7 +312,7 @@ def _does_not_fit(settled: _Settled, log: SearchLog, asked: Asked, changes: Sequ
     return message
 
 
-def _assemble(traced: Traced, settled: _Settled, decisions: Sequence[Decision]) -> Plan:
+def _assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequence[Decision]) -> Plan:
     lowered, small = settled.lowered, settled.small
     analysis, mesh = lowered.analysis, lowered.mesh
     chosen = choose_constraints(lowered, traced.jaxpr)
@@ -339,7 +325,8 @@ def _assemble(traced: Traced, settled: _Settled, decisions: Sequence[Decision]) 
 
     def array(value: int) -> ArrayPlan:
         v = program.values[value]
-        return ArrayPlan(v.path, v.shape, v.dtype, _spec(lowered.storage[value], mesh), donated.get(value, False))
+        spec, colors = _spec(lowered.storage[value], mesh), lowered.structure.colors[value]
+        return ArrayPlan(v.path, v.shape, v.dtype, spec, donated.get(value, False), colors)
 
     stated = []
     for stated_at, sharding in sorted(chosen.constraints.items()):
@@ -367,7 +354,10 @@ def _assemble(traced: Traced, settled: _Settled, decisions: Sequence[Decision]) 
         ),
         notes=tuple(notes),
         versions=(("shardwise", shardwise.__version__), ("jax", jax.__version__)),
+        colors=color_graph(analysis, lowered.state),
+        choices=tuple(decisions),
         trees=(traced.inputs, traced.outputs),
+        asked=inquiry,
     )
 
 
@@ -377,27 +367,23 @@ def _spec(sharding: Sharding, mesh: MeshAxes) -> Spec:
 
 def _predicted(lowered: Lowered) -> list[PredictedCollective]:
     program, mesh = lowered.program, lowered.state.mesh
+    made_of = _made_of(program)
     found = []
     for kind, axes, nbytes, times, reshard in collectives(lowered):
         op = program.ops[reshard.op]
         names = tuple(mesh.names[a] for a in axes)
         source = str(program.source_of(op))
         value = program.values[reshard.value]
-        found.append(
-            PredictedCollective(kind.value, names, nbytes, times, op.kind, source, value.path or value.type_text)
-        )
+        argument = made_of.get(reshard.value)
+        label = value.path or (f"{argument} as {value.type_text}" if argument else value.type_text)
+        found.append(PredictedCollective(kind.value, names, nbytes, times, op.kind, source, label))
     return found
 
 
-def decision_words(analysis: Analysis, decision: Decision) -> str:
-    """A decision as a person would say it."""
-    if isinstance(decision, Pin):
-        spec = ", ".join("open" if axes is None else "·".join(axes) or "-" for axes in decision.spec)
-        return f"{analysis.program.label(decision.value)} pinned to [{spec}]"
-    if isinstance(decision, Keep):
-        first, more = analysis.program.label(decision.values[0]), len(decision.values) - 1
-        return f"{first}{f' and {more} more' if more else ''} whole on {decision.axis}"
-    places = [str(p) for c in decision.colors for p in analysis.colors[c].places]
-    size = analysis.colors[decision.colors[0]].size
-    where = f"{places[0]}{f' and {len(places) - 1} more' if len(places) > 1 else ''}" if places else "inner values"
-    return f"{where} (size {size:,}) over {decision.axis}"
+def _made_of(program: Program) -> dict[int, str]:
+    """By value: the path of the argument that it is a view of, a cast for one."""
+    root = {a.value: a.path for a in program.arguments}
+    for op in program.schedule:
+        if op.kind in VIEWS and op.operands[0] in root:
+            root.update((v, root[op.operands[0]]) for v in op.results)
+    return root

@@ -18,7 +18,11 @@ class OpCall:
     """One operation as its rule sees it.
 
     ``operands`` and ``results`` are shapes; ``dtypes`` and ``result_dtypes`` their dtype names; ``params`` the front
-    end's parameters of the primitive.
+    end's parameters of the primitive. Tensors are counted through: operands, then results.
+
+    >>> call = OpCall("dot_general", {}, ((8, 4), (4, 6)), ((8, 6),))
+    >>> call.out(), call.shape(2)
+    (2, (8, 6))
     """
 
     kind: str
@@ -33,6 +37,7 @@ class OpCall:
         return len(self.operands) + number
 
     def shape(self, tensor: int) -> Shape:
+        """The shape of a tensor by number."""
         return (self.operands + self.results)[tensor]
 
 

@@ -166,7 +166,11 @@ def register_rule(primitive: Any, rule: str | RuleFunction) -> None:
 
 
 def unregister_rule(primitive: Any) -> None:
-    """Takes a rule registered with :func:`register_rule` back; the built-in one, if any, holds again."""
+    """Takes a rule registered with :func:`register_rule` back; the built-in one, if any, holds again.
+
+    >>> register_rule("my_kernel", "(i,j)->(i,j)")
+    >>> unregister_rule("my_kernel")
+    """
     _registered.pop(primitive if isinstance(primitive, str) else getattr(primitive, "name", ""), None)
 
 

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from shardwise.cost.decisions import Decision
 from shardwise.cost.local import HardwareCost
@@ -30,6 +30,7 @@ from shardwise.cost.model import Cost
 from shardwise.dims.analysis import Analysis
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.search.crew import Crew, CrewError
+from shardwise.search.front import Front, Points
 from shardwise.search.infeasible import unless_hopeless
 from shardwise.search.methods import DEFAULT_S, METHODS, SEEDED
 from shardwise.search.problem import Problem, Scored
@@ -45,13 +46,14 @@ SETTLED: Final = (Ended.CONVERGED, Ended.EXHAUSTED, Ended.NOTHING, Ended.INFEASI
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to search. Without a budget, a few seconds; with one in evaluations alone the result is the same on every machine.
-    ``tell`` is called with a mesh and what a method has to say beside its state."""
+    ``progress`` may be ``"auto"`` until somebody who can show it takes its place. ``tell`` is called with a mesh and what a
+    method has to say beside its state."""
 
     method: str = "mcts"
     seed: int = 0
     budget_s: float | None = None
     budget_evals: int | None = None
-    progress: Progress | None = None
+    progress: Progress | Literal["auto"] | None = None
     workers: int = 1
     tell: Callable[[MeshAxes, str], object] | None = None
 
@@ -70,8 +72,10 @@ class Options:
         if not _whole(self.workers) or self.workers < 1:
             problems.append(f"workers is a whole number of processes above zero, not {self.workers!r}")
         progress: Any = self.progress
-        if progress is not None and not callable(progress):
-            problems.append(f"progress is called at every improvement; {type(progress).__name__} cannot be called")
+        if progress is not None and progress != "auto" and not callable(progress):
+            problems.append(
+                f"progress is 'auto' or called at every improvement; {type(progress).__name__} cannot be called"
+            )
         if problems:
             raise SearchError("the search cannot be made: " + "; ".join(problems))
 
@@ -145,6 +149,7 @@ class Record:
         self.mesh, self.turn = mesh, (turn, mesh.sizes, mesh.names)
         self.steps: list[tuple[Step, tuple[int, ...]]] = []
         self.evaluations = 0
+        self.front: Points = ()
 
 
 class Journal:
@@ -183,13 +188,13 @@ class Journal:
             if self._best is not None and rank[:2] >= self._best:
                 return
             self._best = rank[:2]
-            if self.options.progress is not None:
+            if callable(self.options.progress):
                 share = self.purse.share(evaluations)
                 self.options.progress(Improvement(self.seconds, self.evaluations + evaluations, made.best), share)
 
     def close(self, record: Record, found: Found) -> None:
         with self._lock:
-            record.evaluations = found.evaluations
+            record.evaluations, record.front = found.evaluations, found.front
             self.evaluations += found.evaluations
             self.purse.spend(found.evaluations)
             self.interrupted |= found.ended is Ended.INTERRUPTED
@@ -207,6 +212,10 @@ class Journal:
                     found.append(replace(step, evaluations=before + step.evaluations))
             before += record.evaluations
         return found
+
+    def front(self, mesh: MeshAxes) -> Points:
+        """What none of the states on a mesh beats, of all searches there."""
+        return Front().merged(record.front for record in self._records if record.mesh == mesh)
 
 
 class Searcher:
@@ -261,6 +270,7 @@ class Searcher:
         problem = self._problems[key]
         record = self.journal.open(problem.mesh, self._turn)
         found = unless_hopeless(problem, partial(self._run, problem, record), self._budget)
+        found = replace(found, front=problem.front.points)
         self.journal.close(record, found)
         return Searched(problem.decisions(found.best.state)[len(problem.base) :], found)
 

@@ -28,6 +28,7 @@ from shardwise.cost.storage import VIEWS
 from shardwise.cost.structure import Structure
 from shardwise.dims.analysis import Analysis, Group
 from shardwise.ir.program import Unit
+from shardwise.search.front import Front
 
 #: Ways to resolve the conflicts of one group that are tried; with more bits than two, all alike or one different.
 _MOST_BITS: Final = 2
@@ -77,6 +78,7 @@ class Problem:
         made += [Keep(values, axis) for axis, values in small.items()]
         self.evaluator = Evaluator(self.model, self.space, made)
         self.evaluations = 0
+        self.front = Front()
         self._known: dict[object, Cost] = {}
 
     def _shards(self, unit: int, group: Group) -> list[Decision]:
@@ -128,13 +130,16 @@ class Problem:
         if new:
             found = self.evaluator.evaluate(list(new.values()))
             self.evaluations += len(new)
+            self.front.add(found)
             self._known.update((key, found[k]) for k, key in enumerate(new))
         return [self._known[key] for key in keys]
 
     def costs_once(self, states: Sequence[Sequence[int]]) -> Costs:
         """The costs of many different states that nobody will ask for again: they are not remembered."""
         self.evaluations += len(states)
-        return self.evaluator.evaluate(states)
+        found = self.evaluator.evaluate(states)
+        self.front.add(found)
+        return found
 
     def cost(self, state: Actions) -> Cost:
         return self.costs([state])[0]

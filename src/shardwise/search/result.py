@@ -6,6 +6,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shardwise.search.front import Points
 from shardwise.search.problem import Scored
 
 
@@ -32,7 +33,8 @@ class Improvement:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best state, how the search came to it, and why it ended. ``notes``: what a method has to say beside it."""
+    """The best state, how the search came to it, and why it ended. ``notes``: what a method has to say beside it; ``front``: of
+    the states that were evaluated, those that none beats in both time and memory."""
 
     best: Scored
     fits: bool
@@ -41,6 +43,7 @@ class Found:
     evaluations: int
     log: tuple[Improvement, ...]
     notes: tuple[str, ...] = ()
+    front: Points = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Final
 from shardwise.cost.decisions import Decision
 from shardwise.dims.analysis import Analysis
 from shardwise.search.crew import Crew, StoppedError
+from shardwise.search.front import Front
 from shardwise.search.result import Ended, Found, Improvement
 from shardwise.search.tasks import Better, Done, Started, Task
 
@@ -104,7 +105,8 @@ class Roots:
         best = min(done, key=lambda one: (one.rank, one.found.best.state, one.root))
         spent = sum(one.found.evaluations for one in done)
         ended = min((one.found.ended for one in done), key=_ENDS.index)
-        found = replace(best.found, ended=ended, evaluations=spent, seconds=self._seconds)
+        front = Front().merged(one.found.front for one in done)
+        found = replace(best.found, ended=ended, evaluations=spent, seconds=self._seconds, front=front)
         return Searched(best.decisions, found), self._log(spent)
 
     def _log(self, spent: int) -> list[Logged]:

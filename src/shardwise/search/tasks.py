@@ -125,7 +125,8 @@ class Desk:
             return METHODS[task.method](problem, budget, task.seed, tell)
 
         found = unless_hopeless(problem, search, task.budget)
-        return Done(task.root, replace(found, log=()), problem.rank(found.best), decisions(found.best.state))
+        found = replace(found, log=(), front=problem.front.points)
+        return Done(task.root, found, problem.rank(found.best), decisions(found.best.state))
 
 
 def dumped(message: Any) -> bytes:

@@ -12,6 +12,7 @@ list of decisions, costed by the plain model with small arguments kept whole, as
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -36,6 +37,14 @@ MENU: Final = tuple(
         "expert edges dp fsdp zero1 zero2 context megatron megatron+sequence megatron+vocabulary "
         "megatron+sequence+vocabulary vocabulary dp+vocabulary"
     ).split()
+)
+#: What is tried first of all: on all axes, or on all but the last, which is for the others.
+USUAL: Final = (
+    (("dp",), ()),
+    (("fsdp",), ()),
+    (("fsdp",), ("megatron",)),
+    (("dp",), ("megatron",)),
+    (("fsdp",), ("megatron", "sequence")),
 )
 _SHARDED: Final = frozenset(("fsdp", "zero1", "zero2"))
 
@@ -147,6 +156,22 @@ def experts(context: Context, model: CostModel, menu: Sequence[tuple[str, ...]] 
         else:
             refused.append(expert)
     return [*sorted(found.values(), key=_rank), *refused]
+
+
+def usual(context: Context, model: CostModel, seconds: float = 1.0) -> list[Expert]:
+    """The few that everybody tries first, over all axes or with the last for tensors; those that fit and are fast first. As
+    many are tried as there is time for, one at least."""
+    tried, end = _Tried(context, model), time.perf_counter() + seconds
+    axes = [n for n, size in zip(context.mesh.names, context.mesh.sizes, strict=True) if size > 1]
+    found: dict[object, Expert] = {}
+    for words, last in USUAL if axes else ():
+        parts = [(word, axis) for word in words for axis in (axes[:-1] if last else axes)]
+        expert = tried.expert(sorted([*parts, *((part, axes[-1]) for part in last)], key=lambda p: PARTS.index(p[0])))
+        if expert.applies:
+            found.setdefault(tried.key(expert), expert)
+        if time.perf_counter() > end:
+            break
+    return sorted(found.values(), key=_rank)
 
 
 def _rank(expert: Expert) -> tuple[int, int, int, int]:

@@ -1,4 +1,7 @@
-"""The named strategies. Each is defined by structure: what is contracted, what is looked up, what is shared."""
+"""The named strategies. Each is defined by structure: what is contracted, what is looked up, what is shared.
+
+The file is long for its examples: what a strategy does is seen best on a small step.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,13 @@ class Shard:
     """One dimension of an argument or output, with everything of its color (and of its group), on a mesh axis.
 
     ``side`` resolves conflicts of that color: 0 or 1.
+
+    >>> import jax, shardwise
+    >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
+    >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
+    >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=[Shard("up", 1, "model")])
+    >>> plan.spec("up"), plan.spec("down")
+    (((), ('model',)), (('model',), ()))
     """
 
     path: str
@@ -39,7 +49,20 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class DataParallel:
-    """The batch on an axis. ``dim`` is the batch dimension of every batch argument."""
+    """The batch on an axis. ``dim`` is the batch dimension of every batch argument.
+
+    >>> import jax, shardwise
+    >>> def step(w, mean, x):
+    ...     mean = 0.9 * mean + jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
+    ...     return w - 0.1 * mean, mean
+    >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (512, 16)])
+    >>> where = {"mesh": {"data": 8}, "roles": {"params": "w", "batch": "x"}}
+    >>> plan = shardwise.plan(step, w, w, x, tactics=[DataParallel("data")], **where)
+    >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
+    (((), ()), ((), ()), (('data',), ()))
+    >>> [kind for kind, _ in plan.moved()]
+    ['all-reduce']
+    """
 
     axis: str
     dim: int = 0
@@ -53,6 +76,18 @@ class FSDP:
     """Data parallel, and parameters, gradients and moments sharded on the same axis (ZeRO-3).
 
     The parameter dimensions are the fewest colors that shard every parameter, those that cover most bytes first.
+
+    >>> import jax, shardwise
+    >>> def step(w, mean, x):
+    ...     mean = 0.9 * mean + jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
+    ...     return w - 0.1 * mean, mean
+    >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (512, 16)])
+    >>> where = {"mesh": {"data": 8}, "roles": {"params": "w", "batch": "x"}}
+    >>> plan = shardwise.plan(step, w, w, x, tactics=[FSDP("data")], **where)
+    >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
+    ((('data',), ()), (('data',), ()), (('data',), ()))
+    >>> [kind for kind, _ in plan.moved()]
+    ['all-gather', 'reduce-scatter']
     """
 
     axis: str
@@ -71,7 +106,20 @@ ZeRO3 = FSDP
 @dataclass(frozen=True, slots=True)
 class ZeRO2:
     """As FSDP, but parameters stay whole: gradients are reduced into shards, moments are sharded, and the updated parameters
-    are gathered once."""
+    are gathered once.
+
+    >>> import jax, shardwise
+    >>> def step(w, mean, x):
+    ...     mean = 0.9 * mean + jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
+    ...     return w - 0.1 * mean, mean
+    >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (512, 16)])
+    >>> where = {"mesh": {"data": 8}, "roles": {"params": "w", "batch": "x"}}
+    >>> plan = shardwise.plan(step, w, w, x, tactics=[ZeRO2("data")], **where)
+    >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
+    (((), ()), (('data',), ()), (('data',), ()))
+    >>> [kind for kind, _ in plan.moved()]
+    ['all-gather', 'reduce-scatter']
+    """
 
     axis: str
     dim: int = 0
@@ -125,6 +173,14 @@ class Megatron:
     product is added to something that is not one) and what a gather looks into. Of those, the ones that move least for the
     bytes of parameters they shard, as long as no two of them meet in one op: that leaves out the head dimensions, which are
     made and contracted as well.
+
+    >>> import jax, shardwise
+    >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
+    >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
+    >>> where = {"mesh": {"model": 4}, "roles": {"params": ["up", "down"]}}
+    >>> plan = shardwise.plan(fn, x, up, down, tactics=[Megatron("model")], **where)
+    >>> plan.spec("up"), plan.spec("down"), [kind for kind, _ in plan.moved()]
+    (((), ('model',)), (('model',), ()), ['all-reduce'])
     """
 
     axis: str
@@ -152,7 +208,16 @@ class Megatron:
 
 @dataclass(frozen=True, slots=True)
 class SequenceParallel:
-    """After Megatron on the same axis: the sequence, given by one of its places, wherever the axis is not taken."""
+    """After Megatron on the same axis: the sequence, given by one of its places, wherever the axis is not taken.
+
+    >>> import jax, shardwise
+    >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
+    >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
+    >>> where = {"mesh": {"model": 4}, "roles": {"params": ["up", "down"]}}
+    >>> plan = shardwise.plan(fn, x, up, down, tactics=[Megatron("model"), SequenceParallel("model", ("x", 0))], **where)
+    >>> plan.spec("x"), [kind for kind, _ in plan.moved()]
+    ((('model',), ()), ['all-gather', 'reduce-scatter'])
+    """
 
     axis: str
     sequence: PathDim
@@ -163,7 +228,17 @@ class SequenceParallel:
 
 @dataclass(frozen=True, slots=True)
 class ContextParallel:
-    """The sequence on an axis; in attention the queries keep it (``side`` 0) or the keys (``side`` 1)."""
+    """The sequence on an axis; in attention the queries keep it (``side`` 0) or the keys (``side`` 1).
+
+    >>> import jax, shardwise
+    >>> x, w = (jax.ShapeDtypeStruct(s, "float32") for s in [(2048, 64), (64, 64)])
+    >>> attention = lambda x, w: jax.nn.softmax((x @ w) @ x.T) @ x
+    >>> for side in (0, 1):
+    ...     plan = shardwise.plan(attention, x, w, mesh={"seq": 4}, tactics=[ContextParallel("seq", ("x", 0), side)])
+    ...     print(plan.spec("x"), [kind for kind, _ in plan.moved()])
+    (('seq',), ()) ['all-gather']
+    (('seq',), ()) ['all-gather', 'reduce-scatter']
+    """
 
     axis: str
     sequence: PathDim
@@ -175,7 +250,18 @@ class ContextParallel:
 
 @dataclass(frozen=True, slots=True)
 class ExpertParallel:
-    """Experts on an axis, then the batch on the same: tokens go to their experts and back."""
+    """Experts on an axis, then the batch on the same: tokens go to their experts and back.
+
+    >>> import jax, jax.numpy as jnp, shardwise
+    >>> def layer(mask, x, w):
+    ...     sent = jnp.einsum("gsec,gsd->egcd", mask, x)
+    ...     return jnp.einsum("gsec,egcf->gsf", mask, jnp.einsum("egcd,edf->egcf", sent, w))
+    >>> mask, x, w = (jax.ShapeDtypeStruct(s, "float32") for s in [(32, 256, 8, 64), (32, 256, 512), (8, 512, 512)])
+    >>> where = {"mesh": {"expert": 8}, "roles": {"batch": ["mask", "x"]}}
+    >>> plan = shardwise.plan(layer, mask, x, w, tactics=[ExpertParallel("expert", ("w", 0))], **where)
+    >>> plan.spec("x"), plan.spec("w"), ("all-to-all", ("expert",)) in plan.moved()
+    ((('expert',), (), ()), (('expert',), (), ()), True)
+    """
 
     axis: str
     experts: PathDim
@@ -189,7 +275,18 @@ class ExpertParallel:
 
 @dataclass(frozen=True, slots=True)
 class EdgeSharding:
-    """The edges of a graph on an axis: only sums over nodes are reduced."""
+    """The edges of a graph on an axis: only sums over nodes are reduced.
+
+    >>> import jax, shardwise
+    >>> def messages(sender, receiver, nodes, w):
+    ...     return jax.ops.segment_sum(nodes[sender] @ w, receiver, 1024)
+    >>> edges = jax.ShapeDtypeStruct((65536,), "int32")
+    >>> nodes, w = (jax.ShapeDtypeStruct(s, "float32") for s in [(1024, 64), (64, 64)])
+    >>> where = {"mesh": {"edges": 8}, "tactics": [EdgeSharding("edges", ("sender", 0))]}
+    >>> plan = shardwise.plan(messages, edges, edges, nodes, w, **where)
+    >>> plan.spec("receiver"), plan.spec("nodes"), [kind for kind, _ in plan.moved()]
+    ((('edges',),), ((), ()), ['all-reduce'])
+    """
 
     axis: str
     edges: PathDim
@@ -200,7 +297,16 @@ class EdgeSharding:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Arguments under a path, and the outputs that replace them, stay whole on an axis at rest."""
+    """Arguments under a path, and the outputs that replace them, stay whole on an axis at rest.
+
+    >>> import jax, shardwise
+    >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
+    >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
+    >>> where = {"mesh": {"model": 4}, "roles": {"params": ["up", "down"]}}
+    >>> plan = shardwise.plan(fn, x, up, down, tactics=[Keep("up", "model"), Megatron("model")], **where)
+    >>> plan.spec("up"), plan.spec("down")
+    (((), ()), (('model',), ()))
+    """
 
     path: str
     axis: str
@@ -213,7 +319,16 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Arguments under a path stay whole on every axis at rest."""
+    """Arguments under a path stay whole on every axis at rest.
+
+    >>> import jax, shardwise
+    >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
+    >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
+    >>> where = {"mesh": {"data": 2, "model": 4}, "roles": {"batch": "x"}}
+    >>> plan = shardwise.plan(fn, x, up, down, tactics=[Replicate("down"), Shard("up", 1, "model")], **where)
+    >>> plan.spec("up"), plan.spec("down")
+    (((), ('model',)), ((), ()))
+    """
 
     path: str
 

@@ -109,6 +109,12 @@ def verify(
       fn, args, kwargs: the function and its arguments; ``ShapeDtypeStruct``s if it is only compiled.
       backend: ``"host"``, or a TPU topology such as ``"v5e:4x4"`` (needs the extra ``shardwise[tpu]``).
       run: also run both programs and compare every output. By default on the host, where all arguments are arrays.
+
+    >>> import jax.numpy as jnp, shardwise
+    >>> step, args = lambda w, x: x @ w, (jnp.ones((8, 8)), jnp.ones((16, 8)))
+    >>> plan = shardwise.plan(step, *args, mesh={"data": 1}, tactics=[])
+    >>> shardwise.verify(plan, step, *args).agrees
+    True
     """
     mesh = make_mesh(dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)), backend)
     donated = [a.donated for a in plan.arguments]

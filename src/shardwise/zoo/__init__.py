@@ -11,6 +11,6 @@ The full size exists as shapes only. Every program is an ordinary function of py
 """
 
 from .program import ZooError, ZooProgram
-from .registry import configs, load, names, parse
+from .registry import configs, description, load, names, parse
 
-__all__ = ["ZooError", "ZooProgram", "configs", "load", "names", "parse"]
+__all__ = ["ZooError", "ZooProgram", "configs", "description", "load", "names", "parse"]

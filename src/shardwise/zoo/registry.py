@@ -12,27 +12,37 @@ from .program import Config, ZooError, ZooProgram
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """The module that builds a program, imported on demand, and what the program is."""
+    """The module that builds a program, imported on demand, as it brings JAX; its configurations, the default first; and what
+    the program is."""
 
     module: str
+    configs: str
     description: str
 
 
 _ENTRIES: Mapping[str, _Entry] = {
-    "t2b": _Entry("gemma", "Gemma-1 2B shaped decoder, multi-query attention, tied embeddings"),
-    "t7b": _Entry("gemma", "Gemma-1 7B shaped decoder, multi-head attention, tied embeddings"),
-    "gpt": _Entry("gpt", "GPT-3 shaped decoder, learned positions, fused q/k/v projection"),
-    "llama3": _Entry("llama", "Llama-3 decoder, grouped-query attention, rotary positions, untied head"),
-    "mixtral": _Entry("mixtral", "Mixtral decoder, 8 experts, top 2: dispatch with capacity, or dropless"),
-    "gns": _Entry("gns", "graph network simulator: gather, message MLPs, segment sums"),
-    "unet": _Entry("unet", "diffusion U-Net (Flax nnx): residual convolutions, skips, one attention"),
-    "itx": _Entry("itx", "inference transformer, multi-query attention, key-value cache"),
-    "vit": _Entry("vit", "vision transformer (Flax nnx), patch convolution, mean-pooled head"),
-    "wresnet": _Entry("wresnet", "wide ResNet-50 (Flax nnx), batch normalisation with running statistics"),
-    "t5": _Entry("t5", "T5 encoder-decoder, cross attention, relative position bias"),
-    "ssm": _Entry("ssm", "Mamba-like state-space model, recurrence by associative scan"),
-    "dlrm": _Entry("dlrm", "recommendation model, 26 embedding tables, pairwise interactions"),
-    "mlp": _Entry("mlp", "deep multilayer perceptron"),
+    "t2b": _Entry("gemma", "2b tiny", "Gemma-1 2B shaped decoder, multi-query attention, tied embeddings"),
+    "t7b": _Entry("gemma", "7b tiny", "Gemma-1 7B shaped decoder, multi-head attention, tied embeddings"),
+    "gpt": _Entry("gpt", "2.6b 6.7b 39b tiny", "GPT-3 shaped decoder, learned positions, fused q/k/v projection"),
+    "llama3": _Entry(
+        "llama", "8b 70b 405b tiny", "Llama-3 decoder, grouped-query attention, rotary positions, untied head"
+    ),
+    "mixtral": _Entry("mixtral", "8x7b tiny", "Mixtral decoder, 8 experts, top 2: dispatch with capacity, or dropless"),
+    "gns": _Entry("gns", "full tiny", "graph network simulator: gather, message MLPs, segment sums"),
+    "unet": _Entry("unet", "full tiny", "diffusion U-Net (Flax nnx): residual convolutions, skips, one attention"),
+    "itx": _Entry(
+        "itx",
+        "decode prefill step tiny tiny-prefill tiny-step",
+        "inference transformer, multi-query attention, key-value cache",
+    ),
+    "vit": _Entry("vit", "l16 h14 tiny", "vision transformer (Flax nnx), patch convolution, mean-pooled head"),
+    "wresnet": _Entry(
+        "wresnet", "1b 4b tiny", "wide ResNet-50 (Flax nnx), batch normalisation with running statistics"
+    ),
+    "t5": _Entry("t5", "3b 11b tiny", "T5 encoder-decoder, cross attention, relative position bias"),
+    "ssm": _Entry("ssm", "2.8b tiny", "Mamba-like state-space model, recurrence by associative scan"),
+    "dlrm": _Entry("dlrm", "full tiny", "recommendation model, 26 embedding tables, pairwise interactions"),
+    "mlp": _Entry("mlp", "full tiny", "deep multilayer perceptron"),
 }
 
 _OFF_WHERE_ABSENT = ("scan", "remat", "train")
@@ -54,7 +64,16 @@ def configs(name: str) -> tuple[str, ...]:
     >>> configs("gpt")
     ('2.6b', '6.7b', '39b', 'tiny')
     """
-    return tuple(_configs(name))
+    return tuple(_entry(name).configs.split())
+
+
+def description(name: str) -> str:
+    """What a program is, in a line.
+
+    >>> description("mlp")
+    'deep multilayer perceptron'
+    """
+    return _entry(name).description
 
 
 def load(name: str, config: str | None = None, **options: Any) -> ZooProgram:
@@ -81,7 +100,7 @@ def load(name: str, config: str | None = None, **options: Any) -> ZooProgram:
     """
     available = _configs(name)
     if config is None:
-        config = next(iter(available))
+        config = configs(name)[0]
     if config not in available:
         raise ZooError(_unknown(f"configuration of {name}", config, available))
     sizes = _with_options(name, available[config], options)
@@ -140,16 +159,20 @@ def parse(target: str) -> ZooProgram:
 
 def _module(name: str) -> ModuleType:
     try:
-        return importlib.import_module(f".{_ENTRIES[name].module}", __package__)
+        return importlib.import_module(f".{_entry(name).module}", __package__)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in ("optax", "flax"):
             raise
         raise ZooError(f"zoo program {name} needs the package {error.name}: pip install {error.name}") from error
 
 
-def _configs(name: str) -> Mapping[str, Config]:
+def _entry(name: str) -> _Entry:
     if name not in _ENTRIES:
         raise ZooError(_unknown("zoo program", name, _ENTRIES))
+    return _ENTRIES[name]
+
+
+def _configs(name: str) -> Mapping[str, Config]:
     programs: Mapping[str, Mapping[str, Config]] = _module(name).PROGRAMS
     return programs[name]
 

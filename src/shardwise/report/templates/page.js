@@ -16,7 +16,9 @@ function element(tag, attributes, ...children) {
       other.tabIndex = chosen ? 0 : -1;
       document.getElementById(other.getAttribute("aria-controls")).hidden = !chosen;
     }
-    tab.scrollIntoView({ block: "nearest", inline: "nearest" });
+    // Not scrollIntoView: after it the Tab key would go on from there, past the tabs.
+    const list = tab.parentElement, box = list.getBoundingClientRect(), own = tab.getBoundingClientRect();
+    list.scrollLeft += Math.min(0, own.left - box.left) + Math.max(0, own.right - box.right);
   };
   const named = () => tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) ?? tabs[0];
   const go = (tab) => {

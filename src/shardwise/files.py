@@ -1,0 +1,80 @@
+"""Files that are complete or not there: what is written is written beside and renamed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from shardwise.errors import ShardwiseError
+
+
+def write_whole(
+    path: str | os.PathLike[str],
+    text: str,
+    failure: type[ShardwiseError] = ShardwiseError,
+    check: Callable[[str], object] | None = None,
+) -> None:
+    """Writes a text; where that fails, what was there before still is.
+
+    Args:
+      path: where it goes. A link is followed; a device or a pipe (``/dev/stdout``) is written to as it is.
+      text: the whole of it.
+      failure: the error that is raised where it cannot be written.
+      check: is called with the name of the written file before it takes its place, and raises what it does not like.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_whole(f"{folder}/plan.json", "{}")
+    ...     print(Path(folder, "plan.json").read_text())
+    {}
+    """
+    try:
+        if _is_special(Path(path)):
+            Path(path).write_text(text, encoding="utf-8")
+        else:
+            _write_beside(Path(os.path.realpath(path)), text, check)
+    except OSError as error:
+        raise failure(f"cannot write {Path(path)}: {error.strerror}") from None
+
+
+def check_writable(path: str | os.PathLike[str], failure: type[ShardwiseError] = ShardwiseError) -> None:
+    """Raises what :func:`write_whole` would, before time is spent on what is to be written."""
+    shown, target = Path(path), Path(os.path.realpath(path))
+    if shown.is_dir() or not target.parent.is_dir():
+        what = "it is a folder" if shown.is_dir() else f"there is no folder {shown.parent}"
+        raise failure(f"cannot write {shown}: {what}")
+    if _is_special(shown):  # Opening a pipe and closing it again would end its reader.
+        return
+    try:
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise failure(f"cannot write {shown}: {error.strerror}") from None
+
+
+def _is_special(path: Path) -> bool:
+    """Is it something that a file must not take the place of?"""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _write_beside(target: Path, text: str, check: Callable[[str], object] | None) -> None:
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=target.suffix)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        if check is not None:
+            check(name)
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    """What the person has set, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

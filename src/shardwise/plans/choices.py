@@ -1,0 +1,56 @@
+"""Decisions as they are kept with a plan: numbers of the analysis of the same program, which the fingerprint tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.cost.decisions import Decision, Keep, Pin, Shard
+
+
+def choice_json(decision: Decision) -> dict[str, Any]:
+    """Plain data.
+
+    >>> choice_json(Shard((3, 5), "data", ((0, 1),)))
+    {'shard': [3, 5], 'axis': 'data', 'sides': [[0, 1]]}
+    """
+    if isinstance(decision, Pin):
+        spec = [None if axes is None else list(axes) for axes in decision.spec]
+        return {"pin": decision.value, "spec": spec, "colors": list(decision.colors)}
+    if isinstance(decision, Keep):
+        return {"keep": list(decision.values), "axis": decision.axis}
+    return {"shard": list(decision.colors), "axis": decision.axis, "sides": [list(side) for side in decision.sides]}
+
+
+def read_choices(data: Any, axes: tuple[str, ...]) -> tuple[Decision, ...]:
+    """From plain data; raises KeyError, TypeError or ValueError where that is no list of decisions on these axes."""
+    if not isinstance(data, list):
+        raise TypeError(f"expected a list, not {type(data).__name__}")
+    return tuple(_read(row, axes) for row in data)
+
+
+def _read(row: Any, axes: tuple[str, ...]) -> Decision:
+    if "pin" in row:
+        spec = tuple(None if own is None else tuple(_axis(a, axes) for a in own) for own in row["spec"])
+        return Pin(_number(row["pin"]), spec, tuple(_number(c, -1) for c in row["colors"]))
+    axis = _axis(row["axis"], axes)
+    if "keep" in row:
+        return Keep(tuple(_number(v) for v in row["keep"]), axis)
+    return Shard(tuple(_number(c) for c in row["shard"]), axis, tuple((_number(b), _side(s)) for b, s in row["sides"]))
+
+
+def _axis(name: Any, axes: tuple[str, ...]) -> str:
+    if name not in axes:
+        raise ValueError(f"the mesh has no axis {name!r}")
+    return str(name)
+
+
+def _number(value: Any, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"expected a number from {least}, not {value!r}")
+    return value
+
+
+def _side(value: Any) -> int:
+    if value not in (0, 1) or isinstance(value, bool):
+        raise ValueError(f"a side is 0 or 1, not {value!r}")
+    return int(value)

@@ -1,0 +1,247 @@
+"""Named strategies, in all sensible combinations, and plans for the same function, predicted side by side."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import JitOptions
+from shardwise.cost.local import HardwareCost
+from shardwise.cost.model import CostModel
+from shardwise.cost.structure import Structure
+from shardwise.dims.analysis import Analysis, analyze_program
+from shardwise.errors import DecisionError, MeshError, PlanError, ShardwiseError
+from shardwise.hardware.layout import Placement, ideal
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.hardware.topology import Topology
+from shardwise.plans.load import load_plan
+from shardwise.plans.plan import Plan
+from shardwise.plans.variant import AS_IS, Variant
+from shardwise.report.comparison import Comparison, expert_row, plan_row
+from shardwise.rewrite.deciding import placement_of
+from shardwise.rewrite.fingerprint import fingerprint
+from shardwise.rewrite.variants import trace_variant
+from shardwise.search.mesh import OpenMesh
+from shardwise.tactics.experts import MENU, PARTS, experts
+from shardwise.tactics.tactic import Context
+
+#: A plan, one with a name, or the path of a saved one.
+Given = Plan | tuple[str, Plan] | str | os.PathLike[str]
+
+
+def compare(
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    plans: Given | Iterable[Given] = (),
+    mesh: Any = None,
+    topology: str | Topology | Placement | None = None,
+    roles: Mapping[str, str | Sequence[str]] | None = None,
+    strategies: str | Sequence[str] | None = None,
+    static_argnums: Any = None,
+    static_argnames: Any = None,
+    donate_argnums: Any = None,
+    donate_argnames: Any = None,
+    **kwargs: Any,
+) -> Comparison:
+    """Predicts named strategies over the axes of a mesh, in all sensible combinations, and sets plans beside them.
+
+    Nothing is compiled and nothing runs.
+
+    Args:
+      fn: a function that ``jax.jit`` can trace; ``args`` and ``kwargs`` its arguments, arrays or ``ShapeDtypeStruct``s. An
+        argument that has the name of one of those below is passed by position.
+      plans: plans for this function: ``Plan``s, ``(name, Plan)`` pairs, or paths of saved ones. They may be for other meshes
+        of the same devices.
+      mesh: as in :func:`shardwise.plan`, with all sizes. Without one it is that of the plans.
+      topology: the devices and links, as in :func:`shardwise.plan`. Without one they are those of the plans.
+      roles: paths of the arguments that are the batch and the parameters: ``{"batch": "x", "params": "w"}``.
+      strategies: what an axis may be used for, such as ``["dp", "fsdp", "megatron+sequence"]``; by default
+        ``shardwise.tactics.experts.MENU``, and with an empty list plans alone are compared.
+      static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
+
+    Returns:
+      What was compared: ``ranked`` has the best first, ``refused`` what does not apply, with the reason; it prints as a table.
+
+    Raises:
+      ShardwiseError: with all that is wrong with what was given.
+
+    >>> import jax, shardwise
+    >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(256, 256), (65536, 256)]]
+    >>> step = lambda w, x: x @ w
+    >>> found = shardwise.plan(step, *shapes, mesh={"data": 4}, budget_evals=100)
+    >>> roles = {"batch": "x", "params": "w"}
+    >>> compared = shardwise.compare(step, *shapes, plans=[("found", found)], roles=roles, strategies=["dp", "fsdp"])
+    >>> [row.name for row in compared.ranked]
+    ['plan found', 'dp data', 'fsdp data', 'replicated']
+    """
+    program = _Programs(fn, args, kwargs, JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames))
+    paths = {role: (p,) if isinstance(p, str) else tuple(p) for role, p in (roles or {}).items()}
+    problems: list[ShardwiseError] = []
+    menu: list[tuple[str, ...]] = []
+    place: Placement | None = None
+    with _noted(problems):
+        menu = _menu(strategies)
+    named = _named(plans, problems)
+    with _noted(problems):
+        place = _place(mesh, topology, named)
+    analysis = program.analysis()
+    # Paths are right or wrong wherever the program runs.
+    cost = HardwareCost(place or ideal(MeshAxes((), ())))
+    context = Context(analysis, cost.placement.mesh, cost, paths)
+    _check_roles(context, bool(menu), problems)
+    for one in named:
+        with _noted(problems):
+            _check_plan(one, program, place)
+    if problems:
+        raise problems[0] if len(problems) == 1 else PlanError("\n".join(map(str, problems)))
+    found = experts(context, CostModel(Structure.of(analysis), cost), menu)
+    shown = str(context.mesh)
+    return Comparison(
+        analysis.program.name,
+        shown,
+        cost.placement.topology.text,
+        cost.profile.usable_bytes,
+        (
+            *(plan_row(one.name, one.plan, shown) for one in named),
+            *(expert_row(expert) for expert in found if expert.applies),
+        ),
+        tuple((expert.name, expert.reason) for expert in found if not expert.applies),
+    )
+
+
+@contextmanager
+def _noted(problems: list[ShardwiseError]) -> Iterator[None]:
+    """What is wrong is kept, so that it can be said together with the rest."""
+    try:
+        yield
+    except ShardwiseError as error:
+        problems.append(error)
+
+
+class _Programs:
+    """The function's variants, each traced and analysed once."""
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: JitOptions):
+        self._traced = fn, args, kwargs, options
+        self._known: dict[Variant, Analysis] = {}
+
+    def analysis(self, variant: Variant = AS_IS) -> Analysis:
+        if variant not in self._known:
+            self._known[variant] = analyze_program(lower(trace_variant(*self._traced, variant)))
+        return self._known[variant]
+
+
+def _menu(strategies: str | Sequence[str] | None) -> list[tuple[str, ...]]:
+    """What an axis may be used for, from ``dp,megatron+sequence`` or a list."""
+    if strategies is None:
+        return list(MENU)
+    words = strategies.split(",") if isinstance(strategies, str) else strategies
+    menu = [tuple(part.strip() for part in option.split("+")) for option in words]
+    wrong = dict.fromkeys(part for option in menu for part in option if part not in PARTS)
+    if wrong:
+        said = []
+        for part in wrong:
+            near = difflib.get_close_matches(part, PARTS, n=3)
+            said.append(f"{part!r}" + (f"; did you mean {' or '.join(near)}?" if near else "."))
+        raise DecisionError(f"no strategy is called {' nor '.join(said)} There are {', '.join(PARTS)}")
+    return list(dict.fromkeys(menu))
+
+
+class _Named(NamedTuple):
+    name: str
+    plan: Plan
+
+
+def _named(plans: Given | Iterable[Given], problems: list[ShardwiseError]) -> list[_Named]:
+    """The plans, loaded where they are files; those without a name are numbered."""
+    several = [plans] if isinstance(plans, Plan | str | os.PathLike) else list(plans)
+    named: list[_Named] = []
+    taken: dict[str, object] = {}
+    for number, given in enumerate(several, start=1):
+        with _noted(problems):
+            name, source = _source(given, number)
+            if name in taken and taken[name] == source:
+                continue
+            if name in taken:
+                raise PlanError(f"two plans are called {name!r}: give each a name, as in plans=[('mine', plan), ...]")
+            taken[name] = source
+            named.append(_Named(name, source if isinstance(source, Plan) else load_plan(source)))
+    return named
+
+
+def _source(given: Any, number: int) -> tuple[str, Any]:
+    if isinstance(given, Plan):
+        return str(number), given
+    if isinstance(given, str | os.PathLike):
+        return os.fspath(given), os.fspath(given)
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str) and isinstance(given[1], Plan):
+        return given
+    kind = type(given).__name__
+    raise PlanError(f"plans are Plan objects, (name, plan) pairs or paths of saved plans; number {number} is {kind}")
+
+
+def _place(mesh: Any, topology: str | Topology | Placement | None, named: Sequence[_Named]) -> Placement:
+    """Where strategies are compared: as was said, and else where the plans agree to be."""
+    if mesh is None and not isinstance(topology, Placement):
+        if not named:
+            raise MeshError("say what to compare on: mesh={'data': 4, 'model': 4}, or plans, which have one")
+        mesh = _agreed("mesh", "meshes", [(n.name, n.plan.mesh) for n in named])
+    if OpenMesh.of(mesh) is not None and not isinstance(topology, Placement):
+        raise MeshError(f"{OpenMesh.of(mesh)}: strategies are compared on one mesh, give all its sizes")
+    if topology is None and named:
+        # Plans that were made for no topology lie on none; what that comes to depends on the mesh.
+        lies = [(n.name, n.plan.predicted.hardware if n.plan.placement else None) for n in named]
+        topology = _agreed("topology", "devices", lies)
+    return placement_of(mesh, topology)
+
+
+def _agreed(what: str, several: str, said: Sequence[tuple[str, Any]]) -> Any:
+    first = said[0][1]
+    if any(other != first for _, other in said):
+        each = ", ".join(f"{name}: {value or 'no topology'}" for name, value in said)
+        raise MeshError(f"the plans are for different {several} ({each}): say which {what} is meant")
+    return first
+
+
+def _check_roles(context: Context, needed: bool, problems: list[ShardwiseError]) -> None:
+    """A wrong path is one error, not one of every strategy."""
+    if needed and not any(context.roles.values()):
+        program = context.analysis.program
+        names = dict.fromkeys(program.values[a.value].path.partition("/")[0] for a in program.arguments)
+        problems.append(
+            DecisionError(
+                "say which arguments are the batch and the parameters: roles={'batch': 'x', 'params': 'w'}; "
+                f"{program.name} has {', '.join(names) or 'none'}"
+            )
+        )
+    for role in (role for role, paths in context.roles.items() if paths):
+        with _noted(problems):
+            context.role(role, "compare")
+
+
+def _check_plan(one: _Named, program: _Programs, place: Placement | None) -> None:
+    """Raises why a plan cannot stand beside the others."""
+    name, made = one
+    own = program.analysis().program
+    here = {own.values[a.value].path: own.values[a.value] for a in own.arguments}
+    for array in made.arguments:
+        value = here.get(array.path)
+        if value is None:
+            raise PlanError(f"{name} is a plan for another program: {array.path} is no argument of {own.name}")
+        if value.shape != array.shape or value.dtype != array.dtype:
+            theirs, ours = f"{array.dtype}{list(array.shape)}", f"{value.dtype}{list(value.shape)}"
+            raise PlanError(f"{name} is a plan for other shapes: {array.path} is {theirs} there and {ours} here")
+    if fingerprint(program.analysis(made.variant).program) != made.fingerprint:
+        raise PlanError(
+            f"{name} was made for another version of {made.function} (other code or JAX version): plan again"
+        )
+    if place is not None and made.predicted.hardware != place.topology.text:
+        raise PlanError(
+            f"{name} is a plan for {made.predicted.hardware}, and this is about {place.topology.text}: plan again for "
+            "those devices, or compare there"
+        )

@@ -1,0 +1,98 @@
+"""What pages show as output is what their code prints; pictures are what is drawn; every command has its section.
+
+Pages that are notebooks are run by ``make docs`` and show what comes out, so that there is nothing to compare.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import linecache
+import re
+import runpy
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import jax
+import pytest
+
+from shardwise.cli.main import main
+
+DOCS = Path(__file__).parents[2] / "docs"
+PINNED = re.search(r"^jax==(.*)$", (DOCS.parent / "requirements.txt").read_text(), flags=re.M)[1]  # type: ignore[index]
+BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", flags=re.DOTALL | re.M)
+
+
+def printed(page: Path, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Runs the Python of a page, block by block, and gives (shown, printed) wherever a block of text follows."""
+    monkeypatch.chdir(folder)
+    scope: dict[str, object] = {"__name__": name.removesuffix(".py")}
+    pairs, out = [], ""
+    for language, code in BLOCK.findall(page.read_text()):
+        if language == "text":
+            pairs.append((code, out))
+            continue
+        linecache.cache.setdefault(name, (len(code), None, code.splitlines(keepends=True), name))
+        with redirect_stdout(io.StringIO()) as stream:
+            exec(compile(code, name, "exec"), scope)
+        out = stream.getvalue()
+    return pairs
+
+
+def without_figures(line: str) -> str:
+    """Another JAX traces a program to a few other ops, which cost a little more or less."""
+    return re.sub(r" *[\d.]+", "#", line)
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "outputs"),
+    [("analysis.md", "attention.py", 3), ("cost.md", "train.py", 1), ("search.md", "train.py", 0)],
+)
+def test_what_is_shown_is_printed(
+    page: str, name: str, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = printed(DOCS / page, name, tmp_path, monkeypatch)
+    assert len(pairs) == outputs
+    for shown, out in pairs:
+        lines = [line.rstrip() for line in out.split("\n")]
+        if jax.__version__ == PINNED:
+            assert shown.split("\n") == lines
+        else:
+            assert list(map(without_figures, shown.split("\n"))) == list(map(without_figures, lines))
+
+
+@pytest.fixture
+def drawing(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    monkeypatch.syspath_prepend(str(DOCS / "pictures"))
+    try:
+        return runpy.run_path(str(DOCS / "pictures" / "draw.py"))
+    finally:
+        sys.modules.pop("attention", None)
+
+
+def test_pictures_are_as_drawn(drawing: dict) -> None:
+    pictures = drawing["pictures"]()
+    assert sorted(pictures) == sorted(p.name for p in (DOCS / "pictures").glob("*.svg"))
+    for name, svg in pictures.items():
+        assert (DOCS / "pictures" / name).read_text() == svg, f"python docs/pictures/draw.py makes {name} anew"
+
+
+def test_the_function_of_the_pictures_is_that_of_the_page(drawing: dict) -> None:
+    source = inspect.getsource(drawing["attention"])
+    assert source in (DOCS / "analysis.md").read_text()
+
+
+def test_every_command_has_a_section(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    commands = set(re.findall(r"^    ([a-z]+(?:-[a-z]+)*)\b", capsys.readouterr().out, flags=re.M))
+    assert {"plan", "inspect"} <= commands
+    sections = re.findall(r"^## ([\w-]+)$", (DOCS / "cli.md").read_text(), flags=re.M)
+    assert set(sections) == commands - {"COMMAND"}
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))
+def test_every_page_is_on_the_site(page: Path) -> None:
+    name = page.relative_to(DOCS).with_suffix("").as_posix()
+    assert name == "index" or re.search(rf"^{re.escape(name)}$", (DOCS / "index.md").read_text(), flags=re.M)

@@ -1,0 +1,150 @@
+"""``shardwise.compare``: strategies and plans side by side, and everything that is wrong with what was given at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import shardwise
+from shardwise.errors import CaptureError, DecisionError, MeshError, PlanError, ShardwiseError
+from shardwise.hardware.layout import place
+from shardwise.hardware.topology import topology
+from shardwise.plans.plan import Plan
+from shardwise.report.comparison import Comparison
+from shardwise.tactics.strategies import FSDP, DataParallel
+
+ROLES = {"batch": "x", "params": "w"}
+SHAPES = [jax.ShapeDtypeStruct(sizes, "float32") for sizes in ((256, 256), (65536, 256))]
+
+
+def step(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w)
+
+
+def another(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.sin(x @ w)
+
+
+def made(fn: Callable[..., Any] = step, tactic: Any = FSDP, **where: Any) -> Plan:
+    where = {"mesh": {"data": 4}, "topology": "v5e:2x2", **where}
+    return shardwise.plan(fn, *SHAPES, tactics=[tactic("data")], roles=ROLES, **where)
+
+
+def compared(**given: Any) -> Comparison:
+    return shardwise.compare(step, *SHAPES, **{"roles": ROLES, "strategies": ["dp", "fsdp"], **given})
+
+
+def test_the_best_is_first_and_the_text_is_that_of_the_table() -> None:
+    found = compared(plans=[("mine", made(tactic=DataParallel))])
+    assert found.ranked[0].name == "plan mine"
+    assert {row.name for row in found.rows} == {"plan mine", "dp data", "fsdp data", "replicated"}
+    times = [row.time_s for row in found.ranked]
+    assert times == sorted(times)
+    text = str(found)
+    assert text.startswith("step on data 4: v5e:2x2, ") and text.index("plan mine") < text.index("fsdp data")
+    assert max(map(len, text.splitlines())) <= 80 and "--all" not in text
+    data = json.loads(json.dumps(found.to_json()))
+    assert [row["name"] for row in data["rows"]] == [row.name for row in found.ranked]
+
+
+def test_a_long_table_says_where_the_rest_is() -> None:
+    text = str(compared(mesh={"data": 2, "model": 2}, topology="v5e:2x2", strategies=None))
+    assert "combinations more: ranked has them" in text and "not possible: refused says why" in text
+
+
+def test_plans_come_as_objects_pairs_and_files(tmp_path: Path) -> None:
+    plan = made()
+    plan.save(file := tmp_path / "saved.json")
+    names = [row.name for row in compared(plans=[plan, ("mine", plan), file, str(file)], strategies=[]).rows]
+    assert names == ["plan 1", "plan mine", f"plan {file}", "replicated"]
+    for one in (plan, file, str(file)):
+        assert len(compared(plans=one, strategies=[]).rows) == 2
+
+
+def test_where_is_taken_from_the_plans() -> None:
+    assert (found := compared(plans=[made()])).hardware == "v5e:2x2" and found.mesh == "data 4"
+    assert compared(plans=[made(topology=None)]).hardware == "4 v5e"
+    # Another mesh of the same devices is named in the row.
+    cut = made(mesh={"data": 2, "model": 2})
+    found = compared(plans=[made(), ("cut", cut)], mesh={"data": 4})
+    assert any(row.name == "plan cut, on data 2 × model 2" for row in found.rows)
+    assert compared(topology=place({"data": 4}, topology("v5e:2x2"))).mesh == "data 4"
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "says"),
+    [
+        ({}, MeshError, "say what to compare on: mesh={'data': 4, 'model': 4}, or plans"),
+        ({"mesh": {"data": None}}, MeshError, "data ?: strategies are compared on one mesh, give all its sizes"),
+        ({"mesh": {"data": 3}, "topology": "v5e:2x2"}, ShardwiseError, "devices"),
+        ({"mesh": {"data": 4}, "roles": None}, DecisionError, "roles={'batch': 'x', 'params': 'w'}; step has w, x"),
+        ({"mesh": {"data": 4}, "roles": {"batch": "z"}}, DecisionError, "no argument has the path 'z'"),
+        ({"mesh": {"data": 4}, "strategies": "dp,fsdpp"}, DecisionError, "'fsdpp'; did you mean fsdp?"),
+        ({"mesh": {"data": 4}, "plans": [3]}, PlanError, "paths of saved plans; number 1 is int"),
+        ({"mesh": {"data": 4}, "plans": ["nowhere.json"]}, PlanError, "cannot read nowhere.json"),
+    ],
+)
+def test_wrong_input(given: dict[str, Any], kind: type[ShardwiseError], says: str) -> None:
+    with pytest.raises(kind) as caught:
+        compared(**given)
+    assert says in str(caught.value)
+
+
+def test_plans_that_cannot_stand_beside() -> None:
+    small = [jax.ShapeDtypeStruct(sizes, "float32") for sizes in ((256, 256), (4096, 256))]
+    for plans, says in (
+        ([made(another)], "1 was made for another version of another"),
+        ([made(topology="v5p:2x2x1"), made()], "for different devices (1: v5p:2x2x1, 2: v5e:2x2)"),
+        ([made(), made(mesh={"data": 2, "model": 2})], "for different meshes (1: data 4, 2: data 2 × model 2)"),
+        ([made(), made(topology=None)], "for different devices (1: v5e:2x2, 2: no topology)"),
+        ([("a", made()), ("a", made(tactic=DataParallel))], "two plans are called 'a'"),
+    ):
+        with pytest.raises(ShardwiseError) as caught:
+            compared(plans=plans)
+        assert says in str(caught.value)
+    with pytest.raises(
+        PlanError, match=r"other shapes: x is float32\[65536, 256\] there and float32\[4096, 256\] here"
+    ):
+        shardwise.compare(step, *small, plans=made(), roles=ROLES)
+
+
+def test_all_problems_are_said_at_once() -> None:
+    given = {"strategies": ["dpp", "nope"], "plans": [made(another), "nowhere.json"], "roles": {"batch": "z"}}
+    with pytest.raises(PlanError) as caught:
+        compared(mesh={"data": 3}, topology="v5e:2x2", **given)
+    lines = str(caught.value).splitlines()
+    for says in ("'dpp'; did you mean dp?", "'nope'", "nowhere.json", "'z'", "another version", "devices"):
+        assert sum(says in line for line in lines) == 1, says
+
+
+def test_a_function_that_cannot_be_traced_is_said_first() -> None:
+    with pytest.raises(CaptureError):
+        shardwise.compare(lambda w, x: w @ x.T @ w.T @ x, *SHAPES, mesh={"data": 4}, roles=ROLES)
+
+
+def test_a_plan_of_a_variant_stands_beside_and_says_so() -> None:
+    def trained(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.grad(lambda w: jnp.sum(step(w, x)))(w)
+
+    where = {"mesh": {"data": 4}, "roles": ROLES}
+    plan = shardwise.plan(trained, *SHAPES, tactics=[DataParallel("data")], microbatches=2, **where)
+    found = shardwise.compare(trained, *SHAPES, plans=plan, strategies=["dp"], **where)
+    assert any(row.name.startswith("plan 1, 2 micro-batches of x") for row in found.rows)
+
+
+def test_keywords_static_and_donated_arguments() -> None:
+    def scaled(w: Any, x: Any, times: int, *, bias: Any) -> Any:
+        return step(w, x) * times + bias
+
+    options = {"static_argnums": 2, "donate_argnums": 1}
+    given = {"bias": jax.ShapeDtypeStruct((256,), "float32"), "mesh": {"data": 4}, "roles": ROLES}
+    plan = shardwise.plan(scaled, *SHAPES, 3, tactics=[FSDP("data")], **options, **given)
+    found = shardwise.compare(scaled, *SHAPES, 3, plans=plan, strategies=["fsdp"], **options, **given)
+    rows = {row.name: row for row in found.rows}
+    assert rows["plan 1"].time_s == pytest.approx(rows["fsdp data"].time_s)

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint docs test-slow test-browser test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-search clean
+.PHONY: demo test lint docs test-slow test-browser test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-search bench-peer clean
 
 $(STAMP): pyproject.toml requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shardwise needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11")'
@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml requirements.txt
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/shardwise plan zoo:t2b:2b,remat --topology v5e:4x4 --mesh data=4,model=4
+	$(BIN)/shardwise plan zoo:t2b:2b,remat --topology v5e:4x4 --mesh data=4,model=4 --report plan.html
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -88,6 +88,15 @@ bench-fidelity: $(STAMP)
 # Tables of what was recorded. To record anew: benchmarks/search/{run,others}.py.
 bench-search: $(STAMP)
 	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.search.page
+
+# The last release with XLA's own auto-partitioner, in an environment of its own; takes half an hour.
+bench-peer: .venv-peer/.installed
+	.venv-peer/bin/python -m benchmarks.peer
+
+.venv-peer/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-peer
+	.venv-peer/bin/pip install --quiet --disable-pip-version-check "jax[tpu]==0.10.0" --editable ".[zoo]"
+	touch $@
 
 bench-jit: $(STAMP)
 	$(BIN)/python -m benchmarks.jit

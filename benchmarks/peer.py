@@ -120,7 +120,8 @@ def page() -> str:
         "spring 2026; this is the last release that has it. Both partition the same function for 16 v5e chips as a mesh of "
         "4 × 4, and the same compiler compiles both. Seconds are from the function to the executable; of ours those to the "
         "plan are in brackets. A step is the compiler's cycles, and its collectives over the same links one after another. "
-        "In sample: the search was worked on with programs of the zoo in view, the peer was not.",
+        "Recorded with other work on the machine, so that seconds are rough. In sample: the search was worked on with "
+        "programs of the zoo in view, the peer was not.",
         "",
         "| program | ours s (plan) | peer s | ours step ms | peer step ms | peer / ours | ours GB | peer GB |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",

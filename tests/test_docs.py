@@ -44,6 +44,22 @@ def test_the_output_in_the_readme_is_what_the_command_prints(block: str, capsys:
         position = printed.index(line.rstrip(), position) + (line != "")
 
 
+def test_what_the_readme_asks_a_plan_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a plan of a smaller step with the same paths; ``verify`` compiles, and has its own tests."""
+    monkeypatch.chdir(tmp_path)
+    small = "zoo:t2b:layers=2,d=512,heads=8,head=64,ffn=2048,vocab=1024,batch=32,seq=256"
+    commands = [c.partition("#")[0].split() for b in blocks(ROOT / "README.md", "sh") for c in b.splitlines()]
+    ours = [[small if word == "zoo:t2b:2b,remat" else word for word in c[1:]] for c in commands if c[0] == "shardwise"]
+    where = ["--topology", "v5e:4x4", "--mesh", "data=4,model=4", "--evaluations", "100", "--output", "plan.json"]
+    assert main(["plan", small, *where]) == 0
+    assert [c[0] for c in ours] == ["explain", "what-if", "compare", "verify", "report"]
+    for command in ours:
+        assert command[0] == "verify" or main(command) == 0, capsys.readouterr().err
+    assert (tmp_path / "plan.html").exists()
+
+
 def test_make_targets_in_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for page in PAGES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import math
 import re
 from collections.abc import Iterable
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 SCHEMA: Final = 1
 #: A curve has no more points than a wide screen can show.
 _POINTS: Final = 800
+#: Characters of a source line that are shown.
+_MOST_TEXT: Final = 160
 
 
 def report_data(plan: Plan) -> dict[str, Any]:
@@ -101,9 +104,11 @@ def lines(plan: Plan) -> list[dict[str, Any]]:
         part["time_s"] += time_s
         part["hidden_s"] += hidden_s
         part["nbytes"] += nbytes
+    texts = _texts(plan)
     made = [
         {
             "source": source,
+            "text": texts.get(source, ""),
             "time_s": sum(p["time_s"] for p in parts.values()),
             "nbytes": sum(p["nbytes"] for p in parts.values()),
             "parts": sorted(parts.values(), key=_largest),
@@ -111,6 +116,16 @@ def lines(plan: Plan) -> list[dict[str, Any]]:
         for source, parts in by_line.items()
     ]
     return sorted(made, key=_largest)
+
+
+def _texts(plan: Plan) -> dict[str, str]:
+    """What stands on the lines that the program's ops are from, where the files can be read."""
+    if plan.asked is None:
+        return {}
+    program = plan.asked.analysis.program
+    places = {program.source_of(op) for op in program.ops}
+    found = {str(place): linecache.getline(place.file, place.line).strip() for place in places if place.file}
+    return {source: text[:_MOST_TEXT] for source, text in found.items()}
 
 
 def _largest(row: dict[str, Any]) -> tuple[float, float]:

@@ -98,10 +98,9 @@ def _plan(arguments: argparse.Namespace) -> str:
     if arguments.json:
         return made.to_json()
     from shardwise.report.plan_text import plan_text
-    from shardwise.report.summary import summary_text
 
     width = options.terminal_width()
-    text = plan_text(made, width) if arguments.all else summary_text(made, width)
+    text = plan_text(made, width) if arguments.all else made.summary(width)
     return text + _next(arguments)
 
 

@@ -152,6 +152,16 @@ class Plan:
 
     # For people.
 
+    def summary(self, width: int = 80) -> str:
+        """The plan on one screen: what is sharded over which axes, time, memory, the longest collectives, how it was found.
+
+        >>> print(plan.summary().splitlines()[0])
+        <lambda> on data 4: 4 v5e
+        """
+        from shardwise.report.summary import summary_text
+
+        return summary_text(self, width)
+
     def explain(self, path: str) -> str:
         """How an argument or output is sharded, and what moves because of it, with source lines.
 

@@ -97,6 +97,16 @@ def decision_words(analysis: Analysis, decision: Decision) -> str:
     return f"{places_words(places)} (size {size:,}) over {decision.axis}"
 
 
+def decisions_words(analysis: Analysis, decisions: Sequence[Decision]) -> str:
+    """Several decisions in one line: what is sharded, with all its axes in order."""
+    axes: dict[str, list[str]] = {}
+    for decision in decisions:
+        what, over, axis = decision_words(analysis, decision).rpartition(" over ")
+        if over:
+            axes.setdefault(what.partition(" (size")[0].partition(" and ")[0], []).append(axis)
+    return "; ".join(f"{what} over {'·'.join(own)}" for what, own in axes.items()) or "nothing sharded"
+
+
 def places_words(places: Sequence[str]) -> str:
     """The first of some places with those beside it, and where the others are.
 

@@ -29,14 +29,14 @@ from shardwise.plans.variant import Variant
 from shardwise.rewrite.choose import choose_constraints
 from shardwise.rewrite.deciding import Asked, Decided, decide_asked
 from shardwise.rewrite.fingerprint import fingerprint
-from shardwise.rewrite.inquiry import Inquiry, Settled, decision_words
+from shardwise.rewrite.inquiry import Inquiry, Settled, decision_words, decisions_words
 from shardwise.rewrite.relaxations import variant_changes
 from shardwise.rewrite.variants import Wanted, trace_variant
 from shardwise.search.auto import SETTLED, Options
 from shardwise.search.crew import Crew
 from shardwise.search.infeasible import Change, does_not_fit, size
 from shardwise.search.mesh import RACE_S, OpenMesh
-from shardwise.search.result import Ended, Progress
+from shardwise.search.result import Ended, Improvement, Progress
 from shardwise.tactics.tactic import Tactic
 
 #: Into how many parts a budget is cut for a first look at a variant.
@@ -224,9 +224,22 @@ class _Attempt(NamedTuple):
 
 
 def _attempt(captured: _Captured, asked: Asked) -> _Attempt:
-    made, log = decide_asked(captured.analysis, asked)
+    made, log = decide_asked(captured.analysis, replace(asked, search=_worded(captured.analysis, asked.search)))
     inquiry = Inquiry.of(captured.analysis, made.cost, asked.roles)
     return _Attempt(captured, made, log, inquiry, inquiry.settle(made.decisions))
+
+
+def _worded(analysis: Analysis, search: Options) -> Options:
+    """Whoever is told of improvements is told in words, too."""
+    progress = search.progress
+    if not callable(progress):
+        return search
+
+    def told(made: Improvement, share: float) -> None:
+        known = made.decisions or not made.best.state  # other processes tell no decisions
+        progress(replace(made, words=decisions_words(analysis, made.decisions)) if known else made, share)
+
+    return replace(search, progress=told)
 
 
 def _best_variant(

@@ -190,7 +190,8 @@ class Journal:
             self._best = rank[:2]
             if callable(self.options.progress):
                 share = self.purse.share(evaluations)
-                self.options.progress(Improvement(self.seconds, self.evaluations + evaluations, made.best), share)
+                told = replace(made, seconds=self.seconds, evaluations=self.evaluations + evaluations)
+                self.options.progress(told, share)
 
     def close(self, record: Record, found: Found) -> None:
         with self._lock:
@@ -280,6 +281,7 @@ class Searcher:
 
         def watch(made: Improvement, share: float) -> None:
             seen.append(made.best)
+            made = replace(made, decisions=problem.decisions(made.best.state))
             self.journal.note(record, made, problem.rank(made.best), problem.fits(made.best.cost))
 
         try:

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shardwise.cost.decisions import Decision
 from shardwise.search.front import Points
 from shardwise.search.problem import Scored
 
@@ -24,11 +25,14 @@ class Ended(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
-    """A best state when it was found."""
+    """A best state when it was found. ``decisions`` is what it stands for, where that is known; ``words`` the same for
+    people."""
 
     seconds: float
     evaluations: int
     best: Scored
+    decisions: tuple[Decision, ...] = ()
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,9 @@ import shardwise
 ROOT = Path(shardwise.__file__).parent
 
 #: A folder may import from folders on its left. The zoo is a set of example programs: it stands aside.
-ORDER = "errors files ir rules capture dims hardware cost search tactics plans rewrite verification report cli".split()
+ORDER = (
+    "errors files interruption ir rules capture dims hardware cost search tactics plans rewrite verification report cli"
+).split()
 
 
 #: What prints or applies itself asks the folder that can do it, when asked.

@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
+import pkgutil
 import statistics
 import sys
 import time
@@ -99,8 +101,8 @@ def computing(dtype: str) -> Iterator[None]:
 
     from shardwise import zoo
 
-    for name in zoo.names():
-        zoo.configs(name)  # imports its module: one that came later would keep the type of that moment
+    for module in pkgutil.iter_modules(zoo.__path__):  # one that came later would keep the type of that moment
+        importlib.import_module(f"{zoo.__name__}.{module.name}")
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith("shardwise.zoo.") and hasattr(module, "COMPUTE"):

@@ -29,8 +29,8 @@ from shardwise.cli import (
     zoo,
 )
 from shardwise.cli.answer import Answer
-from shardwise.cli.interruption import interruptible
 from shardwise.errors import ShardwiseError
+from shardwise.interruption import interruptible
 
 #: What a terminal that cannot show our signs gets, one character each so that columns stay in line.
 _PLAIN: Final = str.maketrans({"…": "~", "×": "x", "→": ">", "–": "-", "·": ".", "µ": "u"})

@@ -21,6 +21,7 @@ from shardwise.errors import InfeasibleError, PlanError, VariantError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
+from shardwise.interruption import interruptible
 from shardwise.ir.program import Program
 from shardwise.plans.colors import color_graph
 from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec, StatedConstraint
@@ -137,7 +138,7 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
         with ProgressLine() as line:
             return plan_asked(fn, args, kwargs, replace(asked, search=replace(asked.search, progress=line)))
-    with Crew(asked.search.workers):
+    with interruptible(), Crew(asked.search.workers):
         return _planned(fn, args, kwargs, asked)
 
 

@@ -94,3 +94,14 @@ def test_wrong_input_is_one_line(words: list[str], says: str, capsys: pytest.Cap
     caught = capsys.readouterr()
     assert says in caught.err and caught.out == ""
     assert "Traceback" not in caught.err
+
+
+def test_what_would_fit_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "zoo:t2b:layers=8,batch=64", "--topology", "v5e:2x2", "--mesh", "data=2,model=2"]
+    assert main([*words, "--evaluations", "60"]) == 1
+    said = capsys.readouterr().err
+    assert "allow_infeasible" not in said and "remat=True" not in said and "microbatches=" not in said
+    would = said.partition("would do (checked):\n")[2].partition("would not do")[0].splitlines()
+    typed = next(line.partition(":")[0].split() for line in would if line.startswith("  --"))
+    assert main([*words, *typed, "--evaluations", "300"]) == 0
+    assert "Best of" in capsys.readouterr().out

@@ -8,8 +8,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardwise.cli import completers, options
-from shardwise.errors import PlanError, ShardwiseError
+from shardwise.errors import InfeasibleError, PlanError, ShardwiseError
 
+#: Arguments of ``shardwise.plan`` that its errors name, as options.
+_TYPED: Final = {
+    "allow_infeasible=True": "--allow-infeasible",
+    "remat=True, ": "--remat yes ",
+    "remat=True": "--remat yes",
+    "remat='auto'": "--remat auto",
+    "microbatches='auto'": "--microbatches auto",
+    "microbatches=": "--microbatches ",
+    "topology='h100:8'": "--topology h100:8",
+}
 _METHODS: Final = ("mcts", "beam", "greedy", "random", "exhaustive", "ilp")
 
 
@@ -72,25 +82,28 @@ def _plan(arguments: argparse.Namespace) -> str:
 
     target = load_target(arguments.target)
     donate: dict[str, Any] = {"donate_argnums": target.donate_argnums} if target.donate_argnums else {}
-    with ProgressLine(not arguments.quiet, lines=arguments.verbose) as show:
-        made = plan(
-            target.fn,
-            *target.args,
-            mesh=mesh,
-            topology=arguments.topology,
-            budget_s=arguments.budget,
-            budget_evals=arguments.evaluations,
-            seed=arguments.seed,
-            method=arguments.method,
-            workers=arguments.workers,
-            progress=show,
-            allow_infeasible=arguments.allow_infeasible,
-            roles=options.roles(arguments, target.roles),
-            microbatches=arguments.microbatches,
-            remat=True if arguments.remat == "yes" else arguments.remat,
-            **donate,
-            **target.kwargs,
-        )
+    try:
+        with ProgressLine(not arguments.quiet, lines=arguments.verbose) as show:
+            made = plan(
+                target.fn,
+                *target.args,
+                mesh=mesh,
+                topology=arguments.topology,
+                budget_s=arguments.budget,
+                budget_evals=arguments.evaluations,
+                seed=arguments.seed,
+                method=arguments.method,
+                workers=arguments.workers,
+                progress=show,
+                allow_infeasible=arguments.allow_infeasible,
+                roles=options.roles(arguments, target.roles),
+                microbatches=arguments.microbatches,
+                remat=True if arguments.remat == "yes" else arguments.remat,
+                **donate,
+                **target.kwargs,
+            )
+    except InfeasibleError as error:
+        raise InfeasibleError(_as_options(str(error))) from None
     if arguments.output is not None:
         made.save(arguments.output)
     if arguments.report is not None:
@@ -102,6 +115,13 @@ def _plan(arguments: argparse.Namespace) -> str:
     width = options.terminal_width()
     text = plan_text(made, width) if arguments.all else made.summary(width)
     return text + _next(arguments)
+
+
+def _as_options(text: str) -> str:
+    """What the library says, as one would type it here."""
+    for said, typed in _TYPED.items():
+        text = text.replace(said, typed)
+    return text
 
 
 def _count(text: str) -> int | str:

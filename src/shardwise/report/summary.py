@@ -20,7 +20,10 @@ def summary_text(plan: Plan, width: int = 80) -> str:
     Dimensions that are sharded together are one line, with all their axes, major first.
     """
     page, p = Page(width), plan.predicted
-    page.print(f"{plan.function} on {plan.mesh}: {p.hardware}\n")
+    page.print(f"{plan.function} on {plan.mesh}: {p.hardware}")
+    for words in plan.variant.lines():
+        page.print(f"  {words}")
+    page.print("")
     sharded, rest = decided(plan)
     rows = table(("over", "left"), ("sharded", "text"))
     for what, axes in sharded.items():

@@ -30,15 +30,15 @@ Row = dict[str, Any]
 
 INTRO: Final = """What `shardwise.plan` finds when it is told nothing but the devices, beside every strategy an expert would \
 try, all states where these can be tried, and what is left when parts of the analysis are taken away. Costs are the cost \
-model's ([how true it is](fidelity.md)), but for the part that XLA compiled."""
+model's ([how true it is](fidelity.md)), but for the part that XLA compiled. Regret, bounds, ablations and grouping were \
+recorded when the copies around an all-to-all counted twice a plain copy; now they count one and a half times."""
 
 EXPERTS: Final = """Every program of the zoo at full size on five topologies, with a mesh of two axes. Experts are data \
 parallelism, FSDP, ZeRO-1 and 2, Megatron with and without sequence parallelism, vocabulary, context, expert and edge \
 sharding, alone and combined over the axes; they are told which arguments are the batch and which the parameters, the search \
 is not. Where nothing fits at full size, layers are rematerialised, then the batch is cut to a quarter until something does. A \
 ratio above one: the found plan is so many times faster. The search was worked on \
-with these programs in view. Recorded when the copies around an all-to-all counted twice a plain copy; now they count one and \
-a half times."""
+with these programs in view."""
 
 
 def read(part: str) -> list[Row]:

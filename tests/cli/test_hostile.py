@@ -112,7 +112,7 @@ def test_a_file_may_be_called_like_a_module(folder: Path) -> None:
     ("target", "message"),
     [
         ("make_exit", "targets.py:make_exit failed: it called sys.exit(0) (line 17 of targets.py)"),
-        ("make_argument", "failed: TypeError: make_argument() missing 1 required positional argument: 'a'"),
+        ("make_argument", "takes arguments; a target is a function without any that returns"),
         ("make_generator", "must return the function and its arguments"),
         ("make_list", "must return the function and its arguments"),
     ],
@@ -179,7 +179,7 @@ def test_an_error_nobody_listens_to_is_no_output(folder: Path) -> None:
 
 def test_the_whole_traceback_is_there_for_who_asks(folder: Path) -> None:
     for target, raised in (
-        ("make_argument", "TypeError: make_argument() missing 1 required"),
+        ("make_argument", "TypeError: missing a required argument: 'a'"),
         ("make_exit", "SystemExit: 0"),
     ):
         done = inspect(folder, f"targets.py:{target}", "--verbose")

@@ -134,10 +134,10 @@ def test_other_errors_of_a_progress_callback_are_not_swallowed() -> None:
         ({"method": "mtcs"}, r"method is one of mcts, .*not 'mtcs'; did you mean 'mcts'\?"),
         ({"seed": -1}, "seed is a whole number that is not negative, not -1"),
         ({"seed": 0.5}, "seed is a whole number"),
-        ({"budget_s": 0}, "budget_s is a number of seconds above zero, not 0"),
-        ({"budget_s": "5"}, "budget_s is a number of seconds above zero, not '5'"),
+        ({"budget_s": -1}, "budget_s is a number of seconds, not -1"),
+        ({"budget_s": "5"}, "budget_s is a number of seconds, not '5'"),
         ({"budget_s": float("nan")}, "budget_s"),
-        ({"budget_evals": 0}, "budget_evals is a whole number of evaluations above zero, not 0"),
+        ({"budget_evals": -1}, "budget_evals is a whole number of evaluations, not -1"),
         ({"budget_evals": True}, "budget_evals"),
         ({"progress": 3}, "progress is 'auto' or called at every improvement; int cannot be called"),
         ({"method": "x", "seed": -1}, "method.*; seed"),
@@ -265,3 +265,16 @@ def test_a_plan_found_in_little_memory_computes_the_same() -> None:
     plan = shardwise.plan(program.fn, *program.args, topology=tight, budget_evals=200, **asked)
     assert plan.predicted.fits and any(any(a.spec) for a in plan.arguments)
     assert shardwise.verify(plan, program.fn, *program.make_args()).agrees
+
+
+def test_a_short_search_is_no_worse_than_the_usual_strategies() -> None:
+    """Where it is said which arguments are the batch and the parameters."""
+    program = zoo.parse("t2b:layers=2,d=512,heads=8,head=64,ffn=2048,vocab=1024,batch=32,seq=256")
+    where = {"mesh": {"data": 4, "model": 4}, "topology": "v5e:4x4", "roles": {"batch": "batch", "params": "params"}}
+    for evaluations in (0, 2):
+        plan = shardwise.plan(program.fn, *program.args, budget_evals=evaluations, **where)
+        assert plan.predicted.time_s <= plan.experts[0].time_s
+        assert any("the search found nothing better within its budget" in note for note in plan.notes)
+    assert shardwise.plan(program.fn, *program.args, budget_s=0, **where).search.evaluations <= 2
+    longer = shardwise.plan(program.fn, *program.args, budget_evals=1000, **where)
+    assert longer.predicted.time_s < longer.experts[0].time_s and not longer.notes

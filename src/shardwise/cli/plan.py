@@ -114,6 +114,8 @@ def _plan(arguments: argparse.Namespace) -> str:
 
     width = options.terminal_width()
     text = plan_text(made, width) if arguments.all else made.summary(width)
+    if arguments.topology is None:
+        text += "\nNo --topology was given: TPU v5e chips were taken, with a row of links for every axis.\n"
     return text + _next(arguments)
 
 

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -108,6 +109,15 @@ def _import_file(file: Path) -> ModuleType:
 def _call(text: str, make: Any) -> Any:
     if not callable(make):
         raise TargetError(f"{text} is {type(make).__name__}, not a function that returns (function, arguments)")
+    try:
+        signature(make).bind()
+    except TypeError:
+        raise TargetError(
+            f"{text} takes arguments; a target is a function without any that returns the function to plan and its "
+            f"arguments: def make(): return {getattr(make, '__name__', 'step')}, (params, batch)"
+        ) from None
+    except ValueError:  # not known of some built-in ones
+        pass
     try:
         return make()
     except (Exception, SystemExit) as error:

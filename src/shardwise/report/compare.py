@@ -55,8 +55,8 @@ def compare(
     Args:
       fn: a function that ``jax.jit`` can trace; ``args`` and ``kwargs`` its arguments, arrays or ``ShapeDtypeStruct``s. An
         argument that has the name of one of those below is passed by position.
-      plans: plans for this function: ``Plan``s, ``(name, Plan)`` pairs, or paths of saved ones. They may be for other meshes
-        of the same devices.
+      plans: plans for this function: ``Plan``s, ``(name, Plan)`` pairs or a dict of them, or paths of saved ones. They may be
+        for other meshes of the same devices.
       mesh: as in :func:`shardwise.plan`, with all sizes. Without one it is that of the plans.
       topology: the devices and links, as in :func:`shardwise.plan`. Without one they are those of the plans.
       roles: paths of the arguments that are the batch and the parameters: ``{"batch": "x", "params": "w"}``.
@@ -159,7 +159,9 @@ class _Named(NamedTuple):
 
 def _named(plans: Given | Iterable[Given], problems: list[ShardwiseError]) -> list[_Named]:
     """The plans, loaded where they are files; those without a name are numbered."""
-    several = [plans] if isinstance(plans, Plan | str | os.PathLike) else list(plans)
+    several: list[Any] = [plans] if isinstance(plans, Plan | str | os.PathLike) else list(plans)
+    if isinstance(plans, Mapping):
+        several = list(plans.items())
     named: list[_Named] = []
     taken: dict[str, object] = {}
     for number, given in enumerate(several, start=1):

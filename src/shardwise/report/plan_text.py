@@ -53,14 +53,34 @@ def explain_text(plan: Plan, path: str) -> str:
 def _reasons(plan: Plan, array: ArrayPlan) -> list[str]:
     """By dimension: its color, and which decision gave it an axis, with what the plan would take without."""
     lines = []
-    for d, axes in enumerate(array.spec):
+    spec = [*array.spec, *((),) * (len(array.shape) - len(array.spec))]
+    for d, axes in enumerate(spec):
         color = array.colors[d] if array.colors else -1
         for axis in axes:
-            lines.append(f"  dimension {d} (color {color}) over {axis}: {_decided(plan, array, color, axis)}")
+            lines.append(f"  dimension {d} (color {color}) over {axis}: {_decided(plan, color, axis)}")
+        for k, choice in enumerate(plan.choices):
+            if isinstance(choice, Shard) and color in choice.colors and choice.axis not in axes:
+                why = _not_here(plan, array, spec, d, choice.axis)
+                lines.append(
+                    f"  dimension {d} (color {color}) not over {choice.axis}, as decision {k + 1} has it: {why}"
+                )
     return lines
 
 
-def _decided(plan: Plan, array: ArrayPlan, color: int, axis: str) -> str:
+def _not_here(plan: Plan, array: ArrayPlan, spec: list[tuple[str, ...]], dim: int, axis: str) -> str:
+    """Why a dimension has not the axis that its color was given."""
+    for other, axes in enumerate(spec):
+        if axis in axes:
+            return f"dimension {other} has the axis"
+    pieces = plan.mesh.sizes[plan.mesh.index(axis)]
+    for own in spec[dim]:
+        pieces *= plan.mesh.sizes[plan.mesh.index(own)]
+    if array.shape[dim] % pieces:
+        return f"{array.shape[dim]} cannot be cut into {pieces} parts"
+    return "it is kept whole there"
+
+
+def _decided(plan: Plan, color: int, axis: str) -> str:
     for k, choice in enumerate(plan.choices):
         pinned = isinstance(choice, Pin) and any(
             c == color and axis in (axes or ()) for c, axes in zip(choice.colors, choice.spec, strict=False)
@@ -134,7 +154,7 @@ def plan_text(plan: Plan, width: int = 80) -> str:
     for words in plan.variant.lines():
         page.print(f"  {words}")
     for k, words in enumerate(plan.decisions, 1):
-        page.print(f"  {k}. {words}")
+        page.print(f"  {f'{k}.' if k <= len(plan.choices) else '  '} {words}")
     page.print(f"\n{predicted_text(plan)}")
     page.print("\nArguments\n")
     rows = table(("path", "left"), ("sharded", "text"))

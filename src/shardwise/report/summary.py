@@ -25,10 +25,11 @@ def summary_text(plan: Plan, width: int = 80) -> str:
         page.print(f"  {words}")
     page.print("")
     sharded, rest = decided(plan)
-    rows = table(("over", "left"), ("sharded", "text"))
+    rows = table(("over", "left"), ("sharded [by decisions]", "text"))
     for what, axes in sharded.items():
-        rows.add_row("·".join(axes), what)
-    page.print(rows if sharded else "nothing is sharded")
+        numbers = [k for k, words in enumerate(plan.decisions, 1) if words.startswith(f"{what} over ")]
+        rows.add_row("·".join(axes), f"{what} [{', '.join(map(str, numbers))}]")
+    page.print(rows if sharded else "nothing is sharded: nothing that can be cut for this mesh is worth it")
     for words in rest:
         page.print(f"{words}")
     share = min(1.0, p.peak_bytes / p.usable_bytes)
@@ -68,7 +69,8 @@ def _usual(plan: Plan) -> str:
     first = f"Best of {plural(len(plan.experts), 'usual strategy', 'usual strategies')}: {best.name}, {seconds(best.time_s)}"
     if not best.fits:
         return f"{first} a step; does not fit with {binary(best.peak_bytes)}"
-    return f"{first} a step, {best.time_s / own.time_s:.2f} times as long; {binary(best.peak_bytes)}"
+    compared = f"{best.time_s / own.time_s:.2f} times as long" if best.time_s > own.time_s else "the same"
+    return f"{first} a step, {compared}; {binary(best.peak_bytes)}"
 
 
 def decided(plan: Plan) -> tuple[dict[str, list[str]], list[str]]:

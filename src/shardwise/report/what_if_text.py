@@ -18,7 +18,7 @@ _MOST: Final = 8
 def what_if_text(asked: WhatIf, width: int = 80) -> str:
     """The figures before and after, what makes the difference, and which arrays are sharded otherwise."""
     page = Page(width)
-    for change in asked.changes or ("nothing changed",):
+    for change in asked.changes or ("nothing changes: it is decided so already",):
         page.print(wrapped(change, width).rstrip())
     before, after = asked.before, asked.after
     rows = table(("", "left"), ("before", "right"), ("after", "right"), ("change", "right"))

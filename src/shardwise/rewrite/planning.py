@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple
@@ -38,6 +39,8 @@ from shardwise.search.crew import Crew
 from shardwise.search.infeasible import Change, does_not_fit, size
 from shardwise.search.mesh import RACE_S, OpenMesh
 from shardwise.search.result import Ended, Improvement, Progress
+from shardwise.tactics.experts import usual
+from shardwise.tactics.strategies import Auto
 from shardwise.tactics.tactic import Tactic
 
 #: Into how many parts a budget is cut for a first look at a variant.
@@ -155,8 +158,9 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     else:
         ((variant,),) = asked.wanted.rounds(plain.traced, asked.roles)
         best, tried = _attempt(plain if variant == plain.variant else captured(variant), asked), ()
+    best, taken = _or_usual(best, asked)
     made, log, settled = best.made, best.log, best.settled
-    notes = [f"{t.variant}: {t.why}" for t in tried if t.why]
+    notes = [*taken, *(f"{t.variant}: {t.why}" for t in tried if t.why)]
     notes += [told[mesh] for mesh in [made.cost.placement.mesh] if mesh in told]
     if log is not None and not made.fits and not settled.predicted.fits:
         others = variant_changes(
@@ -180,6 +184,22 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         return found
     where = made.cost.placement
     return replace(found, placement=where.lines(), device_order=tuple(where.order().reshape(-1).tolist()))
+
+
+def _or_usual(found: _Attempt, asked: Asked) -> tuple[_Attempt, list[str]]:
+    """What was found, or the best of the usual strategies where a short search has missed it; and a note of that. They need to
+    know the batch and the parameters. Under a budget in evaluations all are tried, else as many as a second is enough for."""
+    searched = found.log is not None and all(isinstance(t, Auto) and not t.axes for t in asked.tactics)
+    if not searched or asked.pins or not {"batch", "params"} <= found.inquiry.roles.keys():
+        return found, []
+    limit_s = 1.0 if asked.search.budget_evals is None else math.inf
+    for expert in usual(found.inquiry.context, found.inquiry.model, limit_s)[:1]:
+        settled = found.inquiry.settle(expert.decisions)
+        made = replace(found.made, decisions=expert.decisions, total=expert.cost, fits=settled.predicted.fits)
+        other = found._replace(made=made, settled=settled)
+        if other.rank < found.rank:
+            return other, [f"this is {expert.name}: the search found nothing better within its budget"]
+    return found, []
 
 
 class _Captured(NamedTuple):

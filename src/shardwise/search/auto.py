@@ -65,10 +65,10 @@ class Options:
             problems.append(f"method is one of {', '.join(METHODS)}, not {self.method!r}{hint}")
         if not _whole(self.seed) or self.seed < 0:
             problems.append(f"seed is a whole number that is not negative, not {self.seed!r}")
-        if self.budget_s is not None and not (_real(self.budget_s) and self.budget_s > 0):
-            problems.append(f"budget_s is a number of seconds above zero, not {self.budget_s!r}")
-        if self.budget_evals is not None and not (_whole(self.budget_evals) and self.budget_evals > 0):
-            problems.append(f"budget_evals is a whole number of evaluations above zero, not {self.budget_evals!r}")
+        if self.budget_s is not None and not (_real(self.budget_s) and self.budget_s >= 0):
+            problems.append(f"budget_s is a number of seconds, not {self.budget_s!r}")
+        if self.budget_evals is not None and not (_whole(self.budget_evals) and self.budget_evals >= 0):
+            problems.append(f"budget_evals is a whole number of evaluations, not {self.budget_evals!r}")
         if not _whole(self.workers) or self.workers < 1:
             problems.append(f"workers is a whole number of processes above zero, not {self.workers!r}")
         progress: Any = self.progress
@@ -83,8 +83,9 @@ class Options:
         """The budget, ``default_s`` where none was given; a method that takes longer by its nature has more."""
         if self.budget_s is None and self.budget_evals is None:
             return Budget(seconds=max(default_s, DEFAULT_S.get(self.method, 0.0)))
-        seconds = math.inf if self.budget_s is None else float(self.budget_s)
-        return Budget(seconds, sys.maxsize if self.budget_evals is None else int(self.budget_evals), least=0)
+        # With none at all the first state is looked at all the same: that in which nothing is sharded.
+        seconds = math.inf if self.budget_s is None else max(1e-3, float(self.budget_s))
+        return Budget(seconds, sys.maxsize if self.budget_evals is None else max(1, int(self.budget_evals)), least=0)
 
 
 def _whole(value: Any) -> bool:

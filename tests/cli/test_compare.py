@@ -98,7 +98,7 @@ def test_a_file_says_what_its_batch_is(tmp_path: Path, capsys: pytest.CaptureFix
             {"target": "mlp:tiny,batch=32"},
             "other shapes: batch/inputs is float32[32, 48] there and float32[16, 48] here",
         ),
-        ({"target": "t2b:tiny"}, "is a plan for another program: params/"),
+        ({"target": "t2b:tiny"}, "is for another program: params/"),
         ({"topology": "v5p:2x2x1"}, "is a plan for v5p:2x2x1, and this is about v5e:2x2"),
     ],
 )

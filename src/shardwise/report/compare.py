@@ -23,7 +23,7 @@ from shardwise.plans.plan import Plan
 from shardwise.plans.variant import AS_IS, Variant
 from shardwise.report.comparison import Comparison, expert_row, plan_row
 from shardwise.rewrite.deciding import placement_of
-from shardwise.rewrite.fingerprint import fingerprint
+from shardwise.rewrite.fingerprint import check_version
 from shardwise.rewrite.variants import trace_variant
 from shardwise.search.mesh import OpenMesh
 from shardwise.tactics.experts import MENU, PARTS, experts
@@ -229,19 +229,7 @@ def _check_roles(context: Context, needed: bool, problems: list[ShardwiseError])
 def _check_plan(one: _Named, program: _Programs, place: Placement | None) -> None:
     """Raises why a plan cannot stand beside the others."""
     name, made = one
-    own = program.analysis().program
-    here = {own.values[a.value].path: own.values[a.value] for a in own.arguments}
-    for array in made.arguments:
-        value = here.get(array.path)
-        if value is None:
-            raise PlanError(f"{name} is a plan for another program: {array.path} is no argument of {own.name}")
-        if value.shape != array.shape or value.dtype != array.dtype:
-            theirs, ours = f"{array.dtype}{list(array.shape)}", f"{value.dtype}{list(value.shape)}"
-            raise PlanError(f"{name} is a plan for other shapes: {array.path} is {theirs} there and {ours} here")
-    if fingerprint(program.analysis(made.variant).program) != made.fingerprint:
-        raise PlanError(
-            f"{name} was made for another version of {made.function} (other code or JAX version): plan again"
-        )
+    check_version(made, program.analysis().program, name, lambda: program.analysis(made.variant).program)
     if place is not None and made.predicted.hardware != place.topology.text:
         raise PlanError(
             f"{name} is a plan for {made.predicted.hardware}, and this is about {place.topology.text}: plan again for "

@@ -19,7 +19,7 @@ from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Program
 from shardwise.plans.plan import ArrayPlan, Plan, Spec
-from shardwise.rewrite.fingerprint import fingerprint
+from shardwise.rewrite.fingerprint import check_version
 from shardwise.rewrite.interpret import Interpreter
 from shardwise.rewrite.shardy import Constrain
 from shardwise.rewrite.variants import trace_variant
@@ -99,11 +99,7 @@ class Applied:
     """One function under a plan on a mesh, as a function of flat arrays."""
 
     def __init__(self, plan: Plan, traced: Traced, program: Program, mesh: Any):
-        found = fingerprint(program)
-        if found != plan.fingerprint:
-            raise PlanError(
-                f"the plan was made for another version of {plan.function} (other shapes, code or JAX version): plan again"
-            )
+        check_version(plan, program)
         stated = {
             Place(c.place, c.number, c.index): Sharding(
                 tuple(tuple(plan.mesh.index(a) for a in axes) for axes in c.spec)

@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
+from shardwise.errors import PlanError
 from shardwise.ir.program import Program
 from shardwise.ir.text import format_program
+from shardwise.plans.plan import Plan
 
 
 def fingerprint(program: Program) -> str:
     """A digest of the program's text: ops, shapes, rules and structure, not source lines."""
     return hashlib.sha256(format_program(program).encode()).hexdigest()[:16]
+
+
+def check_version(
+    plan: Plan, program: Program, name: str = "the plan", variant: Callable[[], Program] | None = None
+) -> None:
+    """Raises what differs, if a plan is not one of this program; ``variant`` gives the program that it is turned into first,
+    where that is another one."""
+    here = {program.values[a.value].path: program.values[a.value] for a in program.arguments}
+    for array in plan.arguments:
+        value = here.get(array.path)
+        if value is None:
+            raise PlanError(f"{name} is for another program: {array.path} is no argument of {program.name}; plan again")
+        if value.shape != array.shape or value.dtype != array.dtype:
+            theirs, ours = f"{array.dtype}{list(array.shape)}", f"{value.dtype}{list(value.shape)}"
+            raise PlanError(f"{name} is for other shapes: {array.path} is {theirs} there and {ours} here; plan again")
+    if fingerprint(variant() if variant is not None else program) != plan.fingerprint:
+        raise PlanError(
+            f"{name} was made for another version of {plan.function} (other code or JAX version): plan again"
+        )

@@ -369,7 +369,9 @@ def _assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Seq
         value = (
             stated_at.number if stored else (op.operands if stated_at.place == "used" else op.results)[stated_at.index]
         )
-        where = str(program.source_of(op)), program.values[value].shape
+        source = program.source_of(op)
+        backward = " (backward)" if "transpose(" in source.names else ""
+        where = f"{source}{backward}", program.values[value].shape
         stated.append(
             StatedConstraint(stated_at.place, stated_at.number, stated_at.index, op.kind, *where, _spec(sharding, mesh))
         )

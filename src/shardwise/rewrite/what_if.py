@@ -18,7 +18,7 @@ from shardwise.hardware.layout import Placement, place, placements
 from shardwise.hardware.topology import topology as topology_of
 from shardwise.plans.plan import Plan, Spec
 from shardwise.rewrite.deciding import decide, placement_of
-from shardwise.rewrite.fingerprint import fingerprint
+from shardwise.rewrite.fingerprint import check_version
 from shardwise.rewrite.inquiry import Inquiry, Roles, decision_words
 from shardwise.rewrite.variants import trace_variant
 from shardwise.tactics.pins import make_pins
@@ -137,10 +137,7 @@ def bound(
     """The trees and the inquiry of a plan that was loaded, from the function that it is one of."""
     traced = trace_variant(fn, args, kwargs, options, plan.variant)
     program = lower(traced)
-    if fingerprint(program) != plan.fingerprint:
-        raise PlanError(
-            f"the plan was made for another version of {plan.function} (other shapes, code or JAX version): plan again"
-        )
+    check_version(plan, program)
     donated = {a.path: a.donated for a in plan.arguments}
     arguments = tuple(replace(a, donated=donated[a.path]) for a in program.arguments)
     analysis = analyze_program(replace(program, arguments=arguments))

@@ -41,7 +41,7 @@ def summary_text(plan: Plan, width: int = 80) -> str:
     figures.add_row("moved", seconds(p.comm_s), f"of which {seconds(hidden)} behind compute" if hidden > 0 else "")
     verdict = "" if p.fits else "  it does not fit"
     bar = "#" * round(share * _BAR) + "." * (_BAR - round(share * _BAR))
-    figures.add_row("memory", f"{p.peak_bytes / 2**30:.2f} GiB", f"[{bar}] of {p.usable_bytes / 2**30:.2f}{verdict}")
+    figures.add_row("memory", binary(p.peak_bytes), f"[{bar}] of {binary(p.usable_bytes)}{verdict}")
     page.print(figures)
     if p.collectives:
         page.print("\nCollectives, the longest first; seconds and bytes of one device a step\n")

@@ -116,6 +116,8 @@ def _plan(arguments: argparse.Namespace) -> str:
     text = plan_text(made, width) if arguments.all else made.summary(width)
     if arguments.topology is None:
         text += "\nNo --topology was given: TPU v5e chips were taken, with a row of links for every axis.\n"
+    if arguments.report is not None:
+        text += f"\nDrawn in {arguments.report}\n"
     return text + _next(arguments)
 
 

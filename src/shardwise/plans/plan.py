@@ -3,6 +3,8 @@
 A plan is plain data. It is saved as JSON that is the same byte for byte for the same plan, and loading one checks everything
 and executes nothing. A plan that was made in this process also holds the trees of its function's arguments and results, so
 that it can be given to ``jax.jit``; one that was loaded gets them from the function it is applied to.
+
+The file is long as half of it is examples: each method has one, and does its work elsewhere.
 """
 
 from __future__ import annotations

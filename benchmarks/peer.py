@@ -114,7 +114,7 @@ def page() -> str:
     lines = [
         "# Beside the auto-partitioner that XLA had",
         "",
-        f"Written by `make bench-peer`, shardwise {__version__}, {names}, one machine with two cores.",
+        f"Written by `make bench-peer`, shardwise {__version__}, {names}.",
         "",
         "XLA's `auto_sharding` (Alpa's integer program inside the compiler, `jax.experimental.pjit.AUTO`) was removed in "
         "spring 2026; this is the last release that has it. Both partition the same function for 16 v5e chips as a mesh of "

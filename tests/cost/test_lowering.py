@@ -139,6 +139,19 @@ def test_reductions_are_deferred_through_sums() -> None:
     assert kinds(low) == {"all-reduce": 1}
 
 
+@pytest.mark.parametrize(("product", "reductions"), [(False, 1), (True, 2)])
+def test_scatters_are_reduced_together_but_not_with_products(product: bool, reductions: int) -> None:
+    """As XLA does it: a product is reduced first, and what is looked up in it is scattered into that."""
+
+    def fn(table, ids, grown):
+        one, two = table.at[ids].add(grown), table.at[ids + 1].add(grown * 2)
+        return one + two + (jnp.tanh(grown.T) @ grown if product else 0)
+
+    args = [p.shape(1024, 1024), p.shape(65536, dtype="int32"), p.shape(65536, 1024)]
+    low = lowered(fn, args, {"m": 8}, lambda c, _: [Shard((c("ids", 0), c("grown", 0)), "m")], grouping=False)
+    assert kinds(low) == {"all-reduce": reductions}
+
+
 def test_a_reduction_with_two_uses_stands_at_the_definition() -> None:
     def fn(x, w):
         y = jnp.tanh(x) @ w

@@ -75,6 +75,26 @@ def test_a_reduced_value_that_is_used_is_not_absorbed() -> None:
     assert [t.axes for c in found for t in c.transfers()] == [("model",), ("data",), ("data",)]
 
 
+def test_reduced_values_that_are_only_added_up_count_once() -> None:
+    found = read(snippets.ADDED)
+    assert [p.joined for c in found for p in c.parts] == [False, True]
+    assert logical_totals(found) == (Total("all-reduce", ("model",), 1, 32, 1, 32),)
+    assert totals(found) == (Total("all-reduce", ("model",), 2, 64, 2, 64),)
+
+
+def test_reduced_values_are_not_joined_over_other_devices_or_where_one_is_used() -> None:
+    others = snippets.ADDED.replace(
+        "all-reduce(%q), replica_groups=[2,4]<=[8]", "all-reduce(%q), replica_groups=[1,8]<=[8]"
+    )
+    used = snippets.ADDED.replace(
+        "%w = bf16[8]{0} parameter(2)\n  %all", "%w = bf16[8]{0} convert(%all-reduce.2)\n  %all"
+    )
+    product = snippets.ADDED.replace("add(%first, %b.16)", "multiply(%first, %b.16)")
+    for text in (others, used, product):
+        assert text != snippets.ADDED
+        assert not any(p.joined for c in read(text) for p in c.parts)
+
+
 def test_loops() -> None:
     (c,) = read(snippets.LOOPS)
     assert (c.runs, c.axes) == (12, None)

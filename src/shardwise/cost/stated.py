@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shardwise.cost.faults import CONVOLUTION, scattered_product
 from shardwise.cost.lowering import Lowered
-from shardwise.cost.sharding import Sharding, reshard, result_sharding, tensor_sharding
+from shardwise.cost.sharding import Sharding, is_moved, reshard, result_sharding, tensor_sharding
 from shardwise.ir.program import Op, Unit
 
 
@@ -24,8 +24,9 @@ def stated_computations(lowered: Lowered) -> dict[Place, Sharding]:
     """Operands and results that must be stated as the op computes on them.
 
     Where the operands as stored agree on an axis (it lies on one factor, which can be split) the partitioner computes on them
-    as they are. If the plan computes otherwise it must say so; where they disagree, the partitioner has to reshard anyway, and
-    does what the result's sharding asks for. It is not left to itself where it has faults (faults.py).
+    as they are; where they disagree it has to reshard anyway, and does what the result's sharding asks for, or moves shards to
+    an axis that is idle. If the plan computes otherwise it must say so. The partitioner is not left to itself where it has
+    faults (faults.py).
     """
     found: dict[Place, Sharding] = {}
     for op in lowered.program.ops:
@@ -58,19 +59,19 @@ def _stated(lowered: Lowered, op: Op) -> dict[Place, Sharding]:
     rule, assigned = op.rule, lowered.factors[op.id]
     assert rule is not None
     found: dict[Place, Sharding] = {}
-    agreed = _agreed_axes(lowered, op)
+    made, stored = result_sharding(rule, 0, assigned, ()), lowered.storage[op.results[0]]
+    moved = op.unit is Unit.MATRIX and not made.partial and is_moved(made, stored, lowered.state.mesh)
+    agreed, idle = _agreed_axes(lowered, op), _is_any_idle(lowered, op)
     needs = {k: tensor_sharding(rule.operand_majors[k], assigned) for k, v in enumerate(op.operands) if v >= 0}
     needs = {k: need for k, need in needs.items() if not lowered.actual[op.operands[k]].partial}
     changed = {k: _changed_axes(lowered, op.operands[k], need) for k, need in needs.items()}
     for k, need in needs.items():
-        if changed[k] & agreed or op.kind == CONVOLUTION:
+        if changed[k] & agreed or (changed[k] and (moved or idle)) or op.kind == CONVOLUTION:
             found[Place("used", op.id, k)] = need
     if found and op.unit is not Unit.MATRIX:  # a gather or a scatter
         found = {Place("used", op.id, k): need for k, need in needs.items() if changed[k]}
-    if op.kind == CONVOLUTION:
-        made = result_sharding(rule, 0, assigned, ())
-        if made.dims != lowered.storage[op.results[0]].dims:
-            found[Place("computed", op.id)] = Sharding(made.dims)
+    if (found and moved) or (op.kind == CONVOLUTION and made.dims != stored.dims):
+        found[Place("computed", op.id)] = Sharding(made.dims)
     if op.unit is Unit.MATRIX:
         found |= {Place("used", op.id, k): need for k, need in scattered_product(lowered, op).items()}
     return found
@@ -79,6 +80,13 @@ def _stated(lowered: Lowered, op: Op) -> dict[Place, Sharding]:
 def _changed_axes(lowered: Lowered, value: int, need: Sharding) -> set[int]:
     steps = reshard(lowered.program.values[value].nbytes, lowered.actual[value], need, lowered.state.mesh)
     return {a for step in steps for a in step.axes}
+
+
+def _is_any_idle(lowered: Lowered, op: Op) -> bool:
+    """Is there an axis that an op neither computes on nor has in its operands or its result?"""
+    used = {a for axes in lowered.factors[op.id] for a in axes} | lowered.storage[op.results[0]].axes()
+    used = used.union(*(lowered.actual[v].axes() for v in op.operands if v >= 0))
+    return any(size > 1 and a not in used for a, size in enumerate(lowered.state.mesh.sizes))
 
 
 def _agreed_axes(lowered: Lowered, op: Op) -> set[int]:

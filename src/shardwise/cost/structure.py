@@ -26,6 +26,8 @@ LINEAR: Final[dict[str, tuple[int, ...] | None]] = {
     "div": (0,),
     "reduce_sum": (0,),
 }
+SUMS: Final = frozenset({"add", "add_any"})
+_SCATTERS: Final = frozenset({"scatter-add", "scatter_add"})
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Structure:
         for place, op in enumerate(program.schedule):
             position[op.id] = place
         makers = {v: op for op in program.ops if op.rule is not None for v in op.results}
-        early, alike = _early(program), _alike(program)
+        early, alike, scattered = _early(program), _alike(program), _scattered(program)
         sharers = tuple(
             tuple(products.get((v, op.region), 1) if op.unit is Unit.MATRIX else 1 for v in op.operands)
             for op in program.ops
@@ -102,7 +104,9 @@ class Structure:
             tuple(position),
             early,
             _late(program),
-            tuple(v.id in makers and _waits(program, makers[v.id], uses[v.id]) for v in program.values),
+            tuple(
+                v.id in makers and _waits(program, scattered, makers[v.id], v.id, uses[v.id]) for v in program.values
+            ),
             tuple(
                 _joins(program, makers, position, v.id, uses[v.id]) if v.id in makers else () for v in program.values
             ),
@@ -144,17 +148,32 @@ def _late(program: Program) -> tuple[bool, ...]:
     return tuple(late)
 
 
-def _waits(program: Program, op: Op, uses: list[tuple[int, int]]) -> bool:
+def _scattered(program: Program) -> tuple[bool, ...]:
+    """Results of scatters that add, and sums of them with anything."""
+    found = [False] * len(program.values)
+    for op in program.schedule:
+        added = op.kind in SUMS and any(found[v] for v in op.operands if v >= 0)
+        for v in op.results if added or op.kind in _SCATTERS else ():
+            found[v] = True
+    return tuple(found)
+
+
+def _waits(program: Program, scattered: tuple[bool, ...], op: Op, value: int, uses: list[tuple[int, int]]) -> bool:
     """Has a partial result one use only, linear and in the same region? Then the use decides.
 
-    XLA reassociates the all-reduces of products and sums; it does not join that of a scatter to another's.
+    XLA reassociates the all-reduces of products and sums, and those of scatters, but none of one with one of the other: it
+    scatters into the reduced product.
     """
-    if len(uses) != 1 or not (op.unit is Unit.MATRIX or op.kind in LINEAR):
+    if len(uses) != 1 or not (op.unit is Unit.MATRIX or op.kind in LINEAR or scattered[value]):
         return False
     user, operand = uses[0]
     use = program.ops[user]
+    if use.region != op.region:
+        return False
+    if use.kind in SUMS:
+        return scattered[value] or not any(scattered[v] for v in use.operands if v >= 0)
     linear = LINEAR.get(use.kind, ())
-    return use.region == op.region and (linear is None or operand in linear)
+    return not scattered[value] and (linear is None or operand in linear)
 
 
 def _joins(

@@ -17,7 +17,8 @@ Of a part is further noted: ``scattered``, how many slices an all-reduced value 
 all-reduce whose group keeps one slice each is a reduce-scatter that the backend cannot say); and ``logical_dtype``, the type
 before it was widened: XLA:CPU computes products in 32 bits and moves their 16-bit operands and results as such. Where a value
 is all-reduced over one axis and then at once over another, as XLA:CPU does with two sharded dimensions, the first part is
-``absorbed`` and the second has the axes of both as ``merged``.
+``absorbed`` and the second has the axes of both as ``merged``. Where results of all-reduces are only added up, all but one
+are ``joined``: XLA reassociates them into one, but XLA:CPU does not.
 
 Weak. A slice is taken for the device's own by its size alone.
 """
@@ -31,7 +32,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.verification.follow import Chain, after, before, chains, completes, narrow_dtype, slices
+from shardwise.verification.follow import Chain, after, before, chains, completes, narrow_dtype, slices, whole_sum
 from shardwise.verification.groups import AxisNames, Groups, connected, pairs, replica_groups
 from shardwise.verification.hlo import Loop, Module
 from shardwise.verification.instructions import Array, Computation, Instruction, bits
@@ -74,6 +75,7 @@ class Part:
     merged: tuple[str, ...] = ()
     merged_size: int = 1
     absorbed: bool = False
+    joined: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -151,7 +153,7 @@ class Collective:
     def transfers(self) -> Iterator[Transfer]:
         """The parts, one by one, with their logical kind and bytes."""
         for p in self.parts:
-            if p.absorbed:
+            if p.absorbed or p.joined:
                 continue
             size = self.group_size * p.merged_size
             kind = "reduce-scatter" if self.kind == "all-reduce" and p.scattered == size > 1 else self.kind
@@ -172,7 +174,7 @@ def collectives(
     """
     names = AxisNames(mesh, order)
     reader = _Reader(module, mesh.devices, names)
-    found = reader.merge(list(reader.read()))
+    found = reader.join(reader.merge(list(reader.read())))
     return tuple(c for c in found if trivial or c.group_size > 1 or c.pairs)
 
 
@@ -230,6 +232,23 @@ class _Reader:
                 size = early.group_size * part.merged_size
                 found[places[early.name]] = _with_part(early, first[1], replace(part, absorbed=True))
                 found[place] = _with_part(late, index, replace(late.parts[index], merged=axes, merged_size=size))
+        return found
+
+    def join(self, found: list[Collective]) -> list[Collective]:
+        """Note the all-reduces whose results are only added up with others'."""
+        places = {c.name: place for place, c in enumerate(found) if c.kind == "all-reduce" and c.reduction == "sum"}
+        kept = set[tuple[object, ...]]()
+        for instruction in (i for i in self._walk() if _OPCODES.get(i.opcode) == "all-reduce" and i.name in places):
+            place = places[instruction.name]
+            for index, part in enumerate(found[place].parts):
+                total = whole_sum(self._module, instruction, index if len(instruction.operands) > 1 else None)
+                axes, runs = part.merged or found[place].axes, found[place].runs
+                if total is None or part.absorbed or axes is None:
+                    continue
+                key = total.computation, total.name, axes, runs
+                if key in kept:
+                    found[place] = _with_part(found[place], index, replace(part, joined=True))
+                kept.add(key)
         return found
 
     def _rings(self) -> dict[tuple[str, str], tuple[str, Chain]]:

@@ -79,6 +79,17 @@ def completes(module: Module, collective: Instruction, part: int) -> tuple[Instr
     return (value, element) if only else None
 
 
+def whole_sum(module: Module, value: Instruction, element: int | None) -> Instruction | None:
+    """The last of the sums that a value, or an element of it, goes into and nowhere else."""
+    total = None
+    while True:
+        uses = list(_uses(module, value, element, _around(module, value), _SAME_OR_CONVERTED))
+        if len(uses) != 1 or uses[0] is None or uses[0].opcode != "add":
+            return total
+        total = value = uses[0]
+        element = None
+
+
 def before(module: Module, instruction: Instruction, loop: str) -> bool:
     """Whether an instruction's result goes into the state that a loop starts with."""
     uses = list(_uses(module, instruction, None, (), _SAME | {"tuple"}))
@@ -91,6 +102,14 @@ def after(module: Module, instruction: Instruction, loop: str) -> bool:
     while source is not None and source.opcode in _SAME_OR_CONVERTED | {"get-tuple-element"}:
         source = module.operand(source)
     return source is not None and source.name == loop
+
+
+def _around(module: Module, value: Instruction) -> Fusions:
+    """The fusions around an instruction, innermost last."""
+    callers = module.callers.get(value.computation, ())
+    if len(callers) != 1 or callers[0].opcode != "fusion":
+        return ()
+    return (*_around(module, callers[0]), callers[0])
 
 
 def _uses(

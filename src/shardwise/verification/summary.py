@@ -125,6 +125,7 @@ def collective_json(c: Collective) -> dict[str, Any]:
                 "scattered": p.scattered,
                 "merged": list(p.merged),
                 "absorbed": p.absorbed,
+                "joined": p.joined,
             }
             for p in c.parts
         ],
@@ -196,6 +197,8 @@ def _disguises(console: Console, found: Sequence[Collective]) -> None:
     wide = sum(p.dtype != p.logical_dtype for c in found for p in c.parts)
     merged = sum(p.absorbed for c in found for p in c.parts)
     notes += [f"reduced over one axis after another: {merged:,}"] * bool(merged)
+    joined = sum(p.joined for c in found for p in c.parts)
+    notes += [f"reduced apart though only added up: {joined:,}"] * bool(joined)
     notes += [f"values widened before they move: {wide:,}"] * bool(wide)
     for form, text in ((Form.WINDOWED, "windowed products"), (Form.PIECES, "drawn out over fusions")):
         count = sum(c.form is form for c in found)

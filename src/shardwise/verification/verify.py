@@ -2,7 +2,7 @@
 
 A plan's collectives are compared with those of the compiled program by kind and axes, in bytes moved by one device in one
 step. Rewrites that XLA documents are taken off first (``Collective.transfers``): combining, an all-reduce that is only sliced,
-16-bit values that a CPU widens, windowed products.
+all-reduces that are only added up, 16-bit values that a CPU widens, windowed products.
 """
 
 from __future__ import annotations

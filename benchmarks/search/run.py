@@ -36,7 +36,9 @@ _SMALLEST_BATCH: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A case: what the search found, and the best expert. Times in seconds, memory in bytes."""
+    """A case: what the search found, and the best expert. Times in seconds, memory in bytes.
+
+    ``least_s`` is what the program computes on one device, over the number of devices: no plan takes less."""
 
     program: str
     topology: str
@@ -54,6 +56,12 @@ class Record:
     expert_s: float
     expert_fits: bool
     usable_bytes: int
+    least_s: float
+
+    @property
+    def arithmetic(self) -> bool:
+        """Is the best expert so close to the least that nothing could be faster by a tenth?"""
+        return self.expert_fits and self.expert_s <= 1.1 * self.least_s
 
     @property
     def ratio(self) -> float:
@@ -177,6 +185,7 @@ def _run(
         expert.seconds,
         expert.fits,
         problem.model.usable_blocks * 512,
+        problem.model.evaluate(lower_state(analysis, State(mesh, ()), cost)).compute_ps * 1e-12 / mesh.devices,
     )
 
 

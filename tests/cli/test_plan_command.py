@@ -98,10 +98,17 @@ def test_wrong_input_is_one_line(words: list[str], says: str, capsys: pytest.Cap
 
 def test_what_would_fit_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "zoo:t2b:layers=8,batch=64", "--topology", "v5e:2x2", "--mesh", "data=2,model=2"]
-    assert main([*words, "--evaluations", "60"]) == 1
+    assert main([*words, "--evaluations", "60", "--remat", "no", "--microbatches", "1"]) == 1
     said = capsys.readouterr().err
     assert "allow_infeasible" not in said and "remat=True" not in said and "microbatches=" not in said
     would = said.partition("would do (checked):\n")[2].partition("would not do")[0].splitlines()
     typed = next(line.partition(":")[0].split() for line in would if line.startswith("  --"))
     assert main([*words, *typed, "--evaluations", "300"]) == 0
     assert "Best of" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_is_made_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "zoo:t2b:layers=8,batch=64", "--topology", "v5e:2x4", "--mesh", "data=2,model=4"]
+    assert main([*words, "--evaluations", "400"]) == 0
+    text = capsys.readouterr().out
+    assert "micro-batches of batch/inputs" in text and "note: as it is it does not fit: at least " in text

@@ -307,7 +307,10 @@ def test_the_search_takes_as_many_parts_as_it_takes_to_fit() -> None:
     where["topology"] = "v5e:2x2"
     roomy = shardwise.plan(wide, *args, roles={"batch": "batch"}, microbatches="auto", remat="auto", **where)
     assert roomy.variant == Variant(), "what fits already is left as it is"
-    assert any("no loop whose backward loop" in note for note in roomy.notes)
+    where["topology"] = small_memory("v5e:2x2", 80 * 2**20)
+    both = shardwise.plan(wide, *args, roles={"batch": "batch"}, microbatches="auto", remat="auto", **where)
+    assert any("no loop whose backward loop" in note for note in both.notes)
+    assert any(note.startswith("as it is it does not fit: ") for note in both.notes)
 
 
 def test_nothing_fits_and_the_error_has_what_was_tried() -> None:

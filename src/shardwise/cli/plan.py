@@ -20,6 +20,7 @@ _TYPED: Final = {
     "microbatches=": "--microbatches ",
     "topology='h100:8'": "--topology h100:8",
 }
+_REMAT: Final = {"yes": True, "no": None, "auto": "auto"}
 _METHODS: Final = ("mcts", "beam", "greedy", "random", "exhaustive", "ilp")
 
 
@@ -50,10 +51,10 @@ def add_command(commands: Any) -> None:
         "--workers", metavar="N", type=int, default=1, help="processes that search side by side (default 1)"
     )
     options.add_roles(plan)
-    shown = "compute the batch in so many parts, or in as many as it takes to fit (auto)"
+    shown = "compute the batch in so many parts (default: in as many as it takes to fit, where the batch is known)"
     plan.add_argument("--microbatches", metavar="N", type=_count, help=shown)
-    shown = "compute inside loops again what would be kept: yes, or where it takes that to fit (auto)"
-    plan.add_argument("--remat", choices=("yes", "auto"), help=shown)
+    shown = "compute inside loops again what would be kept (default auto: where it takes that to fit)"
+    plan.add_argument("--remat", choices=tuple(_REMAT), default="auto", help=shown)
     plan.add_argument("--allow-infeasible", action="store_true", help="give the smallest plan where none fits")
     output = plan.add_argument("--output", metavar="FILE.json", type=Path, help="save the plan there")
     options.completed(output, completers.files("json"))
@@ -81,6 +82,10 @@ def _plan(arguments: argparse.Namespace) -> str:
     from shardwise.rewrite.planning import plan
 
     target = load_target(arguments.target)
+    roles = options.roles(arguments, target.roles)
+    parts = arguments.microbatches
+    if parts is None:
+        parts = "auto" if roles.get("batch") else 1
     donate: dict[str, Any] = {"donate_argnums": target.donate_argnums} if target.donate_argnums else {}
     try:
         with ProgressLine(not arguments.quiet, lines=arguments.verbose) as show:
@@ -96,9 +101,9 @@ def _plan(arguments: argparse.Namespace) -> str:
                 workers=arguments.workers,
                 progress=show,
                 allow_infeasible=arguments.allow_infeasible,
-                roles=options.roles(arguments, target.roles),
-                microbatches=arguments.microbatches,
-                remat=True if arguments.remat == "yes" else arguments.remat,
+                roles=roles,
+                microbatches=None if parts == 1 else parts,
+                remat=_REMAT[arguments.remat],
                 **donate,
                 **target.kwargs,
             )

@@ -42,7 +42,8 @@ class MeshTried:
 
 @dataclass(frozen=True, slots=True)
 class VariantTried:
-    """A variant that could have been chosen: the best found for it, or in ``why`` the reason that it is not possible."""
+    """A variant that could have been chosen: the best found for it, or in ``why`` the reason that it is not possible. Without a
+    time none of its plans can fit, and the peak is the least that they take."""
 
     variant: str
     time_s: float | None = None

@@ -57,6 +57,8 @@ class ProgressLine:
         best = improvement.best.cost
         figures = f"best {seconds(best.time_s)}, {best.peak_bytes / 2**30:.1f} GiB"
         with self._lock:
+            if share < self._share:  # another search
+                self._start = time.monotonic()
             self._last = f"{improvement.evaluations:,} evaluated, {figures}"
             self._words, self._share, self._at = improvement.words, share, time.monotonic() - self._start
             self._write(self._last, share)

@@ -12,6 +12,7 @@ from shardwise.cost.local import HardwareCost
 from shardwise.cost.lowering import lower_state
 from shardwise.cost.memory import BLOCK
 from shardwise.cost.model import Cost, CostModel
+from shardwise.cost.structure import Structure
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import MeshError
 from shardwise.hardware.layout import Placement, ideal, place, placements
@@ -21,6 +22,7 @@ from shardwise.hardware.topology import topology as topology_of
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade
 from shardwise.rewrite.variants import Wanted
 from shardwise.search.auto import SETTLED, Journal, Options, Purse, Searcher
+from shardwise.search.bounds import finest, peak_bound
 from shardwise.search.front import thinned
 from shardwise.search.mesh import RACE_S, OpenMesh, Race, cuts, meshes, race
 from shardwise.search.result import Budget, Ended
@@ -96,17 +98,34 @@ def decide(context: Context, tactics: Sequence[Tactic], first: Sequence[Decision
 
 def decide_asked(analysis: Analysis, asked: Asked) -> tuple[Decided, SearchLog | None]:
     """What a person asked for, decided; and how it was searched for, where it was."""
+    placed, open_ = _placed(asked)
+    if open_:
+        return _raced(analysis, asked, placed)
+    journal = Journal(asked.search, Purse(asked.search.budget()))
+    made = _Tactics(analysis, placed[0], asked, journal).run(asked.search.budget(), compare=False)
+    return made, _log(journal, made, made.ended, ()) if made.ended else None
+
+
+def least_peak(analysis: Analysis, asked: Asked) -> tuple[int, int]:
+    """The bytes that every plan takes on a device at least, and those that there are."""
+    placed, open_ = _placed(asked)
+    cost = HardwareCost(placed[0])
+    bound = peak_bound(
+        CostModel(Structure.of(analysis), cost), mesh=finest(placed[0].mesh.devices) if open_ else None
+    )
+    return bound.peak_bytes, cost.profile.usable_bytes
+
+
+def _placed(asked: Asked) -> tuple[list[Placement], bool]:
+    """The mesh that was given on its devices, or those that could be; and whether there is a choice."""
     wanted = OpenMesh.of(asked.mesh)
     if wanted is None or isinstance(asked.topology, Placement):
-        placed = placement_of(asked.mesh, asked.topology)
-        journal = Journal(asked.search, Purse(asked.search.budget()))
-        made = _Tactics(analysis, placed, asked, journal).run(asked.search.budget(), compare=False)
-        return made, _log(journal, made, made.ended, ()) if made.ended else None
+        return [placement_of(asked.mesh, asked.topology)], False
     if asked.topology is None:
         raise MeshError(f"{_say(asked.mesh)}: give a topology as well, such as topology='v5e:4x4', or all sizes")
     where = topology_of(asked.topology) if isinstance(asked.topology, str) else asked.topology
     symmetric = not asked.pins and all(isinstance(t, Auto) and not t.axes for t in asked.tactics)
-    return _raced(analysis, asked, meshes(wanted, where, ordered=not symmetric))
+    return list(meshes(wanted, where, ordered=not symmetric)), True
 
 
 def _say(mesh: Any) -> str:

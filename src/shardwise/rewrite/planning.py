@@ -29,7 +29,7 @@ from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec, Sta
 from shardwise.plans.search_log import SearchLog, VariantTried
 from shardwise.plans.variant import Variant
 from shardwise.rewrite.choose import choose_constraints
-from shardwise.rewrite.deciding import Asked, Decided, decide_asked
+from shardwise.rewrite.deciding import Asked, Decided, decide_asked, least_peak
 from shardwise.rewrite.fingerprint import fingerprint
 from shardwise.rewrite.inquiry import Inquiry, Settled, decision_words, decisions_words
 from shardwise.rewrite.relaxations import variant_changes
@@ -160,7 +160,7 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         best, tried = _attempt(plain if variant == plain.variant else captured(variant), asked), ()
     best, taken = _or_usual(best, asked)
     made, log, settled = best.made, best.log, best.settled
-    notes = [*taken, *(f"{t.variant}: {t.why}" for t in tried if t.why)]
+    notes = [*taken, *(f"{t.variant}: {t.why}" for t in tried if t.why), *_left_as_it_was(tried)]
     notes += [told[mesh] for mesh in [made.cost.placement.mesh] if mesh in told]
     if log is not None and not made.fits and not settled.predicted.fits:
         others = variant_changes(
@@ -266,41 +266,90 @@ def _worded(analysis: Analysis, search: Options) -> Options:
 def _best_variant(
     plain: _Captured, captured: Callable[[Variant], _Captured], asked: Asked
 ) -> tuple[_Attempt, tuple[VariantTried, ...]]:
-    """The fastest variant that fits: all are looked at, the best is searched to the end."""
+    """The variant that changes least, if that fits; else the fastest that does. All that could fit are looked at, on the mesh of
+    the best so far, and the best is searched to the end."""
+    tries = _Tries(lambda variant: plain if variant == plain.variant else captured(variant))
+    (first, *others), *rounds = asked.wanted.rounds(plain.traced, asked.roles)
+    best = tries.attempt(first, asked)
+    if best is not None and (best.settled.predicted.fits or best.interrupted):
+        return best, tuple(tries.tried)
     quick = replace(asked, search=_first_look(asked))
-    best: _Attempt | None = None
-    tried: list[VariantTried] = []
-    spent = 0
-    for variants in asked.wanted.rounds(plain.traced, asked.roles):
-        better = False
-        refused = 0
+    whole = True
+    for variants in (others, *rounds):
+        better, refused = False, tries.refused
         for variant in variants:
-            try:
-                found = _attempt(plain if variant == plain.variant else captured(variant), quick)
-            except VariantError as error:
-                tried.append(VariantTried(str(variant), why=str(error)))
-                refused += 1
+            fits = best is not None and best.settled.predicted.fits
+            found = tries.attempt(variant, quick if best is None or not fits else _on(quick, best))
+            if found is None:
                 continue
-            tried.append(found.tried)
-            spent += found.log.evaluations if found.log is not None else 0
             if best is None or found.rank < best.rank:
-                best, better = found, True
+                best, better, whole = found, True, not fits
             if found.interrupted:
-                return _counted(found if found is best else best._replace(log=found.log), spent), tuple(tried)
-        if refused == len(variants) or (best is not None and best.settled.predicted.fits and not better):
+                return tries.counted(found if found is best else best._replace(log=found.log)), tuple(tries.tried)
+        fits = best is not None and best.settled.predicted.fits
+        impossible = variants is not others and tries.refused - refused == len(variants)
+        if impossible or (fits and not better):
             break
     if best is None:
-        raise VariantError("; ".join(dict.fromkeys(t.why for t in tried)))
-    if best.log is not None and best.log.ended not in SETTLED:
-        longer = _attempt(best.captured, asked)
-        spent += longer.log.evaluations if longer.log is not None else 0
-        best = min(longer, best, key=lambda one: one.rank)
-    return _counted(best, spent), tuple(tried)
+        best = tries.smallest(asked)
+    elif best.log is not None and not (whole and best.log.ended in SETTLED):
+        best = min(tries.search(best.captured, asked), best, key=lambda one: one.rank)
+    return tries.counted(best), tuple(tries.tried)
+
+
+def _on(asked: Asked, found: _Attempt) -> Asked:
+    """The same on the mesh, and on the links, of what was found."""
+    return replace(asked, mesh=None, topology=found.made.cost.placement)
+
+
+class _Tries:
+    """Variants that were tried: those that could not be made, those that cannot fit, and what was found for the others."""
+
+    def __init__(self, capture: Callable[[Variant], _Captured]):
+        self._capture = capture
+        self.tried: list[VariantTried] = []
+        self.refused = 0
+        self._hopeless: list[tuple[int, _Captured]] = []
+        self._evaluations = 0
+
+    def attempt(self, variant: Variant, asked: Asked) -> _Attempt | None:
+        """None where it cannot be made, or cannot fit."""
+        try:
+            captured = self._capture(variant)
+        except VariantError as error:
+            self.refused += 1
+            self.tried.append(VariantTried(str(variant), why=str(error)))
+            return None
+        least, usable = least_peak(captured.analysis, asked)
+        if least > usable:
+            self._hopeless.append((least, captured))
+            self.tried.append(VariantTried(str(variant), peak_bytes=least))
+            return None
+        found = self.search(captured, asked)
+        self.tried.append(found.tried)
+        return found
+
+    def search(self, captured: _Captured, asked: Asked) -> _Attempt:
+        found = _attempt(captured, asked)
+        self._evaluations += found.log.evaluations if found.log is not None else 0
+        return found
+
+    def smallest(self, asked: Asked) -> _Attempt:
+        """What is found for the variant that needs the least, where none can fit."""
+        if not self._hopeless:
+            raise VariantError("; ".join(dict.fromkeys(t.why for t in self.tried)))
+        return self.search(min(self._hopeless, key=lambda one: one[0])[1], asked)
+
+    def counted(self, attempt: _Attempt) -> _Attempt:
+        """With the evaluations of all."""
+        if attempt.log is None:
+            return attempt
+        return attempt._replace(log=replace(attempt.log, evaluations=self._evaluations))
 
 
 def _first_look(asked: Asked) -> Options:
     """An eighth of the budget; where there is none, a quarter of the seconds that a plan has by default."""
-    search = replace(asked.search, progress=None, tell=None)
+    search = replace(asked.search, tell=None)
     if search.budget_s is None and search.budget_evals is None:
         whole = search.budget(RACE_S) if OpenMesh.of(asked.mesh) is not None else search.budget()
         return replace(search, budget_s=whole.seconds / 4)
@@ -308,12 +357,18 @@ def _first_look(asked: Asked) -> Options:
     return replace(search, budget_s=seconds, budget_evals=search.budget_evals and -(-search.budget_evals // _LOOKS))
 
 
-def _counted(attempt: _Attempt, evaluations: int) -> _Attempt:
-    return attempt if attempt.log is None else attempt._replace(log=replace(attempt.log, evaluations=evaluations))
+def _left_as_it_was(tried: Sequence[VariantTried]) -> list[str]:
+    """Why the program is not left as it is."""
+    return [f"{t.variant} it does not fit: {_peak(t)} a device" for t in tried[:1] if t.peak_bytes and not t.fits]
+
+
+def _peak(tried: VariantTried) -> str:
+    assert tried.peak_bytes is not None
+    return f"{'at least ' if tried.time_s is None else ''}{size(tried.peak_bytes)}"
 
 
 def _variants_tried(tried: Sequence[VariantTried]) -> list[str]:
-    return [f"tried {t.variant}: {size(t.peak_bytes) if t.peak_bytes is not None else t.why}" for t in tried[1:]]
+    return [f"tried {t.variant}: {_peak(t) if t.peak_bytes is not None else t.why}" for t in tried[1:]]
 
 
 def plan_decisions(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,7 +50,7 @@ def test_the_output_in_the_readme_is_what_the_command_prints(block: str, capsys:
 def test_what_the_readme_asks_a_plan_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a plan of a smaller step with the same paths; ``verify`` compiles, and has its own tests."""
+    """On a plan of a smaller step with the same paths. ``verify`` needs libtpu, and a process that has no devices yet."""
     monkeypatch.chdir(tmp_path)
     small = "zoo:t2b:layers=2,d=512,heads=8,head=64,ffn=2048,vocab=1024,batch=32,seq=256"
     commands = [c.partition("#")[0].split() for b in blocks(ROOT / "README.md", "sh") for c in b.splitlines()]
@@ -56,8 +59,20 @@ def test_what_the_readme_asks_a_plan_runs(
     assert main(["plan", small, *where]) == 0
     assert [c[0] for c in ours] == ["explain", "what-if", "compare", "verify", "report"]
     for command in ours:
-        assert command[0] == "verify" or main(command) == 0, capsys.readouterr().err
+        if command[0] != "verify":
+            assert main(command) == 0, capsys.readouterr().err
+        elif importlib.util.find_spec("libtpu"):
+            done = subprocess.run([sys.executable, "-m", "shardwise", *command], capture_output=True, text=True)
+            assert done.returncode == 0 and "of bytes as predicted" in done.stdout, done.stderr
     assert (tmp_path / "plan.html").exists()
+
+
+def test_the_demo_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What ``make demo`` does once everything is installed."""
+    monkeypatch.chdir(tmp_path)
+    (recipe,) = re.findall(r"^demo:.*\n\t(.*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert main(recipe.removeprefix("$(BIN)/shardwise ").split()) == 0
+    assert "Drawn in plan.html" in capsys.readouterr().out and (tmp_path / "plan.html").exists()
 
 
 def test_make_targets_in_the_readme_exist() -> None:

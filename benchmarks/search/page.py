@@ -100,7 +100,9 @@ def expert_part(records: Sequence[Record]) -> tuple[list[Bar], list[str]]:
     longer = [r for r in records if r.evaluations > 1000]
     budgets = f"Searches had 1,000 evaluations; those of {len(longer)} cases had 2,000."
     lines = ["## Against experts", "", EXPERTS, "", budgets, ""]
-    lines += table(["program", "devices", "variant", "found ms", "fits", "expert ms", "best expert", "ratio", "least ms"], body)
+    lines += table(
+        ["program", "devices", "variant", "found ms", "fits", "expert ms", "best expert", "ratio", "least ms"], body
+    )
     wanted = len(PROGRAMS) * len(MESHES)
     if len(records) < wanted:
         lines += ["", f"Recorded so far: {len(records)} of {wanted} cases."]

@@ -90,8 +90,8 @@ class Topology:
 def topology(text: str) -> Topology:
     """The topology that a text describes (see the module's table).
 
-    >>> topology("v3:2x4").devices, topology("v4-32").text, topology("16 h100").text
-    (16, 'v4:2x2x4', 'h100:8x2')
+    >>> topology("v3:2x4").devices, topology("v4-32").text, topology("16 h100").text, topology("8v5e").text
+    (16, 'v4:2x2x4', 'h100:8x2', 'v5e:2x4')
     """
     cleaned = text.strip().replace("×", "x")
     slices, rest = 1, cleaned
@@ -104,8 +104,9 @@ def topology(text: str) -> Topology:
         if len(dims) == 1:
             return _counted(text, profile, slices, dims[0], "chips")
         return _shaped(text, profile, slices, dims)
-    if match := re.fullmatch(r"(\d+)\s+(?:x\s+)?(\D.*)", rest):
-        profile = load_profile(match[2])
+    match = re.fullmatch(r"(\d+)(\s*)(?:x\s+)?(\D.*)", rest)
+    if match and (match[2] or known(match[3])):
+        profile = load_profile(match[3])
         return _counted(text, profile, slices, int(match[1]), "devices")
     if not known(rest) and (match := re.fullmatch(r"(.+)-(\d+)", rest)) and known(match[1]):
         profile = load_profile(match[1])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.cost.decisions import Pin, Shard
 from shardwise.report.page import Page, table
+from shardwise.report.summary import print_origin
 from shardwise.report.units import binary, plural, seconds, si
 
 if TYPE_CHECKING:
@@ -171,6 +172,5 @@ def plan_text(plan: Plan, width: int = 80) -> str:
     for (kind, axes), (count, nbytes) in plan.moved().items():
         moved.add_row(kind, "·".join(axes), str(count), si(nbytes, "B"))
     page.print(moved if plan.collectives else "none")
-    for note in plan.notes:
-        page.print(f"note: {note}")
+    print_origin(page, plan)
     return page.text()

@@ -51,6 +51,12 @@ def summary_text(plan: Plan, width: int = 80) -> str:
         page.print(moved)
         if len(p.collectives) > _MOST:
             page.print(f"and {plural(len(p.collectives) - _MOST, 'kind')} more")
+    print_origin(page, plan)
+    return page.text()
+
+
+def print_origin(page: Page, plan: Plan) -> None:
+    """How a plan was found, beside what, and what there is to know about it."""
     if plan.experts:
         page.print(f"\n{_usual(plan)}")
     if plan.search is not None:
@@ -60,7 +66,6 @@ def summary_text(plan: Plan, width: int = 80) -> str:
             page.print(f"  instead of {tried.mesh}: {took}")
     for note in plan.notes:
         page.print(f"note: {note}")
-    return page.text()
 
 
 def _usual(plan: Plan) -> str:

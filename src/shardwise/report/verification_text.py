@@ -25,8 +25,12 @@ def verification_text(found: Verification, width: int = 80) -> str:
     page.print(rows if found.rows else "no collectives, as predicted")
     page.print(f"\n{found.matched:.1%} of bytes as predicted")
     if compiled.memory is not None:
-        page.print(f"peak memory {si(compiled.memory.peak_bytes, 'B')} a device")
-    if found.differences is not None:
+        predicted = found.plan.predicted
+        expected = f"{si(predicted.peak_bytes, 'B')} predicted for {predicted.hardware}"
+        page.print(f"peak memory {si(compiled.memory.peak_bytes, 'B')} a device; {expected}")
+    if found.differences is None:
+        page.print("compiled, not run: numbers are compared on host devices, for arguments that are arrays")
+    else:
         wrong = [d for d in found.differences if not d.explained]
         page.print(
             f"{len(found.differences) - len(wrong)} of {plural(len(found.differences), 'output')} as in the plain run, "

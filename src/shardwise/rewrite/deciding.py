@@ -110,9 +110,7 @@ def least_peak(analysis: Analysis, asked: Asked) -> tuple[int, int]:
     """The bytes that every plan takes on a device at least, and those that there are."""
     placed, open_ = _placed(asked)
     cost = HardwareCost(placed[0])
-    bound = peak_bound(
-        CostModel(Structure.of(analysis), cost), mesh=finest(placed[0].mesh.devices) if open_ else None
-    )
+    bound = peak_bound(CostModel(Structure.of(analysis), cost), mesh=finest(placed[0].mesh.devices) if open_ else None)
     return bound.peak_bytes, cost.profile.usable_bytes
 
 
@@ -122,14 +120,16 @@ def _placed(asked: Asked) -> tuple[list[Placement], bool]:
     if wanted is None or isinstance(asked.topology, Placement):
         return [placement_of(asked.mesh, asked.topology)], False
     if asked.topology is None:
-        raise MeshError(f"{_say(asked.mesh)}: give a topology as well, such as topology='v5e:4x4', or all sizes")
+        raise MeshError(_unplaced(asked.mesh))
     where = topology_of(asked.topology) if isinstance(asked.topology, str) else asked.topology
     symmetric = not asked.pins and all(isinstance(t, Auto) and not t.axes for t in asked.tactics)
     return list(meshes(wanted, where, ordered=not symmetric)), True
 
 
-def _say(mesh: Any) -> str:
-    return "there is no mesh" if mesh is None else f"the mesh {OpenMesh.of(mesh)} has open sizes"
+def _unplaced(mesh: Any) -> str:
+    if mesh is None:
+        return "say what to plan for: mesh={'data': 4, 'model': 2}, or topology='v5e:4x4', or both"
+    return f"the mesh {OpenMesh.of(mesh)} has open sizes: give a topology as well, such as topology='v5e:4x4', or all sizes"
 
 
 def placement_of(mesh: Any, where: str | Topology | Placement | None) -> Placement:

@@ -266,8 +266,8 @@ def _worded(analysis: Analysis, search: Options) -> Options:
 def _best_variant(
     plain: _Captured, captured: Callable[[Variant], _Captured], asked: Asked
 ) -> tuple[_Attempt, tuple[VariantTried, ...]]:
-    """The variant that changes least, if that fits; else the fastest that does. All that could fit are looked at, on the mesh of
-    the best so far, and the best is searched to the end."""
+    """The variant that changes least, if that fits; else the fastest that does. All that could fit are looked at, on the mesh
+    of the best so far, and the best is searched to the end."""
     tries = _Tries(lambda variant: plain if variant == plain.variant else captured(variant))
     (first, *others), *rounds = asked.wanted.rounds(plain.traced, asked.roles)
     best = tries.attempt(first, asked)

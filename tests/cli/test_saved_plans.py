@@ -110,3 +110,22 @@ def test_a_wrong_path_gets_near_ones(options: list[str], capsys: pytest.CaptureF
     caught = capsys.readouterr()
     assert not caught.out
     assert "no argument or output 'params/first/kernl'; did you mean params/first/kernel" in caught.err
+
+
+def test_with_its_program_a_saved_plan_tells_what_a_new_one_does(capsys: pytest.CaptureFixture[str]) -> None:
+    target = "zoo:mlp:tiny,width=2048,batch=65536"
+    assert main(["explain", "dp.json", "batch/inputs"]) == 0
+    assert "without it" not in capsys.readouterr().out
+    assert main(["explain", "dp.json", "batch/inputs", target]) == 0
+    assert "without it" in capsys.readouterr().out
+    pages = []
+    for command in (["report", "dp.json", "--json"], ["report", "dp.json", target, "--json"]):
+        assert main(command) == 0
+        pages.append(json.loads(capsys.readouterr().out))
+    bare, whole = pages
+    assert not bare["effects"] and not bare["experts"] and bare["curve"] is None
+    assert (
+        whole["effects"] and whole["experts"] and whole["curve"]["points"] and len(whole["lines"]) > len(bare["lines"])
+    )
+    assert main(["report", "dp.json", "zoo:mlp:tiny"]) == 1
+    assert "the plan is for other shapes" in capsys.readouterr().err

@@ -18,20 +18,22 @@ def add_command(commands: Any) -> None:
         help="say how an argument or output is sharded under a saved plan, and what moves for it",
         description="Says how an argument or output is sharded, in how many shards, and which collectives it causes, with "
         "the lines of the source that ask for them.",
-        examples="shardwise explain plan.json params/first/kernel",
+        examples="""shardwise explain plan.json params/first/kernel
+        shardwise explain plan.json params/first/kernel zoo:mlp""",
     )
     options.add_plan(explain)
     path = explain.add_argument("path", metavar="PATH", help="an argument or output by its path in the plan")
     options.completed(path, completers.paths)
+    options.add_target(explain, "with it also what each decision is worth")
     options.add_json(explain)
     explain.set_defaults(run=_explain)
 
 
 def _explain(arguments: argparse.Namespace) -> str:
-    from shardwise.plans.load import load_plan
+    from shardwise.cli.targets import loaded_plan
     from shardwise.report.wrapping import wrapped
 
-    made = load_plan(arguments.plan)
+    made = loaded_plan(arguments.plan, arguments.target)
     text = made.explain(arguments.path)  # refuses a wrong path, also for JSON
     if not arguments.json:
         return wrapped(text, options.terminal_width())

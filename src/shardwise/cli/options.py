@@ -65,9 +65,11 @@ def completed(action: argparse.Action, by: Callable[..., Iterable[str]]) -> None
     action.completer = by  # type: ignore[attr-defined]
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
-    shown = "zoo:NAME[:CONFIG], or file.py:function returning (fn, args)"
-    completed(parser.add_argument("target", metavar="TARGET", help=shown), completers.targets)
+def add_target(parser: argparse.ArgumentParser, optional: str = "") -> None:
+    """``optional``: what it is good for, where it can be left out."""
+    shown = "zoo:NAME[:CONFIG], or file.py:function returning (fn, args)" + (f"; {optional}" if optional else "")
+    given: dict[str, Any] = {"nargs": "?"} if optional else {}
+    completed(parser.add_argument("target", metavar="TARGET", help=shown, **given), completers.targets)
 
 
 def add_plan(parser: argparse.ArgumentParser, name: str = "plan", metavar: str = "PLAN", **options: Any) -> None:

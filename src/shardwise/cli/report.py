@@ -17,11 +17,12 @@ def add_command(commands: Any) -> None:
         commands,
         "report",
         help="write a saved plan as an HTML page",
-        description="Writes a saved plan as one HTML file that needs no network. A saved plan keeps no times by source line "
-        "and no memory curve; 'shardwise plan --report' writes a page with both.",
-        examples="shardwise report plan.json --output plan.html",
+        description="Writes a saved plan as one HTML file that needs no network.",
+        examples="""shardwise report plan.json
+        shardwise report plan.json zoo:t2b --output plan.html""",
     )
     options.add_plan(report, type=Path)
+    options.add_target(report, "with it the page also has times by line, memory over time, effects and experts")
     options.completed(
         report.add_argument(
             "--output", metavar="FILE.html", type=Path, help="where it goes (default: PLAN.html beside it)"
@@ -33,9 +34,9 @@ def add_command(commands: Any) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> str:
-    from shardwise.plans.load import load_plan
+    from shardwise.cli.targets import loaded_plan
 
-    made = load_plan(arguments.plan)
+    made = loaded_plan(arguments.plan, arguments.target)
     if arguments.json:
         from shardwise.report.data import report_data
 

@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwise.errors import TargetError
+
+if TYPE_CHECKING:
+    from shardwise.plans.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,18 @@ def load_target(text: str) -> Target:
         near = difflib.get_close_matches(name, own, n=3)
         raise TargetError(f"{file} has no {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
     return _unpack(text, name, _call(text, getattr(module, name)))
+
+
+def loaded_plan(file: str | Path, target: str | None) -> Plan:
+    """A saved plan; with the target that it is one of, if that was given."""
+    from shardwise.plans.load import load_plan
+
+    made = load_plan(file)
+    if target is None:
+        return made
+    without_devices()
+    own = load_target(target)
+    return made.bind(own.fn, *own.args, roles=own.roles, **own.kwargs)
 
 
 def _zoo(text: str) -> Target:

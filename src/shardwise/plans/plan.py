@@ -13,7 +13,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -228,7 +228,8 @@ class Plan:
         **kwargs: Any,
     ) -> Plan:
         """A plan that was loaded, with the function that it is one of: it can then be asked what a plan that was just made can
-        (:meth:`what_if`, :attr:`effects`, :attr:`in_specs`). Arguments are as in :func:`shardwise.plan`.
+        (:meth:`what_if`, :attr:`effects`, :attr:`in_specs`), and its :meth:`report` has all there is. Arguments are as in
+        :func:`shardwise.plan`.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -240,8 +241,7 @@ class Plan:
         from shardwise.capture.trace import JitOptions
         from shardwise.rewrite.what_if import bound
 
-        trees, asked = bound(self, fn, args, kwargs, JitOptions(static_argnums, static_argnames), roles)
-        return replace(self, trees=trees, asked=asked)
+        return bound(self, fn, args, kwargs, JitOptions(static_argnums, static_argnames), roles)
 
     @property
     def inquiry(self) -> Any:

@@ -133,15 +133,18 @@ def effects(plan: Plan) -> tuple[Effect, ...]:
 
 def bound(
     plan: Plan, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: JitOptions, roles: Roles
-) -> tuple[Any, Inquiry]:
-    """The trees and the inquiry of a plan that was loaded, from the function that it is one of."""
+) -> Plan:
+    """A plan that was loaded, with what is not saved of it, from the function that it is one of."""
     traced = trace_variant(fn, args, kwargs, options, plan.variant)
     program = lower(traced)
     check_version(plan, program)
     donated = {a.path: a.donated for a in plan.arguments}
     arguments = tuple(replace(a, donated=donated[a.path]) for a in program.arguments)
     analysis = analyze_program(replace(program, arguments=arguments))
-    return (traced.inputs, traced.outputs), Inquiry.of(analysis, HardwareCost(_placement(plan)), roles)
+    inquiry = Inquiry.of(analysis, HardwareCost(_placement(plan)), roles)
+    again, saved = inquiry.settle(plan.choices).predicted, plan.predicted
+    same = (again.time_s, again.peak_bytes) == (saved.time_s, saved.peak_bytes)
+    return replace(plan, trees=(traced.inputs, traced.outputs), asked=inquiry, predicted=again if same else saved)
 
 
 def _placement(plan: Plan) -> Placement:

@@ -183,3 +183,47 @@ def test_the_search_chooses_it_where_it_is_what_fits() -> None:
     plan = shardwise.plan(step, params, shape((16384, 256), "float32"), remat="auto", **where)
     assert plan.predicted.fits and plan.variant == Variant(remat=True) and plan.search is not None
     assert [(t.variant, t.fits) for t in plan.search.variants] == [("as it is", False), ("rematerialised", True)]
+
+
+def two_stacks(params: dict[str, Any], x: jax.Array) -> dict[str, Any]:
+    def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.sin(jnp.cos(x @ w) * jnp.tanh(x)), None
+
+    def loss(params: dict[str, Any]) -> jax.Array:
+        first, _ = jax.lax.scan(layer, x, params["first"])
+        second, _ = jax.lax.scan(layer, first * 2, params["second"])
+        return jnp.mean(second**2)
+
+    return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params))
+
+
+def test_a_loop_that_need_not_is_left_alone() -> None:
+    shape = jax.ShapeDtypeStruct
+    params = {"first": shape((4, 4096, 4096), "bfloat16"), "second": shape((24, 4096, 4096), "bfloat16")}
+    args = params, shape((16384, 4096), "bfloat16")
+
+    def planned(megabytes: int, **options: Any) -> shardwise.Plan:
+        where = {"topology": small_memory("v5e:2x2", megabytes * 2**20), "mesh": {"x": 4}, "budget_evals": 400}
+        return shardwise.plan(two_stacks, *args, **where, **options)
+
+    every = planned(10_000, remat=True)
+    whole = planned(10_000, remat=None)
+    limit = (every.predicted.peak_bytes + (whole.predicted.peak_bytes - every.predicted.peak_bytes) // 3) >> 20
+    plan = planned(limit, remat="auto")
+    assert plan.variant == Variant(remat=True, but=(1,)) and plan.predicted.fits
+    assert whole.predicted.time_s < plan.predicted.time_s < every.predicted.time_s
+    assert "rematerialised but the 1st" in [t.variant for t in plan.search.variants if t.fits]
+    assert "loops but the 1st keep what they carry" in str(plan)
+    with pytest.raises(VariantError, match="has 2 loops that can compute again"):
+        trace_variant(two_stacks, args, {}, JitOptions(), Variant(remat=True, but=(1, 2)))
+
+
+def test_the_rest_computes_the_same() -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {"first": jax.random.normal(keys[0], (3, 16, 16)), "second": jax.random.normal(keys[1], (5, 16, 16))}
+    x = jax.random.normal(keys[2], (8, 16))
+    for but in ((), (1,), (2,)):
+        traced = trace_variant(two_stacks, (params, x), {}, JitOptions(), Variant(remat=True, but=but))
+        found = jax.core.eval_jaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts, *jax.tree.leaves((params, x)))
+        for a, b in zip(found, jax.tree.leaves(two_stacks(params, x)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

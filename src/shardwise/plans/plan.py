@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardwise.report.logical import Rules
     from shardwise.rewrite.what_if import Effect, WhatIf
 
-SCHEMA: Final = 5
+SCHEMA: Final = 6
 
 #: Mesh axes by dimension, major first.
 Spec = tuple[tuple[str, ...], ...]

@@ -10,11 +10,13 @@ from typing import Any, Final
 @dataclass(frozen=True, slots=True)
 class Variant:
     """``microbatches``: in how many parts the batch is computed, one after the other; ``batch`` are the paths of its arguments,
-    whose first dimension counts the examples. ``remat``: whether loops compute again what their backward loops need."""
+    whose first dimension counts the examples. ``remat``: whether loops compute again what their backward loops need; of those
+    that could, in their order from 1, the ones in ``but`` keep it."""
 
     microbatches: int = 1
     batch: tuple[str, ...] = ()
     remat: bool = False
+    but: tuple[int, ...] = ()
 
     def lines(self) -> tuple[str, ...]:
         """What it does, in words; nothing for the program as it is."""
@@ -23,15 +25,36 @@ class Variant:
             more = f" and {len(self.batch) - 1} more" if len(self.batch) > 1 else ""
             found.append(f"{self.microbatches} micro-batches of {self.batch[0]}{more}, one after the other")
         if self.remat:
-            found.append("loops keep what they carry, and compute the rest again in their backward loops")
+            found.append(
+                f"loops{self._exception} keep what they carry, and compute the rest again in their backward loops"
+            )
         return tuple(found)
 
     def __str__(self) -> str:
         parts = f"{self.microbatches} micro-batches" if self.microbatches > 1 else ""
-        return ", ".join(filter(None, (parts, "rematerialised" if self.remat else ""))) or "as it is"
+        again = f"rematerialised{self._exception}" if self.remat else ""
+        return ", ".join(filter(None, (parts, again))) or "as it is"
+
+    @property
+    def _exception(self) -> str:
+        return f" but the {' and the '.join(map(ordinal, self.but))}" if self.but else ""
 
     def to_json(self) -> dict[str, Any]:
-        return {"microbatches": self.microbatches, "batch": list(self.batch), "remat": self.remat}
+        return {
+            "microbatches": self.microbatches,
+            "batch": list(self.batch),
+            "remat": self.remat,
+            "but": list(self.but),
+        }
+
+
+def ordinal(number: int) -> str:
+    """
+    >>> ordinal(1), ordinal(2), ordinal(11), ordinal(23)
+    ('1st', '2nd', '11th', '23rd')
+    """
+    ends = {1: "st", 2: "nd", 3: "rd"}
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else ends.get(number % 10, 'th')}"
 
 
 #: The program itself.
@@ -50,4 +73,7 @@ def read_variant(data: Any, arguments: Collection[str]) -> Variant:
     unknown = [path for path in batch if path not in arguments]
     if unknown:
         raise ValueError(f"batch has no argument {unknown[0]!r}")
-    return Variant(count, tuple(batch), remat)
+    but = data["but"]
+    if not isinstance(but, list) or (but and not remat) or any(type(k) is not int or k < 1 for k in but):
+        raise ValueError("but lists loops, by their numbers from 1, that are not rematerialised where others are")
+    return Variant(count, tuple(batch), remat, tuple(but))

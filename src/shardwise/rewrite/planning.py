@@ -33,7 +33,8 @@ from shardwise.rewrite.deciding import Asked, Decided, decide_asked, least_peak
 from shardwise.rewrite.fingerprint import fingerprint
 from shardwise.rewrite.inquiry import Inquiry, Settled, decision_words, decisions_words
 from shardwise.rewrite.relaxations import variant_changes
-from shardwise.rewrite.variants import Wanted, trace_variant
+from shardwise.rewrite.remat import rematerialisable
+from shardwise.rewrite.variants import AUTO, Wanted, trace_variant
 from shardwise.search.auto import SETTLED, Options
 from shardwise.search.crew import Crew
 from shardwise.search.infeasible import Change, does_not_fit, size
@@ -292,9 +293,26 @@ def _best_variant(
             break
     if best is None:
         best = tries.smallest(asked)
-    elif best.log is not None and not (whole and best.log.ended in SETTLED):
+    elif best.settled.predicted.fits and asked.wanted.remat == AUTO:
+        fewer = _with_loops_left(best, tries, quick, rematerialisable(plain.traced))
+        best, whole = fewer, whole and fewer is best
+    if best.log is not None and not best.interrupted and not (whole and best.log.ended in SETTLED):
         best = min(tries.search(best.captured, asked), best, key=lambda one: one.rank)
     return tries.counted(best), tuple(tries.tried)
+
+
+def _with_loops_left(best: _Attempt, tries: _Tries, asked: Asked, loops: int) -> _Attempt:
+    """With one loop after another that need not compute anything again, as far as that fits and is faster."""
+    for number in range(1, loops + 1):
+        variant = best.captured.variant
+        if not variant.remat or len(variant.but) + 1 == loops or best.interrupted:
+            break
+        found = tries.attempt(replace(variant, but=(*variant.but, number)), _on(asked, best))
+        if found is not None and found.rank < best.rank:
+            best = found
+        elif found is not None and found.interrupted:
+            best = best._replace(log=found.log)
+    return best
 
 
 def _on(asked: Asked, found: _Attempt) -> Asked:

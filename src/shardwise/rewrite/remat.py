@@ -12,13 +12,13 @@ XLA cannot merge the second computation with the first, so that no barrier is ne
 A scan is left alone where its carries would take as much as what is left out. Calls that contain scans are taken apart, since
 differentiation may have put F and G into different ones.
 
-Weak: all residuals of a scan or none; no choice of what is cheap to keep. Layers that are unrolled in the program have no scan
-to find, and are refused.
+Weak: of each scan all residuals or none; no choice of what is cheap to keep. Layers that are unrolled in the program have no
+scan to find, and are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,10 +31,11 @@ from shardwise.errors import VariantError
 from shardwise.rewrite.paired import Atom, Number, read_atoms
 
 
-def rematerialised(traced: Traced, like: Traced | None = None) -> Traced:
+def rematerialised(traced: Traced, but: Collection[int] = (), like: Traced | None = None) -> Traced:
     """A traced function whose scans compute again what their backward scans need.
 
-    ``like`` is the same function at another size, whose choice of scans is taken over.
+    Of those that can, in their order from 1, the ones in ``but`` are left alone. ``like`` is the same function at another size,
+    whose choice of scans is taken over.
     """
     first, chosen = _choose(_Flat(like.jaxpr if like is not None else traced.jaxpr))
     if not chosen:
@@ -42,9 +43,17 @@ def rematerialised(traced: Traced, like: Traced | None = None) -> Traced:
             f"{traced.name} has no loop whose backward loop reads more than the loop carries: scan over the layers "
             "(jax.lax.scan), or put jax.checkpoint around them"
         )
+    left = [k for number, k in enumerate(chosen, 1) if number not in but]
+    if not left or not set(but) <= set(range(1, len(chosen) + 1)):
+        raise VariantError(f"{traced.name} has {len(chosen)} loops that can compute again: all but {sorted(but)}?")
     flat = _Flat(traced.jaxpr)
-    pairs = [flat.residuals(k, first) for k in chosen]
+    pairs = [flat.residuals(k, first) for k in left]
     return replace(traced, jaxpr=internals.retrace(_Again(flat, pairs).run, traced.jaxpr))
+
+
+def rematerialisable(traced: Traced) -> int:
+    """How many scans could compute again what their backward scans need."""
+    return len(_choose(_Flat(traced.jaxpr))[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 ``"auto"`` leaves the choice to the search. Every variant is a program of its own, with its own analysis, and is searched for a
 little, with more and more micro-batches, with and without rematerialisation, until some fit and more parts do not make it
-faster; the best is then searched for longer. What a variant costs (computing again, gathering parameters once for every
-part) is the cost model's to tell.
+faster; then with one scan after another left as it is, as far as that fits and is faster. The best is searched for longer. What
+a variant costs (computing again, gathering parameters once for every part) is the cost model's to tell.
 
 Weak: a number of parts that pays only with more than twice the next smaller one is not found.
 """
@@ -105,7 +105,7 @@ def trace_variant(
 ) -> Traced:
     """Traces a variant of a function; of the function itself where the variant changes nothing."""
     plain = trace(fn, args, kwargs, options)
-    traced = rematerialised(plain) if variant.remat else plain
+    traced = rematerialised(plain, variant.but) if variant.remat else plain
     if variant.microbatches == 1:
         return traced
     count = variant.microbatches
@@ -120,7 +120,7 @@ def trace_variant(
 
     try:
         part = trace(fn, args, kwargs, options, cut)
-        part = rematerialised(part, like=plain) if variant.remat else part
+        part = rematerialised(part, variant.but, like=plain) if variant.remat else part
         return microbatched(traced, part, dict.fromkeys(variant.batch, 0), count)
     except (CaptureError, VariantError) as error:
         raise VariantError(f"{traced.name} cannot be computed in {count} micro-batches: {error}") from None

@@ -324,6 +324,18 @@ def bind(equation: Any, arrays: Sequence[Any], changed: Mapping[str, Any] | None
     return list(results) if equation.primitive.multiple_results else [results]
 
 
+#: Primitives that are lowered only where their devices are.
+_OF_DEVICES: Final = frozenset({"pallas_call", "pure_callback", "io_callback"})
+
+
+def stand_in(equation: Any, arrays: Sequence[Any]) -> list[Any] | None:
+    """Results of the types of a kernel's, of a call that can be lowered anywhere and run nowhere; None for what needs none."""
+    if equation.primitive.name not in _OF_DEVICES:
+        return None
+    shapes = [plain_shape(v.aval) for v in equation.outvars]
+    return list(jax.ffi.ffi_call("shardwise.stand_in", shapes)(*arrays)) if shapes else []
+
+
 @contextlib.contextmanager
 def standing_at(equation: Any) -> Iterator[None]:
     """What is traced here has the source line of an equation, and stands under its names."""

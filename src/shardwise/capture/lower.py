@@ -203,7 +203,7 @@ class Builder:
         found = find_rule(call, internals.kernel_name(equation), internals.stated_rule(equation))
         flops, unit = count_flops(call, found.rule)
         if found.opaque:
-            flops, unit = internals.kernel_flops(equation), Unit.MATRIX
+            flops, unit = internals.kernel_flops(equation), Unit.KERNEL
         if key is not None:
             self._rules[key] = found, flops, unit
         return found, flops, unit

@@ -44,5 +44,6 @@ def _explain(arguments: argparse.Namespace) -> str:
         **asdict(array),
         "collectives": [asdict(c) for c in made.collectives if c.value == arguments.path],
         "notes": [note for note in made.notes if note.startswith(f"{arguments.path}[")],
+        "explained": text.splitlines(),
     }
     return json.dumps(data, indent=2) + "\n"

@@ -377,7 +377,11 @@ def pass_s(lowered: Lowered, work: Pass, profile: Profile) -> float:
         for number in work.products:
             seconds += sizes.product_s(number, operands / len(work.products), work.alone, profile)
         moved = max(0.0, moved - operands - results)
-    seconds += stream_s(moved, elements, sum([own.flops for own in others]), profile)
+    vector = sum([own.flops for own in others if not own.dtype])
+    own_s = sum(
+        [own.flops / (profile.matrix_rate(own.dtype) * profile.matrix_efficiency) for own in others if own.dtype]
+    )
+    seconds += max(stream_s(moved, elements, vector, profile), own_s)
     for edge in {e.value: e for e in work.inner if sizes.waits(e)}.values():
         seconds += sizes.break_s(edge, work.products, profile) + profile.launch_s
     return round(seconds * 1e12) / 1e12
@@ -435,12 +439,14 @@ def _waste(sizes: tuple[int, ...], tile: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Local:
-    """Elements of each operand and result that an op touches on one device, of the largest, and its FLOPs."""
+    """Elements of each operand and result that an op touches on one device, of the largest, and its FLOPs; ``dtype`` where
+    these are a kernel's own."""
 
     elements: tuple[float, ...]
     largest: float
     flops: float
     product: Product | None
+    dtype: str = ""
 
 
 class _Sizes:
@@ -468,7 +474,9 @@ class _Sizes:
         whole = [self.program.values[values[n]].elements if values[n] >= 0 else 1 for n in numbers]
         elements = [size / way.parts[n] if values[n] >= 0 else 1.0 for n, size in zip(numbers, whole, strict=True)]
         product = self._product(node, way) if node.unit is Unit.MATRIX else None
-        return _Local(tuple(elements), max(elements, default=0.0), node.flops / way.devices, product)
+        used = [self.program.values[v] for v in values if v >= 0]
+        kernel = max(used, key=lambda v: v.itemsize).dtype if node.unit is Unit.KERNEL and used else ""
+        return _Local(tuple(elements), max(elements, default=0.0), node.flops / way.devices, product, kernel)
 
     def elements(self, op: int, number: int) -> float:
         """Elements of one operand or result that an op touches."""

@@ -15,7 +15,7 @@ from shardwise.cost.sharding import Axes, Collective, Kind
 from shardwise.hardware.collectives import AlphaBeta, collective
 from shardwise.hardware.layout import Placement, ideal
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.ir.program import Unit
+from shardwise.ir.program import HEAVY, Unit
 
 #: Collectives along several dimensions, and how many times as long as a plain copy of the larger side the copies take that
 #: XLA puts before or after them (libtpu's cycles, benchmarks/fidelity).
@@ -86,7 +86,7 @@ class HardwareCost:
         return total
 
     def compute_s(self, flops: float, nbytes: float, unit: Unit, dtype: str) -> float:
-        if unit is Unit.MATRIX:
+        if unit in HEAVY:
             if dtype not in self._matrix:
                 self._matrix[dtype] = self.profile.matrix_rate(dtype) * self.profile.matrix_efficiency
             rate = self._matrix[dtype]

@@ -13,7 +13,7 @@ from shardwise.cost.memory import BLOCK, Allocation
 from shardwise.cost.model import Cost, CostModel, Figures, Term, TermKind, memory_curve
 from shardwise.cost.sharding import Kind
 from shardwise.errors import PlanError
-from shardwise.ir.program import Unit
+from shardwise.ir.program import HEAVY
 
 #: How many of the tensors alive at the peak are kept by name.
 _NAMED: Final = 20
@@ -217,7 +217,7 @@ def _least_s(model: CostModel) -> float:
     program, profile = model.structure.program, model.cost.profile
     seconds = 0.0
     for op in program.ops:
-        if op.unit is Unit.MATRIX:
+        if op.unit in HEAVY and op.flops:
             used = [program.values[v] for v in op.operands if v >= 0]
             rate = profile.matrix_rate(max(used, key=lambda value: value.itemsize).dtype)
             seconds += op.flops * float(program.runs[op.region]) / rate

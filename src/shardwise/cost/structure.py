@@ -9,7 +9,7 @@ from typing import Any, Final
 from shardwise.cost.faults import PAD
 from shardwise.cost.storage import VIEWS, Clashes
 from shardwise.dims.analysis import Analysis
-from shardwise.ir.program import Op, Origin, Program, Unit
+from shardwise.ir.program import HEAVY, Op, Origin, Program, Unit
 
 #: Ops that are linear in each of these operands when the others are whole (None: in every operand at once).
 LINEAR: Final[dict[str, tuple[int, ...] | None]] = {
@@ -137,7 +137,7 @@ def _early(program: Program) -> tuple[bool, ...]:
 def _late(program: Program) -> tuple[bool, ...]:
     """Values on which no product and no loop rests before their region ends, such as gradients."""
     late = [True] * len(program.values)
-    waited = [op.unit is Unit.MATRIX or ("." in op.kind and not op.kind.endswith(".output")) for op in program.ops]
+    waited = [op.unit in HEAVY or ("." in op.kind and not op.kind.endswith(".output")) for op in program.ops]
     links = {k for op in program.ops for k in op.links}
     for op in (*(program.ops[k] for k in sorted(links)), *reversed(program.schedule)):
         ends = op.id in links or op.kind == "output"

@@ -14,7 +14,7 @@ from shardwise.dims.groups import GroupTable, find_groups
 from shardwise.dims.names import Names, build_names
 from shardwise.dims.why import Chain, find_chain
 from shardwise.ir.collector import collector_paused
-from shardwise.ir.program import Op, Origin, Program, Unit
+from shardwise.ir.program import HEAVY, Op, Origin, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Analysis:
         loop = np.zeros(count, dtype=bool)
         loop[names.color[names.trip]] = True
         border = np.array([op.kind in ("argument", "output", "constant") for op in program.ops], dtype=bool)
-        product = np.array([op.unit is Unit.MATRIX for op in program.ops], dtype=bool)
+        product = np.array([op.unit in HEAVY for op in program.ops], dtype=bool)
         inner, multiplied = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
         inner[names.color[names.splittable & ~border[names.node_op]]] = True
         multiplied[names.color[names.splittable & product[names.node_op]]] = True

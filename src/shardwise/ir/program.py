@@ -14,7 +14,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -39,6 +39,11 @@ class Unit(enum.Enum):
     NONE = "none"
     VECTOR = "vector"
     MATRIX = "matrix"
+    KERNEL = "kernel"  # somebody's own: FLOPs are as it says, at the rate of products
+
+
+#: Ops that may do most of the arithmetic.
+HEAVY: Final = (Unit.MATRIX, Unit.KERNEL)
 
 
 @dataclass(frozen=True, slots=True)

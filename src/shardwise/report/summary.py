@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from shardwise.report.page import Page, table
 from shardwise.report.units import binary, plural, seconds, si
+from shardwise.search.result import Ended
 
 if TYPE_CHECKING:
     from shardwise.plans.plan import Plan
@@ -29,7 +30,9 @@ def summary_text(plan: Plan, width: int = 80) -> str:
     for what, axes in sharded.items():
         numbers = [k for k, words in enumerate(plan.decisions, 1) if words.startswith(f"{what} over ")]
         rows.add_row("·".join(axes), f"{what} [{', '.join(map(str, numbers))}]")
-    page.print(rows if sharded else "nothing is sharded: nothing that can be cut for this mesh is worth it")
+    short = plan.search is not None and plan.search.ended in (Ended.SECONDS, Ended.EVALUATIONS, Ended.INTERRUPTED)
+    nothing = "nothing is sharded" if short else "nothing is sharded: nothing that can be cut for this mesh is worth it"
+    page.print(rows if sharded else nothing)
     for words in rest:
         page.print(f"{words}")
     share = min(1.0, p.peak_bytes / p.usable_bytes)
@@ -74,7 +77,8 @@ def _usual(plan: Plan) -> str:
     first = f"Best of {plural(len(plan.experts), 'usual strategy', 'usual strategies')}: {best.name}, {seconds(best.time_s)}"
     if not best.fits:
         return f"{first} a step; does not fit with {binary(best.peak_bytes)}"
-    compared = f"{best.time_s / own.time_s:.2f} times as long" if best.time_s > own.time_s else "the same"
+    ratio = best.time_s / own.time_s
+    compared = "the same" if abs(ratio - 1) < 0.005 else f"{ratio:.2f} times as long"
     return f"{first} a step, {compared}; {binary(best.peak_bytes)}"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -138,10 +139,29 @@ class PlannedFunction:
         self._fn, self._options = fn, options
         self._static = static_split(fn, options)
         self._known: dict[Any, _Call] = {}
+        self._roots = list(dict.fromkeys(a.path.partition("/")[0] for a in plan.arguments))
         functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.call(Flat.of(args, kwargs, self._static))
+        return self.call(self._flat(args, kwargs))
+
+    def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
+        """Keyword arguments stand where the plan has them: by position, if it was made so."""
+        if kwargs:
+            names = list(inspect.signature(self._fn).parameters)
+            count = len(args)
+            while count < len(names) and names[count] in kwargs:
+                count += 1
+            moved = {name: kwargs[name] for name in names[len(args) : count]}
+            if moved and self._ordered(names[: len(args)], kwargs) != self._roots:
+                rest = {name: value for name, value in kwargs.items() if name not in moved}
+                if self._ordered(names[:count], rest) == self._roots:
+                    args, kwargs = (*args, *moved.values()), rest
+        return Flat.of(args, kwargs, self._static)
+
+    def _ordered(self, positional: Sequence[str], named: Collection[str]) -> list[str]:
+        """The plan's arguments in the order in which a call has them."""
+        return [name for name in (*positional, *sorted(named)) if name in self._roots]
 
     def call(self, flat: Flat) -> Any:
         """The same for arguments that are flat already."""
@@ -150,13 +170,13 @@ class PlannedFunction:
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         """The same without ``jax.jit``: constraints only, for use inside another jitted function."""
-        flat = Flat.of(args, kwargs, self._static)
+        flat = self._flat(args, kwargs)
         known = self._find(flat)
         return known.outputs.unflatten(known.run(*flat.leaves))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """``jax.jit``'s ``lower``, on the flat function."""
-        flat = Flat.of(args, kwargs, self._static)
+        flat = self._flat(args, kwargs)
         return self._find(flat).jitted.lower(*flat.leaves)
 
     def _find(self, flat: Flat) -> _Call:
@@ -229,8 +249,6 @@ def _shape(leaf: Any) -> Any:
 
 def static_split(fn: Callable[..., Any], options: JitOptions) -> frozenset[int | str]:
     """Positions and names of static arguments, as far as they can be told without a call."""
-    import inspect
-
     if not options.static_argnums and not options.static_argnames:
         return frozenset()
     names = list(inspect.signature(fn).parameters)

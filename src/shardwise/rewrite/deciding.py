@@ -19,6 +19,7 @@ from shardwise.hardware.layout import Placement, ideal, place, placements
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.hardware.topology import topology as topology_of
+from shardwise.ir.program import Program
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade
 from shardwise.rewrite.variants import Wanted
 from shardwise.search.auto import SETTLED, Journal, Options, Purse, Searcher
@@ -99,11 +100,25 @@ def decide(context: Context, tactics: Sequence[Tactic], first: Sequence[Decision
 def decide_asked(analysis: Analysis, asked: Asked) -> tuple[Decided, SearchLog | None]:
     """What a person asked for, decided; and how it was searched for, where it was."""
     placed, open_ = _placed(asked)
+    _check_manual_axes(analysis.program, {name for p in placed for name in p.mesh.names})
     if open_:
         return _raced(analysis, asked, placed)
     journal = Journal(asked.search, Purse(asked.search.budget()))
     made = _Tactics(analysis, placed[0], asked, journal).run(asked.search.budget(), compare=False)
     return made, _log(journal, made, made.ended, ()) if made.ended else None
+
+
+def _check_manual_axes(program: Program, names: set[str]) -> None:
+    """A ``shard_map`` keeps its own mesh axes, which must be there."""
+    for op in program.ops:
+        specs = (*op.attribute("in_specs", ()), *op.attribute("out_specs", ()))
+        wanted = {axis for spec in specs for axes in spec for axis in axes or ()} - names
+        if wanted:
+            listed, had = ", ".join(sorted(wanted)), ", ".join(sorted(names))
+            raise MeshError(
+                f"the shard_map at {program.source_of(op)} runs over the mesh axes {listed}, and the mesh of the plan has "
+                f"{had}: name them alike, as in mesh={{{sorted(wanted)[0]!r}: 4}}"
+            )
 
 
 def least_peak(analysis: Analysis, asked: Asked) -> tuple[int, int]:
@@ -261,5 +276,6 @@ def _tried(raced: Race[Decided], placed: Sequence[Placement]) -> Iterator[MeshTr
         yield MeshTried(placed[k].mesh, made.total.time_s, made.total.peak_bytes, made.fits)
     for k, where in enumerate(placed):
         if k not in raced.outcomes:
-            why = str(raced.failed.get(k, "the budget was spent before it was searched"))
+            spent = "it was interrupted" if raced.interrupted else "the budget was spent"
+            why = str(raced.failed.get(k, f"{spent} before it was searched"))
             yield MeshTried(where.mesh, why=why)

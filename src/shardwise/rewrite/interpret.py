@@ -32,6 +32,10 @@ class Visitor(Protocol):
         """A context manager that an op is bound in."""
         ...
 
+    def bind(self, equation: Any, arrays: Sequence[Any]) -> list[Any]:
+        """The results of an equation that is no loop, branch or call."""
+        ...
+
 
 class Interpreter:
     """One program's jaxpr, to be run under a visitor."""
@@ -101,7 +105,7 @@ class Interpreter:
                 else results
             )
         if not ops:
-            return internals.bind(equation, arrays)
+            return self.visitor.bind(equation, arrays)
         (op,) = ops
         if op.attribute("spec") is not None and equation.primitive.name == "sharding_constraint":
             return [self.visitor.defined(op.results[0], arrays[0])]  # the plan states it, on its own mesh
@@ -112,7 +116,7 @@ class Interpreter:
         with self.visitor.around(op):
             if equation.primitive.name == "dynamic_slice":
                 arrays = _clamped(arrays, equation.params["slice_sizes"])
-            results = internals.bind(equation, arrays)
+            results = self.visitor.bind(equation, arrays)
         results = [self.visitor.computed(op, k, r) for k, r in enumerate(results)]
         return [self.visitor.defined(v, r) for v, r in zip(op.results, results, strict=True)]
 

@@ -2,7 +2,8 @@
 
 The function is lowered for an abstract mesh (no devices), each op in a name scope of its own, Shardy's propagation runs on the
 StableHLO, and the shardings are read back by scope. It is lowered once for all questions, with a mark at every place where a
-constraint may be stated.
+constraint may be stated. Kernels and callbacks, which only their own devices can lower, have something in their place that
+Shardy knows as little of.
 """
 
 from __future__ import annotations
@@ -74,6 +75,9 @@ class Constrain:
     def around(self, op: Op) -> Any:
         return contextlib.nullcontext()
 
+    def bind(self, equation: Any, arrays: Sequence[Any]) -> list[Any]:
+        return internals.bind(equation, arrays)
+
 
 class _Mark:
     """The visitor that marks all stored values that have dimensions, and some other places, each with a number, and binds every
@@ -100,6 +104,10 @@ class _Mark:
 
     def around(self, op: Op) -> Any:
         return jax.named_scope(f"{_SCOPE}{op.id}")
+
+    def bind(self, equation: Any, arrays: Sequence[Any]) -> list[Any]:
+        results = internals.stand_in(equation, arrays)
+        return internals.bind(equation, arrays) if results is None else results
 
 
 class Propagation:

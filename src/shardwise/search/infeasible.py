@@ -37,7 +37,7 @@ from shardwise.errors import HardwareError, MeshError, ShardwiseError
 from shardwise.hardware.layout import Placement, ideal, place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
-from shardwise.ir.program import Unit
+from shardwise.ir.program import HEAVY
 from shardwise.search.bounds import Bound, finest, peak_bound
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
@@ -330,7 +330,7 @@ def with_small_moments(analysis: Analysis) -> Analysis | None:
     """
     program, colors = analysis.program, Structure.of(analysis).colors
     made = {op.results[0]: op.operands[0] for op in program.ops if op.kind == "output"}
-    users = [op for op in program.ops if op.unit is Unit.MATRIX or op.kind == "gather"]
+    users = [op for op in program.ops if op.unit in HEAVY or op.kind == "gather"]
     looked_at = {v for op in users for v in op.operands}
     outputs: dict[object, list[int]] = {}
     for out in program.outputs:

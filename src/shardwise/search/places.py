@@ -19,7 +19,7 @@ from typing import Final
 
 from shardwise.cost.storage import views
 from shardwise.dims.analysis import Analysis
-from shardwise.ir.program import Op, Unit, Value
+from shardwise.ir.program import HEAVY, Op, Value
 from shardwise.ir.rule import Kind
 
 #: A dimension of an argument: (path, dimension).
@@ -52,7 +52,7 @@ def find_places(analysis: Analysis, batch: Sequence[Value], params: Sequence[Val
             continue
         own = _Op(analysis, op)
         weighty = [t for t, v in enumerate(op.operands) if v in weights]
-        if op.unit is Unit.MATRIX and weighty:
+        if op.unit in HEAVY and weighty:
             colors = set().union(*(own.operand(t) for t in weighty))
             held |= colors
             if op.kind in _PRODUCTS:

@@ -27,7 +27,7 @@ from shardwise.cost.small import small_together
 from shardwise.cost.storage import VIEWS
 from shardwise.cost.structure import Structure
 from shardwise.dims.analysis import Analysis, Group
-from shardwise.ir.program import Unit
+from shardwise.ir.program import HEAVY
 from shardwise.search.front import Front
 
 #: Ways to resolve the conflicts of one group that are tried; with more bits than two, all alike or one different.
@@ -170,7 +170,7 @@ def kept_together(analysis: Analysis) -> tuple[tuple[int, ...], ...]:
     which a training step calls its parameters; then the others, the parameters of a step that does not train.
     """
     program = analysis.program
-    looked = {v for op in program.ops if op.unit is Unit.MATRIX or op.kind == "gather" for v in op.operands}
+    looked = {v for op in program.ops if op.unit in HEAVY or op.kind == "gather" for v in op.operands}
     for op in reversed(program.schedule):
         if op.kind in VIEWS and not looked.isdisjoint(op.results):
             looked.add(op.operands[0])

@@ -17,7 +17,7 @@ from shardwise.cost.sharding import Kind as Move
 from shardwise.cost.storage import views
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
-from shardwise.ir.program import Op, Program, Unit, Value
+from shardwise.ir.program import HEAVY, Op, Program, Value
 from shardwise.ir.rule import Kind
 from shardwise.search.auto import Searcher
 from shardwise.tactics.tactic import Context, PathDim, shard_groups
@@ -421,7 +421,7 @@ def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
         color = names.color[names.first_node[op.id] : names.first_node[op.id + 1]].tolist()
         kinds = dict(zip(color, (f.kind for f in op.rule.factors), strict=True))
         looked_up |= {c for c, kind in kinds.items() if kind is Kind.INDEXED}
-        with_weight = [t for t, v in enumerate(op.operands) if v in weights] if op.unit is Unit.MATRIX else []
+        with_weight = [t for t, v in enumerate(op.operands) if v in weights] if op.unit in HEAVY else []
         held = {color[f] for t in with_weight for dim in op.rule.operands[t] for f in dim}
         contracted |= {c for c in held if kinds[c] is Kind.REDUCTION}
         made |= {c for c in held if kinds[c] is not Kind.REDUCTION}
@@ -434,9 +434,9 @@ def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
             if apart and _maker(program, other).kind != "broadcast_in_dim":
                 streams |= {color[f] for dim in op.rule.results[0] for f in dim}
         came = frozenset({op.id}) if with_weight else frozenset().union(*(roots.get(v, frozenset()) for v in inputs))
-        if with_weight or op.unit is not Unit.MATRIX:
+        if with_weight or op.unit not in HEAVY:
             roots.update((v, came) for v in op.results)
-        if with_weight or (len(others) == 1 and summands and op.unit is not Unit.MATRIX):
+        if with_weight or (len(others) == 1 and summands and op.unit not in HEAVY):
             products.update(op.results)
         elif not others and op.kind not in ("argument", "output"):
             given.update(op.results)

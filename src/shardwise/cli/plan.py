@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shardwise.cli import completers, options
-from shardwise.errors import InfeasibleError, PlanError, ShardwiseError
+from shardwise.cli.answer import Answer
+from shardwise.errors import InfeasibleError, PlanError, ShardwiseError, VariantError
+
+if TYPE_CHECKING:
+    from shardwise.plans.plan import Plan
 
 #: Arguments of ``shardwise.plan`` that its errors name, as options.
 _TYPED: Final = {
@@ -19,8 +23,10 @@ _TYPED: Final = {
     "microbatches='auto'": "--microbatches auto",
     "microbatches=": "--microbatches ",
     "topology='h100:8'": "--topology h100:8",
+    "plan(..., roles={'batch': 'path'})": "--batch PATH",
 }
 _REMAT: Final = {"yes": True, "no": None, "auto": "auto"}
+_INTERRUPTED: Final = 130
 _METHODS: Final = ("mcts", "beam", "greedy", "random", "exhaustive", "ilp")
 
 
@@ -67,7 +73,7 @@ def add_command(commands: Any) -> None:
     plan.set_defaults(run=_plan)
 
 
-def _plan(arguments: argparse.Namespace) -> str:
+def _plan(arguments: argparse.Namespace) -> str | Answer:
     from shardwise.cli.targets import load_target, without_devices
     from shardwise.files import check_writable
 
@@ -80,6 +86,7 @@ def _plan(arguments: argparse.Namespace) -> str:
             check_writable(file, PlanError)
     from shardwise.report.progress import ProgressLine
     from shardwise.rewrite.planning import plan
+    from shardwise.search.result import Ended
 
     target = load_target(arguments.target)
     roles = options.roles(arguments, target.roles)
@@ -107,20 +114,24 @@ def _plan(arguments: argparse.Namespace) -> str:
                 **donate,
                 **target.kwargs,
             )
-    except InfeasibleError as error:
-        raise InfeasibleError(_as_options(str(error))) from None
+    except (InfeasibleError, VariantError) as error:
+        raise type(error)(_as_options(str(error))) from None
     if arguments.output is not None:
         made.save(arguments.output)
     if arguments.report is not None:
         made.report(arguments.report)
-    if arguments.json:
-        return made.to_json()
+    text = made.to_json() if arguments.json else _text(arguments, made)
+    short = made.search is not None and made.search.ended is Ended.INTERRUPTED
+    return Answer(text, _INTERRUPTED) if short else text
+
+
+def _text(arguments: argparse.Namespace, made: Plan) -> str:
     from shardwise.report.plan_text import plan_text
 
     width = options.terminal_width()
     text = plan_text(made, width) if arguments.all else made.summary(width)
     if arguments.topology is None:
-        text += "\nNo --topology was given: TPU v5e chips were taken, with a row of links for every axis.\n"
+        text += "\nNo --topology was given: this is for TPU v5e chips, a row of links an axis.\n"
     if arguments.report is not None:
         text += f"\nDrawn in {arguments.report}\n"
     return text + _next(arguments)

@@ -135,7 +135,8 @@ class Plan:
                 return array.spec
         import difflib
 
-        near = difflib.get_close_matches(path, [a.path for a in (*self.arguments, *self.outputs)], n=3, cutoff=0.4)
+        paths = [a.path for a in (*self.arguments, *self.outputs)]
+        near = [p for p in paths if p.endswith(f"/{path}")][:3] or difflib.get_close_matches(path, paths, n=3, cutoff=0.4)
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         raise PlanError(f"the plan has no argument or output {path!r}{hint}")
 

@@ -136,7 +136,9 @@ class Plan:
         import difflib
 
         paths = [a.path for a in (*self.arguments, *self.outputs)]
-        near = [p for p in paths if p.endswith(f"/{path}")][:3] or difflib.get_close_matches(path, paths, n=3, cutoff=0.4)
+        near = [p for p in paths if p.endswith(f"/{path}")][:3] or difflib.get_close_matches(
+            path, paths, n=3, cutoff=0.4
+        )
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         raise PlanError(f"the plan has no argument or output {path!r}{hint}")
 

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import io_callback
-from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec
 
 import shardwise
@@ -43,6 +42,8 @@ def added(x: jax.Array) -> jax.Array:
 
 
 def kernel(x: jax.Array) -> jax.Array:
+    from jax.experimental import pallas as pl  # brings primitives that tests/rules would look for, had it come earlier
+
     def double(source: Any, target: Any) -> None:
         target[...] = 2 * source[...]
 

@@ -64,11 +64,14 @@ def loaded_plan(file: str | Path, target: str | None) -> Plan:
     from shardwise.plans.load import load_plan
 
     made = load_plan(file)
-    if target is None:
-        return made
+    return made if target is None else bound(made, target)
+
+
+def bound(plan: Plan, target: str) -> Plan:
+    """A saved plan with the target that it is one of."""
     without_devices()
     own = load_target(target)
-    return made.bind(own.fn, *own.args, roles=own.roles, **own.kwargs)
+    return plan.bind(own.fn, *own.args, roles=own.roles, **own.kwargs)
 
 
 def _zoo(text: str) -> Target:

@@ -41,7 +41,7 @@ def add_command(commands: Any) -> None:
 
 
 def _what_if(arguments: argparse.Namespace) -> str:
-    from shardwise.cli.targets import load_target, without_devices
+    from shardwise.cli.targets import bound, without_devices
     from shardwise.plans.load import load_plan
 
     made = load_plan(arguments.plan)
@@ -54,10 +54,8 @@ def _what_if(arguments: argparse.Namespace) -> str:
     from shardwise.report.what_if_text import what_if_text
 
     changes = [*map(_shard, arguments.shard), *map(_keep, arguments.keep)]
-    target = load_target(arguments.target)
-    bound = made.bind(target.fn, *target.args, roles=target.roles, **target.kwargs)
     without = [int(text) if text.isdigit() else text for text in arguments.without]
-    found = bound.what_if(*changes, without=without, topology=arguments.topology)
+    found = bound(made, arguments.target).what_if(*changes, without=without, topology=arguments.topology)
     if arguments.json:
         return json.dumps(found.to_json(), indent=2) + "\n"
     return what_if_text(found, options.terminal_width())

@@ -37,6 +37,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
+from shardwise.cost.structure import SCATTERS, SUMS
 from shardwise.ir.program import Op, Program, Unit
 from shardwise.rules.elementwise import ELEMENTWISE, PASSING
 
@@ -134,7 +135,7 @@ def _find_updates(program: Program, roles: list[Role], library: bool) -> None:
         own = users.get(op.results[0], [])
         if updates.elements * indices.shape[-1] == indices.elements and not library:
             roles[op.id] = Role.CHEAP
-        elif op.kind in ("scatter-add", "scatter_add") and len(own) == 1 and own[0].kind in ("add", "add_any"):
+        elif op.kind in SCATTERS and len(own) == 1 and own[0].kind in SUMS:
             roles[op.id], roles[own[0].id] = Role.CHEAP, Role.UPDATE
 
 

@@ -27,7 +27,7 @@ LINEAR: Final[dict[str, tuple[int, ...] | None]] = {
     "reduce_sum": (0,),
 }
 SUMS: Final = frozenset({"add", "add_any"})
-_SCATTERS: Final = frozenset({"scatter-add", "scatter_add"})
+SCATTERS: Final = frozenset({"scatter-add", "scatter_add"})
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _scattered(program: Program) -> tuple[bool, ...]:
     found = [False] * len(program.values)
     for op in program.schedule:
         added = op.kind in SUMS and any(found[v] for v in op.operands if v >= 0)
-        for v in op.results if added or op.kind in _SCATTERS else ():
+        for v in op.results if added or op.kind in SCATTERS else ():
             found[v] = True
     return tuple(found)
 

@@ -139,6 +139,7 @@ class PlannedFunction:
         self._fn, self._options = fn, options
         self._static = static_split(fn, options)
         self._known: dict[Any, _Call] = {}
+        self._names = _parameters(fn)
         self._roots = list(dict.fromkeys(a.path.partition("/")[0] for a in plan.arguments))
         functools.update_wrapper(self, fn)
 
@@ -148,8 +149,7 @@ class PlannedFunction:
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         """Keyword arguments stand where the plan has them: by position, if it was made so."""
         if kwargs:
-            names = list(inspect.signature(self._fn).parameters)
-            count = len(args)
+            names, count = self._names, len(args)
             while count < len(names) and names[count] in kwargs:
                 count += 1
             moved = {name: kwargs[name] for name in names[len(args) : count]}
@@ -186,6 +186,14 @@ class PlannedFunction:
             known.applied(flat.leaves)
             self._known[flat.tree, flat.static] = known
         return known
+
+
+def _parameters(fn: Callable[..., Any]) -> list[str]:
+    """The names of a function's parameters; none of one that does not tell."""
+    try:
+        return list(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):
+        return []
 
 
 class Flat(NamedTuple):

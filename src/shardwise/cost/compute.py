@@ -41,7 +41,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shardwise.cost.clusters import Clusters, Role, viewed
 from shardwise.cost.lowering import Lowered
@@ -50,6 +50,9 @@ from shardwise.cost.ways import Way
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import Profile
 from shardwise.ir.program import Op, Program, Unit, Value
+
+if TYPE_CHECKING:
+    from shardwise.cost.facets import Sight
 
 #: Ops that touch no more of their first operand than they give.
 _READ_PARTS: Final = frozenset({"scan.input", "slice", "dynamic_slice", "gather", "split"})
@@ -362,7 +365,7 @@ def _touched(op: Op, number: int) -> int:
 
 def pass_s(lowered: Lowered, work: Pass, profile: Profile) -> float:
     """Seconds of one execution, in whole picoseconds."""
-    sizes = _Sizes(lowered)
+    sizes = Sizes(lowered)
     if work.returned is not None:
         return sizes.copy_s(work.returned, profile)
     local = sizes.local
@@ -449,12 +452,12 @@ class _Local:
     dtype: str = ""
 
 
-class _Sizes:
+class Sizes:
     """Sizes on one device, from the axes that an op's factors were given."""
 
-    def __init__(self, lowered: Lowered):
+    def __init__(self, lowered: Lowered | Sight):
         self.lowered, self.program = lowered, lowered.program
-        self.mesh = lowered.state.mesh
+        self.mesh = lowered.mesh
         self._locals: dict[int, _Local] = {}
 
     def local(self, op: int) -> _Local:
@@ -519,7 +522,7 @@ class _Sizes:
         out, out_bytes = self.elements(op, place), self.result_bytes(op)
         nbytes = max(read, sum(operands)) + out_bytes
         seconds = adding = 0.0
-        pieces, gathered, deep = self._gathered(op, alone)
+        pieces, gathered, deep = self.gathered(op, alone)
         if 0 < profile.matrix_window < pieces:
             steps = pieces / profile.matrix_window
             seconds += (steps - 1) * profile.launch_s
@@ -528,7 +531,7 @@ class _Sizes:
                 nbytes -= out_bytes
             else:
                 nbytes += (steps - 1) * operands[1 - gathered]
-        pieces, again = self._scattered(op)
+        pieces, again = self.scattered(op)
         if 0 < profile.matrix_window < pieces:
             steps = pieces / profile.matrix_window
             seconds += 2 * (steps - 1) * profile.launch_s + stream_s(3 * out_bytes, out, 0.0, profile)
@@ -537,7 +540,7 @@ class _Sizes:
         assert product is not None
         return seconds + max(product_s(product, nbytes, profile), adding)
 
-    def _gathered(self, op: int, alone: frozenset[tuple[int, int]]) -> tuple[int, int, bool]:
+    def gathered(self, op: int, alone: frozenset[tuple[int, int]]) -> tuple[int, int, bool]:
         """In how many pieces an operand of a product comes, which it is, and whether they lie along its depth."""
         node = self.program.ops[op]
         rule, given = node.rule, self.lowered.computes[op].assigned
@@ -551,7 +554,7 @@ class _Sizes:
                     found = max(found, (pieces, k, f not in kept))
         return found
 
-    def _scattered(self, op: int) -> tuple[int, int]:
+    def scattered(self, op: int) -> tuple[int, int]:
         """Into how many pieces a product's partial result is scattered, and the operand that each of them needs whole."""
         node = self.program.ops[op]
         rule = node.rule

@@ -7,14 +7,14 @@ Idea. The cost is a sum of local terms (``shardwise.cost.model``), and a term re
 worked out once and counted as often as they occur. A table's row is what its terms cost, in sum, under one way to take the
 decisions that it rests on: three times, and blocks of memory at each point of the program. A state is then
 
-1. a key for every table: the sum of random 64-bit numbers, one for each of the decisions (``_single``) and one for each pair
-   whose order matters (``_pair``), so that what a table does not rest on adds nothing;
+1. a key for every table (``shardwise.cost.keys``): equal for states that agree on what the table rests on;
 2. the rows with these keys, from one hash table;
 3. sums of the rows; the peak is the maximum of the summed curve.
 
 All of it is done for a batch of states in NumPy; there is no loop over ops or over states. A row that is missing is made by
-the specification, from what a table's terms read of the state. A table has two keys: a narrow one that counts only what is
-read where no use is asked what it would like (``Lowered.asked``), and a wide one for the states where some is.
+the specification, from what a table's terms read of the state; once many were met, those of a large batch are put together
+at once (``shardwise.cost.bulk``). A table has two keys: a narrow one that counts only what is read where no use is asked what
+it would like (``Lowered.asked``), and a wide one for the states where some is.
 
 Two keys that differ are taken for equal with a chance of 2**-64 a pair. What limits the speed: adding the curves (a row for
 every table and state), and the making of rows while they are new. Making one looks up, in turn, what was worked out of its
@@ -24,61 +24,33 @@ ops and values under other states, and what its terms cost where these came out 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 
+from shardwise.cost.bulk import Bulk
 from shardwise.cost.decisions import Decision, Keep, Shard, State
+from shardwise.cost.index import Array, Index
+from shardwise.cost.keys import Action, Keys, Mask
 from shardwise.cost.locality import Locality, Place, Space
 from shardwise.cost.lowering import Known, Lowered
 from shardwise.cost.memory import BLOCK
-from shardwise.cost.model import Cost, CostModel, Figures, Term
+from shardwise.cost.model import Cost, CostModel, Term
 from shardwise.cost.remembering import Group, Memory, Places, Remembering
-from shardwise.cost.rows import WIDE, Array, Rows
+from shardwise.cost.rows import Class, Part, Rows
 from shardwise.cost.ways import Ways
 
+#: New states in a batch, and in all, from which on they are worked out at once: this is dear to set up.
+MANY: Final = 64
+ENOUGH: Final = 1024
+#: Stands for a row that must be looked up under the wide key.
+WIDE: Final = 0
 _SEED: Final = 20250815
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One decision, and the atoms that it takes. ``slot`` numbers pairs of a unit and an axis; -1 for a keep."""
-
-    decision: Decision
-    unit: int
-    axis: int
-    slot: int
-    atoms: tuple[tuple[int, int], ...]  # (atom, what is said of it)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What the terms of a class cost, in sum: the times, and at which points so many blocks are taken or given back."""
-
-    times_ps: tuple[int, int, int]
-    changes: tuple[tuple[Array, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Class:
-    """Terms that are alike under every state: one of them, how many there are, for each of its points those of all of them;
-    which of what its table reads it reads itself, and what it costs where this has come out so and so."""
-
-    term: Term
-    count: int
-    points: dict[int, Array]
-    read: Callable[[tuple[Any, ...]], Hashable]
-    known: dict[Hashable, _Part] = field(default_factory=dict)
-
-    def part(self, figures: Figures) -> _Part:
-        count, points = self.count, self.points
-        times = count * figures.compute_ps, count * figures.comm_ps, count * figures.hidden_ps
-        ends = [((points[a.first], a.blocks), (points[a.last] + 1, -a.blocks)) for a in figures.allocations]
-        return _Part(times, tuple([change for both in ends for change in both]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +58,7 @@ class _Table:
     """Terms that rest on the same decisions, what they read, and the rows by how that comes out."""
 
     groups: tuple[Group, ...]
-    classes: tuple[_Class, ...]
+    classes: tuple[Class, ...]
     rows: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
 
@@ -124,10 +96,13 @@ class Evaluator:
         self.actions = tuple(self._action(decision) for decision in actions)
         self._places = Places(self.locality)
         self._tables: list[_Table] = []
-        self._masks = self._classes()
+        masks = self._classes()
+        count = len(self._tables)
+        self._same = np.array(masks[:count]) == np.array(masks[count : 2 * count])
+        self._keys = Keys(space, self.actions, list(map(Mask, masks)), _SEED)
         self._moving = np.array([any(c.term.points for c in table.classes) for table in self._tables])
-        self._rows = Rows(model.life.points)
-        self._numbers()
+        self._index, self._rows = Index(), Rows(model.life.points)
+        self._met = 0  # new states so far
 
     # Building.
 
@@ -179,7 +154,7 @@ class Evaluator:
         for terms, read in zip(classes, reads, strict=True):
             all_points = np.array([t.points for t in terms], np.int64).reshape(len(terms), -1)
             points = {p: all_points[:, n] for n, p in reversed(list(enumerate(terms[0].points)))}
-            made.append(_Class(terms[0], len(terms), points, itemgetter(*[at[item] for item in read])))
+            made.append(Class(terms[0], len(terms), points, itemgetter(*[at[item] for item in read])))
         return _Table(tuple(groups), tuple(made))
 
     def _signed(self, term: Term) -> Place:
@@ -202,32 +177,6 @@ class Evaluator:
         runs = float(program.runs[term.region])
         return Place(narrow, wide, own.number((term.kind, tuple(signs), order, runs, self.model.shape(term))))
 
-    def _numbers(self) -> None:
-        """The random numbers of every action, and of every pair of slots whose order matters, by table."""
-        rng = np.random.default_rng(_SEED)
-        tables, space = len(self._masks), self.space
-        width = 2 * len(space.mesh.sizes)
-
-        def random(count: int) -> Array:
-            return rng.integers(0, 2**64, count, dtype=np.uint64)
-
-        holds = np.array([[mask >> atom & 1 for mask in self._masks] for atom in range(space.atoms)], np.uint64)
-        said = random(space.atoms * width).reshape(space.atoms, width)
-        self._salt = random(tables)
-        self._single = np.zeros((len(self.actions) + 1, tables), np.uint64)  # the last is no action
-        for n, action in enumerate(self.actions):
-            for atom, what in action.atoms:
-                self._single[n] += said[atom, what] * holds[atom]
-        axes = len(space.mesh.sizes)
-        slots = len(space.units) * axes
-        self._slot = np.array([a.slot if a.slot >= 0 else slots for a in self.actions] + [slots])
-        self._pair = np.zeros((slots + 1, slots + 1, tables), np.uint64)
-        for i in range(slots):
-            for j in range(slots):
-                (u, a), (w, b) = divmod(i, axes), divmod(j, axes)
-                if i != j and (u == w or a == b):
-                    self._pair[i, j] = random(1) * holds[u] * holds[w]
-
     # Evaluating.
 
     def evaluate(self, states: Sequence[Sequence[int]]) -> Costs:
@@ -246,32 +195,42 @@ class Evaluator:
         narrow, wide = keys[:, :count], keys[:, count:]
         rows = self._look(narrow, wide)
         missing = np.flatnonzero((rows < 0).any(axis=1))
-        if len(missing):
+        if not len(missing):
+            return rows
+        self._met += len(missing)
+        with _uncollected():
+            if self._met >= ENOUGH and len(missing) >= MANY:
+                rows[missing] = self._fill_many(taken[missing], narrow[missing], wide[missing], rows[missing])
+                return rows
             keys = self._keys(taken[missing], slice(2 * count, None)).tolist()
-            with _uncollected():
-                for state, own in zip(missing.tolist(), keys, strict=True):
-                    again = self._look(narrow[state : state + 1], wide[state : state + 1])[0]
-                    self._fill(taken[state], np.flatnonzero(again < 0), narrow[state], wide[state], own)
-            rows = self._look(narrow, wide)
-        return rows
+            for state, own in zip(missing.tolist(), keys, strict=True):
+                again = self._look(narrow[state : state + 1], wide[state : state + 1])[0]
+                self._fill(taken[state], np.flatnonzero(again < 0), narrow[state], wide[state], own)
+        return self._look(narrow, wide)
 
     def _look(self, narrow: Array, wide: Array) -> Array:
-        rows = self._rows.find(narrow)
+        rows = self._index.find(narrow)
         asked = rows == WIDE
         if asked.any():
-            rows[asked] = self._rows.find(wide[asked])
+            rows[asked] = self._index.find(wide[asked])
         return rows
 
-    def _keys(self, taken: Array, masks: slice) -> Array:
-        """For every state and mask a number that is equal for states that agree on what the mask holds."""
-        single, pair = self._single[:, masks], self._pair[:, :, masks]
-        keys: Array = self._salt[masks] + single[taken[:, 0]]
-        slots = self._slot[taken]
-        for j in range(1, taken.shape[1]):
-            keys += single[taken[:, j]]
-            for i in range(j):
-                keys += pair[slots[:, i], slots[:, j]]
-        return keys
+    @cached_property
+    def _bulk(self) -> Bulk:
+        classes = [table.classes for table in self._tables]
+        return Bulk(self.model, self.locality, self._known, self.actions, classes, self._rows)
+
+    def _fill_many(self, taken: Array, narrow: Array, wide: Array, rows: Array) -> Array:
+        """The rows of states, with those that were missing. Whether a use was asked is not told: narrow keys say that the wide
+        ones are to be looked up, but where both hold the same."""
+        missing = rows < 0
+        found = self._bulk.rows(taken, missing)
+        new = np.unique(narrow[missing & ~self._same])
+        new = new[self._index.find(new) < 0]
+        self._index.put(new, np.full(len(new), WIDE))
+        keys, first = np.unique(np.where(self._same, narrow, wide)[missing], return_index=True)
+        self._index.put(keys, found[missing][first])
+        return np.where(missing, found, rows)
 
     def _fill(self, taken: Array, tables: Array, narrow: Array, wide: Array, keys: list[int]) -> None:
         """Makes the rows of some tables for a state."""
@@ -282,11 +241,11 @@ class Evaluator:
             asked = lowered.asked
             row = self._row(self._tables[table], lowered)
             if lowered.asked == asked:
-                self._rows.put(narrow[table], row)
+                self._index.put_one(narrow[table], row)
                 continue
-            if self._rows.find(narrow[table : table + 1])[0] != WIDE:
-                self._rows.put(narrow[table], WIDE)
-            self._rows.put(wide[table], row)
+            if self._index.find(narrow[table : table + 1])[0] != WIDE:
+                self._index.put_one(narrow[table], WIDE)
+            self._index.put_one(wide[table], row)
         vars(lowered).clear()  # its lazy lists refer to it
 
     def _row(self, table: _Table, lowered: Remembering) -> int:
@@ -302,14 +261,14 @@ class Evaluator:
             row = table.rows[read] = self._rows.add(*self._sum([self._part(c, read, lowered) for c in table.classes]))
         return row
 
-    def _part(self, own: _Class, read: tuple[Any, ...], lowered: Lowered) -> _Part:
+    def _part(self, own: Class, read: tuple[Any, ...], lowered: Lowered) -> Part:
         key = own.read(read)
         part = own.known.get(key)
         if part is None:
             part = own.known[key] = own.part(self.model.figures(lowered, own.term))
         return part
 
-    def _sum(self, parts: list[_Part]) -> tuple[tuple[int, ...], Array]:
+    def _sum(self, parts: list[Part]) -> tuple[tuple[int, ...], Array]:
         """The times, and the blocks alive at each point."""
         change = np.zeros(self.model.life.points + 1, np.int64)
         changes = [own for p in parts for own in p.changes]

@@ -191,7 +191,7 @@ class Locality:
                 for join in joins:
                     narrow, wide = narrow | join.narrow, wide | join.wide
                 used = -1
-                if self._may_stay(v):
+                if self.may_stay(v):
                     used_mask, used = self._uses(v)
                     wide |= used_mask
                 outputs.append((sign, waits, tuple(join.sign for join in joins), used))
@@ -205,17 +205,79 @@ class Locality:
         held = self._held.get(value, 0)
         return held, (True, held)
 
-    def _may_stay(self, value: int) -> bool:
+    def may_stay(self, value: int) -> bool:
         colors = [c for c in self.structure.colors[value] if c in self._unit or c in self._given]
         return self.structure.stays[value] and len(colors) > 1 and value not in self._base.pinned
+
+    def factors(self, op: Op) -> list[int]:
+        """The factors of an op that any state may give axes."""
+        return [f for f, axes in enumerate(self.reach(op)[0]) if axes]
+
+    def given(self, number: int, factor: int) -> tuple[int, int]:
+        """Of one of ``Lowered.candidates``."""
+        s = self.structure
+        node = s.first_node[number] + factor
+        mask, looks = self._colored((s.color[node],))
+        found: list[Hashable] = []
+        for first, second, _ in s.clashes.by_op.get(number, ()):
+            if node in (first, second):
+                bits, clashes = self._clashes(number, {first: 0, second: 1})
+                more, other = self._colored((s.color[first],))
+                mask |= bits | more
+                found.append((node == first, node == second, other, clashes))
+        return mask, self.number(("given", looks, tuple(found)))
+
+    def crossed(self, value: int) -> tuple[int, int]:
+        """Of ``Lowered.crossed``."""
+        mask, looks = self._colored(self.structure.colors[value])
+        return mask, self.number(("crossed", looks, value in self._base.pinned))
+
+    def waits(self, value: int) -> tuple[int, int]:
+        """Of ``Lowered.may_wait``."""
+        mask, waits = self._waits(value)
+        return mask, self.number(("waits", waits))
+
+    def own(self, op: Op) -> int:
+        """The mask of what an op's choice rests on itself, apart from how its operands lie and its results are stored."""
+        mask = self.candidates(op.id)[0]
+        for v in op.results:
+            mask |= self.stored(v)[0] | self._waits(v)[0]
+        return mask
+
+    def asked(self, op: Op) -> tuple[list[int], list[Op], list[int]]:
+        """Who is asked what they would like, and what they read: the values of which they read how they are stored, the uses
+        that read which axes they were given, and the views of which they read whether they may lie in either way."""
+        values, uses, seen = dict[int, None](), dict[int, Op](), dict[int, None]()
+        todo = [v for v in op.results if self.may_stay(v)]
+        for v in todo:
+            for number in dict.fromkeys(user for user, _ in self.structure.uses[v]):
+                use = self.program.ops[number]
+                if use.rule is None:
+                    continue
+                values |= dict.fromkeys(own for own in (*use.operands, *use.results) if own >= 0)
+                if use.kind in VIEWS:
+                    seen[use.results[0]] = None
+                    todo.append(use.results[0])
+                else:
+                    uses[number] = use
+        return list(values), list(uses.values()), list(seen)
+
+    def always_waits(self, value: int) -> bool | None:
+        """Whether a value may stay partial under every state, None where some say so and some do not."""
+        held, waits = self._waits(value)
+        return None if held else bool(waits)
+
+    def may_lie_otherwise(self, value: int) -> bool:
+        """May a value lie in another way than it is stored?"""
+        return bool(self._waits(value)[1]) or self.may_stay(value)
 
     def actual(self, value: int) -> Place:
         """Of ``Lowered.actual``."""
         if value not in self._actual:
             mask, sign = self.stored(value)
-            waits_mask, waits = self._waits(value)
+            waits_mask = self._waits(value)[0]
             place = Place(mask, mask, sign)
-            if waits or self._may_stay(value):
+            if self.may_lie_otherwise(value):
                 op, result = self.program.definitions[value]
                 choice = self.choice(op)
                 # A result's uses are part of its op's choice.
@@ -240,7 +302,7 @@ class Locality:
                 if use.kind in VIEWS:
                     more, sign = self._uses(use.results[0])
                     mask |= more
-                    found.append((s.alike[number], stored[-1][1], sign, self._may_stay(use.results[0])))
+                    found.append((s.alike[number], stored[-1][1], sign, self.may_stay(use.results[0])))
                     continue
                 own_mask, own_sign = self.candidates(number)
                 mask |= own_mask

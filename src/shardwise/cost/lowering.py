@@ -205,7 +205,7 @@ class Lowered:
         if not passing and not any(given):
             return menu.whole
         joins = [self._joins(v) for v in op.results]
-        crossed = [s.stays[v] and self._crossed(v) for v in op.results]
+        crossed = [s.stays[v] and self.crossed(v) for v in op.results]
         stored = [self.storage[v] for v in op.results]
         key = (menu, s.placed[number], passing, *given, *inputs, *stored, *joins, *crossed)
         found = self.known.chosen.get(key)
@@ -214,9 +214,9 @@ class Lowered:
             found = self._fastest(op, menu, menu.left(given, passing), inputs, stored, joins, crossed)
             if self.asked == asked:  # else it rests on what its uses would like, too
                 self.known.chosen[key] = found
-        return found[0] if len(found) == 1 else self._first(op, given, found)
+        return found[0] if len(found) == 1 else self.first(op, found)
 
-    def _first(self, op: Op, given: tuple[Axes, ...], equal: tuple[Way, ...]) -> Way:
+    def first(self, op: Op, equal: tuple[Way, ...]) -> Way:
         """Of ways that take the same time, the one that goes with the order of decisions: passing on before computing in parts
         before computing whole."""
         colors, last = self.structure.factor_colors[op.id], (len(self.state.order), 0)
@@ -298,7 +298,7 @@ class Lowered:
     def lie(self, value: int) -> Sharding:
         """How a value really leaves its op."""
         s = self.structure
-        stay = s.stays[value] and self._crossed(value)
+        stay = s.stays[value] and self.crossed(value)
         if not stay and not self.may_wait(value):
             return self.storage[value]
         number, result = self.program.definitions[value]
@@ -307,7 +307,7 @@ class Lowered:
 
     def _target(self, value: int, made: Sharding, waiting: frozenset[int]) -> Sharding:
         """Where a result goes, once its uses are asked."""
-        stays = not made.partial and self._stays(value, made)
+        stays = not made.partial and self.stays(value, made)
         return goes(made, self.storage[value], waiting if self.may_wait(value) else _NONE, stays)
 
     def may_wait(self, value: int) -> bool:
@@ -322,7 +322,7 @@ class Lowered:
 
     # Values that stay as they are computed.
 
-    def _crossed(self, value: int) -> bool:
+    def crossed(self, value: int) -> bool:
         """Were two dimensions given one axis, so that the value may lie in either way?"""
         if value in self.state.pinned:
             return False
@@ -332,14 +332,14 @@ class Lowered:
             self._crossings[colors] = len(set(given)) < len(given)
         return self._crossings[colors]
 
-    def _stays(self, value: int, made: Sharding) -> bool:
+    def stays(self, value: int, made: Sharding) -> bool:
         """Is a product's result (or a view of one) better left as it is computed than moved to where it is stored?
 
         Its uses decide: the dispatch mask of a mixture of experts, computed by groups and used with tokens by groups, would
         otherwise go to the experts and back.
         """
         stored = self.storage[value]
-        if not self.structure.stays[value] or made is stored or not self._crossed(value):
+        if not self.structure.stays[value] or made is stored or not self.crossed(value):
             return False
         if made.axes() != stored.axes():
             return False
@@ -357,9 +357,9 @@ class Lowered:
     def _use_s(self, use: Op, value: int, sharding: Sharding) -> float:
         if use.kind in VIEWS:
             (result,) = use.results
-            seen, stored = self._seen(use, sharding), self.storage[result]
+            seen, stored = seen_through(use, sharding), self.storage[result]
             options = [self._uses_s(result, stored) + self._move_s(result, seen, stored)]
-            if seen != stored and self._crossed(result):
+            if seen != stored and self.crossed(result):
                 options.append(self._uses_s(result, seen))
             return min(options)
         inputs = tuple(sharding if v == value else self.storage[v] if v >= 0 else NOTHING for v in use.operands)
@@ -373,15 +373,16 @@ class Lowered:
             self.known.asked_s[key] = menu.times(menu.left(given, ()), arriving, leaving, outputs)[0]
         return self.known.asked_s[key]
 
-    def _seen(self, view: Op, sharding: Sharding) -> Sharding:
-        """A view's result where its operand comes in a sharding."""
-        rule = view.rule
-        assert rule is not None
-        assigned: list[Axes] = [()] * len(rule.factors)
-        for factor, axes in zip(rule.operand_majors[0], sharding.dims, strict=True):
-            if factor >= 0 and rule.splittable[factor]:
-                assigned[factor] = axes
-        return tensor_sharding(rule.result_majors[0], assigned)
+
+def seen_through(view: Op, sharding: Sharding) -> Sharding:
+    """A view's result where its operand comes in a sharding."""
+    rule = view.rule
+    assert rule is not None
+    assigned: list[Axes] = [()] * len(rule.factors)
+    for factor, axes in zip(rule.operand_majors[0], sharding.dims, strict=True):
+        if factor >= 0 and rule.splittable[factor]:
+            assigned[factor] = axes
+    return tensor_sharding(rule.result_majors[0], assigned)
 
 
 def _leaving(

@@ -67,6 +67,15 @@ class Menu:
             bits &= known[passing] if passing in known else _left(passed, passing, known)
         return bits
 
+    def factors(self) -> list[int]:
+        """Those that may be given axes."""
+        return [f for f, _, _ in self._taken]
+
+    def taking(self, factor: int, given: Axes) -> int:
+        """The bits of the ways that take only axes that one of these factors was ``given``."""
+        taken, known = next((taken, known) for f, taken, known in self._taken if f == factor)
+        return known[given] if given in known else _left(taken, given, known)
+
     def times(
         self, left: int, arriving: Sequence[Moves], leaving: Sequence[Moves], stored: Sequence[Sharding]
     ) -> tuple[float, dict[int, float]]:

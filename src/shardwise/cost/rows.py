@@ -1,44 +1,57 @@
-"""Rows of costs by key, and sums of them: the store of ``shardwise.cost.evaluator``."""
+"""Rows of costs, the parts that they are made of, and sums of them: the store of ``shardwise.cost.evaluator``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
-#: Stands for a row that must be looked up under the wide key.
-WIDE: Final = 0
+from shardwise.cost.index import Array
+from shardwise.cost.model import Figures, Term
+
+_SEED: Final = 20260316
 _CHUNK_BYTES: Final = 4 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the terms of a class cost, in sum: the times, and at which points so many blocks are taken or given back."""
+
+    times_ps: tuple[int, int, int]
+    changes: tuple[tuple[Array, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """Terms that are alike under every state: one of them, how many there are, for each of its points those of all of them;
+    which of what its table reads it reads itself, and what it costs where this has come out so and so."""
+
+    term: Term
+    count: int
+    points: dict[int, Array]
+    read: Callable[[tuple[Any, ...]], Hashable]
+    known: dict[Hashable, Part] = field(default_factory=dict)
+
+    def part(self, figures: Figures) -> Part:
+        count, points = self.count, self.points
+        times = count * figures.compute_ps, count * figures.comm_ps, count * figures.hidden_ps
+        ends = [((points[a.first], a.blocks), (points[a.last] + 1, -a.blocks)) for a in figures.allocations]
+        return Part(times, tuple([change for both in ends for change in both]))
+
+
 class Rows:
-    """Rows by key: an open hash table over growing arrays. Equal curves are kept once."""
+    """Rows in growing arrays. Equal curves are kept once."""
 
     def __init__(self, points: int):
-        self._keys = np.zeros(1 << 12, np.uint64)
-        self._at = np.full(1 << 12, -1, np.int32)
-        self._count = 1  # row 0 points to the wide key
-        self._taken = 0
+        self._count = 1  # the first stands for no row
         self._times = np.zeros((256, 3), np.int64)
         self._curve = np.zeros(256, np.int32)
         self._curves = np.zeros((64, points), np.int64)
         self._seen: dict[bytes, int] = {}
 
-    def find(self, keys: Array) -> Array:
-        """Row numbers, -1 where there is none."""
-        flat = keys.ravel()
-        last = np.uint64(len(self._keys) - 1)
-        slot = flat & last
-        rows: Array = self._at[slot]
-        open_ = np.flatnonzero((rows >= 0) & (self._keys[slot] != flat))
-        while len(open_):
-            slot[open_] = (slot[open_] + np.uint64(1)) & last
-            rows[open_] = self._at[slot[open_]]
-            open_ = open_[(rows[open_] >= 0) & (self._keys[slot[open_]] != flat[open_])]
-        return rows.reshape(keys.shape)
-
-    def add(self, times_ps: tuple[int, ...], curve: Array) -> int:
+    def add(self, times_ps: Array | tuple[int, ...], curve: Array) -> int:
         """A new row."""
         if self._count == len(self._times):
             self._times = np.concatenate([self._times, np.zeros_like(self._times)])
@@ -52,25 +65,6 @@ class Rows:
         self._curve[self._count] = number
         self._count += 1
         return self._count - 1
-
-    def put(self, key: np.uint64, row: int) -> None:
-        """Says under which key a row is found; row 0 where a narrow key does not tell enough."""
-        if self._taken * 4 >= len(self._keys):
-            self._grow()
-        self._taken += 1
-        slot = int(key) & (len(self._keys) - 1)
-        while self._at[slot] >= 0:
-            slot = (slot + 1) & (len(self._keys) - 1)
-        self._keys[slot], self._at[slot] = key, row
-
-    def _grow(self) -> None:
-        used = self._at >= 0
-        keys, rows = self._keys[used], self._at[used]
-        self._keys = np.zeros(2 * len(self._keys), np.uint64)
-        self._at = np.full(len(self._keys), -1, np.int32)
-        self._taken = 0
-        for key, row in zip(keys, rows, strict=True):
-            self.put(key, int(row))
 
     def sums(self, rows: Array, moving: Array) -> tuple[Array, Array, Array, Array]:
         """For every state the sums of its rows: three times, and the peak of the curves. Only ``moving`` columns have some."""
@@ -86,3 +80,45 @@ class Rows:
                 total += self._curves[part[:, column]]
             peak[k : k + step] = total.max(axis=1, initial=0)
         return times[:, 0], times[:, 1], times[:, 2], peak
+
+
+class Parts:
+    """Parts by number, in growing arrays. ``keys`` tells them apart."""
+
+    def __init__(self, points: int):
+        self._points, self._rng = points, np.random.default_rng(_SEED)
+        self.keys = np.zeros(0, np.uint64)
+        self._count = self._used = 0
+        self._times = np.zeros((0, 3), np.int64)
+        self._start = np.zeros((0, 2), np.int64)  # of a part's changes, and how many there are
+        self._changes = np.zeros((1 << 12, 2), np.int64)  # point, blocks
+
+    def add(self, part: Part) -> int:
+        """A new part."""
+        changes = part.changes
+        if self._count == len(self.keys):
+            more = max(256, self._count)
+            self.keys = np.concatenate([self.keys, self._rng.integers(0, 2**64, more, dtype=np.uint64)])
+            self._times = np.concatenate([self._times, np.zeros((more, 3), np.int64)])
+            self._start = np.concatenate([self._start, np.zeros((more, 2), np.int64)])
+        length = sum(len(at) for at, _ in changes)
+        while self._used + length > len(self._changes):
+            self._changes = np.concatenate([self._changes, np.zeros_like(self._changes)])
+        self._times[self._count] = part.times_ps
+        self._start[self._count] = self._used, length
+        for at, blocks in changes:
+            self._changes[self._used : self._used + len(at)] = np.stack([at, np.full(len(at), blocks)], axis=1)
+            self._used += len(at)
+        self._count += 1
+        return self._count - 1
+
+    def sums(self, parts: Array) -> tuple[Array, Array]:
+        """For every column of parts their sum: times, and the blocks alive at each point."""
+        columns, width = parts.shape[1], self._points + 1
+        start, length = self._start[parts.ravel()].T
+        first = np.cumsum(length) - length
+        at = np.repeat(start - first, length) + np.arange(length.sum())
+        column = np.repeat(np.arange(parts.size) % columns, length)
+        points, blocks = self._changes[at].T
+        change = np.bincount(column * width + points, blocks, columns * width).reshape(columns, width)
+        return self._times[parts].sum(axis=0), np.cumsum(change.astype(np.int64), axis=1)[:, :-1]

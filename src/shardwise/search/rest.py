@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from shardwise.cost.decisions import Decision, Keep, Shard
-from shardwise.cost.rows import Array
+from shardwise.cost.index import Array
 from shardwise.search.problem import Actions, Problem
 
 

@@ -219,6 +219,11 @@ def name_stack(source_info: Any) -> str:
     return str(getattr(source_info, "name_stack", ""))
 
 
+def is_transposed(equation: Any) -> bool:
+    """Does JAX say that an equation came of a transposition, as those of a backward pass do?"""
+    return "transpose(" in name_stack(equation.source_info)
+
+
 def unknown_argument(leaf: Any) -> str | None:
     """Why a leaf of the arguments cannot be an array, or None where it can."""
     if isinstance(leaf, bool | int | float | complex | np.generic):

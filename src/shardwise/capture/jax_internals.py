@@ -329,6 +329,12 @@ def bind(equation: Any, arrays: Sequence[Any], changed: Mapping[str, Any] | None
     return list(results) if equation.primitive.multiple_results else [results]
 
 
+def barrier(arrays: Sequence[Any]) -> list[Any]:
+    """The same arrays, which come when all of them are there; XLA merges nothing across."""
+    untyped: Any = jax.lax.optimization_barrier
+    return list(untyped(list(arrays)))
+
+
 #: Primitives that are lowered only where their devices are.
 _OF_DEVICES: Final = frozenset({"pallas_call", "pure_callback", "io_callback"})
 

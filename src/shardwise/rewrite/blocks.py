@@ -1,9 +1,9 @@
 """Repeated blocks that compute again: layers that are unrolled in the program (``rewrite/remat``).
 
 Found by structure alone. Outside of the backward pass, which JAX marks as transposed, every step is a letter: its primitive and
-the types of what it reads and makes; numbers and parameters are none of it, so that a layer that knows its index is like the
-others. The longest stretches of this text that repeat themselves (``text[i] == text[i + period]``) are the stacks of layers,
-and are cut where the least goes over from one block to the next.
+the types of what it makes; numbers and parameters are none of it, so that a layer that knows its index is like the others. The
+longest stretches of this text that repeat themselves (``text[i] == text[i + period]``) are stacks of layers. They are cut where
+the least goes over from one block to the next.
 
 What a block makes and nothing but the backward pass reads is not kept. Before its first use the block is run again, as far as
 that takes, from what it read. A barrier goes around these values and a cotangent that the backward pass has just come to, as
@@ -12,7 +12,7 @@ reads later on is kept, and so is what is read by no backward step. Cuts say onl
 program computes the same.
 
 A block is left alone where running it again would have an effect twice, and a family where its blocks would keep as much as
-they leave out.
+they leave out, or leave out next to nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from shardwise.rewrite.flat import Flat
 _PERIODS: Final = 256
 #: Equal letters up to so many places apart are looked at: a letter may be in a block more than once.
 _NEIGHBOURS: Final = 4
+#: The share of what the backward pass reads that a family must leave out.
+_LEAST: Final = 0.02
 
 _Cuts = tuple[int, ...]
 
@@ -51,10 +53,13 @@ class Block:
 def find_families(flat: Flat) -> list[_Cuts]:
     """Repeated blocks that have more to leave out than to keep instead, each family by its cuts: a block goes from one to the
     next."""
+    made = {v for step in flat.steps if not step.is_backward for v in step.results}
+    read = {v for step in flat.steps if step.is_backward for v in step.reads}
+    least = _LEAST * sum(map(flat.nbytes, made & read))
     found: list[_Cuts] = []
     for first, end, period in sorted(_repetitions(_text(flat))):
         cuts = _cut(flat, first, end, period)
-        if len(cuts) > 2 and _spares(flat, cuts):
+        if len(cuts) > 2 and _spared(flat, cuts) > least:
             found.append(cuts)
     return found
 
@@ -82,8 +87,7 @@ def _text(flat: Flat) -> NDArray[np.int64]:
         if step.is_backward:
             text[k] = -1 - k
             continue
-        read = tuple(kind(v) if isinstance(v, int) else None for v in step.operands)
-        letter = (step.equation.primitive.name, read, tuple(map(kind, step.results)))
+        letter = step.equation.primitive.name, *map(kind, step.results)
         text[k] = letters.setdefault(letter, len(letters))
     return text
 
@@ -91,7 +95,9 @@ def _text(flat: Flat) -> NDArray[np.int64]:
 def _repetitions(text: NDArray[np.int64]) -> list[tuple[int, int, int]]:
     """Stretches that repeat themselves with a period: where they begin and end, the longest first, none over another."""
     order = np.argsort(text, kind="stable")
-    apart = [order[k:][same] - order[:-k][same] for k in range(1, _NEIGHBOURS + 1) if (same := _same(text[order], k)).any()]
+    apart = [
+        order[k:][same] - order[:-k][same] for k in range(1, _NEIGHBOURS + 1) if (same := _same(text[order], k)).any()
+    ]
     if not apart:
         return []
     periods, counts = np.unique(np.concatenate(apart), return_counts=True)
@@ -107,7 +113,7 @@ def _repetitions(text: NDArray[np.int64]) -> list[tuple[int, int, int]]:
 
 
 def _same(text: NDArray[np.int64], apart: int) -> NDArray[np.bool_]:
-    return text[apart:] == text[:-apart]
+    return np.equal(text[apart:], text[:-apart])
 
 
 def _runs(same: NDArray[np.bool_], period: int) -> Iterator[tuple[int, int]]:
@@ -128,7 +134,9 @@ def _cut(flat: Flat, first: int, end: int, period: int) -> _Cuts:
             over[k + 1 - first] += flat.nbytes(v)
             over[last + 1 - first] -= flat.nbytes(v)
     over = np.cumsum(over)[: end - first + 1]
-    phase = min(range(period), key=lambda f: (float(over[f + period :: period].mean()), -((end - first - f) // period), f))
+    phase = min(
+        range(period), key=lambda f: (float(over[f + period :: period].mean()), -((end - first - f) // period), f)
+    )
     cuts = list(range(first + phase, end + 1, period))
     if 2 * (cuts[0] - first) >= period:
         cuts.insert(0, first)
@@ -173,13 +181,14 @@ def _cotangent(flat: Flat, at: int) -> int | None:
     return None
 
 
-def _spares(flat: Flat, cuts: _Cuts) -> bool:
-    spared = added = 0.0
+def _spared(flat: Flat, cuts: _Cuts) -> float:
+    """Bytes that a family leaves out, less those that it keeps instead."""
+    spared = 0.0
     for block in find_blocks(flat, cuts):
         spared += sum(map(flat.nbytes, block.dropped))
-        kept = (v for v in block.given if v in flat.maker)
-        added += sum(flat.nbytes(v) for v in kept if not any(flat.steps[u].is_backward for u in flat.users[v]))
-    return spared > added
+        made = (v for v in block.given if v in flat.maker)
+        spared -= sum(flat.nbytes(v) for v in made if not any(flat.steps[u].is_backward for u in flat.users[v]))
+    return spared
 
 
 def blocks_by_step(flat: Flat, families: Sequence[_Cuts]) -> dict[int, list[Block]]:

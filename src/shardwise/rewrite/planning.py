@@ -102,7 +102,8 @@ def plan(
         ``InfeasibleError``.
       microbatches: compute the batch (``roles`` says which arguments that are; their first dimension counts the examples)
         in so many parts, one after the other, with the same result; ``"auto"`` tries how many, if it takes any to fit.
-      remat: loops keep only what they carry, and their backward loops compute the rest again; ``"auto"`` tries it.
+      remat: loops and repeated blocks (layers, scanned or unrolled) keep only what they carry, and the backward pass computes
+        the rest again; ``"auto"`` tries it.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
 
     >>> import jax, shardwise

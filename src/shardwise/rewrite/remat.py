@@ -116,7 +116,7 @@ class _Again:
     def _compute_again(self, block: Block, env: dict[int, Any]) -> None:
         tied = [*block.given, block.cotangent]
         with internals.standing_at(self._flat.steps[block.at].equation):
-            *given, cotangent = jax.lax.optimization_barrier([env[v] for v in tied])
+            *given, cotangent = internals.barrier([env[v] for v in tied])
         own = {**env, **dict(zip(block.given, given, strict=True))}
         with jax.named_scope(_AGAIN):
             for number in block.steps:

@@ -19,6 +19,7 @@ from shardwise.errors import VariantError
 from shardwise.plans.variant import Variant
 from shardwise.rewrite.blocks import find_blocks, find_families
 from shardwise.rewrite.flat import Flat
+from shardwise.rewrite.remat import rematerialisable
 from shardwise.rewrite.variants import batch_of, trace_variant
 from shardwise.tactics.strategies import FSDP
 from tests.rewrite.test_microbatch import arrays, run
@@ -231,6 +232,45 @@ def test_effects_are_not_run_twice() -> None:
     assert len(PRINTED) == 2 * LAYERS, "as often as without, in either run"
     with pytest.raises(VariantError, match="no loop and no repeated block"):
         traced(trained(asking), args)
+
+
+def test_keys_that_are_arguments() -> None:
+    def step(params: list[Any], batch: jax.Array, keys: jax.Array) -> Any:
+        def layer(p: Any, x: jax.Array, k: int) -> jax.Array:
+            y = jax.nn.gelu(x @ p["up"])
+            return x + jnp.where(jax.random.bernoulli(keys[k], 0.8, y.shape), y, 0) @ p["down"]
+
+        return trained(layer)(params, batch)
+
+    args = layers(), batch(), jax.random.split(jax.random.key(3), LAYERS)
+    assert found(step, *args) == [LAYERS]
+    check(step, args)
+
+
+def test_scans_inside_read_what_a_scan_before_them_leaves_out() -> None:
+    def step(params: list[Any], batch: jax.Array) -> Any:
+        def loss(params: list[Any]) -> jax.Array:
+            def turn(h: jax.Array, x: jax.Array) -> Any:
+                y = jnp.tanh(x @ params[0]["up"])
+                return jnp.sin(h) + y.sum(-1, keepdims=True), jnp.cos(y)
+
+            _, ys = jax.lax.scan(turn, jnp.zeros((SEQ, 1)), batch)
+            x = jnp.zeros((SEQ, WIDTH))
+            for p in params:
+
+                def inner(h: jax.Array, y: jax.Array, p: Any = p) -> Any:
+                    z = jnp.tanh((y * jnp.sin(y)) @ p["down"])
+                    return jnp.sin(h + z), jnp.cos(z) * h
+
+                x, zs = jax.lax.scan(inner, x, ys)
+                x = x + jnp.mean(jnp.sin(zs), 0)
+            return jnp.mean(x**2)
+
+        return jax.value_and_grad(loss)(params)
+
+    args = layers(), batch()
+    assert rematerialisable(traced(step, args, remat=False)) == 2, "a scan, and a family of blocks with a scan in each"
+    check(step, args)
 
 
 def once(params: list[Any], batch: jax.Array) -> Any:

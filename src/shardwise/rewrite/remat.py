@@ -114,12 +114,12 @@ class _Again:
         env.update(zip(step.results, results, strict=True))
 
     def _compute_again(self, block: Block, env: dict[int, Any]) -> None:
-        tied = [*block.given, block.cotangent]
+        given = [v for v in block.given if env[v] is not None]  # what scans leave out is None, and made by who reads it
+        tied = [*given, block.cotangent]
         with internals.standing_at(self._flat.steps[block.at].equation):
-            *given, cotangent = internals.barrier([env[v] for v in tied])
-        own = {**env, **dict(zip(block.given, given, strict=True))}
+            held = internals.barrier([env[v] for v in tied])
+        own = {**env, **dict(zip(tied, held, strict=True))}
         with jax.named_scope(_AGAIN):
             for number in block.steps:
                 self._step(number, own)
-        env.update((v, own[v]) for v in block.dropped)
-        env[block.cotangent] = cotangent
+        env.update((v, own[v]) for v in (*block.dropped, block.cotangent))

@@ -42,6 +42,8 @@ _CALLED: Final = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "call", "call
 
 REMAT: Final = ("remat", "remat2", "checkpoint")
 JIT: Final = ("jit", "pjit")
+#: In the names that an op stands under: what is computed again for a backward pass.
+AGAIN: Final = "rematted_computation"
 
 
 def split_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

@@ -29,9 +29,6 @@ from shardwise.rewrite.flat import Flat
 from shardwise.rewrite.paired import read_atoms
 from shardwise.rewrite.scans import ScansAgain, find_residuals, find_scans
 
-#: The name that JAX has what is computed again stand under.
-_AGAIN = "rematted_computation"
-
 
 def rematerialised(traced: Traced, but: Collection[int] = (), like: Traced | None = None) -> Traced:
     """A traced function whose scans and repeated blocks compute again what the backward pass needs.
@@ -119,7 +116,7 @@ class _Again:
         with internals.standing_at(self._flat.steps[block.at].equation):
             held = internals.barrier([env[v] for v in tied])
         own = {**env, **dict(zip(tied, held, strict=True))}
-        with jax.named_scope(_AGAIN):
+        with jax.named_scope(internals.AGAIN):
             for number in block.steps:
                 self._step(number, own)
         env.update((v, own[v]) for v in (*block.dropped, block.cotangent))

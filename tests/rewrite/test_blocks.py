@@ -364,7 +364,7 @@ def test_the_search_chooses_it_where_it_is_what_fits() -> None:
     ("name", "count"), [("gpt", 2), ("vit", 2), ("t5", None), ("mixtral", None), ("ssm", 2), ("gns", None)]
 )
 def test_programs_of_the_zoo_sharded_compute_the_same(name: str, count: int | None) -> None:
-    program = zoo.load(name, "tiny", scan=False, layers=3)
+    program = zoo.load(name, "tiny", scan=False)
     asked: dict[str, Any] = {"mesh": {"data": 4}, "tactics": [FSDP("data")], "roles": ROLES, "remat": True}
     plan = shardwise.plan(program.fn, *program.args, microbatches=count, **asked)
     assert shardwise.verify(plan, program.fn, *program.make_args()).agrees

@@ -11,15 +11,19 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import shardwise
 from shardwise import zoo
+from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions, Traced
 from shardwise.errors import VariantError
 from shardwise.plans.variant import Variant
-from shardwise.rewrite.blocks import find_blocks, find_families
+from shardwise.rewrite.blocks import blocks_by_step, find_blocks, find_families
 from shardwise.rewrite.flat import Flat
-from shardwise.rewrite.remat import rematerialisable
+from shardwise.rewrite.remat import Again, rematerialisable
+from shardwise.rewrite.scans import ScansAgain
 from shardwise.rewrite.variants import batch_of, trace_variant
 from shardwise.tactics.strategies import FSDP
 from tests.rewrite.test_microbatch import arrays, run
@@ -139,6 +143,22 @@ def test_the_same_numbers(layer: Layer) -> None:
     args = layers(), batch()
     assert found(trained(layer), *args) == [LAYERS]
     check(trained(layer), args)
+
+
+@pytest.mark.parametrize("layer", [transformer, custom])
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_wherever_the_cuts_are(layer: Layer, data: st.DataObject) -> None:
+    """Cuts are found by a rule of thumb; they may be anywhere in the forward pass."""
+    args = layers(2), batch()
+    plain = traced(trained(layer), args, remat=False).jaxpr
+    flat = Flat(plain)
+    forward = next(k for k, step in enumerate(flat.steps) if step.is_backward)
+    cuts = data.draw(st.lists(st.integers(0, forward), min_size=2, max_size=6, unique=True).map(sorted))
+    again = Again(flat, ScansAgain(flat, ()), blocks_by_step(flat, [tuple(cuts)]))
+    made = internals.retrace(again.run, plain)
+    for have, want in zip(run(made, *args), run(plain, *args), strict=True):
+        np.testing.assert_allclose(have, want, rtol=2e-5, atol=1e-6)
 
 
 def test_in_micro_batches() -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -174,7 +174,7 @@ def _block(flat: Flat, first: int, end: int, outputs: set[int]) -> Block | None:
 
 def _cotangent(flat: Flat, at: int) -> int | None:
     """A value that the backward pass has at a step, and reads there or as soon as possible after."""
-    for step in islice(flat.steps, at, None):
+    for step in map(flat.steps.__getitem__, range(at, len(flat.steps))):
         ready = [v for v in step.reads if (k := flat.maker.get(v, at)) < at and flat.steps[k].is_backward]
         if step.is_backward and ready:
             return max(ready, key=lambda v: flat.maker[v])

@@ -14,7 +14,8 @@ repeated blocks are run again with the block, as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import ChainMap
+from collections.abc import Collection, MutableMapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,7 +57,7 @@ def rematerialised(traced: Traced, but: Collection[int] = (), like: Traced | Non
     scans = [found.scans[k - 1] for k in left if k <= len(found.scans)]
     families = [found.families[k - 1 - len(found.scans)] for k in left if k > len(found.scans)]
     residuals = [find_residuals(flat, k, found.sources) for k in scans]
-    again = _Again(flat, ScansAgain(flat, residuals), blocks_by_step(flat, families))
+    again = Again(flat, ScansAgain(flat, residuals), blocks_by_step(flat, families))
     return replace(traced, jaxpr=internals.retrace(again.run, traced.jaxpr))
 
 
@@ -82,7 +83,7 @@ class _Found:
         return len(self.scans) + len(self.families)
 
 
-class _Again:
+class Again:
     """A program that leaves residuals out, and computes them again where they are read."""
 
     def __init__(self, flat: Flat, scans: ScansAgain, blocks: dict[int, list[Block]]):
@@ -98,7 +99,7 @@ class _Again:
             self._step(number, env)
         return read_atoms(env, flat.outputs)
 
-    def _step(self, number: int, env: dict[int, Any]) -> None:
+    def _step(self, number: int, env: MutableMapping[int, Any]) -> None:
         step = self._flat.steps[number]
         with ExitStack() as stack:
             for call in step.calls:
@@ -115,7 +116,7 @@ class _Again:
         tied = [*given, block.cotangent]
         with internals.standing_at(self._flat.steps[block.at].equation):
             held = internals.barrier([env[v] for v in tied])
-        own = {**env, **dict(zip(tied, held, strict=True))}
+        own = ChainMap(dict(zip(tied, held, strict=True)), env)
         with jax.named_scope(internals.AGAIN):
             for number in block.steps:
                 self._step(number, own)

@@ -134,7 +134,12 @@ def temporaries(jaxpr: Any) -> int:
     """What XLA takes on the host, in an order that saves memory."""
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.jaxpr.invars]
     options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-    compiled = jax.jit(jex.jaxpr_as_fun(jaxpr)).lower(*shapes).compile(options)
+    try:
+        compiled = jax.jit(jex.jaxpr_as_fun(jaxpr)).lower(*shapes).compile(options)
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" not in str(error):
+            raise
+        pytest.skip(str(error))
     return int(compiled.memory_analysis().temp_size_in_bytes)
 
 

@@ -38,6 +38,14 @@ def test_a_view_is_its_operand() -> None:
     assert stored(c) == ["dot_general"]
 
 
+def test_what_stands_in_a_barrier_is_stored_once() -> None:
+    def fn(x):
+        y = jnp.tanh(x)
+        return lax.optimization_barrier(y) * 2.0
+
+    assert stored(clusters(fn, p.shape(64, 128))) == ["tanh", "mul"]
+
+
 def test_a_product_takes_its_epilogue() -> None:
     c = clusters(lambda x, w, y: x @ w + y, p.shape(64, 128), p.shape(128, 256), p.shape(64, 256))
     assert stored(c) == ["add"]

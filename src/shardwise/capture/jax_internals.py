@@ -42,6 +42,8 @@ _CALLED: Final = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "call", "call
 
 REMAT: Final = ("remat", "remat2", "checkpoint")
 JIT: Final = ("jit", "pjit")
+#: In the names that an op stands under: what is computed again for a backward pass.
+AGAIN: Final = "rematted_computation"
 
 
 def split_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
@@ -219,6 +221,11 @@ def name_stack(source_info: Any) -> str:
     return str(getattr(source_info, "name_stack", ""))
 
 
+def is_transposed(equation: Any) -> bool:
+    """Does JAX say that an equation came of a transposition, as those of a backward pass do?"""
+    return "transpose(" in name_stack(equation.source_info)
+
+
 def unknown_argument(leaf: Any) -> str | None:
     """Why a leaf of the arguments cannot be an array, or None where it can."""
     if isinstance(leaf, bool | int | float | complex | np.generic):
@@ -322,6 +329,12 @@ def bind(equation: Any, arrays: Sequence[Any], changed: Mapping[str, Any] | None
     with source_info_util.user_context(equation.source_info.traceback, name_stack=names), equation.ctx.manager:
         results = equation.primitive.bind(*functions, *arrays, **params)
     return list(results) if equation.primitive.multiple_results else [results]
+
+
+def barrier(arrays: Sequence[Any]) -> list[Any]:
+    """The same arrays, which come when all of them are there; XLA merges nothing across."""
+    untyped: Any = jax.lax.optimization_barrier
+    return list(untyped(list(arrays)))
 
 
 #: Primitives that are lowered only where their devices are.

@@ -12,6 +12,7 @@ The idea. One walk in program order; each value is decided by its uses:
   and reads nothing else of its size, the uses do it again instead, and the product's own result is stored (``_is_epilogue``);
 - gathers, scatters, sorts, loops and outputs want their operands in memory. What is stored for them only is still made again
   by elementwise uses: logits lie in memory as the product made them and, for the gather of the labels, in float32;
+- what stands in a barrier is in memory, and what comes out of it is the same array;
 - a pad at the edges is made in its use, but never in several; one that spreads elements is a kernel of its own;
 - a loop that goes round once is no loop: its ops run in the region around it, and what enters and leaves it are views.
 
@@ -203,6 +204,8 @@ class _Clustering:
         self.heavy = [False] * count  # has a product in its kernel
         self.pieced = [False] * count  # has a pad in its kernel
         self.inside: list[tuple[int, ...]] = [()] * count  # what whoever makes the value reads
+        barriers = (op for op in program.ops if op.kind == "optimization_barrier")
+        self.barred = {self.base[op.operands[0]] for op in barriers if op.operands[0] >= 0}
         self.light = self._light()
         self.taken: set[int] = set()  # ops whose kernel has a product in it already
 
@@ -268,6 +271,8 @@ class _Clustering:
     def _joins(self, value: int, made_by: Role) -> bool:
         """Is a value made inside the kernels that use it, where they can?"""
         if made_by in (Role.OTHER, Role.LINK, Role.REDUCTION, Role.UPDATE) or not self.uses[value]:
+            return False
+        if value in self.barred:
             return False
         if self.heavy[value]:
             return not self.by_library and self._is_epilogue(value)

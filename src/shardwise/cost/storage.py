@@ -26,6 +26,7 @@ VIEWS: Final = (
     "reshape",
     "squeeze",
     "copy",
+    "optimization_barrier",
     "scan.input",
     "scan.const",
     "scan.output",

@@ -10,8 +10,8 @@ from typing import Any, Final
 @dataclass(frozen=True, slots=True)
 class Variant:
     """``microbatches``: in how many parts the batch is computed, one after the other; ``batch`` are the paths of its arguments,
-    whose first dimension counts the examples. ``remat``: whether loops compute again what their backward loops need; of those
-    that could, in their order from 1, the ones in ``but`` keep it."""
+    whose first dimension counts the examples. ``remat``: whether loops and repeated blocks are computed again in the backward
+    pass; of those that could, first the loops and then the families of blocks, from 1, the ones in ``but`` are not."""
 
     microbatches: int = 1
     batch: tuple[str, ...] = ()
@@ -25,9 +25,7 @@ class Variant:
             more = f" and {len(self.batch) - 1} more" if len(self.batch) > 1 else ""
             found.append(f"{self.microbatches} micro-batches of {self.batch[0]}{more}, one after the other")
         if self.remat:
-            found.append(
-                f"loops{self._exception} keep what they carry, and compute the rest again in their backward loops"
-            )
+            found.append(f"loops and repeated blocks{self._exception} keep what they carry, and compute the rest again")
         return tuple(found)
 
     def __str__(self) -> str:
@@ -75,5 +73,7 @@ def read_variant(data: Any, arguments: Collection[str]) -> Variant:
         raise ValueError(f"batch has no argument {unknown[0]!r}")
     but = data["but"]
     if not isinstance(but, list) or (but and not remat) or any(type(k) is not int or k < 1 for k in but):
-        raise ValueError("but lists loops, by their numbers from 1, that are not rematerialised where others are")
+        raise ValueError(
+            "but lists loops and repeated blocks, by their numbers from 1, that are not rematerialised where others are"
+        )
     return Variant(count, tuple(batch), remat, tuple(but))

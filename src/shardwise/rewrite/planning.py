@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 import jax
 
 import shardwise
+from shardwise.capture.jax_internals import AGAIN
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, Traced
 from shardwise.cost.decisions import Decision
@@ -102,7 +103,8 @@ def plan(
         ``InfeasibleError``.
       microbatches: compute the batch (``roles`` says which arguments that are; their first dimension counts the examples)
         in so many parts, one after the other, with the same result; ``"auto"`` tries how many, if it takes any to fit.
-      remat: loops keep only what they carry, and their backward loops compute the rest again; ``"auto"`` tries it.
+      remat: loops and repeated blocks (layers, scanned or unrolled) keep only what they carry, and the backward pass computes
+        the rest again; ``"auto"`` tries it.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
 
     >>> import jax, shardwise
@@ -443,7 +445,7 @@ def _assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Seq
             stated_at.number if stored else (op.operands if stated_at.place == "used" else op.results)[stated_at.index]
         )
         source = program.source_of(op)
-        backward = " (backward)" if "transpose(" in source.names else ""
+        backward = " (backward)" if "transpose(" in source.names or AGAIN in source.names else ""
         where = f"{source}{backward}", program.values[value].shape
         stated.append(
             StatedConstraint(stated_at.place, stated_at.number, stated_at.index, op.kind, *where, _spec(sharding, mesh))

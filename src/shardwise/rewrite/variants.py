@@ -2,8 +2,9 @@
 
 ``"auto"`` leaves the choice to the search. Every variant is a program of its own, with its own analysis, and is searched for a
 little, with more and more micro-batches, with and without rematerialisation, until some fit and more parts do not make it
-faster; then with one scan after another left as it is, as far as that fits and is faster. The best is searched for longer. What
-a variant costs (computing again, gathering parameters once for every part) is the cost model's to tell.
+faster; then with one scan or family of repeated blocks after another left as it is, as far as that fits and is faster. The best
+is searched for longer. What a variant costs (computing again, gathering parameters once for every part) is the cost model's to
+tell.
 
 Weak: a number of parts that pays only with more than twice the next smaller one is not found.
 """

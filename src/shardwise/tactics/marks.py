@@ -15,10 +15,8 @@ import itertools
 import re
 from functools import cached_property
 
+from shardwise.capture.jax_internals import AGAIN
 from shardwise.ir.program import Op, Program
-
-#: In the names that an op stands under: what is computed again for a backward pass.
-_AGAIN = "rematted_computation"
 
 
 class Marks:
@@ -110,7 +108,7 @@ class Marks:
 
     @cached_property
     def _backward(self) -> list[bool]:
-        return ["transpose(" in names.rpartition(_AGAIN)[2] for names in self._names]
+        return ["transpose(" in names.rpartition(AGAIN)[2] for names in self._names]
 
 
 def _crosses(op: Op) -> bool:

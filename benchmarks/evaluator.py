@@ -135,14 +135,14 @@ def main() -> int:
     text = f"""# Evaluating states
 
 `make bench-evaluator` on {where}, Shardwise {__version__}.
-v5e:4x4, mesh 4 × 4; random states of up to {DEPTH} decisions, in batches of {BATCH:,}. Columns from *new* to *known* are states a second. *New*: the first
-{FIRST:,}. *Later*: of {2 * BATCH:,} others, after as many as the column before says; the bars are held against it. *Unseen*:
-then, of those only that were never drawn before: many short states were. *Known*: states whose rows are there. *Plain*: one
-state by the specification. *Equal*: to the picosecond and to the block. What limits *known* is the adding up of memory
-curves (points × tables numbers a state); what limits *new* is Python, which works out what is found nowhere; what limits
-*later* are the levels of ops that rest on each other, each some calls of NumPy, and Python for what is still new. A search
-evaluates a few thousand states, 16 at a time: it goes at the rate of *new*. An exhaustive one comes to *later*. Seconds are
-CPU seconds.
+v5e:4x4, mesh 4 × 4; random states of up to {DEPTH} decisions, in batches of {BATCH:,}. Columns from *new* to *known* are
+states a second. *New*: the first {FIRST:,}. *Later*: of {2 * BATCH:,} others, after as many as the column before says; the
+bars are held against it. *Unseen*: then, of those only that were never drawn before: many short states were. *Known*:
+states whose rows are there. *Plain*: one state by the specification. *Equal*: to the picosecond and to the block. What
+limits *known* is the adding up of memory curves (points × tables numbers a state); what limits *new* is Python, which works
+out what is found nowhere; what limits *later* are the levels of ops that rest on each other, each some calls of NumPy, and
+Python for what is still new. A search evaluates a few thousand states, 16 at a time: it goes at the rate of *new*. An
+exhaustive one comes to *later*. Seconds are CPU seconds.
 
 | program | ops | tables, classes, points | build | new | after | later | unseen | known | plain | equal | process | bars |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|

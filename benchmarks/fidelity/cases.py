@@ -7,8 +7,12 @@ every program before every strategy, v5e before v3 and v5p.
 
 from __future__ import annotations
 
+import tempfile
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -23,6 +27,8 @@ MESHES: Final[dict[str, dict[int, tuple[tuple[int, ...], ...]]]] = {
 }
 #: The strategy that the search finds with no hint.
 SEARCH: Final = "search"
+#: What it finds if no collective hides behind anything, see ``Case.planned_for``.
+SERIAL: Final = "search, nothing hidden"
 #: Strategies by name: the mesh axes they use, and the tactics as names that `tactics` knows.
 STRATEGIES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "replicated": (("data",), ()),
@@ -47,6 +53,7 @@ STRATEGIES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "dp+cache": (("data", "model"), ("dp data", "cache model")),
     "megatron+cache": (("data", "model"), ("megatron data", "cache model")),
     SEARCH: (("data", "model"), ("search data",)),
+    SERIAL: (("data", "model"), ("search data",)),
 }
 _LM: Final = (
     "fsdp", "dp+megatron", "dp", "dp+megatron+sequence", "zero2", "fsdp+megatron", "dp+context", "dp+fsdp", "megatron",
@@ -140,12 +147,30 @@ class Case:
         return f"{self.program.label} {self.strategy} {self.topology} {sizes}"
 
     @property
+    def planned_for(self) -> str:
+        """The topology, with a profile under which collectives are one after another where the case says so."""
+        return _nothing_hidden(self.topology) if self.strategy == SERIAL else self.topology
+
+    @property
     def file(self) -> str:
         """A name for files about the case."""
         return "".join(c if c.isalnum() or c in "+-=." else "_" for c in self.key)
 
     def tactics(self) -> list[Tactic]:
         return [_tactic(words, self.program) for words in STRATEGIES[self.strategy][1]]
+
+
+@cache
+def _nothing_hidden(topology: str) -> str:
+    from shardwise.hardware import calibrate
+
+    name, sizes = topology.split(":")
+    shipped = Path(calibrate.__file__).parent / "profiles" / f"{name}.toml"
+    data = {k: v for k, v in tomllib.loads(shipped.read_text()).items() if k != "hidden"}
+    data["sources"] = {k: v for k, v in data["sources"].items() if not k.startswith("hidden")}
+    path = Path(tempfile.mkdtemp(prefix="serial")) / f"{name}.toml"
+    path.write_text(calibrate.to_toml(data))
+    return f"{path}:{sizes}"
 
 
 def _tactic(words: str, program: Program) -> Any:
@@ -222,7 +247,7 @@ def cases() -> list[Case]:
         *_rounds("v3:2x4", 3, 99),
         *_rounds("v5p:2x2x2", 3, 99),
     ]
-    found = [_case(program, SEARCH, "v5e:4x4", 0) for program in PROGRAMS]
+    found = [_case(program, own, "v5e:4x4", 0) for own in (SEARCH, SERIAL) for program in PROGRAMS]
     return list(dict.fromkeys([*_rounds("v5e:4x4", 0, 2), *ordered, *_other_meshes(), *found]))
 
 

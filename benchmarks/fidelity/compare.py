@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from scipy.stats import spearmanr
 
-from benchmarks.fidelity.cases import Case, Program, cases
+from benchmarks.fidelity.cases import SERIAL, Case, Program, cases
 from benchmarks.fidelity.truth import TRUTH, Record, load
 from shardwise.hardware.layout import Placement, place
 from shardwise.hardware.topology import topology
@@ -190,10 +190,12 @@ def _moves(record: Record, placement: Placement) -> Iterator[tuple[float, int, i
         yield seconds, row["count"], row.get("beside", 0) * row["runs"]
 
 
-def recorded(truth: dict[str, Record], only: str = "") -> Iterator[tuple[Case, Record]]:
-    """Cases that were compiled, programs together."""
+def recorded(truth: dict[str, Record], only: str = "", serial: bool = False) -> Iterator[tuple[Case, Record]]:
+    """Cases that were compiled, programs together; with ``serial`` also plans that were made with nothing hidden."""
     for case in sorted(cases(), key=lambda c: (c.program.label, c.topology)):
         record = truth.get(case.key)
+        if case.strategy == SERIAL and not serial:
+            continue
         if record is not None and "memory" in record and only in case.key:
             yield case, record
 

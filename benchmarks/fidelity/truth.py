@@ -165,7 +165,7 @@ def _compile(case: Case, folder: Path, hlo: Path, cycles: bool) -> Record:
             program.fn,
             *program.args,
             mesh=dict(case.mesh),
-            topology=case.topology,
+            topology=case.planned_for,
             tactics=case.tactics(),
             roles={"batch": "batch", "params": "params"},
             donate_argnums=program.donate_argnums,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.fidelity.cases import SEARCH, Case
+from benchmarks.fidelity.cases import SEARCH, SERIAL, Case
 from benchmarks.fidelity.compare import exposed_s, has_cycles, moved_s, ms, recorded, table
 from benchmarks.fidelity.page import Bar
 from benchmarks.fidelity.truth import TRUTH
@@ -55,8 +55,10 @@ what it leaves open decided greedily (`method="ilp"`); below zero the found plan
 integer program, the local costs of ops and reshards one by one, the found plan above its bound: there every value may lie and \
 every op compute in its own way, whatever decisions could say, and nothing is fused; where the found plan lies far above, the \
 bound is no plan."""
-COMPILED: Final = """The compiler's cycles, and its collectives over the same links: first one after another, then as it \
-schedules them, where what runs between a collective's start and its end hides it."""
+COMPILED: Final = """The compiler's cycles, and its collectives over the same links, in two readings. As the compiler \
+schedules them, where what runs between a collective's start and its end hides it: the profile says that nine tenths of the \
+gathers of parameters do. And one after another, for which plans were searched under the same profile with nothing hidden; the \
+last columns hold the first plans against that reading, which is not what they were searched for."""
 
 
 def bar(number: str, what: str, wanted: str, found: str, met: bool | None) -> Bar:
@@ -127,35 +129,45 @@ def compiled_part() -> tuple[list[Bar], list[str]]:
         return float(record["cycles"]["total"] / placed.topology.profile.clock_hz + moving(record, placed))
 
     groups: dict[str, dict[str, tuple[Case, Row]]] = {}
-    for case, record in recorded(load_truth(TRUTH)):
+    for case, record in recorded(load_truth(TRUTH), serial=True):
         if case.topology == "v5e:4x4":
             groups.setdefault(case.program.label, {}).setdefault(case.strategy, (case, record))
     body, refused = [], 0
-    ratios: dict[str, list[float]] = {"one after another": [], "as scheduled": []}
+    readings = {
+        "as scheduled": (SEARCH, exposed_s),
+        "one after another, planned so": (SERIAL, moved_s),
+        "one after another, planned for the scheduler": (SEARCH, moved_s),
+    }
+    ratios: dict[str, list[float]] = {what: [] for what in readings}
     for label, rows in groups.items():
-        if SEARCH not in rows:
+        made = {name for name in (SEARCH, SERIAL) if name in rows}
+        if SEARCH not in made:
             continue
-        refused += "oom" in rows[SEARCH][1]
+        refused += sum("oom" in rows[name][1] for name in made)
         able = {name: pair for name, pair in rows.items() if has_cycles(pair[1]) and "oom" not in pair[1]}
-        if SEARCH not in able or len(able) < 4:
+        experts = [name for name in able if name not in made]
+        if SEARCH not in able or len(experts) < 3:
             continue
-        line = [label, str(len(able) - 1)]
-        for found, moving in zip(ratios.values(), (moved_s, exposed_s), strict=True):
-            timed = {name: seconds(*pair, moving) for name, pair in able.items()}
-            own = timed.pop(SEARCH)
-            best = min(timed, key=timed.__getitem__)
-            found.append(timed[best] / own)
-            line += [*ms(own), *ms(timed[best]), best, f"{found[-1]:.2f}"]
+        line = [label, str(len(experts))]
+        for what, (own, moving) in readings.items():
+            if own not in able:
+                line += ["-"] * 4
+                continue
+            timed = {name: seconds(*able[name], moving) for name in (own, *experts)}
+            best = min(experts, key=timed.__getitem__)
+            ratios[what].append(timed[best] / timed[own])
+            line += [*ms(timed[own]), *ms(timed[best]), best, f"{ratios[what][-1]:.2f}"]
         body.append(line)
     count = len(body)
     bars = [bar("2", "found plans compiled, with three experts or more", "≥ 12", str(count), count >= 12)]
     for what, found in ratios.items():
-        good = sum(r >= 0.995 for r in found)
+        good, all_of = sum(r >= 0.995 for r in found), len(found)
         name = f"as fast as the best expert compiled, collectives {what}"
-        bars.append(bar("2", name, "≥ 90%", f"{good} of {count}", good >= 0.9 * count > 0))
+        met = good >= 0.9 * all_of and all_of >= 12 if what != list(readings)[-1] else None
+        bars.append(bar("2", name, "≥ 90%" if met is not None else "no bar", f"{good} of {all_of}", met))
     bars.append(bar("2", "found plans that XLA refuses for memory", "none", str(refused), not refused))
     lines = ["## Compiled by XLA for v5e:4x4", "", COMPILED, ""]
-    lines += table(["program", "experts", *(["found ms", "expert ms", "best expert", "ratio"] * 2)], body)
+    lines += table(["program", "experts", *(["found ms", "expert ms", "best expert", "ratio"] * len(readings))], body)
     return bars, lines
 
 

@@ -145,7 +145,7 @@ def _compare(
     generator = np.random.default_rng(0)
 
     def nudge(x: Any) -> Any:
-        if not hasattr(x, "dtype") or not np.issubdtype(x.dtype, np.floating):
+        if not hasattr(x, "dtype") or _is_key(x) or not np.issubdtype(x.dtype, np.floating):
             return x
         moved = np.asarray(x, np.float64) * (1 + 4 * _STEPS[dtype] * generator.uniform(-1, 1, np.shape(x)))
         return jax.numpy.asarray(moved, x.dtype)
@@ -164,8 +164,12 @@ def _compare(
     return differences
 
 
+def _is_key(x: Any) -> bool:
+    return bool(jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key))
+
+
 def _relative(want: Any, have: Any) -> float:
-    a, b = (np.asarray(x).astype(np.float64) for x in (want, have))
+    a, b = (np.asarray(jax.random.key_data(x) if _is_key(x) else x).astype(np.float64) for x in (want, have))
     if not a.size:
         return 0.0
     return float(np.max(np.abs(a - b)) / max(float(np.max(np.abs(a))), 1e-30))

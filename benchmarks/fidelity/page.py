@@ -64,7 +64,7 @@ class Bar:
 
     @property
     def verdict(self) -> str:
-        return {True: "met", False: "**missed**", None: "open"}[self.met]
+        return {True: "met", False: "**missed**", None: "" if self.wanted == "no bar" else "open"}[self.met]
 
 
 @dataclass(frozen=True, slots=True)

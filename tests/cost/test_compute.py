@@ -288,7 +288,7 @@ def test_a_pass_depends_on_its_own_ops_only() -> None:
             alone: Any = SimpleNamespace(
                 program=program,
                 structure=lowered.structure,
-                state=lowered.state,
+                mesh=lowered.mesh,
                 storage={v: lowered.storage[v] for v in near},
                 actual={v: lowered.actual[v] for v in near},
                 computes={o: lowered.computes[o] for o in w.ops},

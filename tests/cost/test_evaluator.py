@@ -104,6 +104,21 @@ def test_tables_equal_the_specification_on_the_zoo(name: str, bulk: bool) -> Non
     check(build(analysis, MeshAxes.of({"x": 2, "y": 4}), rng), rng, 6)
 
 
+def test_of_results_that_stay_the_first_is_taken() -> None:
+    """Under this state two ways win by leaving a result as they make it, and take the same time."""
+    program = zoo.load("llama3", "tiny", remat=True)
+    options = JitOptions(donate_argnums=program.donate_argnums)
+    structure = Structure.of(analyze_program(lower(trace(program.fn, program.args, {}, options))))
+    mesh = MeshAxes.of({"x": 2, "y": 2, "z": 2})
+    space = space_of(structure, mesh)
+    taken = [(9, "z", (1, 0)), (9, "x", (1, 1)), (4, "x", ()), (8, "x", ()), (0, "z", ()), (2, "y", ())]
+    actions = [shard(space, space.units.index((color,)), axis, sides) for color, axis, sides in taken]
+    evaluator = Evaluator(CostModel(structure, HardwareCost.of(mesh)), space, actions)
+    with at_once():
+        found = evaluator.evaluate([range(len(actions))])[0]
+    assert found == evaluator.model.evaluate(evaluator.lowered(range(len(actions))))
+
+
 def test_who_reads_what_uses_were_asked_for_rests_on_it_too() -> None:
     """The masks of these experts stay as they are computed under one state only. What reads them, and was worked out in the
     same state after they were, must not be taken for known under the other."""

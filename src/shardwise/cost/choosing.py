@@ -46,13 +46,14 @@ class Row(NamedTuple):
 class Rule(NamedTuple):
     """Ops of a level, side by side: the rows of their ways, whether each is a result's (another follows it, for results that
     stay as they are made), where that of a single result is (else -1), which of the results may lie in either way, what their
-    ways make, and whom to ask."""
+    ways make, in which order the specification has the ways, and whom to ask."""
 
     rows: Reads
     is_result: Array
     result: Array
     crossed: Reads
     made: Array
+    order: Array
     node: Array
 
 
@@ -221,7 +222,7 @@ class Choosing:
         rows = Reads.of(self._source, groups)
         is_result = np.zeros(rows.salts.shape, np.int64)
         result = np.full(len(ops), -1)
-        made = np.zeros((len(ops), self.width), np.int64)
+        made, order = (np.zeros((len(ops), self.width), np.int64) for _ in range(2))
         node = np.zeros(len(ops), np.int64)
         crossings = [self.crossings(op) for op in ops]
         for n, op in enumerate(ops):
@@ -232,8 +233,9 @@ class Choosing:
                 if crossings[n]:
                     menu = self.menu(op)
                     made[n, : len(menu.ways)] = [self.things.number(way.made[0]) for way in menu.ways]
+                    order[n, menu.in_order] = range(len(menu.ways))
                     node[n] = self._nodes[op.results[0]]
-        return Rule(rows, is_result, result, Reads.of(self._source, crossings), made, node)
+        return Rule(rows, is_result, result, Reads.of(self._source, crossings), made, order, node)
 
     def close(self) -> None:
         """From now on no more is asked for."""
@@ -306,7 +308,12 @@ class Choosing:
         if len(miss):
             own = n[miss]
             liked[miss, way] = self._likes(rule.node[own], rule.made[own, way], states.at(miss), asking[miss])
-        return np.where(liked, staying, plain), liked, pairs.any(axis=1)
+        times = np.where(liked, staying, plain)
+        # Of several that win by staying the specification has the first.
+        equal = liked & (staying < least * (1 - SAME)) & (times <= times.min(axis=1, keepdims=True) * (1 + SAME))
+        first = np.where(equal, rule.order[n], self.width).argmin(axis=1)
+        equal[np.arange(len(n)), first] = False
+        return np.where(equal, plain, times), liked, pairs.any(axis=1)
 
     def _look(self, reads: Reads, n: Array, states: States, told: Array | None = None) -> Array:
         """Numbers of rows, by item and group."""

@@ -352,9 +352,7 @@ def test_a_family_that_is_left_alone() -> None:
         trace_variant(step, (params, batch()), {}, JitOptions(), Variant(remat=True, but=(3,)))
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama3", "mixtral"))]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in ("gpt", "llama3", "mixtral")])
 def test_as_much_memory_as_with_checkpoint(name: str) -> None:
     """By XLA, and by the cost model: as for the program whose author wrote ``jax.checkpoint``."""
     options: dict[str, Any] = {"scan": False, "layers": 4}

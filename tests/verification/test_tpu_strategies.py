@@ -12,7 +12,7 @@ from tests.verification import fresh
 from tests.verification.strategy_rows import ROWS, large_kinds
 from tests.verification.test_tpu import needs_libtpu
 
-QUICK = ("data parallel", "fsdp", "experts")
+QUICK = ("fsdp", "experts")
 
 
 @pytest.fixture(scope="module")

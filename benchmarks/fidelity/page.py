@@ -32,13 +32,13 @@ WHERE_FROM: Final = """The compiler's cycles are its own estimates: no TPU took 
 few of their layers. Cases are decided and predicted anew; what was compiled is the plan of when it was compiled."""
 
 IN_SAMPLE: Final = """**In sample.** The rates by byte and element and the launch of a kernel in the TPU profiles are fitted \
-to the compiler's cycles of programs on this page, the gap of one part in 32 to its heaps, and rules of fusion, memory and \
-collective products were found by looking at its output for them. None of the cases was kept apart. Other programs, other \
-widths and other versions of the compiler will be predicted worse than these. The H200's and the host's profiles come from \
-`shardwise hardware calibrate`, which times kernels of its own and none of these programs; but the model was worked on with \
-the H200's steps in view, so that they are in sample as well. So are the host's runs: how its readings are fitted was chosen \
-among three fits with the runs in view, and their sizes are no powers of two since runs at powers of two were predicted \
-worse."""
+to the compiler's cycles of programs on this page, the share of gathers that hides to its schedules, the gap of one part in \
+32 to its heaps, and rules of fusion, memory and collective products were found by looking at its output for them. None of \
+the cases was kept apart. Other programs, other widths and other versions of the compiler will be predicted worse than these. \
+The H200's and the host's profiles come from `shardwise hardware calibrate`, which times kernels of its own and none of these \
+programs; but the model was worked on with the H200's steps in view, so that they are in sample as well. So are the host's \
+runs: how its readings are fitted was chosen among three fits with the runs in view, and their sizes are no powers of two \
+since runs at powers of two were predicted worse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def time_words(found: Sequence[Times]) -> Words:
         text.append(f"On {' and '.join(thin)} there are too few cases with cycles to say anything.")
     text.append(
         "Both sides cost collectives by the same formulas, so that they differ only where the compiled collectives differ from "
-        "the plan's: the time of a collective itself is checked against nothing here, and neither is what hides behind compute."
+        "the plan's: the time of a collective itself is checked against nothing here."
     )
     return Words("Time on TPUs, as the compiler estimates it", bars, text)
 
@@ -259,6 +259,7 @@ def write(found: Found, versions: str) -> str:
         parts += [f"### {w.title}: {state if None not in judged else 'open'}", *w.text]
     parts += [OTHERS]
     parts += ["\n".join(compare.time_tables(found.times))] if found.times else []
+    parts += ["\n".join(compare.overlap_tables(found.times))] if found.times else []
     parts += ["\n".join(compare.memory_tables(found.memories))] if found.memories else []
     parts += ["\n".join(measured.single_tables(found.steps))] if found.steps else []
     parts += ["\n".join(measured.compiled8_tables(found.eight))] if found.eight else []

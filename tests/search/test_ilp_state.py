@@ -79,7 +79,7 @@ def test_no_state_on_top_of_a_base_costs_less_than_its_bound(name: str) -> None:
     free, bound = ilp(model, mesh).bound_s, ilp(model, mesh, base=base, axes=axes).bound_s
     problem = Problem(analysis, model.cost, base, axes, keeps=False)
     rng, times = random.Random(0), []
-    for _ in range(100):
+    for _ in range(300):
         state: tuple[int, ...] = ()
         while (allowed := problem.allowed(state)) and rng.random() < 0.8:
             state = (*state, rng.choice(allowed))

@@ -9,8 +9,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from shardwise import zoo
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import JitOptions, trace
 from shardwise.cost.decisions import Keep, Shard
 from shardwise.cost.local import HardwareCost
+from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
@@ -74,11 +78,35 @@ def test_nothing_is_left_of_the_rest(made: Problem) -> None:
 
 
 def test_openings_of_all_axes_together(made: Problem) -> None:
-    found = openings(Run(made, Budget(math.inf, 400), None))
+    """One of the first axis and then one of the second, or both axes with every decision."""
+    found = openings(Run(made, Budget(math.inf, 500), None))
     assert set(found) == {(0,), (1,), (0, 1)}
+    combined = {(*one, *other) for one in found[0,] for other in found[1,]}
     for state in found[0, 1]:
         pairs = [tuple(made.evaluator.actions[n] for n in state[k : k + 2]) for k in range(0, len(state), 2)]
-        assert all((one.axis, other.axis) == (0, 1) and one.unit == other.unit for one, other in pairs)
+        assert state in combined or all(
+            (one.axis, other.axis) == (0, 1) and one.unit == other.unit for one, other in pairs
+        )
+
+
+def test_axes_with_strategies_that_are_second_best_alone() -> None:
+    """Every second width over one axis and the others over the other: each is the best on its axis only beside the other."""
+    program = zoo.load("mlp", layers=4)
+    analysis = analyze_program(lower(trace(program.fn, program.args, {}, JitOptions(donate_argnums=(0, 1)))))
+    cost = HardwareCost(place(MeshAxes.of({"x": 4, "y": 4}), topology("v5e:4x4")))
+    problem = Problem(analysis, cost)
+    width = {c: problem.model.structure.colors[analysis.program.paths[f"params/hidden/{c}/bias"]][0] for c in range(4)}
+    first = problem.model.structure.colors[analysis.program.paths["params/first/bias"]][0]
+    wanted = [(width[0], "y"), (first, "x"), (first, "y"), (width[3], "x"), (width[3], "y"), (width[1], "x")]
+    decisions = [a.decision for a in problem.evaluator.actions]
+    board = tuple(
+        next(n for n, d in enumerate(decisions) if isinstance(d, Shard) and color in d.colors and d.axis == axis)
+        for color, axis in wanted
+    )
+    one, both = openings(Run(problem, Budget(math.inf, 500), None))[0,], problem.cost(board).time_ps
+    assert len({state[0] for state in one if state}) > 1, "led by different decisions"
+    for seed in range(2):
+        assert mcts(Problem(analysis, cost), Budget(math.inf, 1000), seed).best.cost.time_ps <= 1.005 * both
 
 
 def test_the_search_is_no_worse_than_any_one_decision_with_its_rest() -> None:

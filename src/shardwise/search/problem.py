@@ -128,18 +128,20 @@ class Problem:
         keys = [self.canonical(state) for state in states]
         new = {key: state for key, state in zip(keys, states, strict=True) if key not in self._known}
         if new:
-            found = self.evaluator.evaluate(list(new.values()))
-            self.evaluations += len(new)
-            self.front.add(found)
+            found = self.costs_once(list(new.values()))
             self._known.update((key, found[k]) for k, key in enumerate(new))
         return [self._known[key] for key in keys]
 
     def costs_once(self, states: Sequence[Sequence[int]]) -> Costs:
         """The costs of many different states that nobody will ask for again: they are not remembered."""
         self.evaluations += len(states)
-        found = self.evaluator.evaluate(states)
+        found = self.evaluated(states)
         self.front.add(found)
         return found
+
+    def evaluated(self, states: Sequence[Sequence[int]]) -> Costs:
+        """By the cost model."""
+        return self.evaluator.evaluate(states)
 
     def cost(self, state: Actions) -> Cost:
         return self.costs([state])[0]

@@ -240,10 +240,12 @@ class Evaluator:
         for table in tables.tolist():
             asked = lowered.asked
             row = self._row(self._tables[table], lowered)
-            if lowered.asked == asked:
+            # Many states at once may have said so of a narrow key under which nothing is asked.
+            said = self._index.find(narrow[table : table + 1])[0] == WIDE
+            if lowered.asked == asked and not said:
                 self._index.put_one(narrow[table], row)
                 continue
-            if self._index.find(narrow[table : table + 1])[0] != WIDE:
+            if not said:
                 self._index.put_one(narrow[table], WIDE)
             self._index.put_one(wide[table], row)
         vars(lowered).clear()  # its lazy lists refer to it

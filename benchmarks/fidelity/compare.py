@@ -123,8 +123,9 @@ class Predictor:
         self.analysis = analyze_program(lower(traced))
         self._program = program
 
-    def predict(self, case: Case) -> Predicted:
-        """What ``shardwise.plan`` would predict, which would also choose constraints."""
+    def predict(self, case: Case, under: str = "") -> Predicted:
+        """What ``shardwise.plan`` would predict, which would also choose constraints; or what that plan takes ``under`` another
+        topology."""
         from shardwise.cost.decisions import State
         from shardwise.cost.local import HardwareCost
         from shardwise.cost.lowering import lower_state
@@ -144,6 +145,8 @@ class Predictor:
         small = keep_small(lowered, cost)
         if small:
             lowered = lower_state(self.analysis, State(mesh, (*decisions, *small)), cost)
+        if under:
+            cost = HardwareCost(place(mesh, topology(under)))
         return predict(CostModel(lowered.structure, cost), lowered)
 
 

@@ -5,9 +5,10 @@ What was measured is in ``measured/``, with the profiles that ``shardwise hardwa
 - ``single.jsonl``: steps on one H200 (``single.py --measure``), predicted under ``h200.toml``: time, and the peak beside the
   compiler's ``peak_memory_in_bytes``;
 - ``compile8.jsonl``: plans compiled for eight H200s (``single.py --compile8``): the peak;
-- ``parallel.jsonl``: planned steps on eight host devices (``parallel.py``), predicted under ``host8.toml``: the order of the
-  strategies of a program. A line without ``compute`` is from when these programs computed in bfloat16. The committed plans were
-  made under a ``host8.toml`` with slower starts of collectives, fitted to the same readings in another way.
+- ``parallel.jsonl``: planned steps on eight host devices (``host.py``): the order of the strategies of a program, by the
+  fastest step of each. The plans are those that ran, made under ``planned8.toml``, the first calibration; what they take is
+  predicted under ``host8.toml``, of all calibrations (``readings1.json``, ``readings2.json``). How a program is computed turns
+  on the profile, and what another profile would choose is another program.
 
 Of several lines about the same thing the last counts.
 """
@@ -120,14 +121,14 @@ def compiled8(folder: Path = FOLDER, only: str = "") -> Iterator[Compiled]:
 
 
 def runs(folder: Path = FOLDER, only: str = "") -> Iterator[Run]:
-    known = [r for r in lines("parallel.jsonl", folder) if only in r["program"] and "median_s" in r]
+    known = [r for r in lines("parallel.jsonl", folder) if only in r["program"] and r.get("times_s")]
     for compute in sorted({r["compute"] for r in known}, reverse=True):
         predictor = Predictor()  # the programs are others in another type
         for r in sorted((r for r in known if r["compute"] == compute), key=lambda r: str(r["program"])):
             with computing(compute):
-                p = predictor.predict(case_of(r, folder / "host8.toml", 8))
+                p = predictor.predict(case_of(r, folder / "planned8.toml", 8), f"{folder / 'host8.toml'}:8")
             mesh = "x".join(map(str, r["mesh"].values()))
-            yield Run(r["program"], compute, r["strategy"], mesh, p.time_s, r["median_s"], p.compute_s, p.comm_s)
+            yield Run(r["program"], compute, r["strategy"], mesh, p.time_s, min(r["times_s"]), p.compute_s, p.comm_s)
 
 
 # Tables.

@@ -1,11 +1,6 @@
-"""``XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks.fidelity.parallel --measure --out FILE.jsonl``:
-how long planned steps take on eight host devices.
+"""Which planned steps run on eight host devices (``host.py``).
 
-Host devices are slow but real: their collectives, their waiting for each other and their memory traffic take time, and a plan
-that is better on paper must be better there, under a profile of these devices (``shardwise hardware calibrate --devices 8``).
-Each program is planned under each strategy and run as ``plan.jit`` runs it, donated arguments fed back; a JSON line holds
-program, strategy, mesh and all times. Cases come in an order of breadth, so that a run that is cut short has some of every
-program.
+Cases come in an order of breadth, so that a run that is cut short has some of every program.
 
 Programs compute in float32 (``computing``): XLA's CPU backend has no bfloat16 for much of what they do and converts to and fro,
 at a price that depends on shapes and that no profile has. Lines without ``compute`` are of bfloat16.
@@ -20,25 +15,16 @@ Two more things that host devices have and accelerators have not are kept out of
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
-import os
 import pkgutil
-import statistics
 import sys
-import time
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
 from benchmarks.fidelity.cases import STRATEGIES, Case, Program
-from benchmarks.fidelity.single import LIMIT_S, Record, costs, fed, make_args, memory, named, record_all, timed
 
-#: The calibrated profile of the machine that the committed figures are from.
-PROFILE: Final = Path(__file__).parent / "measured" / "host8.toml"
 DEVICES: Final = 8
 COMPUTE: Final = "float32"
 #: Read by the C library when a process starts, so that ``python -m`` starts itself again with them.
@@ -108,78 +94,3 @@ def computing(dtype: str) -> Iterator[None]:
             if name.startswith("shardwise.zoo.") and hasattr(module, "COMPUTE"):
                 stack.enter_context(mock.patch.object(module, "COMPUTE", getattr(jnp, dtype)))
         yield
-
-
-def measure(case: Case) -> Record:
-    """A planned step on host devices."""
-    with computing(COMPUTE):
-        return _measure(case) | {"compute": COMPUTE}
-
-
-def _measure(case: Case) -> Record:
-    import jax
-
-    import shardwise
-    from shardwise.rewrite.apply import make_mesh
-
-    loaded = case.program.load()
-    start = time.perf_counter()
-    plan = shardwise.plan(
-        loaded.fn,
-        *loaded.args,
-        mesh=dict(case.mesh),
-        topology=f"{PROFILE}:8",
-        tactics=case.tactics(),
-        roles={"batch": "batch", "params": "params"},
-        donate_argnums=loaded.donate_argnums,
-    )
-    told: Record = {"plan_s": time.perf_counter() - start, "donated": list(loaded.donate_argnums)}
-    mesh = make_mesh(plan.mesh, jax.devices("cpu"))
-    shardings, _ = plan.in_shardings(mesh)
-    start = time.perf_counter()
-    compiled = plan.jit(loaded.fn, mesh).lower(*loaded.args).compile()
-    told |= {"compile_s": time.perf_counter() - start, "memory": memory(compiled), "cost": costs(compiled)}
-
-    def placed(args: Any) -> Any:
-        return tuple(jax.device_put(a, s) for a, s in zip(args, shardings, strict=True))
-
-    args = placed(make_args(loaded))
-
-    def run(args: Any) -> Any:
-        # What ``plan.jit(fn)`` runs: calling that would compile once more.
-        return plan.trees[1].unflatten(compiled(*jax.tree.leaves(args)))
-
-    times = timed(run, lambda a, r: placed(fed(a, r, loaded.donate_argnums)), args)
-    moved = [[kind, list(axes), count, nbytes] for (kind, axes), (count, nbytes) in plan.moved().items()]
-    machine = {"cores": os.cpu_count(), "tunables": os.environ.get("GLIBC_TUNABLES", "")}
-    return told | {"times_s": times, "median_s": statistics.median(times), "moved": moved} | machine
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity.parallel", description=__doc__)
-    parser.add_argument("--measure", action="store_true", required=True, help="run planned steps")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl", help="lines are appended")
-    parser.add_argument("--scale", choices=("full", "tiny"), default="full")
-    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="start no case after so many seconds")
-    parser.add_argument("--only", default="", help="only cases whose key has this in it")
-    parser.add_argument("--first", type=int, default=None, help="only so many cases, in the order of breadth")
-    given = parser.parse_args(arguments)
-    # Both are read when JAX first looks for devices.
-    flag = "--xla_force_host_platform_device_count"
-    if flag not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}={DEVICES}".strip()
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    chosen = [c for c in cases(given.scale) if given.only in c.key][: given.first]
-    lines = (
-        (named(c.program) | {"scale": given.scale, "strategy": c.strategy, "mesh": dict(c.mesh)}, partial(measure, c))
-        for c in chosen
-    )
-    record_all(given.out, given.limit_s, lines)
-    return 0
-
-
-if __name__ == "__main__":
-    if TUNABLES not in os.environ.get("GLIBC_TUNABLES", ""):
-        os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), TUNABLES)))
-        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.fidelity.parallel", *sys.argv[1:]])
-    sys.exit(main())

@@ -74,7 +74,7 @@ def test_a_verdict_that_differs_is_counted(found: tuple[list[Times], list[Memory
 def test_the_page_has_every_bar_and_table(truth: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "measured"
     folder.mkdir()
-    for profile in ("h200.toml", "host8.toml"):
+    for profile in ("h200.toml", "host8.toml", "planned8.toml"):
         (folder / profile).write_text((measured.FOLDER / profile).read_text())
     for file in ("single.jsonl", "compile8.jsonl", "parallel.jsonl"):
         lines = (measured.FOLDER / file).read_text().splitlines()

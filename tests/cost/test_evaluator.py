@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from unittest.mock import patch
 
 import jax
@@ -21,7 +22,7 @@ from shardwise.cost.decisions import Decision, Keep, Pin, Shard
 from shardwise.cost.evaluator import Evaluator
 from shardwise.cost.local import HardwareCost
 from shardwise.cost.locality import Space, shard, space_of
-from shardwise.cost.model import CostModel
+from shardwise.cost.model import CostModel, TermKind
 from shardwise.cost.structure import Structure
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.hardware.layout import place
@@ -29,10 +30,13 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
 from tests.fuzz.generate import Drawn, drawn_programs
 
+HOST = Path(__file__).parents[2] / "benchmarks" / "fidelity" / "measured" / "host8.toml"
 MESHES = ({"x": 8}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})
 
 
-def build(analysis: Analysis, mesh: MeshAxes, rng: random.Random, base: Sequence[Decision] = ()) -> Evaluator:
+def build(
+    analysis: Analysis, mesh: MeshAxes, rng: random.Random, base: Sequence[Decision] = (), hardware: str = ""
+) -> Evaluator:
     """All groups on all axes with random sides, some arguments and inner values that may be kept."""
     structure = Structure.of(analysis)
     groups = [g for g in analysis.groups if g.matters]
@@ -45,7 +49,8 @@ def build(analysis: Analysis, mesh: MeshAxes, rng: random.Random, base: Sequence
         for axis in mesh.names:
             for _ in range(min(3, 2 ** len(group.bits))):
                 actions.append(Shard(group.colors, axis, tuple((bit, rng.randint(0, 1)) for bit in group.bits)))
-    return Evaluator(CostModel(structure, HardwareCost.of(mesh)), space, list(dict.fromkeys(actions)))
+    cost = HardwareCost(place(mesh, topology(hardware))) if hardware else HardwareCost.of(mesh)
+    return Evaluator(CostModel(structure, cost), space, list(dict.fromkeys(actions)))
 
 
 def random_state(evaluator: Evaluator, rng: random.Random, most: int = 7) -> tuple[int, ...]:
@@ -124,6 +129,25 @@ def test_one_by_one_after_many_at_once(name: str) -> None:
         both.evaluate(many)
     found, expected = both.evaluate(few), plain.evaluate(few)
     assert "_bulk" in vars(both) and [found[k] for k in range(len(few))] == [expected[k] for k in range(len(few))]
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+@pytest.mark.parametrize("name", ["mlp", "gpt"])
+def test_tables_equal_the_specification_on_a_measured_host(name: str, bulk: bool) -> None:
+    """Its profile has figures that others have not: what is read the other way round is a pass of its own."""
+    program = zoo.load(name, "tiny")
+    options = JitOptions(donate_argnums=program.donate_argnums)
+    analysis = analyze_program(lower(trace(program.fn, program.args, {}, options)))
+    rng = random.Random(11)
+    evaluator = build(analysis, MeshAxes.of({"x": 2, "y": 4}), rng, hardware=f"{HOST}:8")
+    turned = [n for n, work in enumerate(evaluator.model.work) if work.turned]
+    assert turned
+    with at_once() if bulk else nullcontext():
+        check(evaluator, rng, 8)
+    lowered = [evaluator.lowered(random_state(evaluator, rng)) for _ in range(8)]
+    terms = [term for term in evaluator.model.terms if term.kind is TermKind.PASS and term.number in turned]
+    seconds = {evaluator.model.figures(state, term).compute_ps > 0 for state in lowered for term in terms}
+    assert seconds == {True, False}, "only sums over devices cost"
 
 
 def test_of_results_that_stay_the_first_is_taken() -> None:

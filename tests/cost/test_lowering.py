@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +62,21 @@ def test_pieces_of_several_dimensions_are_copied() -> None:
     assert copying(sharding((0,), ()), sharding((), (0,))) > 0
     early = [cost.communication_s(reshard(1024, source, whole, MESH), True) for source in (sharding((0,), (1,)), whole)]
     assert early[0] > copying(sharding((0,), (1,)), whole) > early[1] == 0
+
+
+def test_gathers_that_turn_their_arrays_round() -> None:
+    """Both sides are copied, and read the other way round, unless the first dimension is gathered."""
+    plain = HardwareCost.of(MESH)
+    where = plain.placement.topology
+    profile = replace(where.profile, minor_copies=True, turned_bytes_per_s=1e9, efficiency=(("all-gather", 1.0),))
+    cost = HardwareCost(replace(plain.placement, topology=replace(where, profile=profile)))
+    whole = sharding((), ())
+    (first,), (second,) = (reshard(1024, s, whole, MESH) for s in (sharding((0, 1), ()), sharding((), (0, 1))))
+    assert cost.copy_s(first) == 0.0 == plain.copy_s(second)
+    streamed = 2 / (profile.memory_bytes_per_s * profile.memory_efficiency)
+    assert cost.copy_s(second) == pytest.approx((second.bytes_in + 1024) * (streamed + 1e-9))
+    (moved,) = (s for s in reshard(1024, sharding((0,), ()), sharding((), (0,)), MESH))
+    assert cost.copy_s(moved) == 0.0, "an efficiency that was measured has the copies of an all-to-all in it"
 
 
 def lowered(fn, args, mesh: dict[str, int], decide, grouping: bool = True) -> Lowered:

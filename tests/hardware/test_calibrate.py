@@ -36,7 +36,7 @@ def collectives(topology_text: str) -> list[Reading]:
     placement = place({"d": where.devices}, where)
     costs = {kind: collective(kind, ["d"], placement) for kind in KINDS}
     sizes = [2.0**k for k in (12, 16, 20, 24)]
-    return [Reading(kind, "", size, cost.time_s(size)) for kind, cost in costs.items() for size in sizes]
+    return [Reading(kind, f"{size}", size, cost.time_s(size)) for kind, cost in costs.items() for size in sizes]
 
 
 def passes(time_s: Callable[[float, float], float], round_s: float = 0.0) -> list[Reading]:
@@ -45,7 +45,8 @@ def passes(time_s: Callable[[float, float], float], round_s: float = 0.0) -> lis
     for width, elements in ((4, 1e8), (2, 1e8), (4, 5e7)):
         for arrays in (2, 3, 4):
             nbytes = width * arrays * elements
-            found.append(Reading("memory", "", nbytes, round_s + time_s(nbytes, elements), elements))
+            size = f"{arrays} of {elements} by {width}"
+            found.append(Reading("memory", size, nbytes, round_s + time_s(nbytes, elements), elements))
     return found
 
 
@@ -88,19 +89,87 @@ def test_the_fit_of_links_inverts_the_formulas() -> None:
     assert module._fit_links(collectives("h100:8x2"), 16, load_profile("h100")) is None, "two tiers"
 
 
-def test_collectives_that_lie_in_a_hosts_cache_are_left_out() -> None:
-    """Of eight host devices those of 1 and 16 MiB, however fast; without larger ones they are all there is."""
+def test_kinds_have_rates_of_their_own() -> None:
+    """The fastest kind has the links' rate, the others a share of it; groups follow the same formulas."""
+    shares = {
+        "all-reduce": 0.5,
+        "all-gather": 1.0,
+        "reduce-scatter": 0.25,
+        "all-to-all": 0.2,
+        "collective-permute": 0.8,
+    }
+    h100 = load_profile("h100")
+    slower = dataclasses.replace(h100, efficiency=tuple(shares.items()), scatters=True)
+    where = dataclasses.replace(topology("h100:8"), profile=slower)
+    read = [
+        Reading(kind, "", size, collective(kind, ["d"], place({"o": 8 // n, "d": n}, where)).time_s(size), 0.0, n)
+        for kind in KINDS
+        for n in (2, 4, 8)
+        for size in (1024.0, 2.0**22)
+    ]
+    links = module._fit_links(read, 8, h100)
+    assert links is not None and links.shares == pytest.approx(shares) and links.error < 1e-9
+    assert links.bytes_per_s == pytest.approx(4.5e11)
+    assert (links.collective_s, links.latency_s) == pytest.approx((6.6e-6, 1.9e-6))
 
-    def rate(machine: Machine, sizes: dict[int, float]) -> object:
-        read = [Reading(kind, "", 2.0**k, 1e-4 + 2.0**k / rate) for kind in KINDS for k, rate in sizes.items()]
-        return of(machine, None, *read).data["links"][0]["bytes_per_s"]
 
-    eight = dataclasses.replace(HOST, devices=8)
-    slow = {12: 1e9, 26: 1e9}
-    assert rate(eight, slow | {20: 1e10, 24: 1e10}) == rate(eight, slow)
-    assert rate(HOST, slow | {20: 1e10, 24: 1e10}) != rate(HOST, slow), "two devices: 2^26 bytes each fit"
-    h100 = Machine("NVIDIA H100 80GB HBM3", "gpu", 8, "0.9.0")
-    assert rate(h100, slow | {20: 1e10, 24: 1e10}) != rate(h100, slow), "no host"
+def test_small_collectives_without_the_products_between() -> None:
+    between = Reading("between", "", 1.0, 3e-4)
+    shown = Reading("all-gather", "", 1024.0, 5e-4, between=True)
+    lost = Reading("all-reduce", "", 1024.0, 3.01e-4, between=True)
+    large = Reading("all-gather", "", 2.0**22, 1e-3)
+    assert module._alone([between, shown, lost, large]) == [
+        dataclasses.replace(shown, time_s=pytest.approx(2e-4)),
+        large,
+    ]
+
+
+def test_what_operands_and_turned_arrays_cost(tmp_path: Path) -> None:
+    """Both lead back to the rates they were made with; where nothing more is seen there is no figure."""
+    thin = [Reading("thin.forward", str(n), n * 1e9, n * 1e9 / 3.5e14 + n * 4e6 / 2e10, n * 1e6) for n in (1.0, 2.0)]
+    straight, turned = (Reading(w, "", 12e6, t, 1e6) for w, t in (("straight", 1e-3), ("turned", 3e-3)))
+    profile = of(HOST, None, *thin, straight, turned).write(tmp_path / "ours.toml")
+    assert profile.operand_bytes_per_s == pytest.approx(2e10, rel=1e-3)
+    assert profile.turned_bytes_per_s == pytest.approx(2e9, rel=1e-3) and profile.turns
+    same = of(HOST, None, straight, dataclasses.replace(turned, time_s=1e-3)).write(tmp_path / "ours.toml")
+    assert not same.turns and same.operand_bytes_per_s == float("inf")
+
+
+def test_a_compiler_that_turns_what_it_gathers(tmp_path: Path) -> None:
+    turning = profile_of(dataclasses.replace(HOST, minor_copies=True), tmp_path)
+    assert turning.minor_copies and turning.source("minor_copies").startswith("told by the machine ")
+    assert not profile_of(HOST, tmp_path).minor_copies
+
+
+def test_the_fastest_of_several_rounds_counts(found: Calibration) -> None:
+    read = found.measured.readings
+    rounds = [
+        tuple(dataclasses.replace(r, time_s=r.time_s * (3 if k % 2 == odd else 1)) for k, r in enumerate(read))
+        for odd in (0, 1)
+    ]
+    slowed = [dataclasses.replace(found.measured, readings=own, notes=("the same",)) for own in rounds]
+    joined = module.fastest(*slowed)
+    assert joined.readings == read
+    assert joined.notes == ("the same",) and joined.time_s == 2.0
+    with pytest.raises(HardwareError, match="different machines cannot be joined"):
+        module.fastest(slowed[0], dataclasses.replace(slowed[1], machine=H200))
+
+
+def test_readings_are_kept_and_fitted_again(
+    found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    measuring(monkeypatch, lambda *_, say: found.measured)
+    assert main(["hardware", "calibrate", "--name", "ours", "--readings", "kept.json"]) == 0
+    first = Path("ours.toml").read_text()
+    measuring(monkeypatch, lambda *_, say: pytest.fail("nothing is measured"))
+    assert main(["hardware", "calibrate", "--name", "ours", "--from", "kept.json", "kept.json"]) == 0
+    assert Path("ours.toml").read_text() == first
+    assert module.read_measured(Path("kept.json")) == found.measured
+    capsys.readouterr()
+    Path("wrong.json").write_text('{"schema": 1, "readings": [{"what": 1}]}')
+    assert main(["hardware", "calibrate", "--name", "ours", "--from", "wrong.json"]) == 1
+    assert "wrong.json has no readings" in capsys.readouterr().err
 
 
 def test_a_compiler_without_reduce_scatters(tmp_path: Path) -> None:
@@ -243,7 +312,8 @@ def test_the_command(
     data = json.loads(capsys.readouterr().out)
     assert asked == [(2, True), (2, True)]
     assert data["file"] == "other.toml" and data["measured"]["devices"] == 2
-    assert {"what", "size", "work", "time_s", "elements", "rate"} == data["measured"]["readings"][0].keys()
+    fields = {"what", "size", "work", "time_s", "elements", "group", "between", "rate"}
+    assert data["measured"]["readings"][0].keys() == fields
     assert main(["hardware", "show", "other.toml"]) == 0
 
 

@@ -60,6 +60,7 @@ def test_every_figure_has_a_source(name: str) -> None:
     profile = load_profile(name)
     data = profile.to_json()
     figures = {f.key for f in FIGURES if f.key.startswith(("memory", "vector", "latency"))} | {"clock_hz"}
+    figures -= {"memory.turned_bytes_per_s"}  # of profiles that were measured
     figures |= {"matrix.efficiency", "matrix.tile", "vector.tile"}
     figures |= {f"matrix.{t}" for t in data["matrix"]["flops_per_s"]} | {f"hidden.{k}" for k in data["hidden"]}
     for tier in data["links"]:

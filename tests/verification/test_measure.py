@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.errors import HardwareError
-from shardwise.hardware.calibrate import KINDS, Measured, calibrate
+from shardwise.hardware.calibrate import KINDS, THIN, Measured, calibrate
 from shardwise.hardware.load import load_profile
 from shardwise.verification import measure as module
 from shardwise.verification.measure import measure
@@ -17,7 +17,9 @@ from shardwise.verification.timing import Scale, scale_for
 TINY = Scale(
     types=("f32", "bf16"),
     products=((64, 64),),
+    thin=((16, 64),),
     stream_bytes=1 << 20,
+    arrays=6,
     vector_elements=1 << 10,
     collective_bytes=(1 << 12, 1 << 16),
     target_s=1e-3,
@@ -34,14 +36,15 @@ def measured() -> Measured:
 def test_readings_are_positive_and_of_every_kind(measured: Measured) -> None:
     assert all(math.isfinite(r.time_s) and r.time_s > 0 and r.work > 0 for r in measured.readings)
     kinds = {r.what for r in measured.readings}
-    assert kinds == {"matrix.f32", "matrix.bf16", "memory", "vector", "transcendentals", "launch", *KINDS}
+    plain = {"memory", "straight", "turned", "vector", "transcendentals", "launch", "between"}
+    assert kinds == {"matrix.f32", "matrix.bf16", *THIN, *plain, *KINDS}
     assert not measured.notes
 
 
 def test_passes_vary_in_bytes_and_in_elements(measured: Measured) -> None:
     many = (1 << 20) // 2 // 4  # two devices share the bytes
     read = [(r.elements, r.work / r.elements) for r in measured.readings if r.what == "memory"]
-    assert read == [(n, w * a) for n, w in ((many, 4), (many, 2), (many // 2, 4)) for a in (2, 3, 4)]
+    assert read == [(n, 4 * a) for n in (many, many // 2) for a in (2, 3, 4)]
 
 
 def test_the_machine_tells(measured: Measured) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import sys
 import textwrap
@@ -15,7 +16,7 @@ from shardwise.cli import completers, options
 from shardwise.report.units import si
 
 if TYPE_CHECKING:
-    from shardwise.hardware.calibrate import Calibration
+    from shardwise.hardware.calibrate import Calibration, Measured
     from shardwise.hardware.profile import LinkTier, Profile
     from shardwise.hardware.topology import Topology
 
@@ -56,7 +57,10 @@ def add_command(commands: Any) -> None:
         help="measure this machine's devices and write a profile",
         description="Measures the devices that JAX has here (products, memory, elementwise work, kernels, collectives), all "
         "of them busy at once, and writes a hardware profile. Let nothing else run meanwhile.",
-        examples="shardwise hardware calibrate --name ours --devices 8",
+        examples="""
+        shardwise hardware calibrate --name ours --devices 8 --readings ours.json
+        shardwise hardware calibrate --name ours --from ours.json
+        """,
     )
     calibrate.add_argument("--name", help="the profile's name (default: the kind of device with -measured)")
     options.completed(
@@ -67,6 +71,21 @@ def add_command(commands: Any) -> None:
     )
     calibrate.add_argument("--quick", action="store_true", help="coarse figures within 15 s rather than 90 s")
     calibrate.add_argument("--devices", metavar="N", type=int, help="use N devices; on a CPU make N host devices")
+    options.completed(
+        calibrate.add_argument("--readings", metavar="FILE.json", type=Path, help="keep what was read there as well"),
+        completers.files("json"),
+    )
+    options.completed(
+        calibrate.add_argument(
+            "--from",
+            dest="given",
+            metavar="FILE.json",
+            type=Path,
+            nargs="+",
+            help="measure nothing: make a profile of readings that were kept, of several the fastest",
+        ),
+        completers.files("json"),
+    )
     calibrate.set_defaults(run=_calibrate)
     for action in (listing, show, calibrate):
         options.add_json(action)
@@ -150,6 +169,8 @@ def _axis_lines(place: Topology) -> list[str]:
 
 
 def _figures(profile: Profile) -> list[tuple[str, str]]:
+    from shardwise.hardware.load import BY_KIND
+
     tile = "×".join
     rows = [
         ("clock_hz", si(profile.clock_hz, "Hz")),
@@ -157,8 +178,14 @@ def _figures(profile: Profile) -> list[tuple[str, str]]:
         ("memory.usable_share", f"{profile.usable_share:g} ({_size(profile.usable_bytes)})"),
         ("memory.bytes_per_s", si(profile.memory_bytes_per_s, "B/s")),
         ("memory.efficiency", f"{profile.memory_efficiency:g}"),
+        *([("memory.turned_bytes_per_s", si(profile.turned_bytes_per_s, "B/s"))] if profile.turns else []),
         *((f"matrix.{t}", si(rate, "FLOP/s")) for t, rate in profile.matrix_flops_per_s),
         ("matrix.efficiency", f"{profile.matrix_efficiency:g}"),
+        *(
+            [("matrix.operand_bytes_per_s", si(rate, "B/s"))]
+            if (rate := profile.operand_bytes_per_s) < math.inf
+            else []
+        ),
         ("matrix.tile", tile(map(str, profile.matrix_tile))),
         *([("matrix.window", f"{profile.matrix_window} pieces")] if profile.matrix_window else []),
         ("vector.flops_per_s", si(profile.vector_flops_per_s, "FLOP/s")),
@@ -168,7 +195,8 @@ def _figures(profile: Profile) -> list[tuple[str, str]]:
         ("latency.launch_s", _time(profile.launch_s)),
         ("latency.collective_s", _time(profile.collective_s)),
         *([] if profile.scatters else [("reduce_scatter", "none: all-reduce, slice")]),
-        *((f"hidden.{kind}", f"{share:g}") for kind, share in profile.hidden),
+        *([("minor_copies", "around gathers")] if profile.minor_copies else []),
+        *((f"{table}.{kind}", f"{v:g}") for table in BY_KIND for kind, v in getattr(profile, table)),
     ]
     for tier in profile.links:
         where = f"links.{tier.name}."
@@ -184,7 +212,7 @@ def _figures(profile: Profile) -> list[tuple[str, str]]:
 
 
 def _calibrate(arguments: argparse.Namespace) -> str:
-    from shardwise.hardware.calibrate import calibrate, check_output
+    from shardwise.hardware.calibrate import calibrate, check_output, fastest, read_measured
 
     flag = "--xla_force_host_platform_device_count"
     if (arguments.devices or 0) > 1 and flag not in os.environ.get("XLA_FLAGS", ""):
@@ -195,13 +223,7 @@ def _calibrate(arguments: argparse.Namespace) -> str:
     else:
         check_output(Path("measured.toml"))
 
-    from shardwise.verification.measure import measure  # brings JAX
-
-    def say(what: str) -> None:
-        if sys.stderr is not None and (arguments.verbose or (not arguments.quiet and sys.stderr.isatty())):
-            print(f"measuring {what} ...", file=sys.stderr)
-
-    measured = measure(arguments.devices, arguments.quick, say=say)
+    measured = fastest(*map(read_measured, arguments.given)) if arguments.given else _measured(arguments)
     found = calibrate(measured, arguments.name or (arguments.output and arguments.output.stem))
     path = arguments.output or Path(f"{found.data['name']}.toml")
     profile = found.write(path)
@@ -219,6 +241,25 @@ def _calibrate(arguments: argparse.Namespace) -> str:
         "readings": [dataclasses.asdict(r) | {"rate": r.rate} for r in measured.readings],
     }
     return json.dumps(profile.to_json() | {"measured": data}, indent=2) + "\n"
+
+
+def _measured(arguments: argparse.Namespace) -> Measured:
+    from shardwise.errors import HardwareError
+    from shardwise.files import check_writable, write_whole
+
+    if arguments.readings:
+        check_writable(arguments.readings, HardwareError)
+
+    from shardwise.verification.measure import measure  # brings JAX
+
+    def say(what: str) -> None:
+        if sys.stderr is not None and (arguments.verbose or (not arguments.quiet and sys.stderr.isatty())):
+            print(f"measuring {what} ...", file=sys.stderr)
+
+    measured = measure(arguments.devices, arguments.quick, say=say)
+    if arguments.readings:
+        write_whole(arguments.readings, json.dumps(measured.to_json(), indent=1) + "\n", HardwareError)
+    return measured
 
 
 def calibration_text(found: Calibration, profile: Profile, path: Path) -> str:

@@ -58,6 +58,8 @@ class Bulk:
             for edge in (*work.inner, *([work.returned] if work.returned else [])):
                 yield known.computes(edge.maker, Facet("taken", edge.result))
                 yield known.computes(edge.user, Facet("brought", edge.operand))
+            if work.turned:
+                yield known.computes(work.turned.maker, Facet("made", work.turned.result))
             if work.returned:
                 yield known.computes(work.returned.user, Facet("taken"))
                 yield known.lies(program.ops[work.returned.user].results[0])

@@ -10,13 +10,18 @@ over the same array and nothing has to be complete between them, as XLA joins th
 
 - a product of ``B`` times ``m × k`` with ``k × n`` has ``2·B·m·n·k`` FLOPs at the sizes to which the device pads it, or
   takes the time to read what its operands are made of and to write its result, if that is more (``product_s``). Rows and
-  columns of several dimensions are padded in one, where that costs least: ``heads × 80`` columns are ``heads × 128``;
+  columns of several dimensions are padded in one, where that costs least: ``heads × 80`` columns are ``heads × 128``. Where
+  it was measured, laying out the operands comes to the FLOPs (``Profile.operand_bytes_per_s``): few rows pay for it;
 - a stream costs by the element and by the byte, or its vector FLOPs if these take longer (``stream_s``). Only what is touched
   counts: of a stacked value the slice, of an update in place the update;
 - a break is a collective inside the pass: what is behind it is a sweep of its own (``break_s``).
 
 A result that a collective makes, and that takes the place of a donated argument, is copied (``copy_s``): ZeRO's parameters.
 So is a stack that a loop writes while it reads the donated one: a cache that is scanned (``_restacked``).
+
+A product writes its result in the order in which it is read. Where the result is a sum over devices that cannot be: every
+kernel that reads it the other way round (a weight's gradient in the optimizer) takes its elements from far apart, and pays for
+each where that was measured (``_turned``, ``turn_s``).
 
 Where products are calls of a library (``calls_library``: GPUs) they are passes of their own and pad each role as one dimension;
 convolutions over spread elements skip the zeros; and a loop's stacks are filled with zeros first, and each written by itself.
@@ -98,7 +103,8 @@ class Pass:
     ``kernels`` are the ops whose results it writes. Each of ``reads`` is one stored value: the places at which it is read.
 
     ``feeds`` says of each of them whether a product's operands are made of it. ``alone`` are the operands (op, number) of
-    products that no other product of the region uses. ``returned`` is where a result takes the place of a donated argument.
+    products that no other product of the region uses. ``returned`` is where a result takes the place of a donated argument,
+    ``turned`` where a product's result is read the other way round.
     """
 
     kernels: tuple[int, ...]
@@ -112,6 +118,11 @@ class Pass:
     inner: tuple[Edge, ...]
     alone: frozenset[tuple[int, int]]
     returned: Edge | None = None
+    turned: Edge | None = None
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        return (*self.inner, *(edge for edge in (self.returned, self.turned) if edge))
 
 
 @dataclass(slots=True)
@@ -128,8 +139,8 @@ class _Kernel:
     group: int = -1
 
 
-def passes(clusters: Clusters) -> tuple[Pass, ...]:
-    """What runs as one kernel, in the order of the program.
+def passes(clusters: Clusters, turning: bool = False) -> tuple[Pass, ...]:
+    """What runs as one kernel, in the order of the program; with what is read the other way round where that costs.
 
     Kernels of ``clusters`` that pass over the same array are joined where one reads what another writes or both read the
     same, unless something must be complete between them (a reduction, a product's operand): then they are two passes.
@@ -181,7 +192,7 @@ def passes(clusters: Clusters) -> tuple[Pass, ...]:
     alone = _alone(clusters)
     seen: set[int] = set()
     joined = [_joined(clusters, [kernels[n] for n in sorted(group)], alone, seen) for group in groups if group]
-    return (*joined, *_returned(clusters))
+    return (*joined, *_returned(clusters), *(_turned(clusters, kernels) if turning else ()))
 
 
 def _loops(clusters: Clusters) -> dict[int, tuple[int, frozenset[int]]]:
@@ -215,6 +226,46 @@ def _returned(clusters: Clusters) -> Iterator[Pass]:
                 if _restacked(clusters, value):
                     read, written = (Tensor(op.id, n, value.itemsize) for n in (0, 1))
                     yield Pass((), (op.id,), op.region, (), (op.id,), ((read,),), (False,), (written,), (), frozenset())
+
+
+def _turned(clusters: Clusters, kernels: Iterable[_Kernel]) -> Iterator[Pass]:
+    """Products' results that a kernel reads the other way round: a pass each, which is free but where the result is a sum over
+    devices."""
+    for kernel in kernels:
+        found = {edge.value: edge for o in kernel.members for edge in _turned_edges(clusters, clusters.program.ops[o])}
+        for edge in found.values():
+            ops = (edge.maker, edge.user)
+            yield Pass((), ops, kernel.region, (), (), (), (), (), (), frozenset(), None, edge)
+
+
+def _turned_edges(clusters: Clusters, user: Op) -> Iterator[Edge]:
+    program = clusters.program
+    if clusters.roles[user.id] is Role.VIEW:
+        return
+    for k, v in enumerate(user.operands):
+        turns = False
+        while v >= 0:
+            number, result = program.definitions[v]
+            maker = program.ops[number]
+            if maker.unit is Unit.MATRIX and turns:
+                yield Edge(v, number, result, user.id, k, False)
+            if clusters.roles[number] is not Role.VIEW or maker.kind not in (
+                "transpose",
+                "reshape",
+                "convert_element_type",
+            ):
+                break
+            turns = turns != _turns(maker)
+            v = maker.operands[0]
+
+
+def _turns(op: Op) -> bool:
+    """Are elements that lie side by side far apart after a transposition?"""
+    rule = op.rule
+    if op.kind != "transpose" or rule is None:
+        return False
+    last = [[f for dim in t for f in dim if rule.factors[f].size > 1][-1:] for t in (rule.operands[0], rule.results[0])]
+    return last[0] != last[1]
 
 
 def _restacked(clusters: Clusters, value: Value) -> bool:
@@ -368,6 +419,8 @@ def pass_s(lowered: Lowered, work: Pass, profile: Profile) -> float:
     sizes = Sizes(lowered)
     if work.returned is not None:
         return sizes.copy_s(work.returned, profile)
+    if work.turned is not None:
+        return sizes.turn_s(work.turned, profile)
     local = sizes.local
     reads = [max([local(t.op).elements[t.number] * t.itemsize for t in places]) for places in work.reads]
     moved = sum(reads) + sum([local(t.op).elements[t.number] * t.itemsize for t in work.writes])
@@ -407,8 +460,8 @@ class Product:
         return 2.0 * self.batch * math.prod(self.rows) * math.prod(self.columns) * math.prod(self.depth)
 
 
-def product_s(product: Product, nbytes: float, profile: Profile) -> float:
-    """Seconds of a product that streams ``nbytes``.
+def product_s(product: Product, nbytes: float, profile: Profile, operands: float = 0.0) -> float:
+    """Seconds of a product that streams ``nbytes``, with operands of so many.
 
     >>> from shardwise.hardware.load import load_profile
     >>> square = Product(1, (4096,), (4096,), (4096,), "bfloat16")
@@ -426,7 +479,8 @@ def product_s(product: Product, nbytes: float, profile: Profile) -> float:
     if profile.calls_library:
         waste /= product.zeros
     rate = profile.matrix_rate(product.dtype) * profile.matrix_efficiency
-    return max(product.flops * waste / rate, nbytes / (profile.memory_bytes_per_s * profile.memory_efficiency))
+    computing = product.flops * waste / rate + operands / profile.operand_bytes_per_s
+    return max(computing, nbytes / (profile.memory_bytes_per_s * profile.memory_efficiency))
 
 
 def stream_s(nbytes: float, elements: float, flops: float, profile: Profile) -> float:
@@ -502,6 +556,12 @@ class Sizes:
         nbytes = self.program.values[edge.value].nbytes / actual.shards(self.mesh)
         return round(2 * (profile.launch_s + stream_s(2 * nbytes, 0.0, 0.0, profile)) * 1e12) / 1e12
 
+    def turn_s(self, edge: Edge, profile: Profile) -> float:
+        """What it costs to read a sum over devices the other way round."""
+        if not self.lowered.computes[edge.maker].made[edge.result].partial:
+            return 0.0
+        return round(self._bytes(edge.user, edge.operand) / profile.turned_bytes_per_s * 1e12) / 1e12
+
     def break_s(self, edge: Edge, products: tuple[int, ...], profile: Profile) -> float:
         """What a collective inside a pass costs: the value is written and read, and what is left is a pass of its own.
 
@@ -538,7 +598,7 @@ class Sizes:
             nbytes += (steps - 1) * operands[again]
         product = self.local(op).product
         assert product is not None
-        return seconds + max(product_s(product, nbytes, profile), adding)
+        return seconds + max(product_s(product, nbytes, profile, sum(operands)), adding)
 
     def gathered(self, op: int, alone: frozenset[tuple[int, int]]) -> tuple[int, int, bool]:
         """In how many pieces an operand of a product comes, which it is, and whether they lie along its depth."""

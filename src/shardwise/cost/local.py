@@ -4,6 +4,9 @@ A collective costs what ``shardwise.hardware.collectives`` says of the links und
 rate of its unit, bytes over the memory's. The rule asks with one flat latency for every collective: counting hops it would
 gather the batch of a tiny program instead of reducing its gradients, and how a program is computed should not turn on its size
 being that of a test. Predictions (``step_s``) count them.
+
+Weak: where gathers turn their arrays round (``Profile.minor_copies``), one along a dimension between the first and the last is
+taken for as dear as one along the last, though its rows stay whole.
 """
 
 from __future__ import annotations
@@ -46,7 +49,10 @@ class HardwareCost:
         self._links: dict[tuple[Kind, Axes, bool], AlphaBeta] = {}
         self._hidden = {kind: self.profile.hidden_share(kind.value) for kind in Kind}
         self._memory_bytes_per_s = self.profile.memory_bytes_per_s * self.profile.memory_efficiency
-        self._crossing = {kind: copies * 2 / self._memory_bytes_per_s for kind, copies in CROSSING.items()}
+        # An efficiency that was measured has the copies of an all-to-all in it.
+        known = {} if self.profile.efficiency else CROSSING
+        self._crossing = {kind: copies * 2 / self._memory_bytes_per_s for kind, copies in known.items()}
+        self._turn = (2 / self._memory_bytes_per_s + 1 / self.profile.turned_bytes_per_s) * self.profile.minor_copies
         self._matrix: dict[str, float] = {}
 
     @staticmethod
@@ -69,8 +75,12 @@ class HardwareCost:
         return self.link(step).time_s(step.nbytes)
 
     def copy_s(self, step: Collective) -> float:
-        """The copies that bring what arrives in pieces of several dimensions into the order of the array, or from it."""
-        return self._crossing.get(step.kind, 0.0) * step.nbytes if step.crossing else 0.0
+        """The copies that bring what arrives in pieces of several dimensions into the order of the array, or from it; and those
+        that turn both sides of a gather round (``Profile.minor_copies``)."""
+        crossing = self._crossing.get(step.kind, 0.0) * step.nbytes if step.crossing else 0.0
+        if self._turn and step.minor and step.kind is Kind.ALL_GATHER:
+            return crossing + self._turn * (step.bytes_in + step.bytes_out)
+        return crossing
 
     def hidden_s(self, step: Collective) -> float:
         """What of a collective hides behind compute where its operand is ready early: a share of its transfer."""

@@ -111,7 +111,7 @@ class CostModel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "life", lifetimes(self.structure.program, self.cost.profile.calls_library))
-        object.__setattr__(self, "work", passes(self.life.clusters))
+        object.__setattr__(self, "work", passes(self.life.clusters, self.cost.profile.turns))
         object.__setattr__(self, "terms", tuple(self._terms()))
 
     @property
@@ -134,7 +134,7 @@ class CostModel:
         for n, work in enumerate(self.work):
             ops = work.ops
             # How other values lie shows in how the ops compute.
-            read = [*work.products, *(k for e in (*work.inner, work.returned) if e for k in (e.maker, e.user))]
+            read = [*work.products, *(k for e in work.edges for k in (e.maker, e.user))]
             found = {v for k in read for v in (*program.ops[k].operands, *program.ops[k].results) if v >= 0}
             yield Term(TermKind.PASS, n, work.region, ops, tuple(sorted(found)))
         edges = dict.fromkeys((v, program.ops[op].region) for v, (op, _) in program.definitions.items())
@@ -260,6 +260,7 @@ def _pass_shape(work: Pass, term: Term) -> Hashable:
         tuple(map(edge, work.inner)),
         tuple(sorted((ops[k], n) for k, n in work.alone if k in ops)),
         edge(work.returned) if work.returned else None,
+        edge(work.turned) if work.turned else None,
     )
 
 

@@ -82,7 +82,7 @@ _SHRINKING: Final = (Kind.SLICE, Kind.REDUCE_SCATTER)
 class Collective:
     """One collective over one or several axes. ``bytes_in`` and ``bytes_out`` are those of one device; ``near`` where a
     permute goes to neighbours only (a halo); ``crossing`` where it acts along several dimensions, so that pieces arrive in
-    another order than that of the array."""
+    another order than that of the array; ``minor`` where it acts along any dimension but the first."""
 
     kind: Kind
     axes: Axes
@@ -90,6 +90,7 @@ class Collective:
     bytes_out: float
     near: bool = False
     crossing: bool = False
+    minor: bool = False
 
     @property
     def nbytes(self) -> float:
@@ -106,25 +107,28 @@ def reshard(nbytes: float, source: Sharding, target: Sharding, mesh: MeshAxes) -
         return ()
     size = nbytes / source.shards(mesh)
     steps: list[Collective] = []
-    for kind, axes, factor, crossing in _course(source, target, mesh.sizes):
+    for kind, axes, factor, crossing, minor in _course(source, target, mesh.sizes):
         out = size * factor if kind is Kind.ALL_GATHER else size / factor if kind in _SHRINKING else size
-        steps.append(Collective(kind, axes, size, out, crossing=crossing))
+        steps.append(Collective(kind, axes, size, out, crossing=crossing, minor=minor))
         size = out
     return tuple(steps)
 
 
 @cache
-def _course(source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> tuple[tuple[Kind, Axes, int, bool], ...]:
+def _course(
+    source: Sharding, target: Sharding, sizes: tuple[int, ...]
+) -> tuple[tuple[Kind, Axes, int, bool, bool], ...]:
     """The steps of a reshard whatever the size: kind, axes, how many devices take part, and whether along several
-    dimensions."""
-    steps: list[tuple[Kind, Axes, int, bool]] = []
+    dimensions and along another than the first."""
+    steps: list[tuple[Kind, Axes, int, bool, bool]] = []
     before = {a: d for d, axes in enumerate(source.dims) for a in axes}
     after = {a: d for d, axes in enumerate(target.dims) for a in axes}
 
     def take(kind: Kind, axes: Sequence[int]) -> None:
         if axes:
             along = {place[a] for place in (before, after) for a in axes if a in place}
-            steps.append((kind, tuple(axes), math.prod(sizes[a] for a in axes), len(along) > 1))
+            size = math.prod(sizes[a] for a in axes)
+            steps.append((kind, tuple(axes), size, len(along) > 1, max(along, default=0) > 0))
 
     reduced = [a for a in source.partial if a not in target.partial]
     take(Kind.SLICE, [a for a in after if a not in before and a not in source.partial])

@@ -13,15 +13,23 @@ Passes over arrays (``_fit_passes``): ``t = round_s + elements/elements_per_s + 
 terms as in ``shardwise.cost.compute``; the first is the measuring loop's and is dropped. Where no term by the element is seen,
 ``vector.elements_per_s`` is so high that it does not matter.
 
-Links (``_fit_links``): ``t = collective_s + steps·latency_s + load·nbytes/bytes_per_s`` with steps and load of each kind from
-``shardwise.hardware.collectives``. Both fits are non-negative least squares of relative errors, of all sizes together. On
-hosts the sizes in between are left out (``_in_cache``): one after another they find their arrays in the cache, which those of a
-step, with all that it does between two uses of an array, do not.
+Links (``_fit_links``): ``t = collective_s + steps·latency_s + load·nbytes/(bytes_per_s·efficiency)`` with steps and load of
+each kind from ``shardwise.hardware.collectives``; the rate is that of the fastest kind, and ``efficiency`` of each kind its
+share of it. Both fits are non-negative least squares of relative errors, of all sizes together, in which the smallest
+collectives decide about latency: they were read between products, as they stand in a step, and the products' own time is taken
+off (``_alone``).
+
+Products of few rows (``_operand_rate``): ``t = flops/rate + operands/operand_bytes_per_s``. Arrays that are read the other way
+round (``_turned_rate``): what such a pass takes longer, by the byte.
+
+Rounds. ``fastest`` joins the same readings of different times: of each the fastest counts, since what else a machine does only
+ever slows. So differences (of a pass turned and straight, of a product with a collective and without) are taken after it.
 
 Memory. JAX's limit on a GPU is what it takes beforehand, 75% of the memory unless told otherwise. Only what it was told is
 taken for the usable share; else that is the base's.
 
 Weak: one tier of links; one rate by the element for all types; on a busy machine passes scatter, and nothing is fitted to them.
+An all-reduce is taken for twice the steps of a gather, which on hosts take the same time when they are small.
 """
 
 from __future__ import annotations
@@ -42,7 +50,7 @@ from shardwise.errors import HardwareError
 from shardwise.files import check_writable, write_whole
 from shardwise.hardware.collectives import collective
 from shardwise.hardware.layout import place
-from shardwise.hardware.load import FIGURES, canonical, known, load_profile
+from shardwise.hardware.load import BY_KIND, FIGURES, canonical, known, load_profile
 from shardwise.hardware.profile import MATRIX_TYPES, Profile
 from shardwise.hardware.topology import Topology, topology
 
@@ -50,14 +58,18 @@ from shardwise.hardware.topology import Topology, topology
 _STAND_INS: Final = {"cpu": "cpu", "gpu": "a100-40", "tpu": "v5e"}
 #: Collectives that are measured.
 KINDS: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+#: Products of few rows that are measured.
+THIN: Final = ("thin.forward", "thin.transposed")
 #: What JAX takes of a GPU's memory unless told otherwise.
 _TAKEN: Final = 0.75
 #: Elements a second that no memory can keep up with.
 _NO_MATTER: Final = 1e16
+#: The share of a reading that a collective must have to show.
+_SHOWS: Final = 0.02
+#: How much more the smallest collectives count where latency is concerned.
+_LATENCY_WEIGHT: Final = 10.0
 #: The share of some pass that a term must have to be told from noise.
 _SEEN: Final = 0.1
-#: Bytes up to which a host's collective is mostly latency, and bytes of all devices together that no host's caches hold.
-_LATENT, _CACHES = 1 << 16, 1 << 29
 #: The median relative error above which passes are no ground for a fit.
 _SCATTER: Final = 0.15
 
@@ -66,8 +78,10 @@ _SCATTER: Final = 0.15
 class Reading:
     """One measurement on one device: of what, at which size, how much work, how long.
 
-    ``what`` is ``"matrix.bf16"`` and so on (FLOPs), ``"memory"`` (bytes read and written in one pass over ``elements``),
-    ``"vector"`` and ``"transcendentals"`` (operations), ``"launch"`` (kernels), or one of ``KINDS`` (bytes).
+    ``what`` is ``"matrix.bf16"`` and so on (FLOPs), ``"thin.forward"`` and so on (FLOPs, and the ``elements`` of the operands),
+    ``"memory"`` (bytes read and written in one pass over ``elements``), ``"vector"`` and ``"transcendentals"`` (operations),
+    ``"launch"`` (kernels), ``"straight"`` and ``"turned"`` (bytes of a pass over ``elements``), or one of ``KINDS`` (bytes), in
+    groups of so many devices, 0 for all; ``between`` products, whose time is the reading ``"between"`` (FLOPs).
     """
 
     what: str
@@ -75,6 +89,8 @@ class Reading:
     work: float
     time_s: float
     elements: float = 0.0
+    group: int = 0
+    between: bool = False
 
     @property
     def rate(self) -> float:
@@ -85,7 +101,7 @@ class Reading:
 class Machine:
     """What a machine says of itself. ``memory_bytes`` is one device's part of a host's memory, or the limit that JAX has (0 if
     it tells none); ``memory_fraction`` what JAX was told to take of a GPU's memory, None if nothing; ``scatters`` whether its
-    compiler makes reduce-scatters, None if it was not asked."""
+    compiler makes reduce-scatters, ``minor_copies`` whether it turns arrays round to gather them; None if it was not asked."""
 
     device_kind: str
     platform: str
@@ -95,6 +111,7 @@ class Machine:
     memory_fraction: float | None = None
     clock_hz: float | None = None
     scatters: bool | None = None
+    minor_copies: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +122,40 @@ class Measured:
     readings: tuple[Reading, ...]
     notes: tuple[str, ...]
     time_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": 1, **dataclasses.asdict(self)}
+
+    @staticmethod
+    def from_json(data: Any) -> Measured:
+        """Raises KeyError, TypeError or ValueError where the data are no readings."""
+        if data["schema"] != 1:
+            raise ValueError(f"readings of schema {data['schema']!r} are not known")
+        read = tuple(Reading(**reading) for reading in data["readings"])
+        return Measured(Machine(**data["machine"]), read, tuple(map(str, data["notes"])), float(data["time_s"]))
+
+
+def read_measured(path: Path) -> Measured:
+    """Readings that ``--readings`` wrote."""
+    try:
+        return Measured.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise HardwareError(f"{path} has no readings of 'hardware calibrate --readings': {error}") from None
+
+
+def fastest(*rounds: Measured) -> Measured:
+    """Of the same readings at different times the fastest each: what else a machine does only ever slows."""
+    kinds = {(m.machine.device_kind, m.machine.devices) for m in rounds}
+    if len(kinds) != 1:
+        raise HardwareError(
+            f"readings of different machines cannot be joined: {', '.join(f'{n} {k}' for k, n in kinds)}"
+        )
+    best: dict[tuple[str, str, int], Reading] = {}
+    for reading in (r for m in rounds for r in m.readings):
+        key = reading.what, reading.size, reading.group
+        best[key] = min(best.get(key, reading), reading, key=lambda r: r.time_s)
+    notes = tuple(dict.fromkeys(note for m in rounds for note in m.notes))
+    return Measured(rounds[0].machine, tuple(best.values()), notes, sum(m.time_s for m in rounds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +217,7 @@ def calibrate(measured: Measured, name: str | None = None) -> Calibration:
     notes = list(measured.notes)
     by_whom = f"shardwise hardware calibrate with jax {machine.jax} on {machine.device_kind}"
     passes = _fit_passes([r for r in readings if r.what == "memory"])
-    moves = [r for r in readings if r.what in KINDS]
-    cold = [r for r in moves if not _in_cache(r, machine)]
-    # A quick run, or one of few devices, has no sizes beyond the cache.
-    links = _fit_links(cold if any(r.work > _LATENT for r in cold) else moves, machine.devices, base)
+    links = _fit_links(_alone(readings), machine.devices, base)
     figures = _figures(readings, base, is_known, passes, links)
     told = _told(machine, base, is_known)
     sources = dict.fromkeys(figures, f"measured by {by_whom}") | dict.fromkeys(
@@ -194,14 +242,17 @@ def calibrate(measured: Measured, name: str | None = None) -> Calibration:
 # From readings to figures.
 
 
-def _fit(rows: Sequence[Sequence[float]], times: Sequence[float]) -> tuple[list[float], float]:
+def _fit(
+    rows: Sequence[Sequence[float]], times: Sequence[float], weights: Sequence[float] | None = None
+) -> tuple[list[float], float]:
     """Coefficients, none negative, with which the rows' sums come nearest to the times, and the median relative error."""
     from scipy.optimize import nnls
 
     relative = np.array(rows) / np.array(times)[:, None]
     # Columns of like size, as times are 1e-5 and rates 1e10.
     sizes = np.maximum(np.abs(relative).max(0), 1e-300)
-    solved, _ = nnls(relative / sizes, np.ones(len(rows)))
+    weight = np.ones(len(rows)) if weights is None else np.array(weights)
+    solved, _ = nnls(relative / sizes * weight[:, None], weight)
     found = solved / sizes
     return [float(x) for x in found], float(np.median(np.abs(relative @ found - 1)))
 
@@ -227,42 +278,64 @@ def _fit_passes(readings: Sequence[Reading]) -> _Passes | None:
     return _Passes(1 / s_per_byte, 1 / s_per_element if s_per_element else None)
 
 
+def _alone(readings: Sequence[Reading]) -> list[Reading]:
+    """Collectives without the products between which they were read; those that do not show beside them are left out."""
+    between_s = next((r.time_s for r in readings if r.what == "between"), 0.0)
+    taken = ((r, r.time_s - between_s * r.between) for r in readings if r.what in KINDS)
+    return [dataclasses.replace(r, time_s=left) for r, left in taken if left > _SHOWS * r.time_s]
+
+
 @dataclass(frozen=True, slots=True)
 class _Links:
     tier: str
     collective_s: float
     latency_s: float
-    #: None where no time grew with its bytes, which happens on a busy machine.
+    #: That of the fastest kind; None where no time grew with its bytes, which happens on a busy machine.
     bytes_per_s: float | None
+    #: Of every kind whose times grew with its bytes, the share of that rate.
+    shares: Mapping[str, float]
     error: float
-
-
-def _in_cache(reading: Reading, machine: Machine) -> bool:
-    """Is a host's collective larger than its latency and smaller than the caches?"""
-    return machine.platform == "cpu" and reading.work > _LATENT and reading.work * machine.devices < _CACHES
 
 
 def _fit_links(readings: Sequence[Reading], devices: int, base: Profile) -> _Links | None:
     """The links' figures under which the collectives' formulas come nearest to the readings; None if there are no readings or
     several tiers are used.
 
-    The formulas are linear in (collective_s, latency_s, 1/bytes_per_s): with the last two set to one and the first to zero,
-    they give the other coefficients.
+    Latency is what the small ones say, which were read between products: the large ones follow each other closely.
+
+    The formulas are linear in (collective_s, latency_s, 1/(bytes_per_s·efficiency) of every kind): with the latter set to one
+    and the first to zero, they give the other coefficients.
     """
     where = topology(f"{devices} {base.name}")
     if not readings or len({axis.tier for axis in where.axes}) != 1:
         return None
     unit = Topology(
-        dataclasses.replace(base, collective_s=0.0, scatters=True),
+        dataclasses.replace(base, collective_s=0.0, scatters=True, efficiency=()),
         where.text,
         tuple(dataclasses.replace(axis, bytes_per_s=1.0, latency_s=1.0) for axis in where.axes),
     )
-    placement = place({"d": devices}, unit)
-    costs = [collective(r.what, ["d"], placement) for r in readings]
-    rows = [[1.0, cost.alpha_s, cost.s_per_byte * r.work] for cost, r in zip(costs, readings, strict=True)]
-    (fixed_s, latency_s, s_per_byte), error = _fit(rows, [r.time_s for r in readings])
-    rate = 1 / s_per_byte if s_per_byte > 0 else None
-    return _Links(base.links[where.axes[0].tier].name, fixed_s, latency_s, rate, error)
+    kinds = [kind for kind in KINDS if any(r.what == kind for r in readings)]
+    rows = []
+    for r in readings:
+        group = r.group or devices
+        cost = collective(r.what, ["d"], place({"other": devices // group, "d": group}, unit))
+        rows.append([1.0, cost.alpha_s, *(cost.s_per_byte * r.work * (r.what == kind) for kind in kinds)])
+    small = min(r.work for r in readings)
+    weights = [_LATENCY_WEIGHT if r.work == small else 1.0 for r in readings]
+    (fixed_s, latency_s, *per_byte), error = _fit(rows, [r.time_s for r in readings], weights)
+    rates = {kind: 1 / s for kind, s in zip(kinds, per_byte, strict=True) if s > 0}
+    rate = max(rates.values(), default=None)
+    shares = {kind: own / rate for kind, own in rates.items()} if rate else {}
+    return _Links(base.links[where.axes[0].tier].name, fixed_s, latency_s, rate, shares, error)
+
+
+def _turned_rate(by_what: Mapping[str, list[Reading]]) -> float | None:
+    """Bytes a second that explain what a pass takes longer if it reads one of its arrays the other way round."""
+    if "turned" not in by_what:
+        return None
+    (straight,), (turned,) = by_what["straight"], by_what["turned"]
+    more_s = turned.time_s - straight.time_s
+    return 4 * turned.elements / more_s if more_s > _SEEN * straight.time_s else None
 
 
 def _figures(
@@ -278,6 +351,8 @@ def _figures(
     peak, found["memory.efficiency"] = _share(passes.bytes_per_s if passes else statistics.median(streams), best)
     if not is_known or peak != best:
         found["memory.bytes_per_s"] = peak
+    if turned := _turned_rate(by_what):
+        found["memory.turned_bytes_per_s"] = turned
     found["vector.flops_per_s"] = by_what["vector"][0].rate
     found["vector.transcendentals_per_s"] = by_what["transcendentals"][0].rate
     if passes:
@@ -288,6 +363,7 @@ def _figures(
         found[f"links.{links.tier}.latency_s"] = links.latency_s
         if links.bytes_per_s:
             found[f"links.{links.tier}.bytes_per_s"] = links.bytes_per_s
+        found |= {f"efficiency.{kind}": share for kind, share in links.shares.items()}
     return found
 
 
@@ -301,7 +377,16 @@ def _matrix_figures(by_what: Mapping[str, list[Reading]], base: Profile, is_know
     found = {f"matrix.{t}": rate / efficiency for t, rate in typical.items() if t != main}
     if not is_known or peak != best:
         found[f"matrix.{main}"] = peak
-    return found | {"matrix.efficiency": efficiency}
+    thin = [r for what in THIN for r in by_what.get(what, ())]
+    rate = _operand_rate(thin, typical["f32"])
+    return found | {"matrix.efficiency": efficiency} | ({"matrix.operand_bytes_per_s": rate} if rate else {})
+
+
+def _operand_rate(thin: Sequence[Reading], flops_per_s: float) -> float | None:
+    """Bytes of operands a second that explain what thin products take beside their FLOPs; None if there is nothing to say."""
+    left = [(4 * r.elements / r.time_s, 1 - r.work / flops_per_s / r.time_s) for r in thin]
+    s_per_byte = sum(b * rest for b, rest in left) / max(sum(b * b for b, _ in left), 1e-300)
+    return 1 / s_per_byte if s_per_byte > 0 else None
 
 
 def _share(rate: float, peak: float) -> tuple[float, float]:
@@ -314,6 +399,8 @@ def _told(machine: Machine, base: Profile, is_known: bool) -> dict[str, Any]:
     clock: dict[str, Any] = {"clock_hz": machine.clock_hz} if machine.clock_hz else {}
     if machine.scatters is not None and not is_known:
         clock["reduce_scatter"] = int(machine.scatters)
+    if machine.minor_copies is not None and not is_known:
+        clock["minor_copies"] = int(machine.minor_copies)
     if not machine.memory_bytes:
         return clock
     if machine.platform == "gpu":
@@ -343,12 +430,13 @@ def _compose(
         "title": title,
         **({"type_count": base.type_count} if base.type_count != 1 else {}),
         **({} if base.scatters else {"reduce_scatter": 0}),
+        **({"minor_copies": 1} if base.minor_copies else {}),
         "clock_hz": base.clock_hz,
         "memory": {k: v for k, v in plain["memory"].items() if k != "usable_bytes"},
         "matrix": {**matrix["flops_per_s"], **{k: v for k, v in matrix.items() if k != "flops_per_s"}},
         "vector": plain["vector"],
         "latency": plain["latency"],
-        **({"hidden": plain["hidden"]} if plain["hidden"] else {}),
+        **{table: plain[table] for table in BY_KIND if plain[table]},
         "links": plain["links"],
     }
     # What the base's file does not say follows from what it says: here it follows from what was measured.
@@ -362,7 +450,7 @@ def _compose(
         if tables and tables[0] == "links":
             table = next(link for link in data["links"] if link["name"] == tables[1])
         else:
-            table = data[tables[0]] if tables else data
+            table = data.setdefault(tables[0], {}) if tables else data
         table[leaf] = _rounded(value)
     data["sources"] = {
         key: sources.get(key, f"taken from profile {base.name}: {base.source(key)}") for key in _figure_keys(data)
@@ -371,8 +459,8 @@ def _compose(
 
 
 def _figure_keys(data: Mapping[str, Any]) -> Iterable[str]:
-    yield from (key for key in ("reduce_scatter", "clock_hz") if key in data)
-    for table in ("memory", "matrix", "vector", "latency", "hidden"):
+    yield from (key for key in ("reduce_scatter", "minor_copies", "clock_hz") if key in data)
+    for table in ("memory", "matrix", "vector", "latency", *BY_KIND):
         yield from (f"{table}.{leaf}" for leaf in data.get(table, ()))
     for link in data["links"]:
         yield from (f"links.{link['name']}.{leaf}" for leaf in link if leaf not in ("name", "kind"))

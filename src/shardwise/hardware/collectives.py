@@ -24,6 +24,8 @@ Two tiers: an all-gather goes over the outer tier first, with a shard of the inn
 by the members of the tiers inside it; a reduce-scatter goes the other way. An all-to-all pays every tier in full, a
 permutation and a halo the slowest tier.
 
+All of it is divided by the share of the links' rate that the kind reaches (``Profile.efficiency``), 1 unless it was measured.
+
 Where the compiler makes no reduce-scatters (``Profile.scatters``), one costs what the all-reduce does that stands for it.
 
 Latency: once a collective (``Profile.collective_s``) plus, for every run, its steps: ⌊n/2⌋ on a ring, n−1 on a line,
@@ -85,7 +87,7 @@ def collective(kind: str, axes: Iterable[int | str], placement: Placement) -> Al
         kind = "all-reduce"
     tiers = [list(group) for _, group in itertools.groupby(sorted(runs, key=lambda r: r.tier), key=lambda r: r.tier)]
     alpha_s = profile.collective_s + sum(_latency_s(kind, run) for run in runs)
-    return AlphaBeta(alpha_s, _s_per_byte(kind, tiers))
+    return AlphaBeta(alpha_s, _s_per_byte(kind, tiers) / profile.link_share(kind))
 
 
 def table(placement: Placement) -> dict[tuple[str, frozenset[int]], AlphaBeta]:

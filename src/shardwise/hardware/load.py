@@ -57,12 +57,15 @@ FIGURES: Final = (
     Figure("clock_hz", 1e7, 1e11, "in Hz, not GHz"),
     Figure("type_count", 1, 8, "1 or 2: what one chip counts in names like v4-32", required=False, whole=True),
     Figure("reduce_scatter", 0, 1, "1 if the compiler makes reduce-scatters, else 0", required=False, whole=True),
+    Figure("minor_copies", 0, 1, "1 if arrays are turned round to be gathered, else 0", required=False, whole=True),
     Figure("memory.bytes", 2**20, 2**50, "in bytes, not GB", whole=True),
     Figure("memory.usable_share", 1e-3, 1, _SHARE),
     Figure("memory.bytes_per_s", 1e6, 1e16, _FLOW),
     Figure("memory.efficiency", 1e-3, 1, _SHARE),
+    Figure("memory.turned_bytes_per_s", 1e6, 1e18, _FLOW, required=False),
     *(Figure(f"matrix.{t}", 1e6, 1e19, _RATE, required=t == "f32") for t in MATRIX_TYPES),
     Figure("matrix.efficiency", 1e-3, 1, _SHARE),
+    Figure("matrix.operand_bytes_per_s", 1e6, 1e16, _FLOW, required=False),
     Figure("matrix.window", 0, 64, "how many pieces, 0 for none", required=False, whole=True),
     Figure("vector.flops_per_s", 1e6, 1e18, _RATE),
     Figure("vector.transcendentals_per_s", 1e6, 1e18, _RATE),
@@ -70,6 +73,7 @@ FIGURES: Final = (
     Figure("latency.launch_s", 0, 1, _TIME),
     Figure("latency.collective_s", 0, 1, _TIME),
     *(Figure(f"hidden.{kind}", 0, 1, "a share between 0 and 1", required=False) for kind in COLLECTIVES),
+    *(Figure(f"efficiency.{kind}", 1e-3, 1, _SHARE, required=False) for kind in COLLECTIVES),
 )
 LINK_FIGURES: Final = (
     Figure("bytes_per_s", 1e3, 1e16, _FLOW),
@@ -79,7 +83,9 @@ LINK_FIGURES: Final = (
 )
 _TILES: Final = {"matrix.tile": 3, "vector.tile": 2}
 _TEXTS: Final = ("name", "title", "base")
-_TABLES: Final = ("memory", "matrix", "vector", "latency", "hidden")
+#: Tables with a figure for every kind of collective.
+BY_KIND: Final = ("hidden", "efficiency")
+_TABLES: Final = ("memory", "matrix", "vector", "latency", *BY_KIND)
 _LINK_KEYS: Final = ("name", "kind", "wrap", "largest", *(f.key for f in LINK_FIGURES))
 
 
@@ -272,12 +278,15 @@ def _profile(data: dict[str, Any], leaves: dict[str, Any], path: Path) -> Profil
         vector_tile=(sublanes, lanes),
         launch_s=float(leaves["latency.launch_s"]),
         collective_s=float(leaves["latency.collective_s"]),
-        hidden=tuple((k, float(leaves[f"hidden.{k}"])) for k in COLLECTIVES if f"hidden.{k}" in leaves),
         type_count=int(leaves.get("type_count", 1)),
         links=tuple(_link(link) for link in data["links"]),
         sources=tuple(data.get("sources", {}).items()),
         file=str(path),
         scatters=bool(leaves.get("reduce_scatter", 1)),
+        operand_bytes_per_s=float(leaves.get("matrix.operand_bytes_per_s", math.inf)),
+        turned_bytes_per_s=float(leaves.get("memory.turned_bytes_per_s", math.inf)),
+        minor_copies=bool(leaves.get("minor_copies", 0)),
+        **{t: tuple((k, float(leaves[f"{t}.{k}"])) for k in COLLECTIVES if f"{t}.{k}" in leaves) for t in BY_KIND},
     )
 
 

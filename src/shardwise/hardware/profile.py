@@ -7,6 +7,7 @@ slice or the GPUs of a node, the slices or nodes of a cluster.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -56,9 +57,13 @@ class Profile:
     ``matrix_tile`` is (rows, columns, depth), the sizes to which a product is padded; ``vector_tile`` the last two
     dimensions of any array. ``elements_per_s`` is what a pass over an array costs beside its bytes, whatever is computed.
     ``launch_s`` is paid once a kernel, ``collective_s`` once a collective. ``hidden`` says, for
-    each kind of collective, which share of its time hides behind compute where its operand is ready early. ``type_count``
-    is what one chip counts in names such as v4-32. ``sources`` has one entry a figure. ``scatters`` says whether the compiler
-    makes a reduce-scatter of a sum of which every device keeps a piece; where it does not, it all-reduces and slices.
+    each kind of collective, which share of its time hides behind compute where its operand is ready early; ``efficiency`` which
+    share of the links' rate it reaches. ``operand_bytes_per_s`` is what a product takes to lay out its operands beside its
+    FLOPs, ``turned_bytes_per_s`` what a pass takes to read an array the other way round beside its bytes (both infinite where
+    that is not known). ``minor_copies`` says whether the compiler turns an array round before and after it is gathered along
+    any dimension but the first. ``type_count`` is what one chip counts in names such as v4-32. ``sources`` has one entry a
+    figure. ``scatters`` says whether the compiler makes a reduce-scatter of a sum of which every device keeps a piece; where it
+    does not, it all-reduces and slices.
     """
 
     name: str
@@ -85,6 +90,10 @@ class Profile:
     sources: tuple[tuple[str, str], ...]
     file: str = ""
     scatters: bool = True
+    efficiency: tuple[tuple[str, float], ...] = ()
+    operand_bytes_per_s: float = math.inf
+    turned_bytes_per_s: float = math.inf
+    minor_copies: bool = False
 
     @property
     def usable_bytes(self) -> int:
@@ -95,6 +104,11 @@ class Profile:
     def calls_library(self) -> bool:
         """Are products calls of a library, as on GPUs? So they are where arrays lie in memory without tiles."""
         return self.vector_tile[0] == 1
+
+    @property
+    def turns(self) -> bool:
+        """Does it cost to read an array the other way round?"""
+        return math.isfinite(self.turned_bytes_per_s)
 
     @property
     def devices_per_chip(self) -> int:
@@ -118,6 +132,11 @@ class Profile:
         """The share of a collective's time that hides behind compute where its operand is ready early."""
         return dict(self.hidden).get(kind, 0.0)
 
+    def link_share(self, kind: str) -> float:
+        """The share of the links' rate that a kind of collective reaches; a halo is a permute to neighbours."""
+        shares = dict(self.efficiency)
+        return shares.get(kind, shares.get("collective-permute", 1.0) if kind == "halo" else 1.0)
+
     def source(self, figure: str) -> str:
         return dict(self.sources).get(figure, "not stated")
 
@@ -132,6 +151,7 @@ class Profile:
             "devices_per_chip": self.devices_per_chip,
             "type_count": self.type_count,
             "reduce_scatter": int(self.scatters),
+            "minor_copies": int(self.minor_copies),
             "clock_hz": self.clock_hz,
             "memory": {
                 "bytes": self.memory_bytes,
@@ -139,12 +159,14 @@ class Profile:
                 "usable_bytes": self.usable_bytes,
                 "bytes_per_s": self.memory_bytes_per_s,
                 "efficiency": self.memory_efficiency,
+                **({"turned_bytes_per_s": self.turned_bytes_per_s} if self.turns else {}),
             },
             "matrix": {
                 "flops_per_s": dict(self.matrix_flops_per_s),
                 "efficiency": self.matrix_efficiency,
                 "tile": list(self.matrix_tile),
                 "window": self.matrix_window,
+                **({"operand_bytes_per_s": rate} if math.isfinite(rate := self.operand_bytes_per_s) else {}),
             },
             "vector": {
                 "flops_per_s": self.vector_flops_per_s,
@@ -154,6 +176,7 @@ class Profile:
             },
             "latency": {"launch_s": self.launch_s, "collective_s": self.collective_s},
             "hidden": dict(self.hidden),
+            "efficiency": dict(self.efficiency),
             "links": [_link_json(tier) for tier in self.links],
             "sources": dict(self.sources),
         }

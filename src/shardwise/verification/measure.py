@@ -6,26 +6,25 @@ all devices at once (``shardwise.verification.timing``).
 | reading | work |
 |---|---|
 | ``matrix.*`` | chains of large square and tall products, by type |
-| ``memory`` | passes over arrays much larger than caches: one to three inputs, f32 and bf16, and fewer elements |
+| ``thin.*`` | chains of f32 products of few rows, each with a second operand of its own, in both orders of its dimensions |
+| ``memory`` | passes over arrays much larger than caches: one to three inputs, and fewer elements |
+| ``straight``, ``turned`` | a pass over two arrays, and the same with one of them transposed |
 | ``vector`` | long chains of multiply-adds in one fusion; each counts once, as everywhere in profiles |
 | ``transcendentals`` | chains of exp and tanh in one fusion |
 | ``launch`` | programs of few and many dependent 32×32 products: the slope is one tiny kernel |
-| ``all-reduce``, … | programs of few and many dependent collectives, by kind and size |
+| ``all-reduce``, … | programs of few and many collectives, by kind, size and group (``shardwise.verification.links``) |
 
 Passes vary in bytes and in elements: so what an element costs can be told from what a byte costs, and both from what a round
-of the loop costs. Chains of collectives have at least ``_FEW`` links: with fewer a program needs less memory, and a host, which
-takes it afresh for every call, would pay for its first use in the longer chain alone.
+of the loop costs. A step seldom touches the same array twice in a row: so thin products and collectives have many arrays.
 
-Weak: collectives of all devices only, on one tier of links, of one dimension (XLA's CPU backend copies an array before and
-after one along any dimension but the first), and of devices that arrive together; a host without units for bf16 widens it,
-which reads as a cost of elements; tiles, windows and the shares that hide behind compute are not measured.
+Weak: one tier of links; passes of f32 only (a host without units for bf16 widens it, which would read as a cost of elements);
+tiles, windows and the shares that hide behind compute are not measured.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,18 +35,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwise.errors import HardwareError
-from shardwise.hardware.calibrate import KINDS, Machine, Measured, Reading
+from shardwise.hardware.calibrate import Machine, Measured, Reading
+from shardwise.verification.links import collectives
 from shardwise.verification.timing import TYPES, Bench, Scale, scale_for
 
 #: Products in one round of the loop: with two or more the loop needs no copy of what it carries.
 _ROUND: Final = 4
 _CHAINS, _LINKS = 4, 64
-_FEW, _MANY = 3, 7
-#: Passes: how many arrays are read, and what is computed.
+#: Passes: how many arrays are read, and what is computed of them.
 _PASSES: Final[Mapping[int, Callable[..., Any]]] = {
     1: lambda x: x * 0.5 + 0.25,
-    2: lambda x, c: x * 0.5 + c,
-    3: lambda x, c, d: x * c + d,
+    2: lambda x, a: x * 0.5 + a,
+    3: lambda x, a, b: x * a + b,
 }
 
 
@@ -78,9 +77,7 @@ def measure(
         readings += read(bench, notes)
     if len(used) > 1:
         say("collectives")
-        rate = statistics.median(r.rate for r in readings if r.what == "memory")
-        launch_s = next(r.time_s for r in readings if r.what == "launch")
-        readings += _collectives(bench, rate, launch_s)
+        readings += collectives(bench)
     return Measured(_machine(used), tuple(readings), tuple(notes), time.perf_counter() - started)
 
 
@@ -100,6 +97,7 @@ def _machine(devices: Sequence[Any]) -> Machine:
         memory_fraction=_memory_fraction() if first.platform == "gpu" else None,
         clock_hz=_host_clock_hz() if host else None,
         scatters=_scatters(devices) if count > 1 else None,
+        minor_copies=_minor_copies(devices) if count > 1 else None,
     )
 
 
@@ -111,6 +109,16 @@ def _scatters(devices: Sequence[Any]) -> bool:
     x = jax.ShapeDtypeStruct((16 * len(devices),) * 2, jnp.float32)  # type: ignore[no-untyped-call]
     product = jax.jit(jnp.dot, in_shardings=(columns, rows), out_shardings=rows)
     return "reduce-scatter" in (product.lower(x, x).compile().as_text() or "")
+
+
+def _minor_copies(devices: Sequence[Any]) -> bool:
+    """Does the compiler turn an array round before and after it is gathered along its second dimension?"""
+    mesh = jax.sharding.Mesh(np.array(devices), ("d",))
+    spec: Any = jax.sharding.PartitionSpec
+    columns, whole = (jax.sharding.NamedSharding(mesh, spec(*axes)) for axes in ((None, "d"), ()))
+    x = jax.ShapeDtypeStruct((16 * len(devices),) * 2, jnp.float32)  # type: ignore[no-untyped-call]
+    gather = jax.jit(lambda x: x, in_shardings=columns, out_shardings=whole)
+    return " copy(" in (gather.lower(x).compile().as_text() or "")
 
 
 def _memory_fraction() -> float | None:
@@ -183,20 +191,52 @@ def _wide(wanted: bool) -> Any:
     return jax.enable_x64(True) if wanted else contextlib.nullcontext()
 
 
+def _thin(bench: Bench, notes: list[str]) -> list[Reading]:
+    """Products of few rows, each with a second operand of its own, in both orders of its dimensions."""
+    found: list[Reading] = []
+    for rows, depth in bench.scale.thin:
+        x = bench.random((rows, depth), "float32")
+        squares = tuple(bench.random((depth, depth), "float32", depth**-0.5) for _ in range(bench.scale.arrays))
+        flops, elements = 2.0 * rows * depth * depth, float(depth * (rows + depth))
+        for form in ("forward", "transposed"):
+
+            def body(x: Any, squares: Any, turn: bool = form == "transposed") -> Any:
+                for w in squares:
+                    x = x @ (w.T if turn else w)
+                return x
+
+            time_s = bench.once(body, x, squares) / bench.scale.arrays
+            found.append(Reading(f"thin.{form}", f"{rows}x{depth}x{depth}", flops, time_s, elements))
+    return found
+
+
 def _streams(bench: Bench, notes: list[str]) -> list[Reading]:
     many = bench.stream_bytes // 4
-    # Fewer elements of two bytes might stay in a cache.
-    wanted = [(kind, many) for kind in ("float32", "bfloat16")] + [("float32", many // 2)]
     found: list[Reading] = []
-    for dtype, count in wanted:
-        if found and bench.late(0.6):
-            break
-        arrays = [bench.random((count,), dtype, 0.5) for _ in _PASSES]
+    for count in (many, many // 2):
+        arrays = [bench.random((count,), "float32", 0.5) for _ in _PASSES]
         for inputs, body in _PASSES.items():
             time_s = bench.once(body, *arrays[:inputs])
-            nbytes = (inputs + 1) * count * arrays[0].dtype.itemsize
-            size = f"{inputs + 1} arrays of {count} {dtype}"
-            found.append(Reading("memory", size, float(nbytes), time_s, float(count)))
+            size = f"{inputs + 1} arrays of {count} float32"
+            found.append(Reading("memory", size, 4.0 * (inputs + 1) * count, time_s, float(count)))
+    return found
+
+
+def _turned(bench: Bench, notes: list[str]) -> list[Reading]:
+    """A pass that reads one of its arrays the other way round, and the same without."""
+    # No power of two: at such a stride all reads of a column fall into the same few lines of a cache.
+    side = round(bench.scale.vector_elements**0.5) * 31 // 8
+    x, y = (bench.random((side, side), "float32") for _ in range(2))
+    found = []
+    for what, turn in (("straight", False), ("turned", True)):
+
+        def body(state: Any, turn: bool = turn) -> Any:
+            x, y = state
+            x = x * 0.5 + (y.T if turn else y)
+            return x, y.at[0, 0].set(x[0, 0])
+
+        time_s = bench.once(body, (x, y))
+        found.append(Reading(what, f"{side}x{side}", 12.0 * side * side, time_s, float(side * side)))
     return found
 
 
@@ -244,53 +284,8 @@ _MEASUREMENTS: Final[Mapping[str, Callable[[Bench, list[str]], list[Reading]]]] 
     # Before the products: on a host those of five types take most of the budget.
     "memory": _streams,
     "matrix products": _products,
+    "thin products": _thin,
     "elementwise work": _vectors,
     "tiny kernels": _launches,
+    "transposed arrays": _turned,
 }
-
-
-def _collectives(bench: Bench, stream_bytes_per_s: float, launch_s: float) -> list[Reading]:
-    """Every kind at every size; what the chains do between collectives is taken off."""
-    found: list[Reading] = []
-    own = bench.random((1,), "float32")
-    for nbytes in bench.scale.collective_bytes:
-        if len({r.work for r in found}) > 1 and bench.late():
-            break
-        for kind in KINDS:
-            count = max(1, nbytes // 4 // bench.count) * bench.count
-            held = count // bench.count if kind == "all-gather" else count
-            x = bench.random((held,), "float32")
-            chain, streams = _collective_chain(kind, bench.count)
-            time_s = bench.slope(chain, _FEW, _MANY, x, own)
-            beside = streams * count * 4 / stream_bytes_per_s + (launch_s if streams else 0.0)
-            found.append(Reading(kind, f"{count * 4} bytes", count * 4.0, max(time_s - beside, time_s / 4)))
-    return found
-
-
-def _collective_chain(kind: str, n: int) -> tuple[Callable[[int], Callable[..., Any]], float]:
-    """A chain of dependent collectives that cannot be simplified, and how often the work between two of them goes through the
-    larger side: a value that is the same on all devices needs no second all-reduce, so each device scales it by its own."""
-
-    lax: Any = jax.lax  # its collectives have no types
-
-    def step(x: Any, own: Any) -> Any:
-        match kind:
-            case "all-reduce":
-                return lax.psum(x, "d") * own
-            case "all-gather":
-                return lax.all_gather(x, "d", tiled=True)[::n] * own
-            case "reduce-scatter":
-                return jnp.tile(lax.psum_scatter(x, "d", tiled=True) * own, n)
-            case "all-to-all":
-                return lax.all_to_all(x.reshape(n, -1), "d", 0, 0).reshape(-1)
-        return lax.ppermute(x, "d", [(k, (k + 1) % n) for k in range(n)])
-
-    def chain(length: int) -> Callable[..., Any]:
-        def run(x: Any, own: Any) -> Any:
-            for _ in range(length):
-                x = step(x, own)
-            return x
-
-        return run
-
-    return chain, {"all-reduce": 2.0, "all-gather": 2.0 / n, "reduce-scatter": 1.0}.get(kind, 0.0)

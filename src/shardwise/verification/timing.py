@@ -3,19 +3,21 @@
 Host devices share cores and memory: what counts is what one device has when all are busy. So every program runs on every
 device, and times are those of the slowest.
 
-Seconds of one piece of work are ``(T(k + 1) − T(1)) / k`` with T(k) the median time of a program that does it k times, each
+Seconds of one piece of work are ``(T(k + 1) − T(1)) / k`` with T(k) the fastest time of a program that does it k times, each
 time with the result of the last: what a call costs beside its work cancels. In a loop (``Bench.once``) k is an argument, so
-that nothing is unrolled or fused; where a loop's own cost would show, two programs of different length are compared
-(``Bench.slope``).
+that nothing is unrolled or fused; where a loop's own cost would show, or every piece is to have arrays of its own, two
+programs of different length are compared (``Bench.slope``).
 
-Weak: medians of several calls stand off short disturbances, not a machine that others use.
+The fastest of several calls counts, not their median: what else a machine does only ever slows.
+
+Weak: a disturbance that lasts as long as all calls of a reading is in it; ``shardwise.hardware.calibrate.fastest`` joins
+readings of different times.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,13 +33,16 @@ TYPES: Final = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "i8": "i
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured. Products are (rows, columns and depth). Bytes and elements are those of one device, save that host
-    devices share ``stream_bytes``, which must not fit their caches. Of ``collective_bytes`` a small, a large and the largest
-    come first: a slow machine may not come to the others."""
+    """How much is measured. Products are (rows, columns and depth); ``thin`` ones have few rows. Bytes and elements are those
+    of one device, save that host devices share ``stream_bytes``, which must not fit their caches. Thin products and collectives
+    have ``arrays`` different ones, which together do not fit them either. The first of ``collective_bytes`` is mostly latency;
+    a slow machine may not come to the last."""
 
     types: tuple[str, ...]
     products: tuple[tuple[int, int], ...]
+    thin: tuple[tuple[int, int], ...]
     stream_bytes: int
+    arrays: int
     vector_elements: int
     collective_bytes: tuple[int, ...]
     target_s: float  # of one timed call
@@ -47,28 +52,28 @@ class Scale:
 
 
 _HOST: Final = Scale(
-    tuple(TYPES), ((256, 256), (512, 512), (1024, 512), (1024, 1024), (2048, 1024)), 1 << 29, 1 << 18,
-    (1 << 12, 1 << 22, 1 << 26, 1 << 16, 1 << 19, 1 << 24), 0.05, 1.5, 7,
+    tuple(TYPES), ((256, 256), (512, 512), (1024, 512), (1024, 1024), (2048, 1024)),
+    ((64, 1024), (256, 1024)), 1 << 30, 12, 1 << 18, (1 << 10, 1 << 22), 0.05, 0.6, 7,
 )  # fmt: skip
 _ACCELERATOR: Final = Scale(
-    tuple(TYPES), ((4096, 4096), (8192, 4096), (8192, 8192), (16384, 8192)), 1 << 30, 1 << 26,
-    (1 << 12, 1 << 24, 1 << 27, 1 << 16, 1 << 20), 0.05, 2.0, 7,
+    tuple(TYPES), ((4096, 4096), (8192, 4096), (8192, 8192), (16384, 8192)),
+    (), 1 << 30, 4, 1 << 26, (1 << 10, 1 << 27, 1 << 24, 1 << 20), 0.05, 2.0, 7,
 )  # fmt: skip
 
 
 def scale_for(platform: str, quick: bool) -> Scale:
     """The sizes for a platform (``"cpu"``, ``"gpu"``, ``"tpu"``)."""
     full = _HOST if platform == "cpu" else _ACCELERATOR
-    smallest = sorted(full.collective_bytes)
     if not quick:
         return full
     return dataclasses.replace(
         full,
         types=("f32", "bf16"),
         products=full.products[:2],
+        thin=full.thin[:1],
         stream_bytes=full.stream_bytes // 4,
         vector_elements=full.vector_elements // 4,
-        collective_bytes=(smallest[0], smallest[2], smallest[3]),
+        collective_bytes=(full.collective_bytes[0], full.collective_bytes[-1]),
         target_s=0.01,
         limit_s=0.2,
         repeats=3,
@@ -93,9 +98,10 @@ class Bench:
         self._mesh = jax.sharding.Mesh(np.array(devices), ("d",))
         self._spec = jax.sharding.PartitionSpec("d")  # type: ignore[no-untyped-call]
         self._whole = jax.sharding.PartitionSpec()  # type: ignore[no-untyped-call]
-        limit = (devices[0].memory_stats() or {}).get("bytes_limit", 0) if self.platform != "cpu" else 0
+        host = self.platform == "cpu"
+        limit = 0 if host else (devices[0].memory_stats() or {}).get("bytes_limit", 0)
         shared = max(scale.stream_bytes // self.count, 1 << 16)
-        self.stream_bytes = shared if self.platform == "cpu" else min(scale.stream_bytes, (limit or 1 << 34) // 16)
+        self.stream_bytes = shared if host else min(scale.stream_bytes, (limit or 1 << 34) // 16)
 
     def random(self, shape: tuple[int, ...], dtype: str, spread: float = 1.0) -> Any:
         """Values that look random, of that standard deviation (whole ones from -4 to 4), made on the devices. A hash of the
@@ -116,7 +122,8 @@ class Bench:
         """``fn`` of what one device holds, jitted; the first ``whole`` arguments are the same everywhere."""
 
         def local(*args: Any) -> Any:
-            return fn(*args[:whole], *(a[0] for a in args[whole:]))[None]
+            own = jax.tree.map(lambda a: a[0], args[whole:])
+            return jax.tree.map(lambda y: y[None], fn(*args[:whole], *own))
 
         def run(*args: Any) -> Any:
             specs = (self._whole,) * whole + (self._spec,) * (len(args) - whole)
@@ -127,20 +134,20 @@ class Bench:
         return jitted
 
     def seconds(self, run: Callable[[], Any]) -> float:
-        """The median of several calls, after two; fewer where they are slow."""
+        """The fastest of several calls, after two; fewer where they are slow."""
         for _ in range(2):
             last = _call(run)
         times: list[float] = []
         while len(times) < self.scale.repeats and (len(times) < 2 or sum(times) + last < self.scale.limit_s):
             times.append(_call(run))
-        return statistics.median(times)
+        return min(times)
 
     def late(self, share: float = 1.0) -> bool:
         """Is this share of the budget spent?"""
         return time.perf_counter() - self._started > share * self.scale.budget_s
 
     def once(self, body: Callable[..., Any], x: Any, *rest: Any) -> float:
-        """Seconds of ``x = body(x, *rest)``, from a loop of few and of many rounds."""
+        """Seconds of ``x = body(x, *rest)``, arrays or trees of them, from a loop of few and of many rounds."""
 
         def looped(rounds: Any, x: Any, *rest: Any) -> Any:
             return jax.lax.fori_loop(0, rounds, lambda _, x: body(x, *rest), x)
@@ -162,5 +169,5 @@ class Bench:
         pairs: list[list[float]] = []
         while len(pairs) < 3 * self.scale.repeats and (len(pairs) < 3 or sum(map(sum, pairs)) < self.scale.limit_s):
             pairs.append([_call(run) for run in runs])
-        a, b = (float(statistics.median(column)) for column in zip(*pairs, strict=True))
+        a, b = (float(min(column)) for column in zip(*pairs, strict=True))
         return (b - a) / (many - few) if b > a else b / many

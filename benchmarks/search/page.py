@@ -59,9 +59,10 @@ what that leaves open decided greedily (`method="ilp"`): below zero the found pl
 found for the cost model above the bound, which is no regret, since it was found for another measure: it says how far apart \
 the two are."""
 COMPILED: Final = """The compiler's cycles, and its collectives over the same links, in two readings. As the compiler \
-schedules them, where what runs between a collective's start and its end hides it: the profile says that nine tenths of the \
-gathers of parameters do. And one after another, for which plans were searched under the same profile with nothing hidden; the \
-last columns hold the first plans against that reading, which is not what they were searched for."""
+schedules them, where what runs between a collective's start and its end hides it: the profile says that somewhat more than \
+half of the gathers of parameters do, which was fitted to the schedules of these experts' plans ([Overlap](fidelity.md)). And \
+one after another, for which plans were searched under the same profile with nothing hidden as well; the last columns hold the \
+first plans against that reading."""
 
 
 def bar(number: str, what: str, wanted: str, found: str, met: bool | None) -> Bar:

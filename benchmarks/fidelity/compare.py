@@ -263,9 +263,9 @@ def overlap_tables(found: Sequence[Times]) -> list[str]:
     searched under such a share. Each case counts by its hidden seconds over its time."""
     lines = ["## Overlap", ""]
     lines += [
-        "Seconds of collectives that the compiler's schedule puts beside compute, as a sum of shares of what the plan has: of "
-        "gathers whose operand is ready early (`hidden.all-gather` in a profile), and of reduce-scatters, which no profile "
-        "hides. Experts' plans only.",
+        "Seconds of collectives that the compiler's schedule puts beside compute, as a share of the gathers of the plan whose "
+        "operand is ready early (`hidden.all-gather` in a profile), and as shares of these and of its reduce-scatters, which "
+        "no profile hides. Experts' plans only.",
         "",
     ]
     body = []
@@ -274,7 +274,9 @@ def overlap_tables(found: Sequence[Times]) -> list[str]:
             continue
         weight = np.array([1 / r.true_total_s for r in rows])
         ours = np.array([[r.early_s, r.scattering_s] for r in rows])
-        shares, _ = nnls(ours * weight[:, None], np.array([r.true_hidden_s for r in rows]) * weight)
+        hidden = np.array([r.true_hidden_s for r in rows]) * weight
+        alone, _ = nnls(ours[:, :1] * weight[:, None], hidden)
+        shares = *alone, *nnls(ours * weight[:, None], hidden)[0]
         sums = *ours.sum(0), sum(r.true_hidden_s for r in rows)
         body.append([name, str(len(rows)), *ms(*map(float, sums)), *(f"{share:.2f}" for share in shares)])
     head = [

@@ -103,10 +103,9 @@ def test_axes_with_strategies_that_are_second_best_alone() -> None:
         next(n for n, d in enumerate(decisions) if isinstance(d, Shard) and color in d.colors and d.axis == axis)
         for color, axis in wanted
     )
-    one, both = openings(Run(problem, Budget(math.inf, 500), None))[0,], problem.cost(board).time_ps
-    assert len({state[0] for state in one if state}) > 1, "led by different decisions"
-    for seed in range(2):
-        assert mcts(Problem(analysis, cost), Budget(math.inf, 1000), seed).best.cost.time_ps <= 1.005 * both
+    found, both = openings(Run(problem, Budget(math.inf, 500), None)), problem.cost(board).time_ps
+    assert len({state[0] for state in found[0,] if state}) > 1, "led by different decisions"
+    assert min(problem.cost(state).time_ps for state in found[0, 1]) <= 1.01 * both, "and combined"
 
 
 def test_the_search_is_no_worse_than_any_one_decision_with_its_rest() -> None:

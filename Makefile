@@ -81,7 +81,7 @@ bench-analysis: $(STAMP)
 bench-evaluator: $(STAMP)
 	$(BIN)/python -m benchmarks.evaluator
 
-# Predicts what was recorded. To record anew: benchmarks/fidelity/{truth,single,parallel}.py.
+# Predicts what was recorded. To record anew: benchmarks/fidelity/{truth,single,host}.py.
 bench-fidelity: $(STAMP)
 	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.fidelity.page
 

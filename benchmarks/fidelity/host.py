@@ -147,7 +147,8 @@ class Session:
 
     def calibrate(self, number: int) -> float:
         """Reads the machine, and writes the readings and the profile of all readings so far; gives the seconds it took."""
-        from shardwise.hardware.calibrate import calibrate, fastest, read_measured
+        from shardwise.hardware.calibrate import calibrate
+        from shardwise.hardware.readings import fastest, read_measured
         from shardwise.verification.measure import measure
         from shardwise.verification.timing import scale_for
 

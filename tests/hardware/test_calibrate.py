@@ -18,11 +18,12 @@ from shardwise.cli.main import main
 from shardwise.cost.compute import stream_s
 from shardwise.errors import HardwareError
 from shardwise.hardware import calibrate as module
-from shardwise.hardware.calibrate import KINDS, Calibration, Machine, Measured, Reading, base_of, calibrate, to_toml
+from shardwise.hardware.calibrate import Calibration, base_of, calibrate, to_toml
 from shardwise.hardware.collectives import collective
 from shardwise.hardware.layout import place
 from shardwise.hardware.load import load_profile
 from shardwise.hardware.profile import Profile
+from shardwise.hardware.readings import KINDS, Machine, Measured, Reading, fastest, read_measured
 from shardwise.hardware.topology import topology
 
 HOST = Machine("cpu", "cpu", 2, "0.9.0", memory_bytes=8 << 30, clock_hz=2.5e9)
@@ -148,11 +149,11 @@ def test_the_fastest_of_several_rounds_counts(found: Calibration) -> None:
         for odd in (0, 1)
     ]
     slowed = [dataclasses.replace(found.measured, readings=own, notes=("the same",)) for own in rounds]
-    joined = module.fastest(*slowed)
+    joined = fastest(*slowed)
     assert joined.readings == read
     assert joined.notes == ("the same",) and joined.time_s == 2.0
     with pytest.raises(HardwareError, match="different machines cannot be joined"):
-        module.fastest(slowed[0], dataclasses.replace(slowed[1], machine=H200))
+        fastest(slowed[0], dataclasses.replace(slowed[1], machine=H200))
 
 
 def test_readings_are_kept_and_fitted_again(
@@ -165,7 +166,7 @@ def test_readings_are_kept_and_fitted_again(
     measuring(monkeypatch, lambda *_, say: pytest.fail("nothing is measured"))
     assert main(["hardware", "calibrate", "--name", "ours", "--from", "kept.json", "kept.json"]) == 0
     assert Path("ours.toml").read_text() == first
-    assert module.read_measured(Path("kept.json")) == found.measured
+    assert read_measured(Path("kept.json")) == found.measured
     capsys.readouterr()
     Path("wrong.json").write_text('{"schema": 1, "readings": [{"what": 1}]}')
     assert main(["hardware", "calibrate", "--name", "ours", "--from", "wrong.json"]) == 1

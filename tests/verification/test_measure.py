@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from shardwise.errors import HardwareError
-from shardwise.hardware.calibrate import KINDS, THIN, Measured, calibrate
+from shardwise.hardware.calibrate import calibrate
 from shardwise.hardware.load import load_profile
+from shardwise.hardware.readings import KINDS, THIN, Measured
 from shardwise.verification import measure as module
 from shardwise.verification.measure import measure
 from shardwise.verification.timing import Scale, scale_for

@@ -16,8 +16,9 @@ from shardwise.cli import completers, options
 from shardwise.report.units import si
 
 if TYPE_CHECKING:
-    from shardwise.hardware.calibrate import Calibration, Measured
+    from shardwise.hardware.calibrate import Calibration
     from shardwise.hardware.profile import LinkTier, Profile
+    from shardwise.hardware.readings import Measured
     from shardwise.hardware.topology import Topology
 
 
@@ -212,7 +213,8 @@ def _figures(profile: Profile) -> list[tuple[str, str]]:
 
 
 def _calibrate(arguments: argparse.Namespace) -> str:
-    from shardwise.hardware.calibrate import calibrate, check_output, fastest, read_measured
+    from shardwise.hardware.calibrate import calibrate, check_output
+    from shardwise.hardware.readings import fastest, read_measured
 
     flag = "--xla_force_host_platform_device_count"
     if (arguments.devices or 0) > 1 and flag not in os.environ.get("XLA_FLAGS", ""):

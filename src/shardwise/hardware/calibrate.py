@@ -22,8 +22,8 @@ off (``_alone``).
 Products of few rows (``_operand_rate``): ``t = flops/rate + operands/operand_bytes_per_s``. Arrays that are read the other way
 round (``_turned_rate``): what such a pass takes longer, by the byte.
 
-Rounds. ``fastest`` joins the same readings of different times: of each the fastest counts, since what else a machine does only
-ever slows. So differences (of a pass turned and straight, of a product with a collective and without) are taken after it.
+Differences (of a pass turned and straight, of a product with a collective and without) are taken here, after
+``shardwise.hardware.readings.fastest`` has joined readings of different times.
 
 Memory. JAX's limit on a GPU is what it takes beforehand, 75% of the memory unless told otherwise. Only what it was told is
 taken for the usable share; else that is the base's.
@@ -52,14 +52,11 @@ from shardwise.hardware.collectives import collective
 from shardwise.hardware.layout import place
 from shardwise.hardware.load import BY_KIND, FIGURES, canonical, known, load_profile
 from shardwise.hardware.profile import MATRIX_TYPES, Profile
+from shardwise.hardware.readings import KINDS, THIN, Machine, Measured, Reading
 from shardwise.hardware.topology import Topology, topology
 
 #: What is not measured comes from here where the kind of device is not known.
 _STAND_INS: Final = {"cpu": "cpu", "gpu": "a100-40", "tpu": "v5e"}
-#: Collectives that are measured.
-KINDS: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-#: Products of few rows that are measured.
-THIN: Final = ("thin.forward", "thin.transposed")
 #: What JAX takes of a GPU's memory unless told otherwise.
 _TAKEN: Final = 0.75
 #: Elements a second that no memory can keep up with.
@@ -72,90 +69,6 @@ _LATENCY_WEIGHT: Final = 10.0
 _SEEN: Final = 0.1
 #: The median relative error above which passes are no ground for a fit.
 _SCATTER: Final = 0.15
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One measurement on one device: of what, at which size, how much work, how long.
-
-    ``what`` is ``"matrix.bf16"`` and so on (FLOPs), ``"thin.forward"`` and so on (FLOPs, and the ``elements`` of the operands),
-    ``"memory"`` (bytes read and written in one pass over ``elements``), ``"vector"`` and ``"transcendentals"`` (operations),
-    ``"launch"`` (kernels), ``"straight"`` and ``"turned"`` (bytes of a pass over ``elements``), or one of ``KINDS`` (bytes), in
-    groups of so many devices, 0 for all; ``between`` products, whose time is the reading ``"between"`` (FLOPs).
-    """
-
-    what: str
-    size: str
-    work: float
-    time_s: float
-    elements: float = 0.0
-    group: int = 0
-    between: bool = False
-
-    @property
-    def rate(self) -> float:
-        return self.work / self.time_s
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What a machine says of itself. ``memory_bytes`` is one device's part of a host's memory, or the limit that JAX has (0 if
-    it tells none); ``memory_fraction`` what JAX was told to take of a GPU's memory, None if nothing; ``scatters`` whether its
-    compiler makes reduce-scatters, ``minor_copies`` whether it turns arrays round to gather them; None if it was not asked."""
-
-    device_kind: str
-    platform: str
-    devices: int
-    jax: str
-    memory_bytes: int = 0
-    memory_fraction: float | None = None
-    clock_hz: float | None = None
-    scatters: bool | None = None
-    minor_copies: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A machine, what was read on it, and what could not be."""
-
-    machine: Machine
-    readings: tuple[Reading, ...]
-    notes: tuple[str, ...]
-    time_s: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {"schema": 1, **dataclasses.asdict(self)}
-
-    @staticmethod
-    def from_json(data: Any) -> Measured:
-        """Raises KeyError, TypeError or ValueError where the data are no readings."""
-        if data["schema"] != 1:
-            raise ValueError(f"readings of schema {data['schema']!r} are not known")
-        read = tuple(Reading(**reading) for reading in data["readings"])
-        return Measured(Machine(**data["machine"]), read, tuple(map(str, data["notes"])), float(data["time_s"]))
-
-
-def read_measured(path: Path) -> Measured:
-    """Readings that ``--readings`` wrote."""
-    try:
-        return Measured.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise HardwareError(f"{path} has no readings of 'hardware calibrate --readings': {error}") from None
-
-
-def fastest(*rounds: Measured) -> Measured:
-    """Of the same readings at different times the fastest each: what else a machine does only ever slows."""
-    kinds = {(m.machine.device_kind, m.machine.devices) for m in rounds}
-    if len(kinds) != 1:
-        raise HardwareError(
-            f"readings of different machines cannot be joined: {', '.join(f'{n} {k}' for k, n in kinds)}"
-        )
-    best: dict[tuple[str, str, int], Reading] = {}
-    for reading in (r for m in rounds for r in m.readings):
-        key = reading.what, reading.size, reading.group
-        best[key] = min(best.get(key, reading), reading, key=lambda r: r.time_s)
-    notes = tuple(dict.fromkeys(note for m in rounds for note in m.notes))
-    return Measured(rounds[0].machine, tuple(best.values()), notes, sum(m.time_s for m in rounds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from shardwise.hardware.calibrate import KINDS, Reading
+from shardwise.hardware.readings import KINDS, Reading
 from shardwise.verification.timing import Bench
 
 #: Rows and columns of the products between small collectives.

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwise.errors import HardwareError
-from shardwise.hardware.calibrate import Machine, Measured, Reading
+from shardwise.hardware.readings import Machine, Measured, Reading
 from shardwise.verification.links import collectives
 from shardwise.verification.timing import TYPES, Bench, Scale, scale_for
 

@@ -10,7 +10,7 @@ programs of different length are compared (``Bench.slope``).
 
 The fastest of several calls counts, not their median: what else a machine does only ever slows.
 
-Weak: a disturbance that lasts as long as all calls of a reading is in it; ``shardwise.hardware.calibrate.fastest`` joins
+Weak: a disturbance that lasts as long as all calls of a reading is in it; ``shardwise.hardware.readings.fastest`` joins
 readings of different times.
 """
 

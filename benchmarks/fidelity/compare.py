@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import nnls
 from scipy.stats import spearmanr
 
@@ -46,6 +47,10 @@ CLOSE: Final = 1.05
 SURE: Final = 1.1  # a program over its memory by this factor must never be said to fit
 #: How many of the largest arrays and kernels are kept in the repository.
 _KEPT: Final = 5
+#: How often programs are drawn for the range of the shares that hide, and the percentiles of it.
+_DRAWS: Final = 300
+_LIKELY: Final = (10, 90)
+Shares = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +62,9 @@ class Times:
     moving_s: float
     true_compute_s: float
     true_moving_s: float
-    #: What of the moving may hide by our reckoning (gathers that are ready early), our reduce-scatters, and what the compiler
-    #: puts beside compute.
-    early_s: float = 0.0
+    #: What of the moving may hide by our reckoning (early gathers, late reduce-scatters), and what the compiler puts beside
+    #: compute.
+    gathering_s: float = 0.0
     scattering_s: float = 0.0
     true_hidden_s: float = 0.0
 
@@ -158,9 +163,11 @@ def times(case: Case, predicted: Predicted, record: Record) -> Times:
     profile = placement.topology.profile
     true_s, moving_s = record["cycles"]["total"] / profile.clock_hz, moved_s(record, placement)
     hidden = moving_s - exposed_s(record, placement)
-    early = sum(r.hidden_s / profile.hidden_share(r.kind) for r in predicted.rows if r.hidden_s)
-    scattering = sum(r.time_s for r in predicted.rows if r.kind == "reduce-scatter")
-    return Times(case, predicted.compute_s, predicted.comm_s, true_s, moving_s, early, scattering, hidden)
+    gathers, scatters = (
+        sum(r.hidden_s / profile.hidden_share(r.kind) for r in predicted.rows if r.hidden_s and r.kind == kind)
+        for kind in ("all-gather", "reduce-scatter")
+    )
+    return Times(case, predicted.compute_s, predicted.comm_s, true_s, moving_s, gathers, scatters, hidden)
 
 
 def memory(case: Case, predicted: Predicted, record: Record) -> Memory:
@@ -260,35 +267,51 @@ def time_tables(found: Sequence[Times]) -> list[str]:
 
 def overlap_tables(found: Sequence[Times]) -> list[str]:
     """Which shares of our seconds give, in sum, what the compiler hides; of experts' plans, as those that were searched were
-    searched under such a share. Each case counts by its hidden seconds over its time."""
+    searched under such shares. Each case counts by its hidden seconds over its time."""
     lines = ["## Overlap", ""]
     lines += [
-        "Seconds of collectives that the compiler's schedule puts beside compute, as a share of the gathers of the plan whose "
-        "operand is ready early (`hidden.all-gather` in a profile), and as shares of these and of its reduce-scatters, which "
-        "no profile hides. Experts' plans only.",
+        "Seconds of collectives that the compiler's schedule puts beside compute, as shares of a plan's gathers whose operand "
+        "is ready early and of its reduce-scatters whose result is used late (`hidden.all-gather` and `hidden.reduce-scatter` "
+        f"in a profile): a least-squares fit, and between which shares {_LIKELY[1] - _LIKELY[0]}% of the fits to programs "
+        "drawn at random lie. Experts' plans only.",
         "",
     ]
     body = []
     for name, rows in _by_topology([r for r in found if r.case.strategy not in (SEARCH, SERIAL)]):
-        if name == "all" or not sum(r.early_s for r in rows):
+        if name == "all" or not sum(r.gathering_s for r in rows):
             continue
-        weight = np.array([1 / r.true_total_s for r in rows])
-        ours = np.array([[r.early_s, r.scattering_s] for r in rows])
-        hidden = np.array([r.true_hidden_s for r in rows]) * weight
-        alone, _ = nnls(ours[:, :1] * weight[:, None], hidden)
-        shares = *alone, *nnls(ours * weight[:, None], hidden)[0]
-        sums = *ours.sum(0), sum(r.true_hidden_s for r in rows)
-        body.append([name, str(len(rows)), *ms(*map(float, sums)), *(f"{share:.2f}" for share in shares)])
+        sums = sum(r.gathering_s for r in rows), sum(r.scattering_s for r in rows), sum(r.true_hidden_s for r in rows)
+        shares, likely = _hidden_shares(rows), _likely_shares(rows)
+        words = [f"{share:.2f} ({low:.2f} to {high:.2f})" for share, low, high in zip(shares, *likely, strict=True)]
+        body.append([name, str(len(rows)), *ms(*sums), *words])
     head = [
         "topology",
         "cases",
-        "early gathers ms",
+        "gathers ms",
         "reduce-scatters ms",
         "hidden ms",
         "share of gathers",
-        "of scatters",
+        "of reduce-scatters",
     ]
     return lines + table(head, body)
+
+
+def _hidden_shares(rows: Sequence[Times]) -> Shares:
+    weight = np.array([1 / r.true_total_s for r in rows])
+    ours = np.array([[r.gathering_s, r.scattering_s] for r in rows])
+    found: Shares = nnls(ours * weight[:, None], np.array([r.true_hidden_s for r in rows]) * weight)[0]
+    return found
+
+
+def _likely_shares(rows: Sequence[Times]) -> Shares:
+    """The ends of the range of fits to as many programs as there are, drawn with replacement."""
+    programs = {
+        label: [r for r in rows if r.case.program.label == label] for label in {r.case.program.label for r in rows}
+    }
+    names, draw = sorted(programs), np.random.default_rng(0)
+    fits = [_hidden_shares([r for n in draw.choice(names, len(names)) for r in programs[n]]) for _ in range(_DRAWS)]
+    found: Shares = np.percentile(fits, _LIKELY, axis=0)
+    return found
 
 
 def memory_tables(found: Sequence[Memory]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,17 +65,25 @@ def test_pieces_of_several_dimensions_are_copied() -> None:
     assert early[0] > copying(sharding((0,), (1,)), whole) > early[1] == 0
 
 
+def costing(**figures: Any) -> HardwareCost:
+    """Of v5e chips with other figures."""
+    placement = HardwareCost.of(MESH).placement
+    where = placement.topology
+    return HardwareCost(replace(placement, topology=replace(where, profile=replace(where.profile, **figures))))
+
+
 def test_gathers_that_turn_their_arrays_round() -> None:
-    """Both sides are copied, and read the other way round, unless the first dimension is gathered."""
+    """Both sides are copied unless the first dimension is gathered, and read the other way round if the last is."""
     plain = HardwareCost.of(MESH)
-    where = plain.placement.topology
-    profile = replace(where.profile, minor_copies=True, turned_bytes_per_s=1e9, efficiency=(("all-gather", 1.0),))
-    cost = HardwareCost(replace(plain.placement, topology=replace(where, profile=profile)))
+    cost = costing(minor_copies=True, turned_bytes_per_s=1e9, efficiency=(("all-gather", 1.0),))
+    profile = cost.profile
     whole = sharding((), ())
     (first,), (second,) = (reshard(1024, s, whole, MESH) for s in (sharding((0, 1), ()), sharding((), (0, 1))))
     assert cost.copy_s(first) == 0.0 == plain.copy_s(second)
     streamed = 2 / (profile.memory_bytes_per_s * profile.memory_efficiency)
     assert cost.copy_s(second) == pytest.approx((second.bytes_in + 1024) * (streamed + 1e-9))
+    (middle,) = reshard(1024, sharding((), (0, 1), ()), sharding((), (), ()), MESH)
+    assert cost.copy_s(middle) == pytest.approx((second.bytes_in + 1024) * streamed), "rows stay whole"
     (moved,) = (s for s in reshard(1024, sharding((0,), ()), sharding((), (0,)), MESH))
     assert cost.copy_s(moved) == 0.0, "an efficiency that was measured has the copies of an all-to-all in it"
 
@@ -119,9 +128,38 @@ def test_values_that_no_product_or_loop_waits_for_are_late() -> None:
     program = structure.program
     late = [structure.late[op.results[0]] for op in program.schedule if op.kind == "dot_general"]
     assert late == [False, True, True], "the carry is waited for, what is stacked and returned is not"
-    step_of = reshard(1 << 20, sharding((), (), partial=(0,)), sharding((), ()), MESH)[0]
-    cost = HardwareCost.of(MESH)
-    assert cost.step_s(step_of, late=True) < cost.step_s(step_of)
+
+
+@pytest.mark.parametrize(("scatters", "combined"), [(True, [True, False]), (False, [True, True])])
+def test_late_all_reduces_are_combined(scatters: bool, combined: list[bool]) -> None:
+    """So are reduce-scatters where the compiler has none: they are all-reduces."""
+    cost, source = costing(scatters=scatters), sharding((), (), partial=(0,))
+    steps = [reshard(1 << 20, source, target, MESH)[0] for target in (sharding((), ()), sharding((0,), ()))]
+    assert [cost.step_s(step, late=True) < cost.step_s(step) for step in steps] == combined
+
+
+def test_what_hides() -> None:
+    """Gathers of what is ready early, and reductions of what is used late."""
+    cost = costing(hidden=(("all-gather", 0.5), ("reduce-scatter", 0.25)))
+    partial, whole, split = sharding((), (), partial=(0,)), sharding((), ()), sharding((0,), ())
+    gather, scatter, reduction = (
+        reshard(1 << 20, *ends, MESH)[0] for ends in ((split, whole), (partial, split), (partial, whole))
+    )
+
+    def shares(early: bool, late: bool) -> list[float]:
+        steps = (gather, scatter, reduction)
+        return [cost.hidden_s(s, early, late) / (cost.link(s).s_per_byte * s.nbytes) for s in steps]
+
+    assert shares(early=False, late=False) == [0, 0, 0]
+    assert shares(early=True, late=False) == pytest.approx([0.5, 0, 0])
+    assert shares(early=False, late=True) == pytest.approx([0, 0.25, 0])
+
+
+def test_the_rule_does_not_turn_on_how_much_hides() -> None:
+    gather = reshard(1 << 20, sharding((0,), ()), sharding((), ()), MESH)
+    little, much, none = (costing(hidden=h) for h in ((("all-gather", 0.1),), (("all-gather", 0.9),), ()))
+    times = [c.communication_s(gather, early=True) for c in (little, much, none)]
+    assert times[0] == times[1] < times[2]
 
 
 def test_hidden_dimension_needs_one_all_reduce_forward() -> None:

@@ -12,7 +12,7 @@ A term reads how its own ops compute and how its own values lie, nothing else. T
 in blocks of 512 bytes, so that sums do not depend on their order: ``shardwise.cost.evaluator`` adds the same terms from tables
 and must agree exactly.
 
-Time. Compute and communication are added up; early gathers hide behind compute as far as there is any (``hidden_ps``):
+Time. Compute and communication are added up; early gathers and late reductions hide behind compute as far as it goes:
 ``time = compute + comm - min(hidden, compute)``, between the bounds ``max(compute, comm)`` and ``compute + comm``.
 Memory. The largest sum of what is alive at one point of the program.
 """
@@ -219,12 +219,12 @@ class CostModel:
         """For each collective of a reshard the time of the copies that it needs, its own, and what of that hides."""
         cost, structure = self.cost, self.structure
         runs = int(structure.program.runs[structure.program.ops[move.op].region])
-        late, hides = structure.late[move.value], structure.early[move.value] and move.operand >= 0
+        early, late = structure.early[move.value] and move.operand >= 0, structure.late[move.value]
         return [
             (
                 runs * round(cost.copy_s(step) * 1e12),
                 runs * round(cost.step_s(step, late) * 1e12),
-                runs * round(cost.hidden_s(step) * 1e12) if hides else 0,
+                runs * round(cost.hidden_s(step, early, late) * 1e12),
             )
             for step in move.steps
         ]

@@ -74,6 +74,8 @@ class Kind(enum.Enum):
     PERMUTE = "collective-permute"
 
 
+#: These add up what devices have.
+REDUCING: Final = (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)
 #: After these a device has less.
 _SHRINKING: Final = (Kind.SLICE, Kind.REDUCE_SCATTER)
 
@@ -82,7 +84,7 @@ _SHRINKING: Final = (Kind.SLICE, Kind.REDUCE_SCATTER)
 class Collective:
     """One collective over one or several axes. ``bytes_in`` and ``bytes_out`` are those of one device; ``near`` where a
     permute goes to neighbours only (a halo); ``crossing`` where it acts along several dimensions, so that pieces arrive in
-    another order than that of the array; ``minor`` where it acts along any dimension but the first."""
+    another order than that of the array; ``minor`` where it acts along any dimension but the first, ``last`` along the last."""
 
     kind: Kind
     axes: Axes
@@ -91,6 +93,7 @@ class Collective:
     near: bool = False
     crossing: bool = False
     minor: bool = False
+    last: bool = False
 
     @property
     def nbytes(self) -> float:
@@ -107,9 +110,9 @@ def reshard(nbytes: float, source: Sharding, target: Sharding, mesh: MeshAxes) -
         return ()
     size = nbytes / source.shards(mesh)
     steps: list[Collective] = []
-    for kind, axes, factor, crossing, minor in _course(source, target, mesh.sizes):
+    for kind, axes, factor, *where in _course(source, target, mesh.sizes):
         out = size * factor if kind is Kind.ALL_GATHER else size / factor if kind in _SHRINKING else size
-        steps.append(Collective(kind, axes, size, out, crossing=crossing, minor=minor))
+        steps.append(Collective(kind, axes, size, out, False, *where))
         size = out
     return tuple(steps)
 
@@ -117,10 +120,10 @@ def reshard(nbytes: float, source: Sharding, target: Sharding, mesh: MeshAxes) -
 @cache
 def _course(
     source: Sharding, target: Sharding, sizes: tuple[int, ...]
-) -> tuple[tuple[Kind, Axes, int, bool, bool], ...]:
+) -> tuple[tuple[Kind, Axes, int, bool, bool, bool], ...]:
     """The steps of a reshard whatever the size: kind, axes, how many devices take part, and whether along several
-    dimensions and along another than the first."""
-    steps: list[tuple[Kind, Axes, int, bool, bool]] = []
+    dimensions, along another than the first, and along the last of several."""
+    steps: list[tuple[Kind, Axes, int, bool, bool, bool]] = []
     before = {a: d for d, axes in enumerate(source.dims) for a in axes}
     after = {a: d for d, axes in enumerate(target.dims) for a in axes}
 
@@ -128,7 +131,9 @@ def _course(
         if axes:
             along = {place[a] for place in (before, after) for a in axes if a in place}
             size = math.prod(sizes[a] for a in axes)
-            steps.append((kind, tuple(axes), size, len(along) > 1, max(along, default=0) > 0))
+            furthest = max(along, default=0)
+            where = len(along) > 1, furthest > 0, furthest == len(source.dims) - 1 > 0
+            steps.append((kind, tuple(axes), size, *where))
 
     reduced = [a for a in source.partial if a not in target.partial]
     take(Kind.SLICE, [a for a in after if a not in before and a not in source.partial])

@@ -56,14 +56,14 @@ class Profile:
     ``matrix_efficiency`` and ``memory_efficiency`` are the shares of the peak that a large product and a long stream reach.
     ``matrix_tile`` is (rows, columns, depth), the sizes to which a product is padded; ``vector_tile`` the last two
     dimensions of any array. ``elements_per_s`` is what a pass over an array costs beside its bytes, whatever is computed.
-    ``launch_s`` is paid once a kernel, ``collective_s`` once a collective. ``hidden`` says, for
-    each kind of collective, which share of its time hides behind compute where its operand is ready early; ``efficiency`` which
-    share of the links' rate it reaches. ``operand_bytes_per_s`` is what a product takes to lay out its operands beside its
-    FLOPs, ``turned_bytes_per_s`` what a pass takes to read an array the other way round beside its bytes (both infinite where
-    that is not known). ``minor_copies`` says whether the compiler turns an array round before and after it is gathered along
-    any dimension but the first. ``type_count`` is what one chip counts in names such as v4-32. ``sources`` has one entry a
-    figure. ``scatters`` says whether the compiler makes a reduce-scatter of a sum of which every device keeps a piece; where it
-    does not, it all-reduces and slices.
+    ``launch_s`` is paid once a kernel, ``collective_s`` once a collective. ``hidden`` says, for each kind of collective, which
+    share of its time hides behind compute where its operand is ready early or, of a reduction, where its result is used late;
+    ``efficiency`` which share of the links' rate it reaches. ``operand_bytes_per_s`` is what a product takes to lay out its
+    operands beside its FLOPs, ``turned_bytes_per_s`` what a pass takes to read an array the other way round beside its bytes
+    (both infinite where that is not known). ``minor_copies`` says whether the compiler turns an array round before and after it
+    is gathered along any dimension but the first. ``type_count`` is what one chip counts in names such as v4-32. ``sources``
+    has one entry a figure. ``scatters`` says whether the compiler makes a reduce-scatter of a sum of which every device keeps a
+    piece; where it does not, it all-reduces and slices.
     """
 
     name: str
@@ -129,7 +129,7 @@ class Profile:
         return rates[short or "f32"]
 
     def hidden_share(self, kind: str) -> float:
-        """The share of a collective's time that hides behind compute where its operand is ready early."""
+        """The share of a collective's time that hides behind compute where it can (``hidden``)."""
         return dict(self.hidden).get(kind, 0.0)
 
     def link_share(self, kind: str) -> float:

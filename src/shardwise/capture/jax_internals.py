@@ -1,7 +1,7 @@
 """The one module that touches what JAX does not promise to keep: jaxprs, source information, Shardy's passes.
 
 Everything else sees our own IR. The supported JAX range is tested at both ends; what differs between versions is settled
-here.
+here. The file is long since it is the only one.
 """
 
 from __future__ import annotations

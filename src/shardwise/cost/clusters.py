@@ -28,7 +28,8 @@ GPUs by comparing times and peaks of 19 programs on one H200, without their sche
 
 Weak: on TPUs XLA may make a whole softmax in the kernel of its scores, where we know no rule; on GPUs it may add a bias or a
 residual in a product. It also joins siblings into one kernel with several results; a mask that is made beside its use counts as
-an operand of its size, which is so in some programs only; copies from one layout to another are not known.
+an operand of its size, which is so in some programs only; copies from one layout to another are not known. The file is long for
+what it has to explain.
 """
 
 from __future__ import annotations

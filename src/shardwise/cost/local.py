@@ -90,8 +90,8 @@ class HardwareCost:
         """What of a collective hides behind compute: a share of its transfer, where it can be started long before its result is
         needed. A gather can if its operand is ready ``early``; a reduction if its result is used ``late``, as gradients are,
         which come while others are computed. What is gathered late comes last."""
-        hides = late if step.kind in REDUCING else early
-        return self._hidden[step.kind] * self.link(step).s_per_byte * step.nbytes if hides else 0.0
+        share = self._hidden[step.kind] if (late if step.kind in REDUCING else early) else 0.0
+        return share * self.link(step).s_per_byte * step.nbytes if share else 0.0
 
     def communication_s(self, steps: Iterable[Collective], early: bool) -> float:
         total = 0.0

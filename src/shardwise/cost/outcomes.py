@@ -15,7 +15,8 @@ where the fact is. What goes into a function is then a sum of facts, and is look
 
 Ops that are found nowhere are worked out all at once (``shardwise.cost.choosing``), and so are their facts: each of them rests
 on the way that was chosen and on a fact or two. Only what is new there takes Python, and ways that take the same time.
-Weak: a level takes some calls of NumPy, however few ops it has.
+Weak: a level takes some calls of NumPy, however few ops it has. The file is long since levels, what is found in them and what
+is put there share one set of tables.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
+from shardwise.search.auto import Options
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem, Scored
 from shardwise.search.result import Budget, Ended, Improvement
@@ -133,3 +134,13 @@ def test_only_orders_that_matter_make_two_states(swap: bool) -> None:
     one, other = (by_slot[0], by_slot[2]) if swap else (by_slot[0], by_slot[3])
     same = made.canonical((one, other)) == made.canonical((other, one))
     assert same is not swap, "two units on one axis are in order, on two axes they are not"
+
+
+def test_seconds_count_for_less_until_a_search_has_begun() -> None:
+    budget, actions = Budget(), 30
+    begun = int(budget.least * actions)
+    assert not budget.spent(1.1 * budget.seconds, begun - 1, actions) and budget.spent(
+        1.1 * budget.seconds, begun, actions
+    )
+    assert budget.spent(4.1 * budget.seconds, 0, actions), "in the end they count"
+    assert Options(budget_s=1.0).budget().spent(1.1, 0, actions), "who asks for a second gets one"

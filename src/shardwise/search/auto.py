@@ -114,7 +114,7 @@ class Purse:
 
     def part(self, parts: int) -> Budget:
         """One of so many equal parts of what is left."""
-        evaluations, least = (-(-n // parts) for n in (self._evaluations, self._budget.least))
+        evaluations, least = -(-self._evaluations // parts), self._budget.least / parts
         return replace(self._budget, seconds=self.seconds / parts, evaluations=evaluations, least=least)
 
     def spend(self, evaluations: int) -> None:

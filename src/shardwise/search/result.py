@@ -54,18 +54,18 @@ class Found:
 class Budget:
     """When to stop: whichever comes first. ``patience`` is in expansions without an improvement.
 
-    On a slow or busy machine seconds would end a search before it has begun: up to ``least`` evaluations they count for a
-    fifth.
+    Where there is much to decide, or the machine is slow or busy, seconds would end a search that has hardly begun: up to
+    ``least`` evaluations for every action they count for a quarter.
     """
 
     seconds: float = 3.0
     evaluations: int = 100_000
     patience: int = 40
-    least: int = 400
+    least: float = 35.0
 
-    def spent(self, seconds: float, evaluations: int) -> bool:
-        """Are the seconds spent?"""
-        return seconds > (self.seconds if evaluations >= self.least else 5 * self.seconds)
+    def spent(self, seconds: float, evaluations: int, actions: int) -> bool:
+        """Are the seconds spent, in a search among so many actions?"""
+        return seconds > (self.seconds if evaluations >= self.least * actions else 4 * self.seconds)
 
 
 #: Told of every improvement and now and then: (improvement, share of the budget that is spent).

@@ -44,7 +44,7 @@ class Run:
 
     def left(self) -> int:
         """The evaluations that are left; ends the search where nothing is."""
-        if self.budget.spent(self.seconds, self.spent):
+        if self.budget.spent(self.seconds, self.spent, len(self.problem.actions)):
             raise Stop(Ended.SECONDS)
         if self.spent >= self.budget.evaluations:
             raise Stop(Ended.EVALUATIONS)

@@ -138,9 +138,9 @@ def test_only_orders_that_matter_make_two_states(swap: bool) -> None:
 
 def test_seconds_count_for_less_until_a_search_has_begun() -> None:
     budget, actions = Budget(), 30
-    begun = int(budget.least * actions)
+    begun = int(budget.least * actions**2)
     assert not budget.spent(1.1 * budget.seconds, begun - 1, actions) and budget.spent(
         1.1 * budget.seconds, begun, actions
     )
-    assert budget.spent(4.1 * budget.seconds, 0, actions), "in the end they count"
+    assert budget.spent(3.1 * budget.seconds, 0, actions), "in the end they count"
     assert Options(budget_s=1.0).budget().spent(1.1, 0, actions), "who asks for a second gets one"

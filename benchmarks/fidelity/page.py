@@ -32,14 +32,14 @@ WHERE_FROM: Final = """The compiler's cycles are its own estimates: no TPU took 
 few of their layers. Cases are decided and predicted anew; what was compiled is the plan of when it was compiled."""
 
 IN_SAMPLE: Final = """**In sample.** The rates by byte and element and the launch of a kernel in the TPU profiles are fitted \
-to the compiler's cycles of programs on this page, the share of gathers that hides to its schedules, the gap of one part in \
-32 to its heaps, and rules of fusion, memory and collective products were found by looking at its output for them. None of \
-the cases was kept apart. Other programs, other widths and other versions of the compiler will be predicted worse than these. \
-The H200's and the host's profiles come from `shardwise hardware calibrate`, which times kernels of its own and none of these \
-programs; but the model was worked on with the H200's steps in view, so that they are in sample as well. The host's runs are \
-partly in sample: what its calibration reads and how that is fitted was worked out with earlier runs of the same programs in \
-view, one of them traced kernel by kernel, and was then fixed; the run on this page came after that. Their sizes are no \
-powers of two since runs at powers of two were predicted worse."""
+to the compiler's cycles of programs on this page, the shares of gathers and reduce-scatters that hide to its schedules, the \
+gap of one part in 32 to its heaps, and rules of fusion, memory and collective products were found by looking at its output \
+for them. None of the cases was kept apart. Other programs, other widths and other versions of the compiler will be predicted \
+worse than these. The H200's and the host's profiles come from `shardwise hardware calibrate`, which times kernels of its own \
+and none of these programs; but the model was worked on with the H200's steps in view, so that they are in sample as well. The \
+host's runs are partly in sample: what its calibration reads, how that is fitted, and what collectives of hosts cost was \
+worked out with earlier runs of the same programs in view, one of them traced kernel by kernel, and was then fixed; the run on \
+this page came after that. Their sizes are no powers of two since runs at powers of two were predicted worse."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ ABLATED: Final = (
     ("t2b:2b,layers=3,batch=16,seq=1024", "v5e:2x4", (2, 4)),
     ("t2b:2b,layers=3,batch=1,seq=8192", "v5e:2x4", (2, 4)),
     ("gpt:2.6b,layers=8,batch=32,unrolled", "v5e:2x4", (2, 4)),
+    ("t2b:2b,layers=6,batch=16,seq=1024,unrolled", "v5e:2x4", (2, 4)),
     ("mixtral:8x7b,layers=1,batch=16,seq=1024", "v5p:2x2x2", (2, 4)),
     ("gns:full,layers=4", "v5e:2x4", (2, 4)),
     ("itx:step,layers=8", "v5e:4x4", (4, 4)),
@@ -182,12 +183,13 @@ def ablations() -> list[Row]:
         ways = [(name, "mcts", name) for name in ABLATIONS]
         ways += [(method, method, "whole") for method in ("beam", "greedy", "random")]
         for name, method, ablation in ways:
-            found = []
+            found, steps = [], []
             for seed in range(3):
                 problem = ABLATIONS[ablation].problem(analysis, cost)
                 made = METHODS[method](problem, Budget(1e9, EVALUATIONS, 10**6), seed)
                 found.append(problem.rank(made.best)[:2])
-            row["found"][name] = {"actions": len(problem.actions), "ranks": found}
+                steps.append([(step.evaluations, *problem.rank(step.best)[:2]) for step in made.log])
+            row["found"][name] = {"actions": len(problem.actions), "ranks": found, "steps": steps}
         rows.append(row)
         print(target, topology, {k: v["ranks"] for k, v in row["found"].items()}, flush=True)
     return rows

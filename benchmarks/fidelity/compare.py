@@ -26,12 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import numpy.typing as npt
-from scipy.optimize import nnls
 from scipy.stats import spearmanr
 
-from benchmarks.fidelity.cases import SEARCH, SERIAL, Case, Program, cases
+from benchmarks.fidelity.cases import SERIAL, Case, Program, cases
 from benchmarks.fidelity.truth import TRUTH, Record, load
 from shardwise.hardware.layout import Placement, place
 from shardwise.hardware.topology import topology
@@ -47,10 +44,6 @@ CLOSE: Final = 1.05
 SURE: Final = 1.1  # a program over its memory by this factor must never be said to fit
 #: How many of the largest arrays and kernels are kept in the repository.
 _KEPT: Final = 5
-#: How often programs are drawn for the range of the shares that hide, and the percentiles of it.
-_DRAWS: Final = 300
-_LIKELY: Final = (10, 90)
-Shares = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +227,7 @@ def time_tables(found: Sequence[Times]) -> list[str]:
         ["topology", "cases", "error, median", "error, 90%", "predicted / true, median"],
         [
             [name, str(len(rows)), *errors([r.error for r in rows]), f"{_ratio(rows):.2f}"]
-            for name, rows in _by_topology(found)
+            for name, rows in by_topology(found)
         ],
     )
     groups = rankings(found)
@@ -265,59 +258,10 @@ def time_tables(found: Sequence[Times]) -> list[str]:
     return lines
 
 
-def overlap_tables(found: Sequence[Times]) -> list[str]:
-    """Which shares of our seconds give, in sum, what the compiler hides; of experts' plans, as those that were searched were
-    searched under such shares. Each case counts by its hidden seconds over its time."""
-    lines = ["## Overlap", ""]
-    lines += [
-        "Seconds of collectives that the compiler's schedule puts beside compute, as shares of a plan's gathers whose operand "
-        "is ready early and of its reduce-scatters whose result is used late (`hidden.all-gather` and `hidden.reduce-scatter` "
-        f"in a profile): a least-squares fit, and between which shares {_LIKELY[1] - _LIKELY[0]}% of the fits to programs "
-        "drawn at random lie. Experts' plans only.",
-        "",
-    ]
-    body = []
-    for name, rows in _by_topology([r for r in found if r.case.strategy not in (SEARCH, SERIAL)]):
-        if name == "all" or not sum(r.gathering_s for r in rows):
-            continue
-        sums = sum(r.gathering_s for r in rows), sum(r.scattering_s for r in rows), sum(r.true_hidden_s for r in rows)
-        shares, likely = _hidden_shares(rows), _likely_shares(rows)
-        words = [f"{share:.2f} ({low:.2f} to {high:.2f})" for share, low, high in zip(shares, *likely, strict=True)]
-        body.append([name, str(len(rows)), *ms(*sums), *words])
-    head = [
-        "topology",
-        "cases",
-        "gathers ms",
-        "reduce-scatters ms",
-        "hidden ms",
-        "share of gathers",
-        "of reduce-scatters",
-    ]
-    return lines + table(head, body)
-
-
-def _hidden_shares(rows: Sequence[Times]) -> Shares:
-    weight = np.array([1 / r.true_total_s for r in rows])
-    ours = np.array([[r.gathering_s, r.scattering_s] for r in rows])
-    found: Shares = nnls(ours * weight[:, None], np.array([r.true_hidden_s for r in rows]) * weight)[0]
-    return found
-
-
-def _likely_shares(rows: Sequence[Times]) -> Shares:
-    """The ends of the range of fits to as many programs as there are, drawn with replacement."""
-    programs = {
-        label: [r for r in rows if r.case.program.label == label] for label in {r.case.program.label for r in rows}
-    }
-    names, draw = sorted(programs), np.random.default_rng(0)
-    fits = [_hidden_shares([r for n in draw.choice(names, len(names)) for r in programs[n]]) for _ in range(_DRAWS)]
-    found: Shares = np.percentile(fits, _LIKELY, axis=0)
-    return found
-
-
 def memory_tables(found: Sequence[Memory]) -> list[str]:
     lines = ["## Memory", ""]
     body = []
-    for name, rows in _by_topology(found):
+    for name, rows in by_topology(found):
         agree = sum(r.fits != r.refused for r in rows)
         sure = [r for r in rows if r.surely_refused]
         wrong = sum(r.fits for r in sure)
@@ -368,7 +312,7 @@ def rankings(found: Iterable[Times]) -> dict[tuple[str, str], list[Times]]:
     return {key: list(rows.values()) for key, rows in groups.items() if len(rows) >= _FEWEST}
 
 
-def _by_topology(found: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
+def by_topology(found: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
     names = dict.fromkeys(r.case.topology for r in found)
     for name in names:
         yield name, [r for r in found if r.case.topology == name]
@@ -457,8 +401,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     known = recorded(load(given.truth), given.only)
     timed, held = compared(known, given.time or not given.memory, given.memory or not given.time)
-    timing = [*time_tables(timed), "", *overlap_tables(timed)] if timed else []
-    tables = [*timing, "", *(memory_tables(held) if held else [])]
+    tables = [*(time_tables(timed) if timed else []), "", *(memory_tables(held) if held else [])]
     print("\n".join(tables))
     return 0
 

@@ -18,6 +18,7 @@ from typing import Final
 from benchmarks.fidelity import compare, measured
 from benchmarks.fidelity.compare import Memory, Times, high, middle, table
 from benchmarks.fidelity.measured import Compiled, Run, Step
+from benchmarks.fidelity.overlap import overlap_tables
 from benchmarks.fidelity.truth import TRUTH, _source_digest, load
 from shardwise import __version__
 
@@ -271,7 +272,7 @@ def write(found: Found, versions: str) -> str:
         parts += [f"### {w.title}: {state if None not in judged else 'open'}", *w.text]
     parts += [OTHERS]
     parts += ["\n".join(compare.time_tables(found.times))] if found.times else []
-    parts += ["\n".join(compare.overlap_tables(found.times))] if found.times else []
+    parts += ["\n".join(overlap_tables(found.times))] if found.times else []
     parts += ["\n".join(compare.memory_tables(found.memories))] if found.memories else []
     parts += ["\n".join(measured.single_tables(found.steps))] if found.steps else []
     parts += ["\n".join(measured.compiled8_tables(found.eight))] if found.eight else []

@@ -40,7 +40,9 @@ worse than these. The H200's and the host's profiles come from `shardwise hardwa
 and none of these programs; but the model was worked on with the H200's steps in view, so that they are in sample as well. The \
 host's runs are partly in sample: what its calibration reads, how that is fitted, and what collectives of hosts cost was \
 worked out with earlier runs of the same programs in view, one of them traced kernel by kernel, and was then fixed; the run on \
-this page came after that. Their sizes are no powers of two since runs at powers of two were predicted worse."""
+this page came after that. Their sizes are no powers of two since runs at powers of two were predicted worse. Of the host's \
+runs `vit` is in Flax 0.12.8, which does not import under jax 0.11.2: a class that it misses there, and `vit` does not use, \
+was supplied."""
 
 
 @dataclass(frozen=True, slots=True)

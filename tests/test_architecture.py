@@ -12,7 +12,7 @@ ROOT = Path(shardwise.__file__).parent
 
 #: A folder may import from folders on its left. The zoo is a set of example programs: it stands aside.
 ORDER = (
-    "errors files interruption ir rules capture dims hardware cost search tactics plans rewrite verification report cli"
+    "errors files interruption ir rules capture dims hardware cost spmd search tactics plans rewrite verification report cli"
 ).split()
 
 
@@ -78,7 +78,7 @@ def test_after_capture_nothing_knows_jax() -> None:
         for module in imports(path)
         if module.split(".")[0] in ("jax", "flax", "optax")
     }
-    assert knowing <= {"capture", "zoo", "plans", "rewrite", "verification"}
+    assert knowing <= {"capture", "spmd", "zoo", "plans", "rewrite", "verification"}
 
 
 def test_decisions_never_look_at_names() -> None:

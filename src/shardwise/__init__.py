@@ -19,6 +19,7 @@ __all__ = [
     "analyze",
     "compare",
     "jit",
+    "kernel",
     "load_plan",
     "plan",
     "register_rule",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from shardwise.capture.user_kernel import kernel
     from shardwise.dims.analysis import Analysis, analyze
     from shardwise.errors import ShardwiseError
     from shardwise.plans.load import load_plan
@@ -46,6 +48,7 @@ _HOMES = {
     "analyze": "shardwise.dims.analysis",
     "compare": "shardwise.report.compare",
     "jit": "shardwise.rewrite.dropin",
+    "kernel": "shardwise.capture.user_kernel",
     "load_plan": "shardwise.plans.load",
     "plan": "shardwise.rewrite.planning",
     "register_rule": "shardwise.rules.registry",

@@ -64,3 +64,11 @@ class InfeasibleError(ShardwiseError):
 
 class VariantError(ShardwiseError):
     """A program cannot be transformed as asked: cut into micro-batches, or made to recompute."""
+
+
+class SpmdError(ShardwiseError):
+    """An op that the device-local program cannot express: its ``kind``, its ``source`` line and the ``reason``."""
+
+    def __init__(self, kind: str, source: str, reason: str):
+        super().__init__(f"{kind} at {source} cannot be computed on local blocks: {reason}")
+        self.kind, self.source, self.reason = kind, source, reason

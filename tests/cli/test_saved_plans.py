@@ -12,7 +12,6 @@ import pytest
 import shardwise
 from shardwise import zoo
 from shardwise.cli.main import main
-from shardwise.plans.plan import StatedConstraint
 from shardwise.report.difference import difference, difference_text
 from shardwise.tactics.strategies import FSDP, DataParallel
 
@@ -56,12 +55,12 @@ def test_how_a_plan_was_found_is_no_difference() -> None:
 
 def test_whatever_is_done_otherwise_is_a_difference_that_is_named() -> None:
     one = shardwise.load_plan("fsdp.json")
-    stated = StatedConstraint("stored", 3, 0, "add", "model.py:1", (8,), (("data",),))
+    moved = replace(one.sharded, passed=((0,), *one.sharded.passed[1:]))
     donated = tuple(replace(a, donated=a.path.startswith("params/first")) for a in one.arguments)
     for other, words in (
         (replace(one, device_order=(1, 0, 2, 3)), "device order: 0 1 2 3 | 1 0 2 3"),
         (replace(one, arguments=donated), "donated: nothing that the other does not | params/first/bias and 1 more"),
-        (replace(one, constraints=(*one.constraints, stated)), "constraints that the other has not: 0 | 1"),
+        (replace(one, sharded=moved), "ops computed on other axes: 1"),
         (replace(one, fingerprint="0" * 16), f"program: {one.fingerprint[:12]} | 000000000000"),
     ):
         found = difference(one, other)
@@ -129,3 +128,35 @@ def test_with_its_program_a_saved_plan_tells_what_a_new_one_does(capsys: pytest.
     )
     assert main(["report", "dp.json", "zoo:mlp:tiny"]) == 1
     assert "the plan is for other shapes" in capsys.readouterr().err
+
+
+def test_the_device_local_program_of_a_saved_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    target = "zoo:mlp:tiny,width=2048,batch=65536"
+    assert main(["explain", "fsdp.json", target, "--program"]) == 0
+    out = capsys.readouterr().out
+    saved = shardwise.load_plan("fsdp.json")
+    assert out.startswith(f"{saved.function} on data 4, one device of 4\n") and "all_gather(" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert main(["explain", "fsdp.json", target, "--program", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    moved = {(c["kind"], tuple(c["axes"])): (c["count"], c["nbytes"]) for c in data["collectives"]}
+    assert moved == saved.moved() != {}
+    assert any(line["function"] == "psum_scatter" and line["axes"] == ["data"] for line in data["lines"])
+
+
+def test_with_its_program_an_argument_has_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    target = "zoo:mlp:tiny,width=2048,batch=65536"
+    assert main(["explain", "fsdp.json", "batch/inputs"]) == 0
+    assert "device-local" not in capsys.readouterr().out
+    assert main(["explain", "fsdp.json", "batch/inputs", target]) == 0
+    _, _, lines = capsys.readouterr().out.partition("  in the device-local program:\n")
+    assert lines.splitlines()[0].split() == ["batch/inputs", "f32[16384·data,48]"]
+    assert 1 < len(lines.splitlines()) <= 14 and max(map(len, lines.splitlines())) <= 80
+
+
+def test_the_program_is_that_of_all_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["explain", "dp.json", "batch/inputs", "zoo:mlp:tiny", "--program"])
+    assert "leave PATH out" in capsys.readouterr().err
+    assert main(["explain", "dp.json", "batch/inputs", "--program"]) == 1
+    assert "'batch/inputs' is no target" in capsys.readouterr().err

@@ -33,7 +33,6 @@ UNIT = replace(
     matrix_flops_per_s=(("f32", 1.0),),
     matrix_efficiency=1.0,
     matrix_tile=(1, 1, 1),
-    matrix_window=0,
     memory_bytes_per_s=1.0,
     memory_efficiency=1.0,
     vector_flops_per_s=1e30,
@@ -254,24 +253,6 @@ def test_on_gpus_a_stack_is_filled_with_zeros_first() -> None:
         sum(pass_s(lowered, w, UNIT) for w in passes(cluster(analysis.program, library))) for library in (False, True)
     )
     assert flat == tiled + 64 * 128 * 4.0
-
-
-def gathered(place: tuple[str, int], window: int) -> float:
-    """A product with a weight that is gathered, the batch being sharded first."""
-    args = [p.shape(4096, 1024), p.shape(1024, 2048)]
-    made = predicted(lambda x, w: x @ w, args, [("x", 0), place], axis=8)
-    assert [r.value for r in made[0].reshards] == [1]
-    slow = replace(UNIT, matrix_flops_per_s=(("f32", 1e6),), matrix_window=window)
-    (found,) = seconds(made, slow)
-    return found
-
-
-def test_a_product_in_steps_adds_to_its_result_or_reads_again() -> None:
-    own = (512 * 1024 + 1024 * 2048 + 512 * 2048) * 4.0
-    assert gathered(("w", 0), 0) == gathered(("w", 1), 0) == own
-    # Along the depth each of four steps reads and writes the result; else it reads the other operand again.
-    assert gathered(("w", 0), 2) == 4 * 2 * 512 * 2048 * 4.0
-    assert gathered(("w", 1), 2) == own + 3 * 512 * 1024 * 4.0
 
 
 def test_a_pass_depends_on_its_own_ops_only() -> None:

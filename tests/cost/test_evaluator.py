@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +15,6 @@ from hypothesis import strategies as st
 from shardwise import zoo
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
-from shardwise.cost import evaluator as evaluating
 from shardwise.cost.decisions import Decision, Keep, Pin, Shard
 from shardwise.cost.evaluator import Evaluator
 from shardwise.cost.local import HardwareCost
@@ -66,11 +63,6 @@ def random_state(evaluator: Evaluator, rng: random.Random, most: int = 7) -> tup
     return tuple(chosen[: rng.randint(0, len(chosen))]) if chosen else ()
 
 
-def at_once() -> AbstractContextManager[object]:
-    """Even few new states are worked out in arrays."""
-    return patch.multiple(evaluating, MANY=1, ENOUGH=0)
-
-
 def check(evaluator: Evaluator, rng: random.Random, count: int) -> None:
     states = [random_state(evaluator, rng) for _ in range(count)]
     costs = evaluator.evaluate(states)
@@ -97,43 +89,22 @@ def test_tables_equal_the_specification(drawn: Drawn, seed: int) -> None:
     for mesh in MESHES:
         evaluator = build(analysis, MeshAxes.of(mesh), rng)
         for _ in range(2):
-            with at_once() if rng.random() < 0.7 else nullcontext():
-                check(evaluator, rng, 3)
+            check(evaluator, rng, 3)
 
 
-@pytest.mark.parametrize("bulk", [False, True])
 @pytest.mark.parametrize("name", ["gpt", "mixtral", "gns", "itx", "unet", "ssm"])
-def test_tables_equal_the_specification_on_the_zoo(name: str, bulk: bool) -> None:
+def test_tables_equal_the_specification_on_the_zoo(name: str) -> None:
     program = zoo.load(name, "tiny")
     options = JitOptions(donate_argnums=program.donate_argnums)
     analysis = analyze_program(lower(trace(program.fn, program.args, {}, options)))
     rng = random.Random(7)
     evaluator = build(analysis, MeshAxes.of({"x": 2, "y": 4}), rng)
-    with at_once() if bulk else nullcontext():
-        check(evaluator, rng, 4)
-        check(evaluator, rng, 4)  # finds what the first left
-    assert ("_bulk" in vars(evaluator)) is bulk
+    check(evaluator, rng, 4)
+    check(evaluator, rng, 4)  # finds what the first left
 
 
-@pytest.mark.parametrize("name", ["itx:prefill,layers=1,batch=8", "t2b:tiny", "mixtral:tiny"])
-def test_one_by_one_after_many_at_once(name: str) -> None:
-    """Of a narrow key many at once say that the wide one is to be looked up; one by one nothing may be asked under it."""
-    program = zoo.parse(name)
-    options = JitOptions(donate_argnums=program.donate_argnums)
-    analysis = analyze_program(lower(trace(program.fn, program.args, {}, options)))
-    both, plain = (build(analysis, MeshAxes.of({"x": 8}), random.Random(1)) for _ in range(2))
-    rng = random.Random(0)
-    states = list(dict.fromkeys(random_state(both, rng, 9) for _ in range(400)))
-    many, few = states[:200], states[200:]
-    with at_once():
-        both.evaluate(many)
-    found, expected = both.evaluate(few), plain.evaluate(few)
-    assert "_bulk" in vars(both) and [found[k] for k in range(len(few))] == [expected[k] for k in range(len(few))]
-
-
-@pytest.mark.parametrize("bulk", [False, True])
 @pytest.mark.parametrize("name", ["mlp", "gpt"])
-def test_tables_equal_the_specification_on_a_measured_host(name: str, bulk: bool) -> None:
+def test_tables_equal_the_specification_on_a_measured_host(name: str) -> None:
     """Its profile has figures that others have not: what is read the other way round is a pass of its own."""
     program = zoo.load(name, "tiny")
     options = JitOptions(donate_argnums=program.donate_argnums)
@@ -142,8 +113,7 @@ def test_tables_equal_the_specification_on_a_measured_host(name: str, bulk: bool
     evaluator = build(analysis, MeshAxes.of({"x": 2, "y": 4}), rng, hardware=f"{HOST}:8")
     turned = [n for n, work in enumerate(evaluator.model.work) if work.turned]
     assert turned
-    with at_once() if bulk else nullcontext():
-        check(evaluator, rng, 8)
+    check(evaluator, rng, 8)
     lowered = [evaluator.lowered(random_state(evaluator, rng)) for _ in range(8)]
     terms = [term for term in evaluator.model.terms if term.kind is TermKind.PASS and term.number in turned]
     seconds = {evaluator.model.figures(state, term).compute_ps > 0 for state in lowered for term in terms}
@@ -160,8 +130,7 @@ def test_of_results_that_stay_the_first_is_taken() -> None:
     taken = [(9, "z", (1, 0)), (9, "x", (1, 1)), (4, "x", ()), (8, "x", ()), (0, "z", ()), (2, "y", ())]
     actions = [shard(space, space.units.index((color,)), axis, sides) for color, axis, sides in taken]
     evaluator = Evaluator(CostModel(structure, HardwareCost.of(mesh)), space, actions)
-    with at_once():
-        found = evaluator.evaluate([range(len(actions))])[0]
+    found = evaluator.evaluate([range(len(actions))])[0]
     assert found == evaluator.model.evaluate(evaluator.lowered(range(len(actions))))
 
 
@@ -180,12 +149,10 @@ def test_who_reads_what_uses_were_asked_for_rests_on_it_too() -> None:
     states = [[shard(space, unit, axis, (side,) * bool(side)) for unit, axis, side in state] for state in taken]
     actions = list(dict.fromkeys(action for state in states for action in state))
     cost = HardwareCost(place(mesh, topology("v5e:4x4")))
-    for bulk in (nullcontext(), at_once()):
-        evaluator = Evaluator(CostModel(structure, cost), space, actions)
-        with bulk:
-            for state in states:
-                numbers = [actions.index(action) for action in state]
-                assert evaluator.evaluate([numbers])[0] == evaluator.model.evaluate(evaluator.lowered(numbers))
+    evaluator = Evaluator(CostModel(structure, cost), space, actions)
+    for state in states:
+        numbers = [actions.index(action) for action in state]
+        assert evaluator.evaluate([numbers])[0] == evaluator.model.evaluate(evaluator.lowered(numbers))
 
 
 def test_repeated_layers_are_worked_out_once() -> None:
@@ -210,9 +177,7 @@ def test_what_is_decided_already_is_part_of_every_row() -> None:
     weight, rows = analysis.program.arguments[0].value, analysis.color_of("x", 0).id
     colors = tuple(analysis.color_of("w", d).id for d in range(2))
     for base in ([Shard((rows,), "x")], [Pin(weight, ((), ("y",)), colors)], [Keep((weight,), "y")]):
-        for bulk in (nullcontext(), at_once()):
-            with bulk:
-                check(build(analysis, mesh, rng, base), rng, 20)
+        check(build(analysis, mesh, rng, base), rng, 20)
 
 
 def test_a_long_chain_needs_no_deep_stack() -> None:
@@ -224,6 +189,4 @@ def test_a_long_chain_needs_no_deep_stack() -> None:
 
     analysis = analyzed(fn, [jax.ShapeDtypeStruct((64, 64), "float32"), jax.ShapeDtypeStruct((32, 64), "float32")])
     rng = random.Random(2)
-    for bulk in (nullcontext(), at_once()):
-        with bulk:
-            check(build(analysis, MeshAxes.of({"x": 2, "y": 4}), rng), rng, 4)
+    check(build(analysis, MeshAxes.of({"x": 2, "y": 4}), rng), rng, 4)

@@ -1,4 +1,4 @@
-"""What neighbours exchange, by the widths alone and against the compiled program."""
+"""What windowed ops fetch from other devices: the rounds alone, and against the compiled program."""
 
 from __future__ import annotations
 
@@ -8,28 +8,53 @@ import numpy as np
 import pytest
 
 import shardwise
-from shardwise.cost.halo import halo_widths
-from shardwise.ir.rule import Window
+from shardwise.cost.halo import Fetch, fetches
+from shardwise.ir.rule import Factor, Kind, Rule, Window
 from shardwise.tactics.strategies import Shard
 
 
+def fetched(window: Window, pieces: int, operand: int, result: int) -> Fetch | None:
+    """What is fetched along one dimension, from one operand for one result."""
+    rule = Rule((Factor(operand, Kind.HALO),), (((0,),),), (((0,),),), (window,))
+    found = fetches("slice", rule, [(operand,), (result,)], [pieces])
+    return None if found is None else found[0] if found else None
+
+
 @pytest.mark.parametrize(
-    ("window", "sizes", "widths"),
+    ("window", "sizes", "rounds"),
     [
-        (Window(0, 0, 1, low=-2, high=2), (64, 64), (2, 2)),
-        (Window(0, 0, 1, low=0, high=0), (64, 64), (0, 0)),
-        # A stride of two with three taps: the last position of a shard looks one to the right.
-        (Window(0, 0, 1, stride=2, low=0, high=2), (64, 32), (0, 1)),
+        (Window(0, 0, 1, low=-2, high=2), (64, 64), [(-1, 2), (1, 2)]),
+        (Window(0, 0, 1, low=0, high=0), (64, 64), []),
+        # A stride of two with three taps: the last position of a block looks one to the right.
+        (Window(0, 0, 1, stride=2, low=0, high=2), (64, 32), [(1, 1)]),
         # A causal convolution looks to the left only.
-        (Window(0, 0, 1, low=-3, high=0), (64, 64), (3, 0)),
+        (Window(0, 0, 1, low=-3, high=0), (64, 64), [(-1, 3)]),
+        # Wider than a block: from the second neighbor as well.
+        (Window(0, 0, 1, low=-9, high=0), (64, 64), [(-1, 8), (-2, 1)]),
     ],
 )
-def test_widths(window: Window, sizes: tuple[int, int], widths: tuple[int, int]) -> None:
-    assert halo_widths(window, 8, *sizes, True) == widths
+def test_neighbors_exchange_what_windows_reach(
+    window: Window, sizes: tuple[int, int], rounds: list[tuple[int, int]]
+) -> None:
+    found = fetched(window, 8, *sizes)
+    assert found is not None
+    assert [(r.pairs[0][0] - r.pairs[0][1], r.length) for r in found.rounds] == rounds
+    assert all(len({a - b for a, b in r.pairs}) == 1 for r in found.rounds)
+
+
+def test_a_reversed_dimension_takes_one_round() -> None:
+    found = fetched(Window(0, 0, 1, stride=-1, low=63, high=63), 8, 64, 64)
+    assert found is not None and [r.length for r in found.rounds] == [8]
+    assert {a + b for a, b in found.rounds[0].pairs} == {7}
+
+
+def test_blocks_that_start_at_other_places_of_a_dilated_window_are_not_computed_apart() -> None:
+    assert fetched(Window(0, 0, 1, dilation=2), 4, 6, 12) is None
+    assert fetched(Window(0, 0, 1, dilation=2), 2, 8, 16) is not None
 
 
 def test_nothing_is_exchanged_by_one_piece() -> None:
-    assert halo_widths(Window(0, 0, 1, low=-9, high=9), 1, 64, 64, True) == (0, 0)
+    assert fetched(Window(0, 0, 1, low=-9, high=9), 1, 64, 64) is None
 
 
 def convolve(x, w, stride: int = 1):

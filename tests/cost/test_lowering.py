@@ -14,12 +14,13 @@ import shardwise
 from shardwise.cost.decisions import Decision, Keep, Shard, State
 from shardwise.cost.local import HardwareCost
 from shardwise.cost.lowering import Lowered, collectives, lower_state
-from shardwise.cost.sharding import Kind, Sharding, reshard
+from shardwise.cost.sharding import ArrayType, Kind, Sharding, reshard
 from shardwise.errors import DecisionError, MeshError
 from shardwise.hardware.mesh import MeshAxes
 from tests.dims import programs as p
 
 MESH = MeshAxes.of({"a": 4, "b": 2})
+KIBI, MEBI = ArrayType((16, 16), 4.0), ArrayType((512, 512), 4.0)
 
 
 def sharding(*dims: tuple[int, ...], partial: tuple[int, ...] = ()) -> Sharding:
@@ -48,20 +49,20 @@ def sharding(*dims: tuple[int, ...], partial: tuple[int, ...] = ()) -> Sharding:
     ],
 )
 def test_reshards(source: Sharding, target: Sharding, expected: list[tuple[Kind, float]]) -> None:
-    assert [(step.kind, step.nbytes) for step in reshard(1024, source, target, MESH)] == expected
+    assert [(step.kind, step.nbytes) for step in reshard(KIBI, source, target, MESH)] == expected
 
 
 def test_pieces_of_several_dimensions_are_copied() -> None:
     cost = HardwareCost.of(MESH)
 
     def copying(source: Sharding, target: Sharding) -> float:
-        return sum(cost.copy_s(step) for step in reshard(1024, source, target, MESH))
+        return sum(cost.copy_s(step) for step in reshard(KIBI, source, target, MESH))
 
     whole = sharding((), ())
     assert copying(sharding((0, 1), ()), whole) == copying(sharding((), (0, 1)), whole) == 0
     assert copying(sharding((0,), (1,)), whole) > 0
     assert copying(sharding((0,), ()), sharding((), (0,))) > 0
-    early = [cost.communication_s(reshard(1024, source, whole, MESH), True) for source in (sharding((0,), (1,)), whole)]
+    early = [cost.communication_s(reshard(KIBI, source, whole, MESH), True) for source in (sharding((0,), (1,)), whole)]
     assert early[0] > copying(sharding((0,), (1,)), whole) > early[1] == 0
 
 
@@ -78,13 +79,13 @@ def test_gathers_that_turn_their_arrays_round() -> None:
     cost = costing(minor_copies=True, turned_bytes_per_s=1e9, efficiency=(("all-gather", 1.0),))
     profile = cost.profile
     whole = sharding((), ())
-    (first,), (second,) = (reshard(1024, s, whole, MESH) for s in (sharding((0, 1), ()), sharding((), (0, 1))))
+    (first,), (second,) = (reshard(KIBI, s, whole, MESH) for s in (sharding((0, 1), ()), sharding((), (0, 1))))
     assert cost.copy_s(first) == 0.0 == plain.copy_s(second)
     streamed = 2 / (profile.memory_bytes_per_s * profile.memory_efficiency)
     assert cost.copy_s(second) == pytest.approx((second.bytes_in + 1024) * (streamed + 1e-9))
-    (middle,) = reshard(1024, sharding((), (0, 1), ()), sharding((), (), ()), MESH)
+    (middle,) = reshard(ArrayType((8, 8, 4), 4.0), sharding((), (0, 1), ()), sharding((), (), ()), MESH)
     assert cost.copy_s(middle) == pytest.approx((second.bytes_in + 1024) * streamed), "rows stay whole"
-    (moved,) = (s for s in reshard(1024, sharding((0,), ()), sharding((), (0,)), MESH))
+    (moved,) = (s for s in reshard(KIBI, sharding((0,), ()), sharding((), (0,)), MESH))
     assert cost.copy_s(moved) == 0.0, "an efficiency that was measured has the copies of an all-to-all in it"
 
 
@@ -134,7 +135,7 @@ def test_values_that_no_product_or_loop_waits_for_are_late() -> None:
 def test_late_all_reduces_are_combined(scatters: bool, combined: list[bool]) -> None:
     """So are reduce-scatters where the compiler has none: they are all-reduces."""
     cost, source = costing(scatters=scatters), sharding((), (), partial=(0,))
-    steps = [reshard(1 << 20, source, target, MESH)[0] for target in (sharding((), ()), sharding((0,), ()))]
+    steps = [reshard(MEBI, source, target, MESH)[0] for target in (sharding((), ()), sharding((0,), ()))]
     assert [cost.step_s(step, late=True) < cost.step_s(step) for step in steps] == combined
 
 
@@ -143,7 +144,7 @@ def test_what_hides() -> None:
     cost = costing(hidden=(("all-gather", 0.5), ("reduce-scatter", 0.25)))
     partial, whole, split = sharding((), (), partial=(0,)), sharding((), ()), sharding((0,), ())
     gather, scatter, reduction = (
-        reshard(1 << 20, *ends, MESH)[0] for ends in ((split, whole), (partial, split), (partial, whole))
+        reshard(MEBI, *ends, MESH)[0] for ends in ((split, whole), (partial, split), (partial, whole))
     )
 
     def shares(early: bool, late: bool) -> list[float]:
@@ -155,11 +156,11 @@ def test_what_hides() -> None:
     assert shares(early=False, late=True) == pytest.approx([0, 0.25, 0])
 
 
-def test_the_rule_does_not_turn_on_how_much_hides() -> None:
-    gather = reshard(1 << 20, sharding((0,), ()), sharding((), ()), MESH)
+def test_the_rule_counts_what_of_an_early_gather_is_exposed() -> None:
+    gather = reshard(MEBI, sharding((0,), ()), sharding((), ()), MESH)
     little, much, none = (costing(hidden=h) for h in ((("all-gather", 0.1),), (("all-gather", 0.9),), ()))
-    times = [c.communication_s(gather, early=True) for c in (little, much, none)]
-    assert times[0] == times[1] < times[2]
+    times = [c.communication_s(gather, early=True) for c in (much, little, none)]
+    assert times[0] < times[1] < times[2]
 
 
 def test_hidden_dimension_needs_one_all_reduce_forward() -> None:
@@ -193,9 +194,8 @@ def test_reductions_are_deferred_through_sums() -> None:
     assert kinds(low) == {"all-reduce": 1}
 
 
-@pytest.mark.parametrize(("product", "reductions"), [(False, 1), (True, 2)])
-def test_scatters_are_reduced_together_but_not_with_products(product: bool, reductions: int) -> None:
-    """As XLA does it: a product is reduced first, and what is looked up in it is scattered into that."""
+@pytest.mark.parametrize("product", [False, True])
+def test_scatters_are_reduced_together_and_with_products(product: bool) -> None:
 
     def fn(table, ids, grown):
         one, two = table.at[ids].add(grown), table.at[ids + 1].add(grown * 2)
@@ -203,7 +203,7 @@ def test_scatters_are_reduced_together_but_not_with_products(product: bool, redu
 
     args = [p.shape(1024, 1024), p.shape(65536, dtype="int32"), p.shape(65536, 1024)]
     low = lowered(fn, args, {"m": 8}, lambda c, _: [Shard((c("ids", 0), c("grown", 0)), "m")], grouping=False)
-    assert kinds(low) == {"all-reduce": reductions}
+    assert kinds(low) == {"all-reduce": 1}
 
 
 def test_a_reduction_with_two_uses_stands_at_the_definition() -> None:

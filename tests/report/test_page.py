@@ -176,6 +176,21 @@ def test_tabs_are_there_where_there_is_something_to_show(plan: Plan) -> None:
     assert [name for name in shown if name not in hidden] == ["colors", "decisions", "experts"]
 
 
+def test_the_device_program_is_that_of_the_plan(plan: Plan, loaded: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = _Reader(page_html(plan)).data["program"]
+    kinds = [line["kind"] for line in data["lines"]]
+    for kind in {c.kind for c in plan.collectives}:
+        assert kinds.count(kind) == sum(c.kind == kind for c in plan.collectives) > 0
+    shown = {" ".join(line["text"].split()) for line in data["lines"]}
+    printed = {" ".join(line.split()) for line in plan.program(140).splitlines()}
+    assert data["complete"] and shown <= printed
+    assert report_data(loaded)["program"] is None and 'id="tab-local"' not in page_html(loaded)
+    monkeypatch.setattr("shardwise.report.data._MOST_LINES", 5)
+    text = page_html(plan)
+    cut = _Reader(text).data["program"]
+    assert len(cut["lines"]) == 5 and not cut["complete"] and "These are the first 5 lines;" in text
+
+
 def test_effects_are_differences_to_the_plan(plan: Plan, loaded: Plan) -> None:
     p, rows = plan.predicted, report_data(plan)["effects"]
     assert len(rows) == len(plan.choices) > 1

@@ -33,6 +33,7 @@ WHY = {
     "rows find their group by the running sum of the group sizes": "a part of the rows does not start at the first group",
     "the contracted dimension is scaled in blocks": "a part must begin and end at a block's border",
     "every tap of the result needs the whole window": "all of the wide dimension is summed into each tap",
+    "the combiner is the program's own": "no collective computes it",
     "the taps of a kernel slide over the whole input": "a part of the taps sums a part of every result",
 }
 
@@ -59,6 +60,7 @@ BLOCKED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"], ("each position needs all positions before it",)
     ),
+    "reduce": ("the combiner is the program's own",),
     "sort": ("an element may move anywhere in the sorted dimension",),
     **dict.fromkeys(
         ["top_k", "approx_top_k"],

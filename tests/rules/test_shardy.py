@@ -73,6 +73,7 @@ DIFFERENCES: dict[str, dict[str, str]] = {
         "halo / blocked": "every position comes from one position, a shift that the windows state; Shardy asks for the whole"
     },
     "clamp": {"other tensors": _SCALAR},
+    "reduce": {"blocked / reduction": "no collective computes a combiner of the program's own"},
     "gather": {"indexed / reduction": _LOOKED, "blocked, apart / blocked": _APART},
     "gather/written": {"indexed / reduction": _LOOKED},
     **dict.fromkeys(["scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"], _SUMMED),

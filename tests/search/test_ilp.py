@@ -77,9 +77,9 @@ def assignment_s(model: CostModel, mesh: MeshAxes, lies: dict[int, Sharding], ch
         for v, lie, need, early in edges:
             if (v, op.region, need) not in paid:
                 paid.add((v, op.region, need))
-                total += runs * cost.communication_s(reshard(structure.nbytes[v], lie, need, mesh), early)
+                total += runs * cost.communication_s(reshard(structure.arrays[v], lie, need, mesh), early)
         for v, made in zip(op.results, option.made, strict=True):
-            total += runs * cost.communication_s(reshard(structure.nbytes[v], made, lies[v], mesh), False)
+            total += runs * cost.communication_s(reshard(structure.arrays[v], made, lies[v], mesh), False)
     return total
 
 

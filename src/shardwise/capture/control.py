@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from shardwise.capture import jax_internals as internals
+from shardwise.ir.program import Spec
 from shardwise.ir.rule import TRIP, Rule
-from shardwise.rules.call import OpCall, RuleBuilder
+from shardwise.rules.call import OpCall, RuleBuilder, opaque
 
 if TYPE_CHECKING:
     from shardwise.capture.lower import Builder
@@ -141,9 +142,42 @@ def custom_linear_solve(b: Builder, equation: Any, operands: list[int]) -> list[
     return b.inline(inner, [b.constant(c) for c in constants], [*consts, *rest], scope)
 
 
+def shard_map(b: Builder, equation: Any, operands: list[int]) -> list[int]:
+    """A manual region: each operand becomes its local block, the body is inlined on blocks, and each result is put together.
+
+    The ops at the border state the axes that their specs have; inside nothing can be sharded any more.
+    """
+    inputs, outputs = (internals.specs_of(equation, key) for key in ("in_specs", "out_specs"))
+    mesh = internals.manual_mesh(equation)
+    inner, consts = internals.split_jaxpr(equation.params["jaxpr"])
+
+    def border(part: str, value: int, result: int, spec: Spec, position: int) -> int:
+        shapes = tuple(b.values[v].shape if v >= 0 else () for v in (value, result))
+        rule = opaque(OpCall(f"shard_map.{part}", {}, shapes[:1], shapes[1:]), "the border of a shard_map")
+        axes: list[tuple[str, ...]] = [()] * len(rule.factors)
+        for dim, own in zip(rule.operands[0] if part == "input" else rule.results[0], spec, strict=False):
+            if dim:
+                axes[dim[0]] = own or ()
+        stated = (("axes", tuple(axes)), ("spec", spec), ("mesh", mesh), ("position", position))
+        b.op(f"shard_map.{part}", (value,), (result,), rule, attributes=stated)
+        return result
+
+    blocks = []
+    for k, (value, var) in enumerate(zip(operands, inner.invars, strict=True)):
+        blocks.append(border("input", value, b.value(var.aval), inputs[k], k) if value >= 0 else value)
+    scope = b.new_scope("shard_map", "")
+    with b.manually():
+        made = b.inline(inner, [b.constant(c) for c in consts], blocks, scope)
+    return [
+        border("output", value, b.value(var.aval), outputs[k], k)
+        for k, (value, var) in enumerate(zip(made, equation.outvars, strict=True))
+    ]
+
+
 LOWERINGS: Final[dict[str, Callable[[Builder, Any, list[int]], list[int]]]] = {
     "scan": scan,
     "while": while_,
     "cond": cond,
     "custom_linear_solve": custom_linear_solve,
+    "shard_map": shard_map,
 }

@@ -19,7 +19,9 @@ import jax
 import jax.extend.core as jex_core
 import numpy as np
 
-from shardwise.ir.program import Spec
+from shardwise.ir.program import MANUAL, Spec
+from shardwise.rules.attention import fused_attention_flops
+from shardwise.rules.kernels import jaxpr_flops, pallas_flops
 
 Literal = jex_core.Literal
 ClosedJaxpr = jex_core.ClosedJaxpr
@@ -39,6 +41,9 @@ CALLS: Final = frozenset(
     xla_metadata_call""".split()
 )
 _CALLED: Final = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "call", "callee")
+
+#: Primitives that only say on which axes a value of a ``shard_map`` varies.
+VARYING: Final = ("pvary", "pbroadcast", "vary_unreduced_cast", "reduced_vary_cast", "pcast")
 
 REMAT: Final = ("remat", "remat2", "checkpoint")
 JIT: Final = ("jit", "pjit")
@@ -131,9 +136,15 @@ def kernel_name(equation: Any) -> str:
 
 
 def kernel_flops(equation: Any) -> float:
-    """What a kernel says it costs (Pallas' ``cost_estimate``), else nothing."""
-    estimate = equation.params.get("cost_estimate")
-    return float(getattr(estimate, "flops", 0) or 0)
+    """The FLOPs that a kernel states (Pallas' ``cost_estimate``), or else those of its products; 0 where nothing is known."""
+    name, params = equation.primitive.name, equation.params
+    if name == "pallas_call":
+        return pallas_flops(params)
+    if name == "shardwise_kernel":
+        return jaxpr_flops(jax.make_jaxpr(params["fn"])(*(plain_shape(v.aval) for v in equation.invars)))
+    if name.startswith("dot_product_attention_") and "layout" in params:
+        return fused_attention_flops([shape_of(v.aval) for v in equation.invars], params)
+    return float(getattr(params.get("cost_estimate"), "flops", 0) or 0)
 
 
 def equation_attributes(equation: Any) -> tuple[tuple[str, Any], ...]:
@@ -143,14 +154,25 @@ def equation_attributes(equation: Any) -> tuple[tuple[str, Any], ...]:
     if name in ("sharding_constraint", "reshard", "mesh_cast"):
         spec = spec_of(params.get("sharding") or params.get("dst_sharding"))
         return (("spec", spec),) if spec is not None else ()
-    if name == "shard_map":
-        specs = [tuple(_axes_by_dimension(tuple(s)) for s in params[key]) for key in ("in_specs", "out_specs")]
-        return ("in_specs", specs[0]), ("out_specs", specs[1])
+    if name in MANUAL:
+        axes = params.get("axes", params.get("axis_name", ()))
+        names = (axes,) if isinstance(axes, str) else tuple(a for a in axes if isinstance(a, str))
+        return (("axes", names),)
     if name == "name":
         return (("name", params["name"]),)
     if name == "pad":
         return (("padding", tuple(tuple(map(int, d)) for d in params["padding_config"])),)
     return ()
+
+
+def specs_of(equation: Any, key: str) -> tuple[Spec, ...]:
+    """The ``in_specs`` or ``out_specs`` of a ``shard_map``, axes by dimension."""
+    return tuple(_axes_by_dimension(tuple(spec)) for spec in equation.params[key])
+
+
+def manual_mesh(equation: Any) -> tuple[tuple[str, int], ...]:
+    """The mesh of a ``shard_map``: axes and sizes."""
+    return tuple((str(name), int(size)) for name, size in dict(equation.params["mesh"].shape).items())
 
 
 def stated_rule(equation: Any) -> str | None:
@@ -326,9 +348,37 @@ def bind(equation: Any, arrays: Sequence[Any], changed: Mapping[str, Any] | None
     # Since JAX 0.10 the functions of a primitive are among its parameters.
     functions, params = found if isinstance(found, tuple) else ((), found)
     names = source_info_util.current_name_stack() + equation.source_info.name_stack
-    with source_info_util.user_context(equation.source_info.traceback, name_stack=names), equation.ctx.manager:
+    mesh = jax.sharding.get_abstract_mesh()
+    with (
+        source_info_util.user_context(equation.source_info.traceback, name_stack=names),
+        equation.ctx.manager,
+        jax.sharding.use_abstract_mesh(mesh),  # that of where it is bound, not of where it was traced
+    ):
         results = equation.primitive.bind(*functions, *arrays, **params)
     return list(results) if equation.primitive.multiple_results else [results]
+
+
+def branch(equation: Any, index: Any, runs: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    """A ``cond`` with other branches. Those that are for one platform each stay so."""
+    if equation.params.get("branches_platforms") is None:
+        return list(jax.lax.switch(index, runs, *arrays))
+    made = [jax.make_jaxpr(run)(*arrays) for run in runs]
+    return bind(equation, [index, *arrays], {"branches": tuple(made)})
+
+
+def bind_manual(equation: Any, arrays: Sequence[Any]) -> list[Any]:
+    """An equation of a ``shard_map`` on other arrays, where nothing is said of the axes on which they vary."""
+    name, params = equation.primitive.name, equation.params
+    if name in VARYING:
+        return list(arrays)
+    if name == "psum_invariant":
+        return [jax.lax.psum(x, params["axes"]) for x in arrays]
+    if name == "all_gather_invariant":
+        return [
+            jax.lax.all_gather(x, params["axis_name"], axis=params["all_gather_dimension"], tiled=params["tiled"])
+            for x in arrays
+        ]
+    return bind(equation, arrays)
 
 
 def barrier(arrays: Sequence[Any]) -> list[Any]:
@@ -337,8 +387,16 @@ def barrier(arrays: Sequence[Any]) -> list[Any]:
     return list(untyped(list(arrays)))
 
 
+def threefry(first: Any, second: Any, high: Any, low: Any) -> tuple[Any, Any]:
+    """The two words that the Threefry hash makes of a key's words and a counter's."""
+    from jax.extend.random import threefry2x32_p
+
+    made: tuple[Any, Any] = threefry2x32_p.bind(first, second, high, low)
+    return made
+
+
 #: Primitives that are lowered only where their devices are.
-_OF_DEVICES: Final = frozenset({"pallas_call", "pure_callback", "io_callback"})
+_OF_DEVICES: Final = frozenset({"pallas_call", "pure_callback", "io_callback", "shardwise_kernel"})
 
 
 def stand_in(equation: Any, arrays: Sequence[Any]) -> list[Any] | None:
@@ -347,6 +405,24 @@ def stand_in(equation: Any, arrays: Sequence[Any]) -> list[Any] | None:
         return None
     shapes = [plain_shape(v.aval) for v in equation.outvars]
     return list(jax.ffi.ffi_call("shardwise.stand_in", shapes)(*arrays)) if shapes else []
+
+
+def function_primitive(name: str, run: Any, batch: Any) -> Any:
+    """A primitive that stands for calls of functions: ``run(*arrays, **params)`` computes its results, which are several, and
+    ``batch(arrays, dims, **params)`` those of a batch with their batch dimensions."""
+    from jax.interpreters import batching, mlir
+
+    def types(*avals: Any, **params: Any) -> list[Any]:
+        made = jax.eval_shape(functools.partial(run, **params), *map(plain_shape, avals))
+        return [jax.core.ShapedArray(x.shape, x.dtype) for x in made]
+
+    primitive: Any = jex_core.Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(run)
+    primitive.def_abstract_eval(types)
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
+    batching.primitive_batchers[primitive] = batch
+    return primitive
 
 
 @contextlib.contextmanager

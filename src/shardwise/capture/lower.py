@@ -7,8 +7,10 @@ at the end, as XLA does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from shardwise.capture import control
@@ -17,10 +19,11 @@ from shardwise.capture.expand import implementation
 from shardwise.capture.trace import Traced
 from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Argument, Op, Origin, Program, Region, Scope, Source, Sources, Unit, Value
-from shardwise.ir.rule import Rule
+from shardwise.ir.rule import Factor, Rule
+from shardwise.ir.rule import Kind as FactorKind
 from shardwise.rules.call import OpCall, pointwise
 from shardwise.rules.flops import count_flops
-from shardwise.rules.registry import Found, find_rule, is_known
+from shardwise.rules.registry import KERNELS, Found, find_rule, is_known
 from shardwise.rules.shape import free_results
 
 #: An operand that is a scalar written into the program.
@@ -50,6 +53,14 @@ def lower(traced: Traced) -> Program:
     return b.finish(arguments, outputs)
 
 
+@cache
+def _blocked(rule: Rule) -> Rule:
+    """A rule of which no factor can be split."""
+    reason = "inside of a shard_map arrays are local"
+    kept = (f if f.kind is FactorKind.BLOCKED else Factor(f.size, FactorKind.BLOCKED, "", reason) for f in rule.factors)
+    return replace(rule, factors=tuple(kept))
+
+
 class Builder:
     """The program under construction. ``control.py`` uses it for loops and branches."""
 
@@ -65,6 +76,7 @@ class Builder:
         self._source = -1
         self._scope = 0
         self._equation = -1
+        self._manual = False
         self._rules: dict[Any, tuple[Found, float, Unit]] = {}
         self._identities: dict[tuple[tuple[int, ...], int, int], Rule] = {}
 
@@ -76,6 +88,8 @@ class Builder:
         return len(self.values) - 1
 
     def op(self, kind: str, operands: Sequence[int], results: Sequence[int], rule: Rule | None, **more: Any) -> int:
+        if self._manual and rule is not None and not kind.startswith("shard_map."):
+            rule = _blocked(rule)
         op = Op(
             id=len(self.ops),
             kind=kind,
@@ -140,7 +154,7 @@ class Builder:
             jaxpr = implementation(equation)
         if jaxpr is not None:
             return self._call(equation, jaxpr, operands)
-        if internals.is_retyping(equation):
+        if internals.is_retyping(equation) or name in internals.VARYING:
             return operands
         results = [self.value(var.aval) for var in equation.outvars]
         if name == "optimization_barrier":
@@ -158,7 +172,7 @@ class Builder:
             found.rule,
             flops=flops,
             unit=unit,
-            opaque=found.opaque,
+            opaque="" if self._manual else found.opaque,
             attributes=attributes,
         )
         if equation.effects:
@@ -202,11 +216,18 @@ class Builder:
         )
         found = find_rule(call, internals.kernel_name(equation), internals.stated_rule(equation))
         flops, unit = count_flops(call, found.rule)
-        if found.opaque:
+        if found.opaque or call.kind in KERNELS:
             flops, unit = internals.kernel_flops(equation), Unit.KERNEL
         if key is not None:
             self._rules[key] = found, flops, unit
         return found, flops, unit
+
+    @contextmanager
+    def manually(self) -> Iterator[None]:
+        """What is lowered here is local already: its factors cannot be split."""
+        outer, self._manual = self._manual, True
+        yield
+        self._manual = outer
 
     # Regions.
 

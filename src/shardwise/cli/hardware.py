@@ -188,7 +188,6 @@ def _figures(profile: Profile) -> list[tuple[str, str]]:
             else []
         ),
         ("matrix.tile", tile(map(str, profile.matrix_tile))),
-        *([("matrix.window", f"{profile.matrix_window} pieces")] if profile.matrix_window else []),
         ("vector.flops_per_s", si(profile.vector_flops_per_s, "FLOP/s")),
         ("vector.transcendentals_per_s", si(profile.transcendentals_per_s, "/s")),
         ("vector.elements_per_s", si(profile.elements_per_s, "/s")),

@@ -76,7 +76,7 @@ IN_PLACE: Final = frozenset(
 
 def role(program: Program, op: Op, library: bool = False) -> Role:
     """What an op is to a kernel."""
-    if op.kind == "scan.const":
+    if op.kind in ("scan.const", "shard_map.input", "shard_map.output"):
         return Role.VIEW
     if op.kind == "scan.input":
         return Role.CHEAP

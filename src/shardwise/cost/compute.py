@@ -26,19 +26,15 @@ each where that was measured (``_turned``, ``turn_s``).
 Where products are calls of a library (``calls_library``: GPUs) they are passes of their own and pad each role as one dimension;
 convolutions over spread elements skip the zeros; and a loop's stacks are filled with zeros first, and each written by itself.
 
-Products in steps (collective matmul). Where ``matrix_window`` says so, a product whose operand is gathered for it alone takes
-the pieces as they come. If they lie along its depth, every step adds to the whole result; else every step reads the other
-operand again. A result that is scattered is added up in pieces.
-
 Form. A pass depends on structure and on how its own ``ops`` compute, so that it can be tabulated; it is whole picoseconds, so
 that sums are exact in any order.
 
-Where it comes from: the roofline of Williams and others (2009); collective matmul as in Wang and others (ASPLOS 2023). The
+Where it comes from: the roofline of Williams and others (2009). The
 rates by byte and element fit the cycles that TPU compilers estimate (``docs/benchmarks/fidelity.md``). The file is long since
 what a pass is and what it costs are one model.
 
 Weak: layouts are not known, so that copies from one to another are missing; nor is what stays in on-chip memory, or what the
-compiler computes twice. When it takes a product in steps is inferred from programs, not from its rules.
+compiler computes twice.
 """
 
 from __future__ import annotations
@@ -46,7 +42,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shardwise.cost.clusters import Clusters, Role, viewed
 from shardwise.cost.lowering import Lowered
@@ -55,9 +51,6 @@ from shardwise.cost.ways import Way
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import Profile
 from shardwise.ir.program import Op, Program, Unit, Value
-
-if TYPE_CHECKING:
-    from shardwise.cost.facets import Sight
 
 #: Ops that touch no more of their first operand than they give.
 _READ_PARTS: Final = frozenset({"scan.input", "slice", "dynamic_slice", "gather", "split"})
@@ -102,9 +95,8 @@ class Pass:
 
     ``kernels`` are the ops whose results it writes. Each of ``reads`` is one stored value: the places at which it is read.
 
-    ``feeds`` says of each of them whether a product's operands are made of it. ``alone`` are the operands (op, number) of
-    products that no other product of the region uses. ``returned`` is where a result takes the place of a donated argument,
-    ``turned`` where a product's result is read the other way round.
+    ``feeds`` says of each of them whether a product's operands are made of it. ``returned`` is where a result takes the
+    place of a donated argument, ``turned`` where a product's result is read the other way round.
     """
 
     kernels: tuple[int, ...]
@@ -116,7 +108,6 @@ class Pass:
     feeds: tuple[bool, ...]
     writes: tuple[Tensor, ...]
     inner: tuple[Edge, ...]
-    alone: frozenset[tuple[int, int]]
     returned: Edge | None = None
     turned: Edge | None = None
 
@@ -189,9 +180,8 @@ def passes(clusters: Clusters, turning: bool = False) -> tuple[Pass, ...]:
             for base in kernel.reads:
                 if size[base] == kernel.elements:
                     join(n, readers.setdefault((base, kernel.region, kernel.depth), n))
-    alone = _alone(clusters)
     seen: set[int] = set()
-    joined = [_joined(clusters, [kernels[n] for n in sorted(group)], alone, seen) for group in groups if group]
+    joined = [_joined(clusters, [kernels[n] for n in sorted(group)], seen) for group in groups if group]
     return (*joined, *_returned(clusters), *(_turned(clusters, kernels) if turning else ()))
 
 
@@ -222,10 +212,10 @@ def _returned(clusters: Clusters) -> Iterator[Pass]:
             if (value.shape, value.dtype) in donated:
                 maker, result = program.definitions[value.id]
                 edge = Edge(value.id, maker, result, op.id, 0, True)
-                yield Pass((), (maker, op.id), op.region, (), (), (), (), (), (), frozenset(), edge)
+                yield Pass((), (maker, op.id), op.region, (), (), (), (), (), (), edge)
                 if _restacked(clusters, value):
                     read, written = (Tensor(op.id, n, value.itemsize) for n in (0, 1))
-                    yield Pass((), (op.id,), op.region, (), (op.id,), ((read,),), (False,), (written,), (), frozenset())
+                    yield Pass((), (op.id,), op.region, (), (op.id,), ((read,),), (False,), (written,), ())
 
 
 def _turned(clusters: Clusters, kernels: Iterable[_Kernel]) -> Iterator[Pass]:
@@ -235,7 +225,7 @@ def _turned(clusters: Clusters, kernels: Iterable[_Kernel]) -> Iterator[Pass]:
         found = {edge.value: edge for o in kernel.members for edge in _turned_edges(clusters, clusters.program.ops[o])}
         for edge in found.values():
             ops = (edge.maker, edge.user)
-            yield Pass((), ops, kernel.region, (), (), (), (), (), (), frozenset(), None, edge)
+            yield Pass((), ops, kernel.region, (), (), (), (), (), (), None, edge)
 
 
 def _turned_edges(clusters: Clusters, user: Op) -> Iterator[Edge]:
@@ -282,17 +272,7 @@ def _restacked(clusters: Clusters, value: Value) -> bool:
     return any((v.shape, v.dtype) == (value.shape, value.dtype) for v in like)
 
 
-def _alone(clusters: Clusters) -> frozenset[tuple[int, int]]:
-    users: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for op in clusters.program.ops:
-        if op.unit is Unit.MATRIX:
-            for k, v in enumerate(op.operands[:2]):
-                if v >= 0:
-                    users.setdefault((clusters.base[v], op.region), []).append((op.id, k))
-    return frozenset(places[0] for places in users.values() if len(places) == 1)
-
-
-def _joined(clusters: Clusters, kernels: list[_Kernel], alone: frozenset[tuple[int, int]], seen: set[int]) -> Pass:
+def _joined(clusters: Clusters, kernels: list[_Kernel], seen: set[int]) -> Pass:
     """One pass of some kernels. A value that several passes make, each for itself, is ``seen`` in the first: if it needs a
     collective it is made once after all."""
     program = clusters.program
@@ -332,7 +312,6 @@ def _joined(clusters: Clusters, kernels: list[_Kernel], alone: frozenset[tuple[i
         tuple(any(t.op in feeding for t in reads[base]) for base in sorted(reads)),
         tuple(t for base in sorted(writes) for t in [writes[base]] * (1 + fills(writes[base]))),
         tuple(first),
-        frozenset((o, k) for o in products for k in (0, 1) if (o, k) in alone),
     )
 
 
@@ -431,7 +410,7 @@ def pass_s(lowered: Lowered, work: Pass, profile: Profile) -> float:
         operands = sum(nbytes for nbytes, feeds in zip(reads, work.feeds, strict=True) if feeds)
         results = sum(sizes.result_bytes(o) for o in work.products)
         for number in work.products:
-            seconds += sizes.product_s(number, operands / len(work.products), work.alone, profile)
+            seconds += sizes.product_s(number, operands / len(work.products), profile)
         moved = max(0.0, moved - operands - results)
     vector = sum([own.flops for own in others if not own.dtype])
     own_s = sum(
@@ -509,7 +488,7 @@ class _Local:
 class Sizes:
     """Sizes on one device, from the axes that an op's factors were given."""
 
-    def __init__(self, lowered: Lowered | Sight):
+    def __init__(self, lowered: Lowered):
         self.lowered, self.program = lowered, lowered.program
         self.mesh = lowered.mesh
         self._locals: dict[int, _Local] = {}
@@ -575,56 +554,12 @@ class Sizes:
         passed = min((n for n in (written, read) if n), default=0.0)
         return stream_s((written + read) * itemsize, passed, 0.0, profile)
 
-    def product_s(self, op: int, read: float, alone: frozenset[tuple[int, int]], profile: Profile) -> float:
-        """Of a product whose operands are made of ``read`` bytes, with the steps in which it may be taken."""
-        operands = [self._bytes(op, k) for k in (0, 1)]
-        place = len(self.program.ops[op].operands)
-        out, out_bytes = self.elements(op, place), self.result_bytes(op)
-        nbytes = max(read, sum(operands)) + out_bytes
-        seconds = adding = 0.0
-        pieces, gathered, deep = self.gathered(op, alone)
-        if 0 < profile.matrix_window < pieces:
-            steps = pieces / profile.matrix_window
-            seconds += (steps - 1) * profile.launch_s
-            if deep:
-                adding = steps * stream_s(2 * out_bytes, out, 0.0, profile)
-                nbytes -= out_bytes
-            else:
-                nbytes += (steps - 1) * operands[1 - gathered]
-        pieces, again = self.scattered(op)
-        if 0 < profile.matrix_window < pieces:
-            steps = pieces / profile.matrix_window
-            seconds += 2 * (steps - 1) * profile.launch_s + stream_s(3 * out_bytes, out, 0.0, profile)
-            nbytes += (steps - 1) * operands[again]
+    def product_s(self, op: int, read: float, profile: Profile) -> float:
+        """Of a product whose operands are made of ``read`` bytes."""
+        operands = sum(self._bytes(op, k) for k in (0, 1))
         product = self.local(op).product
         assert product is not None
-        return seconds + max(product_s(product, nbytes, profile, sum(operands)), adding)
-
-    def gathered(self, op: int, alone: frozenset[tuple[int, int]]) -> tuple[int, int, bool]:
-        """In how many pieces an operand of a product comes, which it is, and whether they lie along its depth."""
-        node = self.program.ops[op]
-        rule, given = node.rule, self.lowered.computes[op].assigned
-        assert rule is not None
-        kept = {f for dim in rule.results[0] for f in dim}
-        found = (1, 0, False)
-        for k in (0, 1):
-            if (op, k) in alone:
-                for f, axes in zip(rule.operand_majors[k], self.lowered.actual[node.operands[k]].dims, strict=True):
-                    pieces = _parts(self.mesh, [tuple(a for a in axes if f >= 0 and a not in given[f])])
-                    found = max(found, (pieces, k, f not in kept))
-        return found
-
-    def scattered(self, op: int) -> tuple[int, int]:
-        """Into how many pieces a product's partial result is scattered, and the operand that each of them needs whole."""
-        node = self.program.ops[op]
-        rule = node.rule
-        assert rule is not None
-        stored = self.lowered.storage[node.results[0]]
-        scattered = tuple(a for a in self.lowered.computes[op].made[0].partial if a in stored.axes())
-        if not scattered:
-            return 1, 0
-        factor = rule.result_majors[0][next(d for d, axes in enumerate(stored.dims) if set(axes) & set(scattered))]
-        return _parts(self.mesh, [scattered]), int(factor not in {f for dim in rule.operands[1] for f in dim})
+        return product_s(product, max(read, operands) + self.result_bytes(op), profile, operands)
 
     def _bytes(self, op: int, number: int) -> float:
         value = _values(self.program.ops[op])[number]

@@ -12,9 +12,8 @@ decisions that it rests on: three times, and blocks of memory at each point of t
 3. sums of the rows; the peak is the maximum of the summed curve.
 
 All of it is done for a batch of states in NumPy; there is no loop over ops or over states. A row that is missing is made by
-the specification, from what a table's terms read of the state; once many were met, those of a large batch are put together
-at once (``shardwise.cost.bulk``). A table has two keys: a narrow one that counts only what is read where no use is asked what
-it would like (``Lowered.asked``), and a wide one for the states where some is.
+the specification, from what a table's terms read of the state. A table has two keys: a narrow one that counts only what is
+read where no use is asked what it would like (``Lowered.asked``), and a wide one for the states where some is.
 
 Two keys that differ are taken for equal with a chance of 2**-64 a pair. What limits the speed: adding the curves (a row for
 every table and state), and the making of rows while they are new. Making one looks up, in turn, what was worked out of its
@@ -27,13 +26,11 @@ import gc
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 
-from shardwise.cost.bulk import Bulk
 from shardwise.cost.decisions import Decision, Keep, Shard, State
 from shardwise.cost.index import Array, Index
 from shardwise.cost.keys import Action, Keys, Mask
@@ -45,9 +42,6 @@ from shardwise.cost.remembering import Group, Memory, Places, Remembering
 from shardwise.cost.rows import Class, Part, Rows
 from shardwise.cost.ways import Ways
 
-#: New states in a batch, and in all, from which on they are worked out at once: this is dear to set up.
-MANY: Final = 64
-ENOUGH: Final = 1024
 #: Stands for a row that must be looked up under the wide key.
 WIDE: Final = 0
 _SEED: Final = 20250815
@@ -97,12 +91,9 @@ class Evaluator:
         self._places = Places(self.locality)
         self._tables: list[_Table] = []
         masks = self._classes()
-        count = len(self._tables)
-        self._same = np.array(masks[:count]) == np.array(masks[count : 2 * count])
         self._keys = Keys(space, self.actions, list(map(Mask, masks)), _SEED)
         self._moving = np.array([any(c.term.points for c in table.classes) for table in self._tables])
         self._index, self._rows = Index(), Rows(model.life.points)
-        self._met = 0  # new states so far
 
     # Building.
 
@@ -197,11 +188,7 @@ class Evaluator:
         missing = np.flatnonzero((rows < 0).any(axis=1))
         if not len(missing):
             return rows
-        self._met += len(missing)
         with _uncollected():
-            if self._met >= ENOUGH and len(missing) >= MANY:
-                rows[missing] = self._fill_many(taken[missing], narrow[missing], wide[missing], rows[missing])
-                return rows
             keys = self._keys(taken[missing], slice(2 * count, None)).tolist()
             for state, own in zip(missing.tolist(), keys, strict=True):
                 again = self._look(narrow[state : state + 1], wide[state : state + 1])[0]
@@ -215,23 +202,6 @@ class Evaluator:
             rows[asked] = self._index.find(wide[asked])
         return rows
 
-    @cached_property
-    def _bulk(self) -> Bulk:
-        classes = [table.classes for table in self._tables]
-        return Bulk(self.model, self.locality, self._known, self.actions, classes, self._rows)
-
-    def _fill_many(self, taken: Array, narrow: Array, wide: Array, rows: Array) -> Array:
-        """The rows of states, with those that were missing. Whether a use was asked is not told: narrow keys say that the wide
-        ones are to be looked up, but where both hold the same."""
-        missing = rows < 0
-        found = self._bulk.rows(taken, missing)
-        new = np.unique(narrow[missing & ~self._same])
-        new = new[self._index.find(new) < 0]
-        self._index.put(new, np.full(len(new), WIDE))
-        keys, first = np.unique(np.where(self._same, narrow, wide)[missing], return_index=True)
-        self._index.put(keys, found[missing][first])
-        return np.where(missing, found, rows)
-
     def _fill(self, taken: Array, tables: Array, narrow: Array, wide: Array, keys: list[int]) -> None:
         """Makes the rows of some tables for a state."""
         decisions = tuple(self.actions[n].decision for n in taken.tolist() if n < len(self.actions))
@@ -240,13 +210,10 @@ class Evaluator:
         for table in tables.tolist():
             asked = lowered.asked
             row = self._row(self._tables[table], lowered)
-            # Many states at once may have said so of a narrow key under which nothing is asked.
-            said = self._index.find(narrow[table : table + 1])[0] == WIDE
-            if lowered.asked == asked and not said:
+            if lowered.asked == asked:
                 self._index.put_one(narrow[table], row)
                 continue
-            if not said:
-                self._index.put_one(narrow[table], WIDE)
+            self._index.put_one(narrow[table], WIDE)
             self._index.put_one(wide[table], row)
         vars(lowered).clear()  # its lazy lists refer to it
 

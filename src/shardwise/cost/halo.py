@@ -1,44 +1,152 @@
-"""What an op exchanges with its neighbours where a mesh axis splits a windowed dimension.
+"""What an op fetches from other devices where a mesh axis splits a windowed dimension.
 
 A :class:`~shardwise.ir.rule.Window` says which positions ``i`` of tensor ``of`` position ``x`` of tensor ``by`` touches:
-``x * stride + low <= i * dilation <= x * stride + high``. Cut into ``n`` even shards, shard ``k`` of the result needs a range
-of the operand, and owns another; what it needs beyond its own comes from the neighbours. All devices send at once, so that
-the widest of the shards counts, to the left and to the right each. Dimensions that stay whole exchange nothing.
+``x * stride + low <= i * dilation <= x * stride + high``. Cut into ``n`` even blocks, block ``k`` of the result needs a range
+of the operand, and its device holds another. A :class:`Fetch` says which range each device needs and how it gets it: in
+*rounds*, each a permute in which a device sends to at most one other and receives from at most one. Neighbors exchange in two
+rounds; a reversed dimension takes one. All devices run the same program, so that the largest piece of a round counts.
 
-XLA pads and moves somewhat more or less for strided and dilated windows; the widths here are what the op needs.
+Both the cost model and ``shardwise.spmd`` read this. Where the devices would need differently aligned programs (a dilated
+window that does not start at a block's border), there is no fetch, and the dimension is not split.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from shardwise.ir.program import Op, Program
-from shardwise.ir.rule import Window
+from shardwise.ir.rule import Rule, Window
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A permute: (from, to) pairs of blocks, the number of positions that each sends, and by sender where they start in its
+    block."""
+
+    pairs: tuple[tuple[int, int], ...]
+    length: int
+    starts: tuple[int, ...]
+
+    @property
+    def near(self) -> bool:
+        """Do all go to a neighbor?"""
+        return all(abs(a - b) == 1 for a, b in self.pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Positions ``starts[k]`` to ``starts[k] + width`` of one dimension of an operand, for block ``k`` of the op. Positions
+    outside of the array count as padding. ``block`` is how many positions a device holds, ``offset`` how many positions of a
+    dilated window lie before the first of them, the same for all blocks."""
+
+    operand: int
+    dim: int
+    factor: int
+    block: int
+    starts: tuple[int, ...]
+    width: int
+    offset: int
+    rounds: tuple[Round, ...]
+
+
+def fetches(kind: str, rule: Rule, shapes: Shapes, pieces: Sequence[int]) -> tuple[Fetch, ...] | None:
+    """What an op fetches with its factors cut into ``pieces``; None where it cannot be computed in these pieces.
+
+    ``shapes`` are the global ones of operands and results. Operands are fetched in the order of the windows: with two windowed
+    dimensions the second exchange has the wider blocks of the first.
+    """
+    found: list[Fetch] = []
+    for factor in dict.fromkeys(w.factor for w in rule.windows if pieces[w.factor] > 1):
+        own = tuple(w for w in rule.windows if w.factor == factor)
+        sizes = tuple(_size(tensor, shape, factor) for tensor, shape in zip(rule.tensors, shapes, strict=True))
+        made = (_pooled if kind.startswith("select_and_scatter") else _windowed)(
+            own, sizes, len(rule.operands), pieces[factor]
+        )
+        if made is None:
+            return None
+        for operand, starts, width, offset in dict.fromkeys(made):
+            dim = next(d for d, dim in enumerate(rule.operands[operand]) if factor in dim)
+            block = sizes[operand] // pieces[factor]
+            rounds = _rounds(starts, width, block, pieces[factor])
+            found.append(Fetch(operand, dim, factor, block, starts, width, offset, rounds))
+    return tuple(found)
+
+
+def _size(tensor: Sequence[Sequence[int]], shape: tuple[int, ...], factor: int) -> int:
+    return next((size for dim, size in zip(tensor, shape, strict=True) if factor in dim), 0)
+
+
+#: Operand, where each block starts, width, offset.
+_Range = tuple[int, tuple[int, ...], int, int]
+
+
+def _windowed(windows: tuple[Window, ...], sizes: tuple[int, ...], operands: int, pieces: int) -> list[_Range] | None:
+    """Of an operand that is looked into by blocks of another tensor. Of several results (a split) each looks by itself."""
+    found: list[_Range] = []
+    for w in windows:
+        if w.of >= operands:
+            return None
+        part = sizes[w.by] // pieces
+        ends = [(k * part * w.stride, ((k + 1) * part - 1) * w.stride) for k in range(pieces)]
+        firsts = [min(pair) + w.low for pair in ends]
+        starts = tuple(math.ceil(first / w.dilation) for first in firsts)
+        stops = [math.floor((max(pair) + w.high) / w.dilation) for pair in ends]
+        offsets = {start * w.dilation - first for start, first in zip(starts, firsts, strict=True)}
+        width = max(stop - start + 1 for start, stop in zip(starts, stops, strict=True))
+        if len(offsets) > 1 or width < 1:
+            return None
+        found.append((w.of, starts, width, offsets.pop()))
+    return found
+
+
+def _pooled(windows: tuple[Window, ...], sizes: tuple[int, ...], operands: int, pieces: int) -> list[_Range] | None:
+    """The gradient of a pooling: of the source all windows that touch the block, and of the operand all that these cover."""
+    over = next(w for w in windows if w.of < operands and w.by < operands)
+    operand, source, width = over.of, over.by, over.high - over.low + 1
+    if over.stride > width:
+        return None
+    block = sizes[operand] // pieces
+    first = [math.ceil((k * block - over.high) / over.stride) for k in range(pieces)]
+    last = [math.floor(((k + 1) * block - 1 - over.low) / over.stride) for k in range(pieces)]
+    count = max(b - a + 1 for a, b in zip(first, last, strict=True))
+    covered = tuple(x * over.stride + over.low for x in first)
+    span = max(max((count - 1) * over.stride + width, (k + 1) * block - covered[k]) for k in range(pieces))
+    return [(source, tuple(first), count, 0), (operand, covered, span, 0)]
 
 
 @cache
-def halo_widths(
-    window: Window, pieces: int, operand_size: int, result_size: int, operand_is_of: bool
-) -> tuple[int, int]:
-    """Positions of the operand that a shard needs from its left and from its right."""
-    own = operand_size // pieces
-    part = result_size // pieces
-    left = right = 0
-    for k in range(pieces):
-        first, last = k * part, (k + 1) * part - 1
-        if operand_is_of:
-            start = math.ceil((first * window.stride + window.low) / window.dilation)
-            end = math.floor((last * window.stride + window.high) / window.dilation)
-        else:
-            start = math.ceil((first * window.dilation - window.high) / window.stride)
-            end = math.floor((last * window.dilation - window.low) / window.stride)
-        start, end = max(start, 0), min(end, operand_size - 1)
-        if start > end:
-            continue
-        left = max(left, k * own - start)
-        right = max(right, end - ((k + 1) * own - 1))
-    return left, right
+def _rounds(starts: tuple[int, ...], width: int, block: int, pieces: int) -> tuple[Round, ...]:
+    """The permutes that bring each block its range. Pairs at the same distance go together, the nearest first; pairs at other
+    distances join them where neither side is taken."""
+    wanted: list[tuple[int, int, int, int]] = []  # from, to, first position, count
+    for to in range(pieces):
+        for source in range(pieces):
+            first = max(starts[to], source * block)
+            stop = min(starts[to] + width, (source + 1) * block)
+            if source != to and first < stop:
+                wanted.append((source, to, first - source * block, stop - first))
+    wanted.sort(key=lambda pair: (abs(pair[0] - pair[1]), pair[0] - pair[1], pair[0]))
+    rounds: list[list[tuple[int, int, int, int]]] = []
+    for pair in wanted:
+        fitting = (r for r in rounds if all(pair[0] != other[0] and pair[1] != other[1] for other in r))
+        own = next(fitting, None)
+        if own is None:
+            own = []
+            rounds.append(own)
+        own.append(pair)
+    made = []
+    for own in rounds:
+        length = max(count for *_, count in own)
+        begins = [0] * pieces
+        for source, _, first, _ in own:
+            begins[source] = min(first, block - length)
+        made.append(Round(tuple((a, b) for a, b, *_ in own), length, tuple(begins)))
+    return tuple(made)
 
 
 def cut_sizes(program: Program, op: Op, factor: int) -> list[int]:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from shardwise.cost.decisions import Decision, Shard, State
 from shardwise.cost.menu import Reach
 from shardwise.cost.storage import VIEWS, kept_axes, views
-from shardwise.cost.structure import LINEAR, Structure
+from shardwise.cost.structure import Structure
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op
 
@@ -166,7 +166,7 @@ class Locality:
         return self._reach[op.id]
 
     def _may_pass(self, op: Op) -> bool:
-        return op.kind in LINEAR and any(v >= 0 and self.structure.waits[v] for v in op.operands)
+        return self.structure.linear[op.id] != () and any(v >= 0 and self.structure.waits[v] for v in op.operands)
 
     def choice(self, number: int) -> Place:
         """Of ``Lowered.computes``."""
@@ -208,64 +208,6 @@ class Locality:
     def may_stay(self, value: int) -> bool:
         colors = [c for c in self.structure.colors[value] if c in self._unit or c in self._given]
         return self.structure.stays[value] and len(colors) > 1 and value not in self._base.pinned
-
-    def factors(self, op: Op) -> list[int]:
-        """The factors of an op that any state may give axes."""
-        return [f for f, axes in enumerate(self.reach(op)[0]) if axes]
-
-    def given(self, number: int, factor: int) -> tuple[int, int]:
-        """Of one of ``Lowered.candidates``."""
-        s = self.structure
-        node = s.first_node[number] + factor
-        mask, looks = self._colored((s.color[node],))
-        found: list[Hashable] = []
-        for first, second, _ in s.clashes.by_op.get(number, ()):
-            if node in (first, second):
-                bits, clashes = self._clashes(number, {first: 0, second: 1})
-                more, other = self._colored((s.color[first],))
-                mask |= bits | more
-                found.append((node == first, node == second, other, clashes))
-        return mask, self.number(("given", looks, tuple(found)))
-
-    def crossed(self, value: int) -> tuple[int, int]:
-        """Of ``Lowered.crossed``."""
-        mask, looks = self._colored(self.structure.colors[value])
-        return mask, self.number(("crossed", looks, value in self._base.pinned))
-
-    def waits(self, value: int) -> tuple[int, int]:
-        """Of ``Lowered.may_wait``."""
-        mask, waits = self._waits(value)
-        return mask, self.number(("waits", waits))
-
-    def own(self, op: Op) -> int:
-        """The mask of what an op's choice rests on itself, apart from how its operands lie and its results are stored."""
-        mask = self.candidates(op.id)[0]
-        for v in op.results:
-            mask |= self.stored(v)[0] | self._waits(v)[0]
-        return mask
-
-    def asked(self, op: Op) -> tuple[list[int], list[Op], list[int]]:
-        """Who is asked what they would like, and what they read: the values of which they read how they are stored, the uses
-        that read which axes they were given, and the views of which they read whether they may lie in either way."""
-        values, uses, seen = dict[int, None](), dict[int, Op](), dict[int, None]()
-        todo = [v for v in op.results if self.may_stay(v)]
-        for v in todo:
-            for number in dict.fromkeys(user for user, _ in self.structure.uses[v]):
-                use = self.program.ops[number]
-                if use.rule is None:
-                    continue
-                values |= dict.fromkeys(own for own in (*use.operands, *use.results) if own >= 0)
-                if use.kind in VIEWS:
-                    seen[use.results[0]] = None
-                    todo.append(use.results[0])
-                else:
-                    uses[number] = use
-        return list(values), list(uses.values()), list(seen)
-
-    def always_waits(self, value: int) -> bool | None:
-        """Whether a value may stay partial under every state, None where some say so and some do not."""
-        held, waits = self._waits(value)
-        return None if held else bool(waits)
 
     def may_lie_otherwise(self, value: int) -> bool:
         """May a value lie in another way than it is stored?"""

@@ -20,7 +20,7 @@ more. Asked for everything it is the plan of a state; asked for a few ops it fil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -35,7 +35,7 @@ from shardwise.cost.storage import VIEWS, kept_axes, store
 from shardwise.cost.structure import Structure
 from shardwise.cost.ways import NO_WAY, Way, Ways, can_pass
 from shardwise.dims.analysis import Analysis
-from shardwise.ir.program import Op
+from shardwise.ir.program import Op, Origin
 
 NOTHING: Final = Sharding(())
 _NONE: Final[frozenset[int]] = frozenset()
@@ -45,7 +45,8 @@ Choice = tuple[tuple[Axes, ...], Axes]
 
 @dataclass(frozen=True, slots=True)
 class Reshard:
-    """Collectives on the edge into an op (``operand``) or out of it (``result``), executed ``trips`` times."""
+    """Collectives on the edge into an op (``operand``) or out of it (``result``), executed in a ``region``, as often as that
+    runs."""
 
     op: int
     value: int
@@ -53,7 +54,7 @@ class Reshard:
     source: Sharding
     target: Sharding
     steps: tuple[Collective, ...]
-    trips: float
+    region: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +128,20 @@ class Lowered:
 
     @cached_property
     def reshards(self) -> tuple[Reshard, ...]:
-        """All of the program, in the order of execution. A reshard of one value is paid once in a region."""
-        paid: set[tuple[int, int, Sharding]] = set()
+        """All of the program, in the order of execution. A reshard of one value is done once in a section."""
+        paid: set[Hashable] = set()
         found: list[Reshard] = []
         for op in self.program.schedule:
             if op.rule is None:
                 continue
-            for r in self.operand_reshards(op):
-                if (op.region, r.value, r.target) not in paid:
-                    paid.add((op.region, r.value, r.target))
+            section = self.structure.section
+            moves: list[tuple[Hashable, Reshard]] = [
+                ((section(op.id, r.value), r.value, r.target), r) for r in self.operand_reshards(op)
+            ]
+            for key, r in (*moves, *self.halos(op)):
+                if key not in paid:
+                    paid.add(key)
                     found.append(r)
-            found += self.halos(op)
             found += self.result_reshards(op)
         return tuple(found)
 
@@ -163,6 +167,8 @@ class Lowered:
 
     def _stored(self, value: int) -> tuple[Sharding, tuple[tuple[int, int, int], ...]]:
         s, shape = self.structure, self.program.values[value].shape
+        if self.program.values[value].origin is Origin.CONSTANT:  # part of the program, which every device has
+            return Sharding.whole(len(shape)), ()
         own, colors = s.nodes[value], s.colors[value]
         op = self.program.definitions[value][0]
         lost = s.clashes.losers(op, s.color, self.state, own) if op in s.clashes.by_op else frozenset()
@@ -199,7 +205,7 @@ class Lowered:
         for sharding in inputs:
             if sharding.partial:
                 waiting = sorted({a for i in inputs for a in i.partial})
-                passing = tuple(a for a in waiting if can_pass(op, inputs, a))
+                passing = tuple(a for a in waiting if can_pass(s.linear[number], inputs, a))
                 break
         menu = self.known.menus.menu(op, given, passing)
         if not passing and not any(given):
@@ -263,7 +269,7 @@ class Lowered:
         ]
 
     def _move_s(self, value: int, source: Sharding, target: Sharding) -> float:
-        return self.known.mover.seconds(self.structure.nbytes[value], source, target)
+        return self.known.mover.seconds(self.structure.arrays[value], source, target)
 
     # Where values go.
 
@@ -285,15 +291,21 @@ class Lowered:
         for r, v in enumerate(op.results):
             yield from self._reshard(op, v, -1, self.made(op, r), self.actual[v])
 
-    def halos(self, op: Op) -> Iterator[Reshard]:
-        for k, steps in self.known.ways.halo_steps(op, self.computes[op.id].assigned):
-            need = self.need(op, k)
-            yield Reshard(op.id, op.operands[k], k, need, need, steps, float(self.program.trips[op.region]))
+    def halos(self, op: Op, of: int = -1) -> Iterator[tuple[Hashable, Reshard]]:
+        """What windowed operands fetch from other devices, each with a key: what has the same is done once."""
+        for halo in self.known.ways.halo_steps(op, self.computes[op.id].assigned):
+            value = op.operands[halo.operand]
+            if of in (value, -1):
+                need = self.need(op, halo.operand)
+                own = halo.fetches or op.id  # a collective of the program is done as often as it stands there
+                key = (self.structure.sections[op.id], value, need, own)
+                yield key, Reshard(op.id, value, halo.operand, need, need, halo.steps, op.region)
 
     def _reshard(self, op: Op, value: int, operand: int, source: Sharding, target: Sharding) -> Iterator[Reshard]:
-        steps = self.known.mover.steps(self.structure.nbytes[value], source, target)
+        steps = self.known.mover.steps(self.structure.arrays[value], source, target)
         if steps:
-            yield Reshard(op.id, value, operand, source, target, steps, float(self.program.trips[op.region]))
+            region = self.structure.runs_in[self.structure.section(op.id, value)]
+            yield Reshard(op.id, value, operand, source, target, steps, region)
 
     def lie(self, value: int) -> Sharding:
         """How a value really leaves its op."""
@@ -398,7 +410,7 @@ def _leaving(
 def collectives(lowered: Lowered) -> list[tuple[Kind, Axes, float, float, Reshard]]:
     """All collectives that are not slices: kind, axes, bytes on one device, how often, and the reshard they belong to."""
     return [
-        (step.kind, step.axes, step.nbytes, r.trips, r)
+        (step.kind, step.axes, step.nbytes, float(lowered.program.trips[r.region]), r)
         for r in lowered.reshards
         for step in r.steps
         if step.kind is not Kind.SLICE

@@ -376,7 +376,7 @@ def copy_allocations(
     found = []
     for r in reshards:
         kinds = {s.kind for s in r.steps} - {Kind.SLICE}
-        if not kinds:
+        if not kinds or r.source is r.target:  # a halo is part of the kernel that reads it
             continue
         op, v = life.program.ops[r.op], life.program.values[r.value]
         source, target = (blocks(v, s, lowered.state.mesh, profile) for s in (r.source, r.target))
@@ -391,7 +391,10 @@ def copy_allocations(
                 found.append(Allocation("gathered", r.value, target, at, life.returned[r.value]))
         elif r.operand >= 0 and not kinds <= {Kind.ALL_REDUCE, Kind.PERMUTE}:
             users = [(life.program.ops[user], k) for user, k in lowered.structure.uses[r.value]]
-            here = [(u, k) for u, k in users if u.region == op.region and u.rule is not None]
+            section = lowered.structure.section
+            here = [
+                (u, k) for u, k in users if section(u.id, r.value) == section(op.id, r.value) and u.rule is not None
+            ]
             points = [p for u, k in here if lowered.need(u, k) == r.target for p in op_points(life, u)]
             if points:
                 found.append(Allocation("copy", r.value, target, min(points), max(points)))

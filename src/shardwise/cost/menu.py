@@ -16,12 +16,14 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
 from shardwise.cost.moves import Ends, Mover
-from shardwise.cost.sharding import Axes, Sharding
+from shardwise.cost.sharding import ArrayType, Axes, Sharding
 from shardwise.cost.ways import Way, Ways
 from shardwise.ir.program import Op
 
 #: Ways that differ by no more than this share take the same time.
 SAME: Final = 1e-9
+#: A number that is written into the program.
+_SCALAR: Final = ArrayType((), 0.0)
 #: By factor the axes that it may be given, and the axes over which partial values may be passed on.
 Reach = tuple[tuple[Axes, ...], Axes]
 #: The times of moves by end, by way its end, and how many share the move.
@@ -32,26 +34,26 @@ class Menu:
     """Ways to compute ops that are alike. ``needs`` by operand and ``made`` by result: the ends, and by way the number of its
     own. ``in_order``: the ways in the order of axes and factors."""
 
-    def __init__(self, ways: list[Way], nbytes: Sequence[int], shared: dict[Hashable, Ends], mover: Mover):
+    def __init__(self, ways: list[Way], arrays: Sequence[ArrayType], shared: dict[Hashable, Ends], mover: Mover):
         order = sorted(range(len(ways)), key=lambda n: ways[n].seconds)
         self.in_order = sorted(range(len(ways)), key=order.__getitem__)
         self.ways = ways = [ways[n] for n in order]
-        self.whole = next(w for w in ways if not w.passed and not any(w.assigned))
+        self.whole = next((w for w in ways if not w.passed and not any(w.assigned)), ways[0])
         self._seconds = [w.seconds for w in ways]
         self._making: dict[tuple[Sharding, ...], list[int]] = {}
         for n, way in enumerate(ways):
             self._making.setdefault(way.made, []).append(n)
 
-        def ends(items: list[Any], size: int, kind: str) -> tuple[Ends, list[int]]:
+        def ends(items: list[Any], array: ArrayType, kind: str) -> tuple[Ends, list[int]]:
             numbers: dict[Any, int] = {}
             place = [numbers.setdefault(item, len(numbers)) for item in items]
             different = tuple(numbers)
-            return shared.setdefault((kind, size, different), Ends(different, size, mover)), place
+            return shared.setdefault((kind, array, different), Ends(different, array, mover)), place
 
         first = ways[0]
         count = len(first.needs)
-        self.needs = [ends([(w.needs[k], w.passed) for w in ways], nbytes[k], "needed") for k in range(count)]
-        self.made = [ends([w.made[r] for w in ways], nbytes[count + r], "made") for r in range(len(first.made))]
+        self.needs = [ends([(w.needs[k], w.passed) for w in ways], arrays[k], "needed") for k in range(count)]
+        self.made = [ends([w.made[r] for w in ways], arrays[count + r], "made") for r in range(len(first.made))]
         taken = [_bits([w.assigned[f] for w in ways]) for f in range(len(first.assigned))]
         self._taken = [(f, own, dict[Axes, int]()) for f, own in enumerate(taken) if len(own) > 1]
         passed = _bits([w.passed for w in ways])
@@ -66,15 +68,6 @@ class Menu:
         for passed, known in self._passed:
             bits &= known[passing] if passing in known else _left(passed, passing, known)
         return bits
-
-    def factors(self) -> list[int]:
-        """Those that may be given axes."""
-        return [f for f, _, _ in self._taken]
-
-    def taking(self, factor: int, given: Axes) -> int:
-        """The bits of the ways that take only axes that one of these factors was ``given``."""
-        taken, known = next((taken, known) for f, taken, known in self._taken if f == factor)
-        return known[given] if given in known else _left(taken, given, known)
 
     def times(
         self, left: int, arriving: Sequence[Moves], leaving: Sequence[Moves], stored: Sequence[Sharding]
@@ -135,8 +128,8 @@ class Menus:
             axes = range(len(self._ways.mesh.sizes))
             able = tuple((-1, *(f for f, own in enumerate(given) if a in own)) for a in axes)
             order = given if self._reach is None else (None,) * len(given)
-            nbytes = [structure.nbytes[v] if v >= 0 else 0 for v in (*op.operands, *op.results)]
-            self._known[key] = Menu(self._ways.ways(op, able, order, passing), nbytes, self._ends, self._mover)
+            arrays = [structure.arrays[v] if v >= 0 else _SCALAR for v in (*op.operands, *op.results)]
+            self._known[key] = Menu(self._ways.ways(op, able, order, passing), arrays, self._ends, self._mover)
         return self._known[key]
 
 

@@ -3,9 +3,8 @@
 A *term* is what one small part of the program costs under a state:
 
 - a **pass**: ops that run as one kernel (``shardwise.cost.compute``);
-- an **edge**: one value in one region: how it gets from where it is made to where it is stored, and from there to its uses,
-  each different need once; and the copies of it that live meanwhile;
-- a **halo**: what a windowed op exchanges with its neighbours;
+- an **edge**: one value in one section of a region: how it gets from where it is made to where it is stored, and from there to
+  its uses, each different need once, with what windowed uses fetch from other devices; and the copies that live meanwhile;
 - a **value**: the memory it takes while it lives (``shardwise.cost.memory``).
 
 A term reads how its own ops compute and how its own values lie, nothing else. Time is counted in whole picoseconds and memory
@@ -41,19 +40,19 @@ from shardwise.cost.memory import (
     value_allocations,
 )
 from shardwise.cost.structure import Structure
-from shardwise.ir.program import Op
+from shardwise.ir.program import MANUAL, Op
 
 
 class TermKind(enum.Enum):
     PASS = "pass"
     EDGE = "edge"
-    HALO = "halo"
     VALUE = "value"
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """``ops`` and ``values`` are what it reads; ``points`` the points at which its allocations may begin or end."""
+    """``ops`` and ``values`` are what it reads; ``points`` the points at which its allocations may begin or end; ``section``
+    that of an edge."""
 
     kind: TermKind
     number: int
@@ -61,6 +60,7 @@ class Term:
     ops: tuple[int, ...]
     values: tuple[int, ...]
     points: tuple[int, ...] = ()
+    section: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +120,13 @@ class CostModel:
 
     @cached_property
     def _users(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        """By value and region: the ops that use it there, in the order of execution."""
+        """By value and section: the ops that use it there, in the order of execution."""
         found: dict[tuple[int, int], dict[int, None]] = {}
         for op in self.structure.program.schedule:
             if op.rule is not None:
                 for v in op.operands:
                     if v >= 0:
-                        found.setdefault((v, op.region), {})[op.id] = None
+                        found.setdefault((v, self.structure.section(op.id, v)), {})[op.id] = None
         return {key: tuple(ops) for key, ops in found.items()}
 
     def _terms(self) -> Iterable[Term]:
@@ -137,19 +137,16 @@ class CostModel:
             read = [*work.products, *(k for e in work.edges for k in (e.maker, e.user))]
             found = {v for k in read for v in (*program.ops[k].operands, *program.ops[k].results) if v >= 0}
             yield Term(TermKind.PASS, n, work.region, ops, tuple(sorted(found)))
-        edges = dict.fromkeys((v, program.ops[op].region) for v, (op, _) in program.definitions.items())
-        for value, region in edges | dict.fromkeys(self._users):
+        section = self.structure.section
+        edges = dict.fromkeys((v, section(op, v)) for v, (op, _) in program.definitions.items())
+        for value, where in edges | dict.fromkeys(self._users):
             maker = program.definitions[value][0]
-            own = (maker,) if program.ops[maker].region == region else ()
+            own = (maker,) if section(maker, value) == where else ()
             whole = not self.structure.waits[value] and max(self.structure.colors[value], default=-1) < 0
-            ops = own if whole else (*own, *self._users.get((value, region), ()))
+            ops = own if whole else (*own, *self._users.get((value, where), ()))
             points = [0, life.points - 1, life.returned.get(value, 0), *use_points(life, value)]
             points += [p for k in ops for p in op_points(life, program.ops[k])]
-            yield Term(TermKind.EDGE, value, region, ops, (value,), tuple(points))
-        for op in program.ops:
-            if op.rule is not None and op.rule.windows:
-                values = tuple(v for v in (*op.operands, *op.results) if v >= 0)
-                yield Term(TermKind.HALO, op.id, op.region, (op.id,), values)
+            yield Term(TermKind.EDGE, value, self.structure.runs_in[where], ops, (value,), tuple(points), where)
         for value in life.values():
             intervals = (life.live, life.windowed)
             points = [p for known in intervals for p in known.get(value, ())]
@@ -165,8 +162,6 @@ class CostModel:
             return Figures(compute_ps=runs * round(pass_s(lowered, work, profile) * 1e12))
         if term.kind is TermKind.VALUE:
             return Figures(allocations=tuple(value_allocations(lowered, self.life, term.number, profile)))
-        if term.kind is TermKind.HALO:
-            return self._moving(tuple(lowered.halos(self.structure.program.ops[term.number])))
         moves = tuple(self._edge(lowered, term))
         if not moves:
             return NO_FIGURES
@@ -182,8 +177,6 @@ class CostModel:
         if term.kind is TermKind.EDGE:
             value, maker = term.number, self.structure.program.definitions[term.number][0]
             return value in life.returned, maker in term.ops, tuple(k in life.point for k in term.ops)
-        if term.kind is TermKind.HALO:
-            return ()
         return _pass_shape(self.work[term.number], term)
 
     def points(self, op: Op) -> list[int]:
@@ -191,7 +184,7 @@ class CostModel:
         return op_points(self.life, op)
 
     def _edge_users(self, term: Term) -> tuple[int, ...]:
-        return self._users.get((term.number, term.region), ())
+        return self._users.get((term.number, term.section), ())
 
     def _edge(self, lowered: Lowered, term: Term) -> Iterable[Reshard]:
         """The reshards of one value in one region, each different need once."""
@@ -199,13 +192,18 @@ class CostModel:
         value = term.number
         number, result = program.definitions[value]
         maker, actual = program.ops[number], lowered.actual[value]
-        if maker.region == term.region and lowered.made(maker, result) is not actual:
+        if self.structure.section(number, value) == term.section and lowered.made(maker, result) is not actual:
             yield from (r for r in lowered.result_reshards(maker) if r.value == value)
-        paid = {actual}
+        paid: set[Hashable] = {actual}
         for user in self._edge_users(term):
-            for r in lowered.operand_reshards(program.ops[user], value):
+            op = program.ops[user]
+            for r in lowered.operand_reshards(op, value):
                 if r.target not in paid:
                     paid.add(r.target)
+                    yield r
+            for key, r in lowered.halos(op, value) if op.kind in MANUAL or (op.rule and op.rule.windows) else ():
+                if key not in paid:
+                    paid.add(key)
                     yield r
 
     def _moving(self, moves: tuple[Reshard, ...]) -> Figures:
@@ -218,7 +216,7 @@ class CostModel:
     def step_ps(self, move: Reshard) -> list[tuple[int, int, int]]:
         """For each collective of a reshard the time of the copies that it needs, its own, and what of that hides."""
         cost, structure = self.cost, self.structure
-        runs = int(structure.program.runs[structure.program.ops[move.op].region])
+        runs = int(structure.program.runs[move.region])
         early, late = structure.early[move.value] and move.operand >= 0, structure.late[move.value]
         return [
             (
@@ -258,7 +256,6 @@ def _pass_shape(work: Pass, term: Term) -> Hashable:
         work.feeds,
         tuple(map(tensor, work.writes)),
         tuple(map(edge, work.inner)),
-        tuple(sorted((ops[k], n) for k, n in work.alone if k in ops)),
         edge(work.returned) if work.returned else None,
         edge(work.turned) if work.turned else None,
     )

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from shardwise.cost.local import LocalCost
-from shardwise.cost.sharding import Axes, Collective, Sharding, reshard
+from shardwise.cost.sharding import ArrayType, Axes, Collective, Sharding, reshard
 from shardwise.hardware.mesh import MeshAxes
 
 
@@ -19,21 +19,21 @@ class Mover:
         self._steps: dict[Hashable, tuple[Collective, ...]] = {}
         self._seconds: dict[Hashable, float] = {}
 
-    def steps(self, nbytes: int, source: Sharding, target: Sharding) -> tuple[Collective, ...]:
-        """The collectives that bring a value of so many bytes from one sharding to another."""
+    def steps(self, array: ArrayType, source: Sharding, target: Sharding) -> tuple[Collective, ...]:
+        """The collectives that bring an array from one sharding to another."""
         if source is target:
             return ()
-        key = (nbytes, source, target)
+        key = (array, source, target)
         if key not in self._steps:
-            self._steps[key] = reshard(nbytes, source, target, self._mesh)
+            self._steps[key] = reshard(array, source, target, self._mesh)
         return self._steps[key]
 
-    def seconds(self, nbytes: int, source: Sharding, target: Sharding, early: bool = False) -> float:
+    def seconds(self, array: ArrayType, source: Sharding, target: Sharding, early: bool = False) -> float:
         if source is target:
             return 0.0
-        key = (nbytes, source, target, early)
+        key = (array, source, target, early)
         if key not in self._seconds:
-            self._seconds[key] = self._cost.communication_s(self.steps(nbytes, source, target), early)
+            self._seconds[key] = self._cost.communication_s(self.steps(array, source, target), early)
         return self._seconds[key]
 
 
@@ -55,8 +55,8 @@ class Ends:
     """The different shardings in which some ways need an operand (with the axes that they pass on) or make a result, and the
     seconds of the moves there or from there, by number."""
 
-    def __init__(self, items: tuple[Any, ...], nbytes: int, mover: Mover):
-        self.items, self.nbytes, self.mover = items, nbytes, mover
+    def __init__(self, items: tuple[Any, ...], array: ArrayType, mover: Mover):
+        self.items, self.array, self.mover = items, array, mover
         self._known: dict[Hashable, dict[int, float]] = {}
 
     def arriving(self, given: Sharding, early: bool) -> dict[int, float]:
@@ -83,7 +83,7 @@ class _Arriving(dict[int, float]):
 
     def __missing__(self, end: int) -> float:
         need = still_partial(self._ends.items[end][0], self._given, self._ends.items[end][1])
-        self[end] = found = self._ends.mover.seconds(self._ends.nbytes, self._given, need, self._early)
+        self[end] = found = self._ends.mover.seconds(self._ends.array, self._given, need, self._early)
         return found
 
 
@@ -95,5 +95,5 @@ class _Leaving(dict[int, float]):
 
     def __missing__(self, end: int) -> float:
         made = self._ends.items[end]
-        self[end] = found = self._ends.mover.seconds(self._ends.nbytes, made, goes(made, *self._where))
+        self[end] = found = self._ends.mover.seconds(self._ends.array, made, goes(made, *self._where))
         return found

@@ -236,8 +236,8 @@ def _rows(model: CostModel, term: Term, figures: Figures) -> Iterable[Row]:
         return
     for move in figures.reshards:
         op = program.ops[move.op]
-        runs = float(program.runs[op.region])
-        where = str(program.source_of(op)), _region(model, op.region)
+        runs = float(program.runs[move.region])
+        where = str(program.source_of(op)), _region(model, move.region)
         point = max(model.points(op), default=0)
         for step, (copying, moving, hidden) in zip(move.steps, model.step_ps(move), strict=True):
             if copying:

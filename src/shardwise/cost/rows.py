@@ -1,4 +1,4 @@
-"""Rows of costs, the parts that they are made of, and sums of them: the store of ``shardwise.cost.evaluator``."""
+"""Rows of costs, and sums of them: the store of ``shardwise.cost.evaluator``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from shardwise.cost.index import Array
 from shardwise.cost.model import Figures, Term
 
-_SEED: Final = 20260316
 _CHUNK_BYTES: Final = 4 << 20
 
 
@@ -80,45 +79,3 @@ class Rows:
                 total += self._curves[part[:, column]]
             peak[k : k + step] = total.max(axis=1, initial=0)
         return times[:, 0], times[:, 1], times[:, 2], peak
-
-
-class Parts:
-    """Parts by number, in growing arrays. ``keys`` tells them apart."""
-
-    def __init__(self, points: int):
-        self._points, self._rng = points, np.random.default_rng(_SEED)
-        self.keys = np.zeros(0, np.uint64)
-        self._count = self._used = 0
-        self._times = np.zeros((0, 3), np.int64)
-        self._start = np.zeros((0, 2), np.int64)  # of a part's changes, and how many there are
-        self._changes = np.zeros((1 << 12, 2), np.int64)  # point, blocks
-
-    def add(self, part: Part) -> int:
-        """A new part."""
-        changes = part.changes
-        if self._count == len(self.keys):
-            more = max(256, self._count)
-            self.keys = np.concatenate([self.keys, self._rng.integers(0, 2**64, more, dtype=np.uint64)])
-            self._times = np.concatenate([self._times, np.zeros((more, 3), np.int64)])
-            self._start = np.concatenate([self._start, np.zeros((more, 2), np.int64)])
-        length = sum(len(at) for at, _ in changes)
-        while self._used + length > len(self._changes):
-            self._changes = np.concatenate([self._changes, np.zeros_like(self._changes)])
-        self._times[self._count] = part.times_ps
-        self._start[self._count] = self._used, length
-        for at, blocks in changes:
-            self._changes[self._used : self._used + len(at)] = np.stack([at, np.full(len(at), blocks)], axis=1)
-            self._used += len(at)
-        self._count += 1
-        return self._count - 1
-
-    def sums(self, parts: Array) -> tuple[Array, Array]:
-        """For every column of parts their sum: times, and the blocks alive at each point."""
-        columns, width = parts.shape[1], self._points + 1
-        start, length = self._start[parts.ravel()].T
-        first = np.cumsum(length) - length
-        at = np.repeat(start - first, length) + np.arange(length.sum())
-        column = np.repeat(np.arange(parts.size) % columns, length)
-        points, blocks = self._changes[at].T
-        change = np.bincount(column * width + points, blocks, columns * width).reshape(columns, width)
-        return self._times[parts].sum(axis=0), np.cumsum(change.astype(np.int64), axis=1)[:, :-1]

@@ -76,15 +76,34 @@ class Kind(enum.Enum):
 
 #: These add up what devices have.
 REDUCING: Final = (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)
-#: After these a device has less.
-_SHRINKING: Final = (Kind.SLICE, Kind.REDUCE_SCATTER)
+#: Reducers that ``all-reduce`` and ``reduce-scatter`` compute, and those that ``all-reduce`` alone does. Parts under any other
+#: reducer are gathered, and each device combines them.
+_SCATTERED: Final = ("sum",)
+_REDUCED: Final = ("sum", "max", "min", "and", "or")
+#: Reducers of pairs: the values are reduced first, then the positions of those that won.
+PAIRED: Final = ("argmax", "argmin")
+
+
+class ArrayType(NamedTuple):
+    """What a reshard depends on besides the two shardings: the global shape, bytes per element, and how parts are combined
+    where the array is partial. ``paired_itemsize``: bytes per element of the values that an ``argmax`` compares."""
+
+    shape: tuple[int, ...]
+    itemsize: float
+    reducer: str = "sum"
+    paired_itemsize: float = 0.0
+
+    @property
+    def nbytes(self) -> float:
+        return math.prod(self.shape) * self.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
     """One collective over one or several axes. ``bytes_in`` and ``bytes_out`` are those of one device; ``near`` where a
     permute goes to neighbours only (a halo); ``crossing`` where it acts along several dimensions, so that pieces arrive in
-    another order than that of the array; ``minor`` where it acts along any dimension but the first, ``last`` along the last."""
+    another order than that of the array; ``minor`` where it acts along any dimension but the first, ``last`` along the last.
+    ``after`` is the sharding that it leaves, where it is a step of a reshard."""
 
     kind: Kind
     axes: Axes
@@ -94,6 +113,7 @@ class Collective:
     crossing: bool = False
     minor: bool = False
     last: bool = False
+    after: Sharding | None = None
 
     @property
     def nbytes(self) -> float:
@@ -101,62 +121,141 @@ class Collective:
         return max(self.bytes_in, self.bytes_out)
 
 
-def reshard(nbytes: float, source: Sharding, target: Sharding, mesh: MeshAxes) -> tuple[Collective, ...]:
+def reshard(array: ArrayType, source: Sharding, target: Sharding, mesh: MeshAxes) -> tuple[Collective, ...]:
     """The collectives from ``source`` to ``target``: what makes the value smaller first, gathers last.
 
-    ``nbytes`` is the size of the whole value. Axes of one kind that act together are one collective.
+    This is the one place that says how a reshard is done: the cost model adds up these steps, and ``shardwise.spmd`` emits
+    them. Each step leads from one sharding to the next by one primitive of JAX:
+
+    - axes join and leave a dimension at its minor end only. Where the order has to change, blocks change places (a permute);
+    - gathers over several axes are one collective, and so are all-to-alls. Reduce-scatters take one axis after another: over
+      two axes of a torus XLA would all-reduce the whole array;
+    - a dimension whose size is not divided by its old and new axes together is gathered first.
     """
     if source is target:
         return ()
-    size = nbytes / source.shards(mesh)
     steps: list[Collective] = []
-    for kind, axes, factor, *where in _course(source, target, mesh.sizes):
-        out = size * factor if kind is Kind.ALL_GATHER else size / factor if kind in _SHRINKING else size
-        steps.append(Collective(kind, axes, size, out, False, *where))
-        size = out
+    for kind, axes, before, after, combined, crossing, minor, last in _course(
+        source, target, mesh.sizes, _tight(array.shape, source, target, mesh.sizes), array.reducer
+    ):
+        size, out = (array.nbytes / s.shards(mesh) for s in (before, after))
+        if combined:  # parts are gathered, and combined on every device
+            out = size * math.prod(mesh.sizes[a] for a in axes)
+        if kind is Kind.ALL_REDUCE and array.reducer in PAIRED:
+            pair = size / array.itemsize * array.paired_itemsize
+            steps.append(Collective(kind, axes, pair, pair, False, crossing, minor, last, before))
+        steps.append(Collective(kind, axes, size, out, False, crossing, minor, last, after))
     return tuple(steps)
+
+
+def _tight(shape: tuple[int, ...], source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> frozenset[int]:
+    """Dimensions that their old and new axes together do not divide."""
+    found = []
+    for d, (old, new) in enumerate(zip(source.dims, target.dims, strict=True)):
+        if old != new and old and new and shape[d] % math.prod(sizes[a] for a in {*old, *new}):
+            found.append(d)
+    return frozenset(found)
+
+
+#: Kind, axes, the shardings before and after, whether parts are gathered to be combined; whether it acts along several
+#: dimensions, along another than the first, and along the last of several.
+_Step = tuple[Kind, Axes, Sharding, Sharding, bool, bool, bool, bool]
 
 
 @cache
 def _course(
-    source: Sharding, target: Sharding, sizes: tuple[int, ...]
-) -> tuple[tuple[Kind, Axes, int, bool, bool, bool], ...]:
-    """The steps of a reshard whatever the size: kind, axes, how many devices take part, and whether along several
-    dimensions, along another than the first, and along the last of several."""
-    steps: list[tuple[Kind, Axes, int, bool, bool, bool]] = []
-    before = {a: d for d, axes in enumerate(source.dims) for a in axes}
-    after = {a: d for d, axes in enumerate(target.dims) for a in axes}
+    source: Sharding, target: Sharding, sizes: tuple[int, ...], tight: frozenset[int], reducer: str
+) -> tuple[_Step, ...]:
+    """The steps of a reshard, whatever the size of the array."""
+    steps: list[_Step] = []
+    now = source
+    goal = {a: d for d, axes in enumerate(target.dims) for a in axes}
 
-    def take(kind: Kind, axes: Sequence[int]) -> None:
-        if axes:
-            along = {place[a] for place in (before, after) for a in axes if a in place}
-            size = math.prod(sizes[a] for a in axes)
-            furthest = max(along, default=0)
-            where = len(along) > 1, furthest > 0, furthest == len(source.dims) - 1 > 0
-            steps.append((kind, tuple(axes), size, *where))
+    def take(kind: Kind, dims: Sequence[Sequence[int]], partial: Axes | None = None, combined: bool = False) -> None:
+        nonlocal now
+        after = Sharding(tuple(map(tuple, dims)), now.partial if partial is None else partial)
+        if after is now:
+            return
+        old, new = ({a: d for d, axes in enumerate(s.dims) for a in axes} for s in (now, after))
+        if kind is Kind.PERMUTE:
+            moved = [a for s, t in zip(now.dims, after.dims, strict=True) if s != t for a in s]
+        else:
+            moved = [
+                a
+                for a in (*old, *now.partial)
+                if old.get(a) != new.get(a) or (a in now.partial) != (a in after.partial)
+            ]
+            moved += [a for a in new if a not in old and a not in now.partial]
+        along = {place[a] for place in (old, new) for a in moved if a in place}
+        furthest = max(along, default=0)
+        where = len(along) > 1, furthest > 0, furthest == len(source.dims) - 1 > 0
+        steps.append((kind, tuple(dict.fromkeys(moved)), now, after, combined, *where))
+        now = after
 
+    def placed(dims: Sequence[Axes], axes: Sequence[int]) -> list[Axes]:
+        """The dimensions with some axes added at the minor ends where the target has them."""
+        return [(*own, *(a for a in target.dims[d] if a in axes)) for d, own in enumerate(dims)]
+
+    def leaving(d: int) -> list[int]:
+        return [a for a in now.dims[d] if a not in target.dims[d]]
+
+    if tight:
+        take(
+            Kind.PERMUTE,
+            [
+                (*(a for a in own if a in target.dims[d]), *leaving(d)) if d in tight else own
+                for d, own in enumerate(now.dims)
+            ],
+        )
+        take(
+            Kind.ALL_GATHER,
+            [tuple(a for a in own if a in target.dims[d]) if d in tight else own for d, own in enumerate(now.dims)],
+        )
+    held = {a for own in now.dims for a in own}
+    take(Kind.SLICE, placed(now.dims, [a for a in goal if a not in held and a not in source.partial]))
     reduced = [a for a in source.partial if a not in target.partial]
-    take(Kind.SLICE, [a for a in after if a not in before and a not in source.partial])
-    take(Kind.REDUCE_SCATTER, [a for a in reduced if a in after])
-    take(Kind.ALL_TO_ALL, [a for a in after if a in before and after[a] != before[a]])
-    take(Kind.ALL_REDUCE, [a for a in reduced if a not in after])
-    # Axes come and go at the minor end of a dimension. Elsewhere whole shards have to change places.
-    kept = [[a for a in own if after.get(a) == d] for d, own in enumerate(source.dims)]
-    both = zip(source.dims, target.dims, kept, strict=True)
-    take(Kind.PERMUTE, sorted({a for s, t, k in both if not _starts(s, k) or not _starts(t, k) for a in (*s, *t)}))
-    take(Kind.ALL_GATHER, [a for a in before if a not in after])
+    if reducer in _SCATTERED:
+        for a in (a for own in target.dims for a in own if a in reduced):
+            take(Kind.REDUCE_SCATTER, placed(now.dims, [a]), tuple(p for p in now.partial if p != a))
+    while moving := [a for d, own in enumerate(now.dims) for a in own if goal.get(a, d) != d]:
+        # An axis leaves a dimension at its minor end, and before others come there, or the pieces would not be contiguous.
+        full = {d for d, own in enumerate(now.dims) for a in own if a in moving}
+        batch = [a for a in moving if goal[a] not in full] or moving[:1]
+        ordered = []
+        for own in now.dims:
+            last = tuple(a for a in own if a in batch)
+            ordered.append((*(a for a in own if a not in last), *last))
+        take(Kind.PERMUTE, ordered)
+        take(Kind.ALL_TO_ALL, placed([tuple(a for a in own if a not in batch) for own in now.dims], batch))
+    rest = tuple(a for a in now.partial if a in target.partial)
+    take(
+        Kind.ALL_REDUCE if reducer in (*_REDUCED, *PAIRED) else Kind.ALL_GATHER,
+        now.dims,
+        rest,
+        reducer not in (*_REDUCED, *PAIRED),
+    )
+    held = {a for own in now.dims for a in own}
+    take(Kind.SLICE, placed(now.dims, [a for a in reduced if a in goal and a not in held]))
+    take(
+        Kind.PERMUTE,
+        [
+            (*(own if _begins(own, t) else (*t, *leaving(d))),)
+            for d, (own, t) in enumerate(zip(now.dims, target.dims, strict=True))
+        ],
+    )
+    take(Kind.ALL_GATHER, target.dims)
     return tuple(steps)
 
 
-def _starts(axes: Axes, kept: list[int]) -> bool:
-    return list(axes[: len(kept)]) == kept
+def _begins(axes: Axes, first: Axes) -> bool:
+    return axes[: len(first)] == first
 
 
 def is_moved(source: Sharding, target: Sharding, mesh: MeshAxes) -> bool:
     """Does it take more than slices to bring a value from one sharding to another?"""
     if source is target:
         return False
-    return any(kind is not Kind.SLICE for kind, *_ in _course(source, target, mesh.sizes))
+    return any(kind is not Kind.SLICE for kind, *_ in _course(source, target, mesh.sizes, frozenset(), "sum"))
 
 
 def tensor_sharding(majors: tuple[int, ...], assigned: Sequence[Axes]) -> Sharding:

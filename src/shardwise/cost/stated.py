@@ -78,7 +78,7 @@ def _stated(lowered: Lowered, op: Op) -> dict[Place, Sharding]:
 
 
 def _changed_axes(lowered: Lowered, value: int, need: Sharding) -> set[int]:
-    steps = reshard(lowered.program.values[value].nbytes, lowered.actual[value], need, lowered.state.mesh)
+    steps = reshard(lowered.structure.arrays[value], lowered.actual[value], need, lowered.state.mesh)
     return {a for step in steps for a in step.axes}
 
 

@@ -3,15 +3,17 @@ once."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shardwise.cost.faults import PAD
+from shardwise.cost.sharding import PAIRED, ArrayType
 from shardwise.cost.storage import VIEWS, Clashes
 from shardwise.dims.analysis import Analysis
-from shardwise.ir.program import HEAVY, Op, Origin, Program, Unit
+from shardwise.ir.program import HEAVY, Op, Origin, Program, Scope, Unit
 
-#: Ops that are linear in each of these operands when the others are whole (None: in every operand at once).
+#: Ops that are linear in each of these operands when the others are whole (None: in every operand at once). Divisions are
+#: linear in floating-point numbers only, and so are conversions between types of one kind (see ``linear_operands``).
 LINEAR: Final[dict[str, tuple[int, ...] | None]] = {
     "add": None,
     "add_any": None,
@@ -30,6 +32,20 @@ SUMS: Final = frozenset({"add", "add_any"})
 SCATTERS: Final = frozenset({"scatter-add", "scatter_add"})
 
 
+def linear_operands(program: Program, op: Op) -> tuple[int, ...] | None:
+    """The operands in which an op is linear, one at a time; None where it is linear in all of them at once."""
+    if op.kind == "convert_element_type" and op.operands[0] >= 0:
+        kinds = {_number_kind(program.values[v].dtype) for v in (op.operands[0], op.results[0])}
+        return (0,) if len(kinds) == 1 and kinds <= {"real", "integer"} else ()
+    if op.kind == "div" and _number_kind(program.values[op.results[0]].dtype) != "real":
+        return ()
+    return LINEAR.get(op.kind, ())
+
+
+def _number_kind(dtype: str) -> str:
+    return "real" if "float" in dtype else "integer" if "int" in dtype else dtype
+
+
 @dataclass(frozen=True)
 class Structure:
     """Facts by value and by op.
@@ -40,7 +56,9 @@ class Structure:
     use; ``joins`` the other, earlier operands of a sum that is a value's one use; ``stays`` whether a result may lie as it is
     computed; ``alike`` a number that ops share if they are the same in all but their values; ``sharers`` by operand how many
     products in the region would share a reshard of it; ``placed`` a number that ops share if they are alike, with operands that
-    are ready early alike and shared alike.
+    are ready early alike and shared alike; ``linear`` see ``linear_operands``; ``arrays`` what reshards of a value depend on;
+    ``sections`` by op the stretch of a region in which a reshard of a value is done once (see ``_sections``), ``runs_in`` the
+    region of each section.
     """
 
     analysis: Analysis
@@ -50,7 +68,6 @@ class Structure:
     clashes: Clashes
     nodes: tuple[tuple[int, ...], ...]
     colors: tuple[tuple[int, ...], ...]
-    nbytes: tuple[int, ...]
     uses: tuple[tuple[tuple[int, int], ...], ...]
     position: tuple[int, ...]
     early: tuple[bool, ...]
@@ -61,6 +78,15 @@ class Structure:
     alike: tuple[int, ...]
     sharers: tuple[tuple[int, ...], ...]
     placed: tuple[int, ...]
+    linear: tuple[tuple[int, ...] | None, ...]
+    arrays: tuple[ArrayType, ...]
+    sections: tuple[int, ...]
+    runs_in: tuple[int, ...]
+    crossing: Mapping[tuple[int, int], int]
+
+    def section(self, op: int, value: int) -> int:
+        """Where the reshard of a value on an edge of an op is done: inside of a loop for what a link ties to its body."""
+        return self.crossing.get((op, value), self.sections[op])
 
     @property
     def program(self) -> Program:
@@ -86,7 +112,9 @@ class Structure:
         for place, op in enumerate(program.schedule):
             position[op.id] = place
         makers = {v: op for op in program.ops if op.rule is not None for v in op.results}
-        early, alike, scattered = _early(program), _alike(program), _scattered(program)
+        early, alike = _early(program), _alike(program)
+        linear = tuple(linear_operands(program, op) for op in program.ops)
+        sections, runs_in, crossing = _sections(program)
         sharers = tuple(
             tuple(products.get((v, op.region), 1) if op.unit is Unit.MATRIX else 1 for v in op.operands)
             for op in program.ops
@@ -99,16 +127,14 @@ class Structure:
             Clashes.of(analysis),
             tuple(map(tuple, nodes)),
             tuple(tuple(color[n] if n >= 0 else -1 for n in own) for own in nodes),
-            tuple(v.nbytes for v in program.values),
             tuple(map(tuple, uses)),
             tuple(position),
             early,
             _late(program),
+            tuple(v.id in makers and _waits(program, linear, makers[v.id], uses[v.id]) for v in program.values),
             tuple(
-                v.id in makers and _waits(program, scattered, makers[v.id], v.id, uses[v.id]) for v in program.values
-            ),
-            tuple(
-                _joins(program, makers, position, v.id, uses[v.id]) if v.id in makers else () for v in program.values
+                _joins(program, linear, makers, position, v.id, uses[v.id]) if v.id in makers else ()
+                for v in program.values
             ),
             tuple(
                 v.id in makers and (makers[v.id].unit is Unit.MATRIX or makers[v.id].kind in VIEWS)
@@ -117,6 +143,11 @@ class Structure:
             alike,
             sharers,
             _placed(program, alike, early, sharers),
+            linear,
+            tuple(array_type(program, v.id) for v in program.values),
+            sections,
+            runs_in,
+            crossing,
         )
 
 
@@ -148,46 +179,83 @@ def _late(program: Program) -> tuple[bool, ...]:
     return tuple(late)
 
 
-def _scattered(program: Program) -> tuple[bool, ...]:
-    """Results of scatters that add, and sums of them with anything."""
-    found = [False] * len(program.values)
-    for op in program.schedule:
-        added = op.kind in SUMS and any(found[v] for v in op.operands if v >= 0)
-        for v in op.results if added or op.kind in SCATTERS else ():
-            found[v] = True
-    return tuple(found)
-
-
-def _waits(program: Program, scattered: tuple[bool, ...], op: Op, value: int, uses: list[tuple[int, int]]) -> bool:
-    """Has a partial result one use only, linear and in the same region? Then the use decides.
-
-    XLA reassociates the all-reduces of products and sums, and those of scatters, but none of one with one of the other: it
-    scatters into the reduced product.
-    """
-    if len(uses) != 1 or not (op.unit is Unit.MATRIX or op.kind in LINEAR or scattered[value]):
+def _waits(program: Program, linear: Sequence[tuple[int, ...] | None], op: Op, uses: Sequence[tuple[int, int]]) -> bool:
+    """Has a partial sum one use only, linear and in the same region? Then the use decides."""
+    if len(uses) != 1 or not (op.unit is Unit.MATRIX or linear[op.id] != () or op.kind in SCATTERS):
         return False
     user, operand = uses[0]
-    use = program.ops[user]
-    if use.region != op.region:
-        return False
-    if use.kind in SUMS:
-        return scattered[value] or not any(scattered[v] for v in use.operands if v >= 0)
-    linear = LINEAR.get(use.kind, ())
-    return not scattered[value] and (linear is None or operand in linear)
+    own = linear[user]
+    return program.ops[user].region == op.region and (own is None or operand in own)
 
 
 def _joins(
-    program: Program, makers: dict[int, Op], position: list[int], value: int, uses: list[tuple[int, int]]
+    program: Program,
+    linear: Sequence[tuple[int, ...] | None],
+    makers: dict[int, Op],
+    position: list[int],
+    value: int,
+    uses: list[tuple[int, int]],
 ) -> tuple[int, ...]:
     """The other operands of the sum that a value goes into, as far as they are made before it."""
-    if len(uses) != 1:
-        return ()
-    use = program.ops[uses[0][0]]
-    if use.kind not in LINEAR or LINEAR[use.kind] is not None:
+    if len(uses) != 1 or linear[uses[0][0]] is not None:
         return ()
     own = position[makers[value].id]
-    others = (v for v in use.operands if v >= 0 and v != value)
+    others = (v for v in program.ops[uses[0][0]].operands if v >= 0 and v != value)
     return tuple(v for v in others if v in makers and 0 <= position[makers[v].id] < own)
+
+
+def array_type(program: Program, value: int) -> ArrayType:
+    """The reducer is that of the op that makes the value; an op reduces by one reducer."""
+    own, op = program.values[value], program.ops[program.definitions[value][0]]
+    assert op.rule is not None
+    reducer = next((f.reducer for f in op.rule.factors if f.reducer), "sum")
+    paired = program.values[op.operands[0]].itemsize if reducer in PAIRED else 0.0
+    return ArrayType(own.shape, own.itemsize, reducer, paired)
+
+
+def has_barrier(scope: Scope) -> bool:
+    """Is a scope a ``remat`` whose computation shares nothing with what stands before it?"""
+    return scope.kind == "remat" and all(value for _, value in scope.attributes)
+
+
+def _sections(program: Program) -> tuple[tuple[int, ...], tuple[int, ...], dict[tuple[int, int], int]]:
+    """By op its section, by section its region, and the sections of edges between a link and a body.
+
+    Within one section a value is brought into a sharding once. A loop body is one, and so is what stands behind the barrier of
+    a ``remat``: sharing across it would keep alive what is to be computed again.
+    """
+    numbers: dict[tuple[int, int], int] = {}
+
+    def number(region: int, scope: int) -> int:
+        return numbers.setdefault((region, scope), len(numbers))
+
+    barriers: dict[tuple[int, int], int] = {}
+
+    def barrier(scope: int, region: int) -> int:
+        """The innermost ``remat`` with a barrier that a scope stands in, inside of a region; -1 for none."""
+        if (scope, region) not in barriers:
+            own = program.scopes[scope]
+            inside = own.region == region and own.parent >= 0
+            found = scope if has_barrier(own) else -1
+            barriers[scope, region] = -1 if not inside else found if found >= 0 else barrier(own.parent, region)
+        return barriers[scope, region]
+
+    sections = tuple(number(op.region, barrier(op.scope, op.region)) for op in program.ops)
+    crossing: dict[tuple[int, int], int] = {}
+    for op in program.ops:
+        inner = {v for r in op.regions for v in (*program.regions[r].inputs, *program.regions[r].outputs)}
+        for own in (program.ops[link] for link in op.links):
+            # What a loop only reads is brought there before it starts.
+            for v in () if own.kind.endswith(".const") else (*own.operands, *own.results):
+                if v >= 0 and v in inner and program.home[v] != op.region:
+                    crossing[own.id, v] = number(program.home[v], -1)
+    return sections, tuple(region for region, _ in numbers), crossing
+
+
+def reshard_sections(program: Program) -> tuple[tuple[int, ...], Mapping[tuple[int, int], int]]:
+    """By op the section in which the reshards of its operands are shared, and by link and value that of an edge into a body."""
+    sections, _, crossing = _sections(program)
+    return sections, crossing
 
 
 def _alike(program: Program) -> tuple[int, ...]:
@@ -195,8 +263,7 @@ def _alike(program: Program) -> tuple[int, ...]:
     found = []
     for op in program.ops:
         types = tuple(program.values[v].type_text if v >= 0 else "" for v in (*op.operands, *op.results))
-        # Pads are told apart by their attributes, which need not be hashable.
-        key = (op.rule, op.kind, op.flops, types, op.id if op.kind == PAD else -1)
+        key = (op.rule, op.kind, op.flops, types, op.attribute("axes"))
         found.append(numbers.setdefault(key, len(numbers)))
     return tuple(found)
 

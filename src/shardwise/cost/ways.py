@@ -10,17 +10,18 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from shardwise.cost.faults import CONVOLUTION, PAD, failing_pads, fails_convolution
-from shardwise.cost.halo import cut_sizes, halo_widths
+from shardwise.cost.halo import Fetch, cut_sizes, fetches
 from shardwise.cost.local import LocalCost
 from shardwise.cost.moves import still_partial
 from shardwise.cost.sharding import Axes, Collective, Kind, Sharding, result_sharding, tensor_sharding
-from shardwise.cost.structure import LINEAR, Structure
+from shardwise.cost.structure import Structure
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.ir.program import Op
-from shardwise.ir.rule import Rule
+from shardwise.ir.program import MANUAL, Op
+
+#: Ops that state the axes of their factors.
+BORDERS: Final = ("shard_map.input", "shard_map.output")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,11 +46,16 @@ class Way:
         return still_partial(self.needs[operand], given, self.passed)
 
 
-def can_pass(op: Op, inputs: Sequence[Sharding], axis: int) -> bool:
-    """Is the op linear in its operands that are partial on an axis?"""
-    if op.kind not in LINEAR:
-        return False
-    linear = LINEAR[op.kind]
+class Halo(NamedTuple):
+    """What an operand fetches from other devices, and the permutes that bring it."""
+
+    operand: int
+    fetches: tuple[Fetch, ...]
+    steps: tuple[Collective, ...]
+
+
+def can_pass(linear: tuple[int, ...] | None, inputs: Sequence[Sharding], axis: int) -> bool:
+    """Is an op linear in its operands that are partial on an axis?"""
     partial = [k for k, given in enumerate(inputs) if axis in given.partial]
     return linear is None or (len(partial) == 1 and partial[0] in linear)
 
@@ -67,6 +73,7 @@ class Ways:
         self._known: dict[object, list[Way]] = {}
         self._one: dict[object, Way] = {}
         self._divided: dict[tuple[int, int, int], bool] = {}
+        self._fetched: dict[object, tuple[Fetch, ...] | None] = {}
 
     def ways(
         self, op: Op, able: tuple[tuple[int, ...], ...], order: tuple[Axes | None, ...], passing: Axes
@@ -74,7 +81,13 @@ class Ways:
         """For every axis one of the factors that are ``able`` to take it (-1: none), or, on axes of ``passing``, passing
         partial values on. ``order`` has the axes of every factor that may have several, major first; None for any order."""
         alike = self.structure.alike[op.id]
-        key = (alike, able, order, passing)
+        key: object = (alike, able, order, passing)
+        if op.kind in BORDERS:
+            key = (op.kind, op.id)
+            names = self.mesh.names
+            if key not in self._known:
+                assigned = tuple(tuple(names.index(n) for n in own if n in names) for own in op.attribute("axes"))
+                self._known[key] = [self._way(op, assigned, ())]
         if key in self._known:
             return self._known[key]
         options = [[*((None,) if axis in passing else ()), *factors] for axis, factors in enumerate(able)]
@@ -92,7 +105,7 @@ class Ways:
     def _assignments(
         self, op: Op, choice: Sequence[int | None], order: tuple[Axes | None, ...]
     ) -> Iterable[tuple[Axes, ...]]:
-        """Axes by factor, in order; none where sizes do not divide, or XLA would compute wrongly."""
+        """Axes by factor, in order; none where sizes do not divide, or windows do not fit the blocks."""
         rule = op.rule
         assert rule is not None
         assigned: list[Axes] = [()] * len(rule.factors)
@@ -106,12 +119,8 @@ class Ways:
             if pieces > 1 and not self._divides(op, f, pieces):
                 return ()
         chosen = tuple(assigned)
-        if op.kind == CONVOLUTION and fails_convolution(rule, chosen, self.mesh):
+        if rule.windows and self.fetches(op, chosen) is None:
             return ()
-        if op.kind == PAD:
-            ends = [tensor_sharding(majors, chosen).dims for majors in (rule.operand_majors[0], rule.result_majors[0])]
-            if failing_pads(op, *ends):
-                return ()
         if all(len(axes) < 2 for axes in chosen):
             return (chosen,)
         return itertools.product(*(_ordered(axes, own) for axes, own in zip(chosen, order, strict=True)))
@@ -133,35 +142,56 @@ class Ways:
         moved += sum(values[v].nbytes / n for v, n in zip(op.results, parts[len(needs) :], strict=True))
         dtype = max((value for value, _ in used), key=lambda value: value.itemsize).dtype if used else "float32"
         devices = math.prod(self.mesh.sizes[a] for axes in assigned for a in axes)
-        seconds = sum(self.cost.communication_s(steps, False) for _, steps in self.halo_steps(op, assigned))
+        seconds = sum(self.cost.communication_s(halo.steps, False) for halo in self.halo_steps(op, assigned))
         seconds += self.cost.compute_s(op.flops / devices, moved, op.unit, dtype)
         return Way(assigned, passed, needs, made, seconds, parts, devices)
 
-    def halo_steps(self, op: Op, assigned: tuple[Axes, ...]) -> list[tuple[int, tuple[Collective, ...]]]:
-        """What each windowed operand's shards get from their neighbours: a permute from each side."""
-        rule = op.rule
+    def fetches(self, op: Op, assigned: tuple[Axes, ...]) -> tuple[Fetch, ...] | None:
+        """What a windowed op fetches from other devices; None where it cannot be computed with these axes."""
+        rule, values = op.rule, self.program.values
         assert rule is not None
-        values = [*op.operands, *op.results]
+        pieces = tuple(math.prod(self.mesh.sizes[a] for a in axes) for axes in assigned)
+        key = (self.structure.alike[op.id], pieces)
+        if key not in self._fetched:
+            shapes = [values[v].shape if v >= 0 else () for v in (*op.operands, *op.results)]
+            self._fetched[key] = fetches(op.kind, rule, shapes, pieces)
+        return self._fetched[key]
+
+    def halo_steps(self, op: Op, assigned: tuple[Axes, ...]) -> list[Halo]:
+        """The permutes of each windowed operand. A second windowed dimension exchanges what the first has made wider. Of a
+        collective that the program states itself, in a ``shard_map``, that one."""
+        rule = op.rule
+        if op.kind in MANUAL:
+            return self._manual(op)
+        if rule is None or not rule.windows:
+            return []
+        own: dict[int, list[Fetch]] = {}
+        for fetch in self.fetches(op, assigned) or ():
+            own.setdefault(fetch.operand, []).append(fetch)
         found = []
-        for window in rule.windows:
-            axes = assigned[window.factor]
-            # Between two operands (a weight's gradient) it is the one looked into that moves.
-            operand, other = (window.of, window.by) if window.of < len(op.operands) else (window.by, window.of)
-            if not axes or operand >= len(op.operands):
-                continue
-            sizes = [self._windowed_size(rule, t, window.factor, values[t]) for t in (operand, other)]
-            pieces = math.prod(self.mesh.sizes[a] for a in axes)
-            widths = halo_widths(window, pieces, *sizes, operand == window.of)
-            held = tensor_sharding(rule.operand_majors[operand], assigned).shards(self.mesh)
-            row = self.program.values[values[operand]].nbytes / held / (sizes[0] // pieces)
-            steps = tuple(Collective(Kind.PERMUTE, axes, w * row, w * row, True) for w in widths if w)
+        for k, fetched in own.items():
+            shards = tensor_sharding(rule.operand_majors[k], assigned).shards(self.mesh)
+            held = self.program.values[op.operands[k]].nbytes / shards
+            steps = []
+            for fetch in fetched:
+                row, axes = held / fetch.block, assigned[fetch.factor]
+                steps += [Collective(Kind.PERMUTE, axes, r.length * row, r.length * row, r.near) for r in fetch.rounds]
+                # Of several results, each looks into the operand as it came.
+                held = row * fetch.width if op.kind != "split" else held
             if steps:
-                found.append((operand, steps))
+                found.append(Halo(k, tuple(fetched), tuple(steps)))
         return found
 
-    def _windowed_size(self, rule: Rule, tensor: int, factor: int, value: int) -> int:
-        place = next(d for d, dim in enumerate(rule.tensors[tensor]) if factor in dim)
-        return self.program.values[value].shape[place]
+    def _manual(self, op: Op) -> list[Halo]:
+        names = [n for n in op.attribute("axes", ()) if n in self.mesh.names]
+        axes = tuple(map(self.mesh.index, names))
+        found = []
+        for k, (v, r) in enumerate(zip(op.operands, op.results, strict=True)):
+            sizes = (self.program.values[r if v < 0 else v].nbytes, self.program.values[r].nbytes)
+            if axes and max(sizes) > 0:
+                step = Collective(Kind(MANUAL[op.kind]), axes, float(sizes[0]), float(sizes[1]))
+                found.append(Halo(k, (), (step,)))
+        return found
 
 
 def _ordered(axes: Axes, order: Axes | None) -> Iterable[Axes]:

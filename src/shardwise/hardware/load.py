@@ -66,7 +66,6 @@ FIGURES: Final = (
     *(Figure(f"matrix.{t}", 1e6, 1e19, _RATE, required=t == "f32") for t in MATRIX_TYPES),
     Figure("matrix.efficiency", 1e-3, 1, _SHARE),
     Figure("matrix.operand_bytes_per_s", 1e6, 1e16, _FLOW, required=False),
-    Figure("matrix.window", 0, 64, "how many pieces, 0 for none", required=False, whole=True),
     Figure("vector.flops_per_s", 1e6, 1e18, _RATE),
     Figure("vector.transcendentals_per_s", 1e6, 1e18, _RATE),
     Figure("vector.elements_per_s", 1e6, 1e18, "elements per second", required=False),
@@ -270,7 +269,6 @@ def _profile(data: dict[str, Any], leaves: dict[str, Any], path: Path) -> Profil
         matrix_flops_per_s=tuple((t, float(leaves[f"matrix.{t}"])) for t in MATRIX_TYPES if f"matrix.{t}" in leaves),
         matrix_efficiency=float(leaves["matrix.efficiency"]),
         matrix_tile=(rows, columns, depth),
-        matrix_window=int(leaves.get("matrix.window", 0)),
         vector_flops_per_s=float(leaves["vector.flops_per_s"]),
         transcendentals_per_s=float(leaves["vector.transcendentals_per_s"]),
         # Where nothing is known a pass costs an operation an element.

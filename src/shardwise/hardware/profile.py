@@ -77,7 +77,6 @@ class Profile:
     matrix_flops_per_s: tuple[tuple[str, float], ...]
     matrix_efficiency: float
     matrix_tile: tuple[int, int, int]
-    matrix_window: int
     vector_flops_per_s: float
     transcendentals_per_s: float
     elements_per_s: float
@@ -165,7 +164,6 @@ class Profile:
                 "flops_per_s": dict(self.matrix_flops_per_s),
                 "efficiency": self.matrix_efficiency,
                 "tile": list(self.matrix_tile),
-                "window": self.matrix_window,
                 **({"operand_bytes_per_s": rate} if math.isfinite(rate := self.operand_bytes_per_s) else {}),
             },
             "vector": {

@@ -16,11 +16,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from shardwise.errors import RuleError
 from shardwise.ir.rule import REDUCERS, Factor, Kind, Rule, Tensor, check_rule, letter
 
 _FACTOR = re.compile(r"[A-Za-z_][A-Za-z_0-9]*$")
+
+
+class RuleText(NamedTuple):
+    """A rule as it is written: the factor names of every dimension of every tensor, the kinds and the sizes it states."""
+
+    operands: list[list[list[str]]]
+    results: list[list[list[str]]]
+    kinds: dict[str, tuple[Kind, str]]
+    sizes: dict[str, int]
+
+
+def read_rule(text: str) -> RuleText:
+    """Reads a rule in the notation above without shapes, so that only its syntax is checked.
+
+    >>> read_rule("(i,k),(k,j)->(i,j); sum k").results
+    [[['i'], ['j']]]
+    """
+    head, *clauses = [part.strip() for part in text.split(";")]
+    if head.count("->") != 1:
+        raise RuleError(f"rule {text!r}: expected exactly one '->' between operands and results")
+    left, right = (_tensors(side, text) for side in head.split("->"))
+    stated = [c for c in clauses if c.startswith("sizes ")]
+    kinds = _clauses([c for c in clauses if c not in stated], text)
+    return RuleText(left, right, kinds, _stated_sizes(stated, text))
 
 
 def parse_rule(text: str, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> Rule:
@@ -29,10 +54,7 @@ def parse_rule(text: str, operands: Sequence[tuple[int, ...]], results: Sequence
     >>> print(parse_rule("(i,k),(k,j)->(i,j); sum k", [(8, 4), (4, 6)], [(8, 6)]))
     (i,j),(j,k)->(i,k); sum j
     """
-    head, *clauses = [part.strip() for part in text.split(";")]
-    if head.count("->") != 1:
-        raise RuleError(f"rule {text!r}: expected exactly one '->' between operands and results")
-    left, right = (_tensors(side, text) for side in head.split("->"))
+    left, right, kinds, stated = read_rule(text)
     if len(left) != len(operands) or len(right) != len(results):
         raise RuleError(
             f"rule {text!r} is for {len(left)} operands and {len(right)} results; "
@@ -40,8 +62,6 @@ def parse_rule(text: str, operands: Sequence[tuple[int, ...]], results: Sequence
         )
     shapes = [*operands, *results]
     dims = [_expand(names, shape, text) for names, shape in zip(left + right, shapes, strict=True)]
-    stated = _stated_sizes([c for c in clauses if c.startswith("sizes ")], text)
-    kinds = _clauses([c for c in clauses if not c.startswith("sizes ")], text)
     sizes = _sizes(dims, shapes, stated, text)
     order = {
         name: i

@@ -20,6 +20,14 @@ import numpy as np
 
 from shardwise.ir.rule import Rule
 
+#: Collectives that a program may state itself, in a ``shard_map``, and what they are called in compiled programs.
+MANUAL: Final = {
+    **dict.fromkeys(("psum", "psum_invariant", "pmax", "pmin"), "all-reduce"),
+    **dict.fromkeys(("all_gather", "all_gather_invariant"), "all-gather"),
+    "reduce_scatter": "reduce-scatter",
+    "all_to_all": "all-to-all",
+    "ppermute": "collective-permute",
+}
 #: Mesh axes by dimension, major first; None for a dimension that is left open. Missing trailing dimensions are whole.
 Spec = tuple[tuple[str, ...] | None, ...]
 
@@ -216,6 +224,13 @@ class Program:
     def definitions(self) -> Mapping[int, tuple[int, int]]:
         """For every value the op that defines it and the number of the result."""
         return {v: (op.id, k) for op in self.ops if op.rule is not None for k, v in enumerate(op.results)}
+
+    @cached_property
+    def home(self) -> Mapping[int, int]:
+        """For every value the region that it lives in."""
+        return {v: op.region for op in self.ops if op.rule is not None for v in op.results} | {
+            v: region.id for region in self.regions for v in region.inputs if v >= 0
+        }
 
     @cached_property
     def paths(self) -> Mapping[str, int]:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.cost.predict import read_predicted
+from shardwise.cost.sharded import read_sharded
 from shardwise.errors import MeshError, PlanError
 from shardwise.hardware.mesh import MeshAxes, spec_problems
 from shardwise.plans.choices import read_choices
 from shardwise.plans.colors import read_colors
-from shardwise.plans.plan import SCHEMA, ArrayPlan, Plan, PredictedCollective, StatedConstraint
+from shardwise.plans.plan import SCHEMA, ArrayPlan, Plan, PredictedCollective
 from shardwise.plans.search_log import read_search
 from shardwise.plans.variant import read_variant
 
@@ -57,7 +58,6 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
         "placement": tuple(reader.texts("placement")),
         "arguments": reader.rows("arguments", _array),
         "outputs": reader.rows("outputs", _array),
-        "constraints": reader.rows("constraints", _constraint),
         "collectives": reader.rows("collectives", _collective),
     }
     try:
@@ -80,6 +80,10 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
         made["variant"] = read_variant(data["variant"], [a.path for a in made["arguments"]])
     except (KeyError, TypeError, ValueError) as error:
         problems.append(f"variant: {type(error).__name__} {error}")
+    try:
+        made["sharded"] = read_sharded(data["sharded"], mesh) if mesh is not None else None
+    except (KeyError, TypeError, ValueError) as error:
+        problems.append(f"sharded: {type(error).__name__} {error}")
     order = data.get("device_order")
     if not isinstance(order, list) or (order and sorted(map(str, order)) != sorted(map(str, range(len(order))))):
         problems.append("device_order: expected every device once, by number")
@@ -92,7 +96,7 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
         problems.append("versions: expected a mapping of texts")
         versions = {}
     if not problems and mesh is not None:
-        for array in (*made["arguments"], *made["outputs"], *made["constraints"]):
+        for array in (*made["arguments"], *made["outputs"]):
             problems += spec_problems(getattr(array, "path", ""), array.shape, array.spec, mesh)
     if problems or mesh is None:
         shown = problems[:12] + ([f"and {len(problems) - 12} more"] if len(problems) > 12 else [])
@@ -157,18 +161,6 @@ def _array(row: dict[str, Any]) -> ArrayPlan:
     colors = tuple(int(c) for c in row["colors"])
     figures = _shape(row["shape"]), str(row["dtype"]), _spec(row["spec"]), bool(row["donated"]), colors
     return ArrayPlan(str(row["path"]), *figures)
-
-
-def _constraint(row: dict[str, Any]) -> StatedConstraint:
-    return StatedConstraint(
-        str(row["place"]),
-        int(row["number"]),
-        int(row["index"]),
-        str(row["op"]),
-        str(row["source"]),
-        _shape(row["shape"]),
-        _spec(row["spec"]),
-    )
 
 
 def _collective(row: dict[str, Any]) -> PredictedCollective:

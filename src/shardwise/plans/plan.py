@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardwise.cost.decisions import Decision
 from shardwise.cost.predict import Predicted
+from shardwise.cost.sharded import ShardedProgram
 from shardwise.errors import PlanError
 from shardwise.files import write_whole
 from shardwise.hardware.mesh import MeshAxes
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from shardwise.report.logical import Rules
     from shardwise.rewrite.what_if import Effect, WhatIf
 
-SCHEMA: Final = 6
+SCHEMA: Final = 7
 
 #: Mesh axes by dimension, major first.
 Spec = tuple[tuple[str, ...], ...]
@@ -86,7 +87,7 @@ class Plan:
     ``placement`` says on which links each mesh axis lies, and ``device_order`` has the numbers of the devices in the mesh's
     shape, where a topology was given. ``search`` says how the plan was found, where it was. ``variant`` is what the function is
     turned into first; the plan is one of the result, with the function's own arguments and outputs. ``colors`` is what there
-    was to decide.
+    was to decide. ``sharded`` is how every op of the program is computed, as the device-local program has it.
 
     The examples of its methods go on from here:
 
@@ -109,7 +110,7 @@ class Plan:
     mesh: MeshAxes
     arguments: tuple[ArrayPlan, ...]
     outputs: tuple[ArrayPlan, ...]
-    constraints: tuple[StatedConstraint, ...]
+    sharded: ShardedProgram
     collectives: tuple[PredictedCollective, ...]
     predicted: Predicted
     decisions: tuple[str, ...]
@@ -122,6 +123,7 @@ class Plan:
     colors: ColorGraph = NO_COLORS
     choices: tuple[Decision, ...] = ()
     trees: Any = field(default=None, compare=False, repr=False)
+    jaxpr: Any = field(default=None, compare=False, repr=False)
     asked: Any = field(default=None, compare=False, repr=False)  # the Inquiry, where it was made in this process
 
     def spec(self, path: str) -> Spec:
@@ -155,6 +157,20 @@ class Plan:
             nbytes[c.kind, c.axes] += int(c.nbytes * c.times)
         return {key: (counts[key], float(nbytes[key])) for key in sorted(counts)}
 
+    @cached_property
+    def constraints(self) -> tuple[StatedConstraint, ...]:
+        """The constraints under which XLA's own partitioner arrives at the plan's shardings; they are what ``jit(...,
+        partitioner="xla")`` states, and what ``code`` shows. Empty for a plan that was loaded.
+
+        >>> plan.constraints
+        ()
+        """
+        from shardwise.rewrite.choose import stated_constraints
+
+        if self.asked is None or self.jaxpr is None:
+            return ()
+        return stated_constraints(self.asked.settle(self.choices).lowered, self.jaxpr)
+
     # For people.
 
     def summary(self, width: int = 80) -> str:
@@ -177,6 +193,17 @@ class Plan:
 
         self.spec(path)
         return explain_text(self, path)
+
+    def program(self, width: int = 120) -> str:
+        """The device-local program, which :meth:`jit` executes, as text: every op with the shapes of its blocks, every
+        collective where it runs, and source lines. A plan that was loaded has one after :meth:`bind`.
+
+        >>> print(next(line for line in plan.program(80).splitlines() if line.startswith(">")))
+        > %9.a  f32[64,64]         = psum(%9, data)                              16.4 kB
+        """
+        from shardwise.report.program_text import program_text
+
+        return program_text(self.inquiry.analysis.program, self.sharded, width)
 
     def diff(self, other: Plan) -> str:
         """What differs between two plans: decisions, specs, bytes moved.
@@ -385,10 +412,15 @@ class Plan:
         leaves = [to_partition_spec(a.spec) if mesh is None else named_sharding(a, mesh) for a in arrays]
         return self._trees()[which].unflatten(leaves)
 
-    def jit(self, fn: Any, mesh: Any = None, **options: Any) -> Any:
+    def jit(self, fn: Any, mesh: Any = None, partitioner: str = "shardwise", **options: Any) -> Any:
         """``fn`` computed as planned, under ordinary ``jax.jit``, on the given mesh or on the devices that are there.
 
-        ``options`` are ``static_argnums``, ``static_argnames``; donation is the plan's.
+        Args:
+          fn: the function that was planned.
+          mesh: a real mesh with the plan's axes.
+          partitioner: ``"shardwise"`` runs the device-local program that the plan describes, collective by collective.
+            ``"xla"`` states the plan's shardings as constraints, and leaves the rest to XLA's partitioner.
+          options: ``static_argnums``, ``static_argnames``; donation is the plan's.
 
         >>> one.jit(step)(jax.numpy.ones((64, 64)), jax.numpy.ones((4096, 64))).shape
         (64, 64)
@@ -398,10 +430,10 @@ class Plan:
 
         mesh = make_mesh(self.mesh, order=self.device_order) if mesh is None else mesh
         check_mesh(self, mesh)
-        return PlannedFunction(self, fn, mesh, JitOptions(**options))
+        return PlannedFunction(self, fn, mesh, JitOptions(**options), partitioner)
 
     def apply(self, fn: Any, mesh: Any = None, **options: Any) -> Any:
-        """``fn`` with the plan's constraints inside, to be given to a ``jax.jit`` of your own.
+        """``fn`` computed as planned, to be given to a ``jax.jit`` of your own. ``options`` are those of :meth:`jit`.
 
         >>> jax.jit(one.apply(step))(jax.numpy.ones((64, 64)), jax.numpy.ones((4096, 64))).shape
         (64, 64)
@@ -434,7 +466,7 @@ class Plan:
             "predicted": self.predicted.to_json(),
             "arguments": [asdict(a) for a in self.arguments],
             "outputs": [asdict(a) for a in self.outputs],
-            "constraints": [asdict(c) for c in self.constraints],
+            "sharded": self.sharded.to_json(),
             "collectives": [asdict(c) for c in self.collectives],
         }
         return json.dumps(data, indent=1, ensure_ascii=False) + "\n"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardwise.cost.predict import PARTS
 from shardwise.report.plan_text import spec_text
+from shardwise.report.program_text import listing_data
 from shardwise.report.summary import decided
 from shardwise.report.units import si
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 SCHEMA: Final = 1
 #: A curve has no more points than a wide screen can show.
 _POINTS: Final = 800
+#: Lines of the device-local program that are shown.
+_MOST_LINES: Final = 4000
 #: Characters of a source line that are shown.
 _MOST_TEXT: Final = 160
 
@@ -46,13 +49,13 @@ def report_data(plan: Plan) -> dict[str, Any]:
         "sharded": [{"what": what, "axes": axes} for what, axes in sharded.items()],
         "decisions": rest,
         "notes": list(plan.notes),
-        "constraints": len(plan.constraints),
         "predicted": p.to_json() | {"fits": p.fits},
         "arrays": [
             *(_array(plan, a, "argument") for a in plan.arguments),
             *(_array(plan, a, "output") for a in plan.outputs),
         ],
         "lines": lines(plan),
+        "program": _program(plan),
         "curve": _curve(p.curve),
         "breakdown": _breakdown(p),
         "colors": _colors(plan),
@@ -116,6 +119,13 @@ def lines(plan: Plan) -> list[dict[str, Any]]:
         for source, parts in by_line.items()
     ]
     return sorted(made, key=_largest)
+
+
+def _program(plan: Plan) -> dict[str, Any] | None:
+    """The device-local program, of a plan that knows its program."""
+    if plan.asked is None:
+        return None
+    return listing_data(plan.asked.analysis.program, plan.sharded, _MOST_LINES)
 
 
 def _texts(plan: Plan) -> dict[str, str]:

@@ -30,6 +30,7 @@ TABS: Final = (
     Tab("summary", "Summary"),
     Tab("plan", "Plan"),
     Tab("program", "Program"),
+    Tab("local", "Device program", lambda data: data["program"] is not None),
     Tab("memory", "Memory"),
     Tab("time", "Time"),
     Tab("mesh", "Mesh"),

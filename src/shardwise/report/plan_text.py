@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from shardwise.cost.decisions import Pin, Shard
 from shardwise.report.page import Page, table
+from shardwise.report.program_text import laid_out, touching
 from shardwise.report.summary import print_origin
 from shardwise.report.units import binary, plural, seconds, si
+from shardwise.spmd.text import program_lines
 
 if TYPE_CHECKING:
     from shardwise.plans.plan import ArrayPlan, Plan, Spec
+
+#: Lines of the device-local program that are shown for one argument or output.
+_MOST_LINES: Final = 12
 
 
 def spec_text(array: ArrayPlan) -> str:
@@ -48,7 +54,18 @@ def explain_text(plan: Plan, path: str) -> str:
         lines.append(f"  {c.kind} over {'·'.join(c.axes)}, {size}, for {c.op} at {c.source}")
     if not moved:
         lines.append("  nothing moves for it, neither itself nor a cast or another view of it")
+    if plan.asked is not None:
+        lines += ["  in the device-local program:", *_local_lines(plan, path)]
     return "\n".join(lines) + "\n"
+
+
+def _local_lines(plan: Plan, path: str) -> list[str]:
+    """The first lines of the device-local program that are about an argument or output."""
+    program = plan.inquiry.analysis.program
+    found = touching(program, program_lines(program, plan.sharded), path)
+    rows = laid_out([replace(line, depth=0) for line in found[:_MOST_LINES]], 80 - 4)
+    lines = [f"    {text}" for row in rows for text in row.splitlines()]
+    return lines + ([f"    and {plural(len(found) - _MOST_LINES, 'line')} more"] if len(found) > _MOST_LINES else [])
 
 
 def _reasons(plan: Plan, array: ArrayPlan) -> list[str]:
@@ -162,11 +179,6 @@ def plan_text(plan: Plan, width: int = 80) -> str:
     for array in plan.arguments:
         rows.add_row(array.path, spec_text(array))
     page.print(rows)
-    page.print(f"\n{plural(len(plan.constraints), 'constraint')} inside the program")
-    for c in plan.constraints:
-        dims = ", ".join("·".join(axes) or "-" for axes in c.spec)
-        where = f"{c.op} at {c.source}" + {"used": f", operand {c.index}", "computed": ", as computed"}.get(c.place, "")
-        page.print(f"  {where}: [{dims}]")
     page.print("\nCollectives a step, one device\n")
     moved = table(("kind", "left"), ("axes", "left"), ("count", "right"), ("bytes", "right"))
     for (kind, axes), (count, nbytes) in plan.moved().items():

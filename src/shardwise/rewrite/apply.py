@@ -1,11 +1,12 @@
-"""A planned function: the original one, its jaxpr run again with the plan's constraints, under ordinary ``jax.jit``."""
+"""A planned function under ordinary ``jax.jit``: the device-local program of its plan, or the original program with the plan's
+constraints for XLA's partitioner."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
@@ -14,16 +15,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, Traced
-from shardwise.cost.sharding import Sharding
-from shardwise.cost.stated import Place
-from shardwise.errors import PlanError
+from shardwise.errors import PlanError, SpmdError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Program
 from shardwise.plans.plan import ArrayPlan, Plan, Spec
+from shardwise.rewrite.choose import choose_constraints
 from shardwise.rewrite.fingerprint import check_version
 from shardwise.rewrite.interpret import Interpreter
+from shardwise.rewrite.relower import relowered
 from shardwise.rewrite.shardy import Constrain
 from shardwise.rewrite.variants import trace_variant
+from shardwise.spmd.program import LocalProgram, check_expressible
 
 
 def to_partition_spec(spec: Spec) -> PartitionSpec:
@@ -96,25 +98,51 @@ def make_mesh(axes: MeshAxes, devices: Sequence[Any] | None = None, order: Seque
     return jax.make_mesh(axes.sizes, axes.names, axis_types=kinds, devices=there[: axes.devices])
 
 
-class Applied:
-    """One function under a plan on a mesh, as a function of flat arrays."""
+#: What executes a plan: our device-local program, or XLA's partitioner, which is asked by constraints.
+PARTITIONERS: Final = ("shardwise", "xla")
 
-    def __init__(self, plan: Plan, traced: Traced, program: Program, mesh: Any):
+
+class Applied:
+    """One function under a plan on a mesh, as a function of flat arrays. ``reason`` says why XLA's partitioner executes it
+    where it was not asked for."""
+
+    def __init__(self, plan: Plan, traced: Traced, program: Program, mesh: Any, partitioner: str = "shardwise"):
         check_version(plan, program)
-        stated = {
-            Place(c.place, c.number, c.index): Sharding(
-                tuple(tuple(plan.mesh.index(a) for a in axes) for axes in c.spec)
-            )
-            for c in plan.constraints
-        }
-        self._visitor = Constrain(stated, mesh, plan.mesh)
-        self.program, self._jaxpr = program, traced.jaxpr
+        self.program, self.mesh, self.reason = program, mesh, ""
         self.in_shardings = [named_sharding(a, mesh) for a in plan.arguments]
         self.out_shardings = [named_sharding(a, mesh) for a in plan.outputs]
         self.donated = tuple(k for k, a in enumerate(plan.arguments) if a.donated)
+        self._plan, self._traced = plan, traced
+        if partitioner == "shardwise":
+            try:
+                check_expressible(program)
+            except SpmdError as error:
+                self.reason, partitioner = str(error), "xla"
+        self.partitioner = partitioner
+        self._run = self._explicit() if partitioner == "shardwise" else self._constrained()
 
     def __call__(self, *arrays: Any) -> list[Any]:
-        return Interpreter(self.program, self._visitor).run(self._jaxpr, arrays)
+        return self._run(*arrays)
+
+    def _explicit(self) -> Callable[..., list[Any]]:
+        """The device-local program on every device."""
+        local = LocalProgram(self.program, self._plan.sharded, self._traced.jaxpr)
+        specs = [tuple(s.spec for s in shardings) for shardings in (self.in_shardings, self.out_shardings)]
+        run: Callable[..., tuple[Any, ...]] = jax.shard_map(
+            lambda *blocks: tuple(local(*blocks)),
+            mesh=self.mesh,
+            in_specs=specs[0],
+            out_specs=specs[1],
+            check_vma=False,
+        )
+        return lambda *arrays: list(run(*arrays))
+
+    def _constrained(self) -> Callable[..., list[Any]]:
+        """The original program with constraints, which XLA's partitioner reads."""
+        plan, jaxpr = self._plan, self._traced.jaxpr
+        lowered = relowered(plan, self.program)
+        visitor = Constrain(choose_constraints(lowered, jaxpr).constraints, self.mesh, plan.mesh)
+        return lambda *arrays: Interpreter(self.program, visitor).run(jaxpr, arrays)
 
     def jitted(self, donate: bool = True, run: Callable[..., Any] | None = None) -> Any:
         """``jax.jit`` of this function, or of another one of the same arrays, with the plan's shardings."""
@@ -134,8 +162,12 @@ class PlannedFunction:
     part of a type); the plan holds for both if they lead to the same program.
     """
 
-    def __init__(self, plan: Plan, fn: Callable[..., Any], mesh: Any, options: JitOptions):
-        self.plan, self.mesh = plan, mesh
+    def __init__(
+        self, plan: Plan, fn: Callable[..., Any], mesh: Any, options: JitOptions, partitioner: str = "shardwise"
+    ):
+        if partitioner not in PARTITIONERS:
+            raise PlanError(f"partitioner is one of {', '.join(map(repr, PARTITIONERS))}, not {partitioner!r}")
+        self.plan, self.mesh, self.partitioner = plan, mesh, partitioner
         self._fn, self._options = fn, options
         self._static = static_split(fn, options)
         self._known: dict[Any, _Call] = {}
@@ -174,10 +206,11 @@ class PlannedFunction:
         known = self._find(flat)
         return known.outputs.unflatten(known.run(*flat.leaves))
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """``jax.jit``'s ``lower``, on the flat function."""
+    def lower(self, *args: Any, **kwargs: Any) -> LoweredCall:
+        """As ``jax.jit``'s ``lower``: what is compiled is called with arguments of the same structure."""
         flat = self._flat(args, kwargs)
-        return self._find(flat).jitted.lower(*flat.leaves)
+        known = self._find(flat)
+        return LoweredCall(known.jitted.lower(*flat.leaves), self, known.outputs)
 
     def _find(self, flat: Flat) -> _Call:
         known = self._known.get((flat.tree, flat.static))
@@ -186,6 +219,32 @@ class PlannedFunction:
             known.applied(flat.leaves)
             self._known[flat.tree, flat.static] = known
         return known
+
+
+class LoweredCall:
+    """``jax.stages.Lowered`` of a planned function; :meth:`compile` gives a call with the function's own structure."""
+
+    def __init__(self, lowered: Any, planned: PlannedFunction, outputs: Any):
+        self._lowered, self._planned, self._outputs = lowered, planned, outputs
+
+    def compile(self, *args: Any, **kwargs: Any) -> CompiledCall:
+        return CompiledCall(self._lowered.compile(*args, **kwargs), self._planned, self._outputs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lowered, name)
+
+
+class CompiledCall:
+    """``jax.stages.Compiled`` of a planned function, called with arguments as the function itself."""
+
+    def __init__(self, compiled: Any, planned: PlannedFunction, outputs: Any):
+        self._compiled, self._planned, self._outputs = compiled, planned, outputs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._outputs.unflatten(self._compiled(*self._planned._flat(args, kwargs).leaves))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiled, name)
 
 
 def _parameters(fn: Callable[..., Any]) -> list[str]:
@@ -232,14 +291,32 @@ class _Call:
             kwargs |= {k: v for k, v in self._static.items() if isinstance(k, str)}
             planned = self._planned
             traced = trace_variant(planned._fn, tuple(args), kwargs, planned._options, planned.plan.variant)
-            made = self._known[types] = Applied(planned.plan, traced, lower(traced), planned.mesh)
+            made = self._known[types] = Applied(planned.plan, traced, lower(traced), planned.mesh, planned.partitioner)
             self.outputs = traced.outputs
             self.jitted = self.jitted or made.jitted(run=self.run)
         return self._known[types]
 
     def run(self, *arrays: Any) -> list[Any]:
         """Called by ``jax.jit`` once for each combination of types: a shape that is not the plan's is found here."""
-        return self.applied(arrays)(*arrays)
+        found: list[Any] = _not_differentiated(self.applied(arrays), self._planned.plan.function)(*arrays)
+        return found
+
+
+def _not_differentiated(run: Callable[..., Any], name: str) -> Any:
+    """A function that refuses to be differentiated: it was traced already, and with it what gradients it has of its own."""
+
+    @jax.custom_jvp
+    def planned(*arrays: Any) -> Any:
+        return run(*arrays)
+
+    @planned.defjvp
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise PlanError(
+            f"{name} was planned as it is, and its gradient is another program: plan the step that takes the gradient, as in "
+            f"shardwise.plan(jax.grad({name}), ...), or the whole training step"
+        )
+
+    return planned
 
 
 def array_type(leaf: Any) -> Any:

@@ -15,10 +15,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
+from shardwise.capture.jax_internals import AGAIN
 from shardwise.cost.faults import CONVOLUTION, PAD, failing_pads
 from shardwise.cost.lowering import Lowered
 from shardwise.cost.sharding import Sharding, result_sharding
 from shardwise.cost.stated import Place, stated_computations
+from shardwise.plans.plan import StatedConstraint
 from shardwise.rewrite.shardy import Constraints, Dims, Propagation
 
 #: Rounds that add a single constraint, and rounds at most.
@@ -152,3 +154,19 @@ def _differing(lowered: Lowered, found: dict[int, Dims]) -> list[int]:
 
     differing = [v for v, dims in sorted(found.items()) if not actual[v].partial and dims != actual[v].dims]
     return [v for v in differing if not uneven(v, found[v])]
+
+
+def stated_constraints(lowered: Lowered, jaxpr: Any) -> tuple[StatedConstraint, ...]:
+    """The constraints that a lowered state needs under XLA's partitioner, each with the line it belongs to."""
+    program, mesh = lowered.program, lowered.mesh
+    found = []
+    for place, sharding in sorted(choose_constraints(lowered, jaxpr).constraints.items()):
+        stored = place.place == "stored"
+        op = program.ops[program.definitions[place.number][0] if stored else place.number]
+        value = place.number if stored else (op.operands if place.place == "used" else op.results)[place.index]
+        source = program.source_of(op)
+        backward = " (backward)" if "transpose(" in source.names or AGAIN in source.names else ""
+        where = f"{source}{backward}", program.values[value].shape
+        spec = tuple(tuple(mesh.names[a] for a in axes) for axes in sharding.dims)
+        found.append(StatedConstraint(place.place, place.number, place.index, op.kind, *where, spec))
+    return tuple(found)

@@ -27,7 +27,7 @@ from shardwise.search.bounds import finest, peak_bound
 from shardwise.search.front import thinned
 from shardwise.search.mesh import RACE_S, OpenMesh, Race, cuts, meshes, race
 from shardwise.search.result import Budget, Ended
-from shardwise.tactics.pins import make_pins
+from shardwise.tactics.pins import make_pins, stated_shards
 from shardwise.tactics.strategies import Auto
 from shardwise.tactics.tactic import Context, Tactic
 
@@ -100,7 +100,7 @@ def decide(context: Context, tactics: Sequence[Tactic], first: Sequence[Decision
 def decide_asked(analysis: Analysis, asked: Asked) -> tuple[Decided, SearchLog | None]:
     """What a person asked for, decided; and how it was searched for, where it was."""
     placed, open_ = _placed(asked)
-    _check_manual_axes(analysis.program, {name for p in placed for name in p.mesh.names})
+    _check_manual_axes(analysis.program, [p.mesh for p in placed])
     if open_:
         return _raced(analysis, asked, placed)
     journal = Journal(asked.search, Purse(asked.search.budget()))
@@ -108,16 +108,28 @@ def decide_asked(analysis: Analysis, asked: Asked) -> tuple[Decided, SearchLog |
     return made, _log(journal, made, made.ended, ()) if made.ended else None
 
 
-def _check_manual_axes(program: Program, names: set[str]) -> None:
-    """A ``shard_map`` keeps its own mesh axes, which must be there."""
+def _check_manual_axes(program: Program, meshes: Sequence[MeshAxes]) -> None:
+    """A ``shard_map`` keeps its own mesh axes, which must be there, as large as it has them."""
     for op in program.ops:
-        specs = (*op.attribute("in_specs", ()), *op.attribute("out_specs", ()))
-        wanted = {axis for spec in specs for axes in spec for axis in axes or ()} - names
-        if wanted:
-            listed, had = ", ".join(sorted(wanted)), ", ".join(sorted(names))
+        if op.kind not in ("shard_map.input", "shard_map.output"):
+            continue
+        used = {axis for axes in op.attribute("axes") for axis in axes}
+        sizes = {name: size for name, size in op.attribute("mesh") if name in used}
+        had = {name for mesh in meshes for name in mesh.names}
+        if sizes.keys() - had:
+            listed, known = ", ".join(sorted(sizes.keys() - had)), ", ".join(sorted(had))
+            first = sorted(sizes.keys() - had)[0]
             raise MeshError(
                 f"the shard_map at {program.source_of(op)} runs over the mesh axes {listed}, and the mesh of the plan has "
-                f"{had}: name them alike, as in mesh={{{sorted(wanted)[0]!r}: 4}}"
+                f"{known}: name them alike, as in mesh={{{first!r}: {sizes[first]}}}"
+            )
+        if not any(
+            all(dict(zip(m.names, m.sizes, strict=True)).get(n) == size for n, size in sizes.items()) for m in meshes
+        ):
+            name = next(iter(sizes))
+            raise MeshError(
+                f"the shard_map at {program.source_of(op)} has {sizes[name]} devices on {name}, and the plan's mesh has "
+                "another number: its body was traced for blocks of that size"
             )
 
 
@@ -164,7 +176,8 @@ class _Tactics:
 
     def __init__(self, analysis: Analysis, placed: Placement, asked: Asked, journal: Journal):
         self.cost = HardwareCost(placed)
-        self._pins = make_pins(analysis, placed.mesh, asked.pins or {})
+        pins = make_pins(analysis, placed.mesh, asked.pins or {})
+        self._first: tuple[Decision, ...] = (*pins, *stated_shards(analysis, placed.mesh))
         self._tactics = asked.tactics
         self._searches = sum(isinstance(t, Auto) for t in asked.tactics)
         roles = {role: (p,) if isinstance(p, str) else tuple(p) for role, p in (asked.roles or {}).items()}
@@ -174,7 +187,7 @@ class _Tactics:
     def run(self, budget: Budget, compare: bool, method: str | None = None) -> Decided:
         """``compare``: whether the whole cost is asked for, to compare meshes."""
         self._searcher.begin(budget, self._searches, method)
-        decisions = tuple(decide(self._context, self._tactics, self._pins))
+        decisions = tuple(decide(self._context, self._tactics, self._first))
         done = self._searcher.done
         total = None
         if len(done) == self._searches > 0 and isinstance(self._tactics[-1], Auto):

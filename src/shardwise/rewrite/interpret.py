@@ -12,11 +12,9 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from shardwise.capture import control
 from shardwise.capture import jax_internals as internals
-from shardwise.capture.expand import implementation
+from shardwise.capture.replay import Replay, called, solve_operands
 from shardwise.ir.program import Op, Program
-from shardwise.rules.registry import is_known
 
 
 class Visitor(Protocol):
@@ -43,14 +41,7 @@ class Interpreter:
     def __init__(self, program: Program, visitor: Visitor):
         self.program = program
         self.visitor = visitor
-        self._ops: dict[tuple[int, int], list[Op]] = {}
-        linked = {k for op in program.ops for k in op.links}
-        for op in program.ops:
-            if op.equation >= 0 and op.id not in linked:
-                self._ops.setdefault((op.scope, op.equation), []).append(op)
-        self._scopes = {
-            (s.parent, s.equation, s.name if s.kind in control.LOWERINGS else ""): s.id for s in program.scopes
-        }
+        self._replay = Replay(program)
 
     def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
         """Runs the whole program's jaxpr on arrays or tracers."""
@@ -71,23 +62,23 @@ class Interpreter:
 
     def _equation(self, equation: Any, arrays: list[Any], scope: int, number: int) -> list[Any]:
         name = equation.primitive.name
-        ops = self._ops.get((scope, number), [])
+        ops = self._replay.ops(scope, number)
         if name in _REBUILD:
             return self._rebuild(equation, arrays, scope, number, ops)
+        if name == "shard_map":  # keeps its own mesh and specs
+            made = {op.attribute("position"): op.results[0] for op in ops if op.kind == "shard_map.output"}
+            results = internals.bind(equation, arrays)
+            return [self.visitor.defined(made[k], r) if k in made else r for k, r in enumerate(results)]
         if name == "custom_linear_solve":
-            lengths = equation.params["const_lengths"]
-            start = lengths.matvec + lengths.vecmat
-            chosen = [*arrays[start : start + lengths.solve], *arrays[sum(lengths) :]]
-            return self._inline(equation.params["jaxprs"].solve, chosen, self._scopes[scope, number, "solve"])
-        jaxpr = internals.inner_jaxpr(equation)
-        if jaxpr is None and not is_known(name):
-            jaxpr = implementation(equation)
+            chosen = solve_operands(equation, arrays)
+            return self._inline(equation.params["jaxprs"].solve, chosen, self._replay.inner(scope, number, "solve"))
+        jaxpr = called(equation)
         if jaxpr is not None and name in internals.REMAT:
-            inner = self._scopes[scope, number, ""]
+            inner = self._replay.inner(scope, number)
             rebuilt = internals.retrace(lambda *xs: self._inline(jaxpr, xs, inner), jaxpr)
             return internals.bind(equation, arrays, {"jaxpr": internals.open_jaxpr(rebuilt)})
         if jaxpr is not None:
-            return self._inline(jaxpr, arrays, self._scopes[scope, number, ""])
+            return self._inline(jaxpr, arrays, self._replay.inner(scope, number))
         return self._plain(equation, arrays, ops)
 
     def _inline(self, jaxpr: Any, arrays: Sequence[Any], scope: int) -> list[Any]:
@@ -128,7 +119,7 @@ class Interpreter:
         regions = {self.program.regions[r].kind.split(".", 1)[1]: self.program.regions[r] for r in op.regions}
 
         def body(jaxpr: Any, part: str) -> Any:
-            inner = self._scopes[scope, number, part]
+            inner = self._replay.inner(scope, number, part)
             inputs = regions[part].inputs
 
             def run(*xs: Any) -> list[Any]:

@@ -10,11 +10,11 @@ from typing import Any, Literal
 import jax
 
 import shardwise
-from shardwise.capture.jax_internals import AGAIN
 from shardwise.capture.trace import JitOptions, Traced
 from shardwise.cost.decisions import Decision
 from shardwise.cost.local import HardwareCost
 from shardwise.cost.lowering import Lowered, collectives
+from shardwise.cost.sharded import ShardedProgram
 from shardwise.cost.sharding import Sharding
 from shardwise.cost.storage import VIEWS
 from shardwise.dims.analysis import Analysis
@@ -25,10 +25,9 @@ from shardwise.hardware.topology import Topology
 from shardwise.interruption import interruptible
 from shardwise.ir.program import Program
 from shardwise.plans.colors import color_graph
-from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec, StatedConstraint
+from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec
 from shardwise.plans.search_log import SearchLog, VariantTried
 from shardwise.plans.variant import Variant
-from shardwise.rewrite.choose import choose_constraints
 from shardwise.rewrite.deciding import Asked
 from shardwise.rewrite.fingerprint import fingerprint
 from shardwise.rewrite.inquiry import Inquiry, Settled, decision_words
@@ -247,12 +246,7 @@ def _does_not_fit(settled: Settled, log: SearchLog, asked: Asked, changes: Seque
 def _assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequence[Decision]) -> Plan:
     lowered, small = settled.lowered, settled.small
     analysis, mesh = lowered.analysis, lowered.mesh
-    chosen = choose_constraints(lowered, traced.jaxpr)
     program = analysis.program
-    notes = [*lowered.refused]
-    notes += [
-        f"{program.label(v)} is sharded otherwise by the compiler, in spite of its constraint" for v in chosen.open
-    ]
     donated = {a.value: a.donated for a in program.arguments}
 
     def array(value: int) -> ArrayPlan:
@@ -260,37 +254,25 @@ def _assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Seq
         spec, colors = _spec(lowered.storage[value], mesh), lowered.structure.colors[value]
         return ArrayPlan(v.path, v.shape, v.dtype, spec, donated.get(value, False), colors)
 
-    stated = []
-    for stated_at, sharding in sorted(chosen.constraints.items()):
-        stored = stated_at.place == "stored"
-        op = program.ops[program.definitions[stated_at.number][0] if stored else stated_at.number]
-        value = (
-            stated_at.number if stored else (op.operands if stated_at.place == "used" else op.results)[stated_at.index]
-        )
-        source = program.source_of(op)
-        backward = " (backward)" if "transpose(" in source.names or AGAIN in source.names else ""
-        where = f"{source}{backward}", program.values[value].shape
-        stated.append(
-            StatedConstraint(stated_at.place, stated_at.number, stated_at.index, op.kind, *where, _spec(sharding, mesh))
-        )
     return Plan(
         function=traced.name,
         fingerprint=fingerprint(program),
         mesh=mesh,
         arguments=tuple(array(a.value) for a in program.arguments),
         outputs=tuple(array(v) for v in program.outputs),
-        constraints=tuple(stated),
+        sharded=ShardedProgram.of(lowered),
         collectives=tuple(_predicted(lowered)),
         predicted=settled.predicted,
         decisions=(
             *(decision_words(analysis, d) for d in decisions),
             *(f"{decision_words(analysis, d)}: small, so that gathering costs more than keeping" for d in small),
         ),
-        notes=tuple(notes),
+        notes=lowered.refused,
         versions=(("shardwise", shardwise.__version__), ("jax", jax.__version__)),
         colors=color_graph(analysis, lowered.state),
         choices=tuple(decisions),
         trees=(traced.inputs, traced.outputs),
+        jaxpr=traced.jaxpr,
         asked=inquiry,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions
@@ -12,20 +12,17 @@ from shardwise.cost.decisions import Pin
 from shardwise.cost.local import HardwareCost
 from shardwise.cost.lowering import Lowered
 from shardwise.cost.predict import Predicted
-from shardwise.dims.analysis import analyze_program
 from shardwise.errors import PlanError
-from shardwise.hardware.layout import Placement, place, placements
+from shardwise.hardware.layout import place
 from shardwise.hardware.topology import topology as topology_of
 from shardwise.plans.plan import Plan, Spec
-from shardwise.rewrite.deciding import decide, placement_of
+from shardwise.rewrite.deciding import decide
 from shardwise.rewrite.fingerprint import check_version
 from shardwise.rewrite.inquiry import Inquiry, Roles, decision_words
+from shardwise.rewrite.relower import inquiry_of
 from shardwise.rewrite.variants import trace_variant
 from shardwise.tactics.pins import make_pins
 from shardwise.tactics.tactic import Tactic
-
-#: Placements of a mesh among which that of a loaded plan is looked for.
-_PLACEMENTS: Final = 50
 
 #: Decisions to leave out: by number, from 1 as they are listed, or by words that they contain.
 Which = int | str | Sequence[int | str]
@@ -138,22 +135,16 @@ def bound(
     traced = trace_variant(fn, args, kwargs, options, plan.variant)
     program = lower(traced)
     check_version(plan, program)
-    donated = {a.path: a.donated for a in plan.arguments}
-    arguments = tuple(replace(a, donated=donated[a.path]) for a in program.arguments)
-    analysis = analyze_program(replace(program, arguments=arguments))
-    inquiry = Inquiry.of(analysis, HardwareCost(_placement(plan)), roles)
+    inquiry = inquiry_of(plan, program, roles)
     again, saved = inquiry.settle(plan.choices).predicted, plan.predicted
     same = (again.time_s, again.peak_bytes) == (saved.time_s, saved.peak_bytes)
-    return replace(plan, trees=(traced.inputs, traced.outputs), asked=inquiry, predicted=again if same else saved)
-
-
-def _placement(plan: Plan) -> Placement:
-    """Where a plan was made for, from what is saved of it."""
-    if not plan.placement:
-        return placement_of(plan.mesh, None)
-    where = topology_of(plan.predicted.hardware)
-    found = placements(plan.mesh, where, limit=_PLACEMENTS)
-    return next((p for p in found if p.lines() == plan.placement), place(plan.mesh, where))
+    return replace(
+        plan,
+        trees=(traced.inputs, traced.outputs),
+        jaxpr=traced.jaxpr,
+        asked=inquiry,
+        predicted=again if same else saved,
+    )
 
 
 def _elsewhere(own: Inquiry, topology: str) -> Inquiry:

@@ -24,7 +24,8 @@ CUMULATIVE: Final = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 
 
 def reduce_axes(call: OpCall, reducer: str) -> Rule:
-    """``(i,k)->(i)``; k is the reduced axis. All operands of that rank are reduced together, the rest are initial values."""
+    """``(i,k)->(i)``; k is the reduced axis, blocked where there is no ``reducer``. All operands of that rank are reduced
+    together, the rest are initial values."""
     axes = tuple(call.params["axes" if "axes" in call.params else "dimensions"])
     b = RuleBuilder(call)
     rank = len(call.operands[0])
@@ -34,7 +35,9 @@ def reduce_axes(call: OpCall, reducer: str) -> Rule:
     position = 0
     for d in range(rank):
         places = [(t, d) for t in inputs]
-        if d in axes:
+        if d in axes and not reducer:
+            b.block(places, "the combiner is the program's own")
+        elif d in axes:
             b.reduce(places, reducer)
         else:
             b.add(places + [(call.out(r), position) for r in range(len(call.results))])
@@ -47,8 +50,8 @@ def simple_reducer(reducer: str) -> Callable[[OpCall], Rule]:
 
 
 def generic_reduce(call: OpCall) -> Rule:
-    """``lax.reduce`` with a combiner of the user's: parts are combined by the same combiner."""
-    return reduce_axes(call, "custom")
+    """``lax.reduce`` with a combiner of the user's: no collective computes it, so that the reduced axes are whole."""
+    return reduce_axes(call, "")
 
 
 def cumulative(call: OpCall) -> Rule:

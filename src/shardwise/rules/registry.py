@@ -15,8 +15,10 @@ from shardwise.errors import RuleError
 from shardwise.ir.notation import parse_rule
 from shardwise.ir.rule import Rule, check_rule
 from shardwise.rules import contraction, indexing, reduction, shape, transforms
+from shardwise.rules.attention import fused_attention
 from shardwise.rules.call import OpCall, opaque, passing, pointwise
 from shardwise.rules.elementwise import ELEMENTWISE, PASSING
+from shardwise.rules.kernels import pallas_rule
 from shardwise.rules.tables import LINEAR_ALGEBRA, RANDOM
 
 RuleFunction = Callable[[OpCall], Rule | str | None]
@@ -84,6 +86,18 @@ RULES: Final[dict[str, Callable[[OpCall], Rule]]] = {
     "unstack": shape.unstack,
 }
 
+#: Kernels whose rule is derived from their parameters, or None where that finds nothing to split. Their FLOPs are those of
+#: :func:`shardwise.capture.jax_internals.kernel_flops`.
+KERNELS: Final[dict[str, Callable[[OpCall], Rule | None]]] = {
+    **dict.fromkeys(
+        """dot_product_attention_fwd dot_product_attention_fwd_wrapper dot_product_attention_bwd
+        dot_product_attention_bwd_wrapper""".split(),
+        fused_attention,
+    ),
+    "pallas_call": pallas_rule,
+    "shardwise_kernel": lambda call: call.params["rule"],
+}
+
 _KERNEL: Final = "an opaque kernel: register_rule can describe it"
 _CALLBACK: Final = "calls Python on the host"
 _MANUAL: Final = "a collective: its place is inside shard_map"
@@ -92,7 +106,7 @@ _STATE: Final = "reads or writes a mutable reference"
 _INSIDE: Final = "stands inside of Pallas kernels only"
 _ORDER: Final = "orders effects, holds no data"
 
-#: Primitives with the safe rule on purpose, and why.
+#: Primitives with the safe rule on purpose, and why; those of :data:`KERNELS` where no rule can be derived.
 OPAQUE: Final[dict[str, str]] = {
     **dict.fromkeys(
         """call_exported cudnn_fusion custom_partitioning ffi_call mosaic_gpu_p mpmd_map pallas_call scaled_matmul
@@ -121,7 +135,6 @@ OPAQUE: Final[dict[str, str]] = {
     "custom_lin": "stands in programs that are being differentiated, never in finished ones",
     "dce_sink": "keeps its operand alive and computes nothing",
     "platform_index": "a scalar that names the platform",
-    "shard_map": "a manual region: it keeps the specs it states",
     "stage": "puts a host value on the device",
     "unreachable": "never runs",
     "xla_pmap": "a manual region of the old kind",
@@ -176,12 +189,12 @@ def unregister_rule(primitive: Any) -> None:
 
 def is_known(kind: str) -> bool:
     """Is there a rule for a primitive, a user's for it or for one of its kernels, or is it opaque on purpose?"""
-    return kind in RULES or kind in OPAQUE or any(name.split(":")[0] == kind for name in _registered)
+    return kind in RULES or kind in KERNELS or kind in OPAQUE or any(name.split(":")[0] == kind for name in _registered)
 
 
 def find_rule(call: OpCall, kernel: str = "", stated: str | None = None) -> Found:
     """The rule of an op: a user's for the kernel, a user's for the primitive, one the op states itself (in our notation),
-    ours, or the safe one."""
+    ours, one derived from a kernel, or the safe one."""
     for name in (f"{call.kind}:{kernel}" if kernel else "", call.kind):
         if name in _registered:
             found = _from_user(name, call)
@@ -195,6 +208,9 @@ def find_rule(call: OpCall, kernel: str = "", stated: str | None = None) -> Foun
             return Found(opaque(call, reason), reason)
     if call.kind in RULES:
         return Found(RULES[call.kind](call))
+    derived = KERNELS[call.kind](call) if call.kind in KERNELS else None
+    if derived is not None:
+        return Found(derived)
     reason = OPAQUE.get(call.kind, "no rule is known for this primitive: register_rule can add one")
     return Found(opaque(call, reason), reason)
 

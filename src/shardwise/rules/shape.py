@@ -187,7 +187,18 @@ def concatenate(call: OpCall) -> Rule:
 
 
 def split(call: OpCall) -> Rule:
+    """A result that is only a small piece lies on one device, so that the dimension is whole where there is one."""
     axis = call.params["axis"]
+    sizes = [shape[axis] for shape in call.results if shape[axis]]
+    if any(size == 1 or size * _PIECES < call.operands[0][axis] for size in sizes):
+        b = RuleBuilder(call)
+        for d in range(len(call.operands[0])):
+            places = [(t, d) for t in range(len(call.results) + 1)]
+            if d == axis:
+                b.block_apart(places, _PIECE)
+            else:
+                b.add(places)
+        return b.build()
     start, windows = 0, []
     for r, shape in enumerate(call.results):
         windows.append(dict(of=0, by=call.out(r), low=start, high=start))

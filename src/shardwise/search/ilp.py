@@ -47,7 +47,6 @@ from shardwise.cost.lowering import Choice, Lowered
 from shardwise.cost.memory import blocks
 from shardwise.cost.model import CostModel
 from shardwise.cost.sharding import Axes, Sharding, reshard
-from shardwise.cost.structure import LINEAR
 from shardwise.cost.ways import Ways
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op
@@ -195,22 +194,24 @@ def options(ways: Ways, op: Op, held: Held | None = None) -> list[Option]:
     axes = range(len(ways.mesh.sizes))
     split = [f for f, ok in enumerate(rule.splittable) if ok]
     able = tuple((*(f for f in split if held is None or held.may(op, f, a)), -1) for a in axes)
-    passing = tuple(axes) if op.kind in LINEAR else ()
+    linear = ways.structure.linear[op.id]
+    passing = tuple(axes) if linear != () else ()
     best: dict[tuple[tuple[Sharding, ...], tuple[Sharding, ...]], float] = {}
     order = tuple(axes) if held is None else held.order
     for way in ways.ways(op, able, (order,) * len(rule.factors), passing):
-        for needs in _passing(op, way.needs, way.passed):
+        for needs in _passing(op, linear, way.needs, way.passed):
             key = (needs, way.made)
             best[key] = min(way.seconds, best.get(key, way.seconds))
     return [Option(*key, seconds) for key, seconds in best.items()]
 
 
-def _passing(op: Op, needs: tuple[Sharding, ...], passed: Axes) -> Iterator[tuple[Sharding, ...]]:
+def _passing(
+    op: Op, linear: tuple[int, ...] | None, needs: tuple[Sharding, ...], passed: Axes
+) -> Iterator[tuple[Sharding, ...]]:
     """What an op may need that passes partial values on: which of its operands are partial, for each axis."""
     if not passed:
         yield needs
         return
-    linear = LINEAR[op.kind]
     given = [k for k, v in enumerate(op.operands) if v >= 0]
     if linear is None:
         sets: list[tuple[int, ...]] = [s for n in range(1, len(given) + 1) for s in itertools.combinations(given, n)]
@@ -313,10 +314,10 @@ class _Program:
     def _move_s(self, value: int, source: Sharding, target: Sharding, early: bool) -> float:
         if source == target:
             return 0.0
-        nbytes = self.structure.nbytes[value]
-        key = (nbytes, source, target, early)
+        array = self.structure.arrays[value]
+        key = (array, source, target, early)
         if key not in self._moves:
-            steps = reshard(nbytes, source, target, self.mesh)
+            steps = reshard(array, source, target, self.mesh)
             self._moves[key] = self.model.cost.communication_s(steps, early)
         return self._moves[key]
 
@@ -353,7 +354,7 @@ class _Program:
     def _shortest(self, value: int, made: tuple[Sharding, ...], needs: tuple[Sharding, ...]) -> tuple[Array, Array]:
         """(from, to): the seconds over the best sharding in between, and which of the value's it is."""
         early, lies = self.structure.early[value], self.lies[value]
-        key = (self.structure.nbytes[value], tuple(lies), made, needs, early)
+        key = (self.structure.arrays[value], tuple(lies), made, needs, early)
         if key not in self._shortest_known:
             there = np.array([[self._move_s(value, m, lie, False) for lie in lies] for m in made])
             back = np.array([[self._move_s(value, lie, t, early) for t in needs] for lie in lies])

@@ -20,6 +20,7 @@ from shardwise.errors import DecisionError
 from shardwise.ir.program import HEAVY, Op, Program, Value
 from shardwise.ir.rule import Kind
 from shardwise.search.auto import Searcher
+from shardwise.tactics.pins import stated_shards
 from shardwise.tactics.tactic import Context, PathDim, shard_groups
 
 
@@ -359,7 +360,8 @@ class Auto:
     def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
         for axis in self.axes:
             context.mesh.index(axis)
-        used = {d.axis for d in taken if isinstance(d, ShardDecision)}
+        stated = stated_shards(context.analysis, context.mesh)  # by the program itself, before all tactics
+        used = {d.axis for d in taken if isinstance(d, ShardDecision) and d not in stated}
         axes = tuple(dict.fromkeys(self.axes)) or tuple(a for a in context.mesh.names if a not in used)
         if not axes:
             raise DecisionError(
@@ -450,7 +452,9 @@ def _maker(program: Program, value: int) -> Op:
 def _communication_s(context: Context, decisions: Sequence[Decision]) -> float:
     """What a list of decisions moves in a step, in seconds."""
     lowered = lower_state(context.analysis, State(context.mesh, tuple(decisions)), context.cost)
-    return sum(context.cost.communication_s(r.steps, False) * r.trips for r in lowered.reshards)
+    return sum(
+        context.cost.communication_s(r.steps, False) * float(lowered.program.trips[r.region]) for r in lowered.reshards
+    )
 
 
 def _scattered(context: Context, decisions: Sequence[Decision], axis: str) -> list[int]:

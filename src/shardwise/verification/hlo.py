@@ -103,6 +103,33 @@ class Module:
         )
 
 
+#: The start of an instruction in a computation's body.
+_STARTS: Final = re.compile(r"\s+(?:ROOT )?%?[\w.\-]+ = ")
+
+
+def _joined(text: str) -> Iterator[str]:
+    """The lines of a module, those of an instruction that goes on over several (a kernel's metadata) as one.
+
+    >>> list(_joined("a {\\n  %x = f32[] custom-call(), attributes={m={\\nk\\n}}\\n}"))
+    ['a {', '  %x = f32[] custom-call(), attributes={m={ k }}', '}']
+    """
+    held = ""
+    for line in text.splitlines():
+        if held and not _STARTS.match(line):
+            held += " " + line.strip()
+        else:
+            if held:
+                yield held
+            held = line if _STARTS.match(line) else ""
+            if not held:
+                yield line
+        if held and held.count("{") <= held.count("}"):
+            yield held
+            held = ""
+    if held:
+        yield held
+
+
 def read(text: str) -> Module:
     """Read compiled HLO text.
 
@@ -114,7 +141,7 @@ def read(text: str) -> Module:
     tables: dict[str, dict[int, str]] = {}
     table: dict[int, str] = {}
     entry, name, body = "", "", list[Instruction]()
-    for line in text.splitlines():
+    for line in _joined(text):
         if name:
             if line.startswith("}"):
                 computations[name] = Computation.of(name, body)

@@ -106,7 +106,7 @@ def _scatters(devices: Sequence[Any]) -> bool:
     mesh = jax.sharding.Mesh(np.array(devices), ("d",))
     spec: Any = jax.sharding.PartitionSpec
     rows, columns = (jax.sharding.NamedSharding(mesh, spec(*axes)) for axes in (("d",), (None, "d")))
-    x = jax.ShapeDtypeStruct((16 * len(devices),) * 2, jnp.float32)  # type: ignore[no-untyped-call]
+    x = jax.ShapeDtypeStruct((16 * len(devices),) * 2, jnp.float32)
     product = jax.jit(jnp.dot, in_shardings=(columns, rows), out_shardings=rows)
     return "reduce-scatter" in (product.lower(x, x).compile().as_text() or "")
 
@@ -116,7 +116,7 @@ def _minor_copies(devices: Sequence[Any]) -> bool:
     mesh = jax.sharding.Mesh(np.array(devices), ("d",))
     spec: Any = jax.sharding.PartitionSpec
     columns, whole = (jax.sharding.NamedSharding(mesh, spec(*axes)) for axes in ((None, "d"), ()))
-    x = jax.ShapeDtypeStruct((16 * len(devices),) * 2, jnp.float32)  # type: ignore[no-untyped-call]
+    x = jax.ShapeDtypeStruct((16 * len(devices),) * 2, jnp.float32)
     gather = jax.jit(lambda x: x, in_shardings=columns, out_shardings=whole)
     return " copy(" in (gather.lower(x).compile().as_text() or "")
 

@@ -84,7 +84,7 @@ def scale_for(platform: str, quick: bool) -> Scale:
 def _call(run: Callable[[], Any]) -> float:
     """Seconds of a call and of all that it started."""
     start = time.perf_counter()
-    jax.block_until_ready(run())  # type: ignore[no-untyped-call]
+    jax.block_until_ready(run())
     return time.perf_counter() - start
 
 
@@ -96,8 +96,8 @@ class Bench:
         self.platform = devices[0].platform
         self._started = time.perf_counter()
         self._mesh = jax.sharding.Mesh(np.array(devices), ("d",))
-        self._spec = jax.sharding.PartitionSpec("d")  # type: ignore[no-untyped-call]
-        self._whole = jax.sharding.PartitionSpec()  # type: ignore[no-untyped-call]
+        self._spec = jax.sharding.PartitionSpec("d")
+        self._whole = jax.sharding.PartitionSpec()
         host = self.platform == "cpu"
         limit = 0 if host else (devices[0].memory_stats() or {}).get("bytes_limit", 0)
         shared = max(scale.stream_bytes // self.count, 1 << 16)

@@ -1,0 +1,208 @@
+"""``python -m benchmarks.partitioners``: found plans, executed as device-local programs and by constraints, compiled for v5e:4x4.
+
+Each program is planned by the default search, and the same plan is compiled twice by XLA's TPU compiler (libtpu, no TPU is
+needed). Compute is the compiler's own estimate of cycles; collectives are timed by our link formulas, those that the schedule
+puts beside compute only as far as they last longer (``benchmarks.fidelity.compare.exposed_s``). Results are appended to
+``benchmarks/partitioners.jsonl``; ``--table`` prints the latest of each case.
+
+``--only TEXT`` chooses cases by name, ``--how explicit`` one of the two executions, ``--again`` compiles what is known already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+TOPOLOGY: Final = "v5e:4x4"
+RECORDS: Final = Path(__file__).with_suffix(".jsonl")
+LIMIT_S: Final = 400
+HOW: Final = {"explicit": "shardwise", "constraints": "xla"}
+
+#: Zoo targets by name; depth is cut so that a compile takes a minute, width is not.
+ZOO: Final = {
+    "t2b": "t2b:layers=3,batch=16,seq=1024",
+    "t2b remat": "t2b:layers=4,batch=32,seq=2048,remat=True",
+    "t7b": "t7b:layers=2,batch=16,seq=1024",
+    "gpt": "gpt:layers=3,batch=32",
+    "gpt 6.7b remat": "gpt:6.7b,layers=4,batch=64,remat=True",
+    "llama3": "llama3:layers=2,batch=16,seq=2048",
+    "llama3 forward": "llama3:layers=4,batch=16,seq=2048,train=False",
+    "llama3 70b": "llama3:70b,layers=2,batch=16,seq=2048",
+    "mixtral": "mixtral:layers=2,batch=16,seq=2048",
+    "mixtral dropless": "mixtral:layers=1,batch=16,seq=1024,dropless=True",
+    "mlp": "mlp:layers=4",
+    "itx decode": "itx:decode,layers=4,generate=64",
+    "itx prefill": "itx:prefill,layers=4,batch=64",
+    "itx step": "itx:step,layers=8,batch=512",
+    "vit": "vit:layers=4,batch=256",
+    "gns": "gns:layers=4",
+    "t5": "t5:layers=2,batch=64",
+    "unet": "unet:batch=32,blocks=1",
+    "wresnet": "wresnet:batch=128",
+    "ssm": "ssm:layers=2,batch=16,seq=512",
+    # Programs that the tool was not built with.
+    "long context": "llama3:layers=2,batch=1,seq=32768,remat=True,d=1024,heads=8,kv_heads=8,head=128,ffn=4096,vocab=32768",
+    "small decoder": "llama3:layers=4,batch=32,seq=1024,d=1024,heads=16,kv_heads=16,head=64,ffn=4096,vocab=32768",
+    "1b grouped": "llama3:layers=4,batch=16,seq=2048,d=2048,heads=32,kv_heads=8,head=64,ffn=8192,vocab=32768",
+}
+
+
+def planned(target: str) -> tuple[Any, Any]:
+    """The program and the plan that the default search finds."""
+    import shardwise
+    from shardwise import zoo
+
+    program = zoo.parse(target)
+    plan = shardwise.plan(
+        program.fn,
+        *program.args,
+        mesh={"data": 4, "model": 4},
+        topology=TOPOLOGY,
+        roles={"batch": "batch", "params": "params"},
+        donate_argnums=program.donate_argnums,
+        budget_evals=1000,
+    )
+    return program, plan
+
+
+def child(name: str, how: str, folder: Path) -> None:
+    """Plans and compiles one case, and writes what came of it into ``result.json``."""
+    import jax
+
+    from benchmarks.fidelity.compare import exposed_s, moved_s
+    from benchmarks.fidelity.truth import _read, _run_compiler, refusal
+    from shardwise.capture.lower import lower
+    from shardwise.capture.trace import JitOptions, trace
+    from shardwise.rewrite.apply import Applied
+    from shardwise.verification.compiled import make_mesh
+
+    program, plan = planned(ZOO[name])
+    p = plan.predicted
+    told: dict[str, Any] = {
+        "predicted": {"time_s": p.time_s, "compute_s": p.compute_s, "comm_s": p.comm_s, "peak": p.peak_bytes},
+        "specs": [str(d) for d in plan.decisions],
+        "moved": {f"{kind} {'·'.join(axes)}": nbytes for (kind, axes), (_, nbytes) in plan.moved().items()},
+    }
+    mesh = make_mesh({"data": 4, "model": 4}, TOPOLOGY)
+    traced = trace(program.fn, program.args, {}, JitOptions())
+    applied = Applied(plan, traced, lower(traced), mesh, HOW[how])
+    lowered = applied.jitted(donate=bool(program.donate_argnums)).lower(*jax.tree.leaves(program.args))
+    executable, oom, seconds = _run_compiler(lowered, folder / "dump", True)
+    told["compile_s"] = round(seconds, 1)
+    if oom:
+        told["oom"] = refusal(oom)
+    else:
+        record = _read(executable, mesh, folder / "dump", folder / "hlo")
+        placement = plan.asked.cost.placement
+        compute = record["cycles"]["total"] / placement.topology.profile.clock_hz
+        told["compiled"] = {
+            "compute_s": compute,
+            "serial_s": compute + moved_s(record, placement),
+            "time_s": compute + exposed_s(record, placement),
+            "peak": record["memory"]["analysis_peak"],
+            "by_kind": record["cycles"]["by_kind"],
+            "collectives": record["collectives"][:12],
+        }
+    (folder / "part.json").write_text(json.dumps(told))
+    (folder / "part.json").rename(folder / "result.json")
+    os._exit(0)
+
+
+def run(name: str, how: str) -> dict[str, Any]:
+    from shardwise.verification.compiled import tpu_environment
+
+    with tempfile.TemporaryDirectory(prefix="partitioners") as folder:
+        dump = f"--xla_dump_to={folder}/dump --xla_dump_hlo_as_text --xla_dump_hlo_as_proto"
+        command = [sys.executable, "-m", "benchmarks.partitioners", "--child", name, how, folder]
+        with (Path(folder) / "log").open("wb") as log:
+            try:
+                subprocess.run(
+                    command,
+                    stdout=log,
+                    stderr=log,
+                    env=os.environ | tpu_environment() | {"XLA_FLAGS": dump},
+                    timeout=LIMIT_S,
+                )
+            except subprocess.TimeoutExpired:
+                return {"error": f"not compiled in {LIMIT_S} s"}
+        result = Path(folder) / "result.json"
+        if result.exists():
+            found: dict[str, Any] = json.loads(result.read_text())
+            return found
+        said = (Path(folder) / "log").read_text(errors="replace").strip().splitlines()
+        return {"error": " ".join(said[-3:])[-500:]}
+
+
+def load() -> dict[tuple[str, str], dict[str, Any]]:
+    found = {}
+    for line in RECORDS.read_text().splitlines() if RECORDS.exists() else ():
+        record = json.loads(line)
+        found[record["name"], record["how"]] = record
+    return found
+
+
+def table(records: dict[tuple[str, str], dict[str, Any]]) -> str:
+    """Predicted, explicit and by constraints, side by side; speed-ups where both compiled the same plan."""
+    lines = [
+        "| program | predicted ms, GiB | by constraints ms (serial), GiB | explicit ms (serial), GiB | speed-up | compile s |",
+        "|---|---|---|---|---|---|",
+    ]
+    ratios = []
+    for name in ZOO:
+        both = [records.get((name, how)) for how in ("constraints", "explicit")]
+        if not any(both):
+            continue
+        first = next(r for r in reversed(both) if r)
+        cells = [_figures(r) for r in both]
+        same = all(r and "compiled" in r for r in both) and both[0]["specs"] == both[1]["specs"]  # type: ignore[index]
+        ratio = both[0]["compiled"]["time_s"] / both[1]["compiled"]["time_s"] if same else math.nan  # type: ignore[index]
+        ratios += [ratio] if same else []
+        p = first.get("predicted")
+        own = f"{p['time_s'] * 1e3:,.1f}, {p['peak'] / 2**30:.2f}" if p else "-"
+        seconds = " / ".join(str(r.get("compile_s", "-")) if r else "-" for r in both)
+        lines.append(f"| {name} | {own} | {cells[0]} | {cells[1]} | {ratio:.2f} | {seconds} |")
+    if ratios:
+        lines.append(f"\n{len(ratios)} pairs, geometric mean {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}")
+    return "\n".join(lines)
+
+
+def _figures(record: dict[str, Any] | None) -> str:
+    if record is None:
+        return "-"
+    if "compiled" not in record:
+        return f"{'does not fit' if 'oom' in record else record.get('error', '?')[:60]}"
+    c = record["compiled"]
+    return f"{c['time_s'] * 1e3:,.1f} ({c['serial_s'] * 1e3:,.1f}), {c['peak'] / 2**30:.2f}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.partitioners", description=__doc__)
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--how", choices=HOW)
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        child(given.child[0], given.child[1], Path(given.child[2]))
+    known = load()
+    for name in ZOO if not given.table else ():
+        for how in [given.how] if given.how else list(HOW):
+            if given.only in name and (given.again or (name, how) not in known):
+                record = {"name": name, "how": how} | run(name, how)
+                with RECORDS.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+                print(name, how, _figures(record), flush=True)
+    print(table(load()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Finds the ops of a captured program again while its jaxpr is walked a second time.
+
+Capture inlines calls and numbers equations by scope. Whoever walks the jaxpr in the same order (to state constraints, to emit
+the device-local program) finds the ops of an equation, and the scope of what an equation calls, here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.capture import control
+from shardwise.capture import jax_internals as internals
+from shardwise.capture.expand import implementation
+from shardwise.ir.program import Op, Program
+from shardwise.rules.registry import is_known
+
+
+class Replay:
+    """The ops and scopes of a program by scope and number of the equation."""
+
+    def __init__(self, program: Program):
+        self._ops: dict[tuple[int, int], list[Op]] = {}
+        linked = {k for op in program.ops for k in op.links}
+        for op in program.ops:
+            if op.equation >= 0 and op.id not in linked and op.kind != "constant":
+                self._ops.setdefault((op.scope, op.equation), []).append(op)
+        self._scopes = {
+            (s.parent, s.equation, s.name if s.kind in control.LOWERINGS else ""): s.id for s in program.scopes
+        }
+
+    def ops(self, scope: int, equation: int) -> list[Op]:
+        """The ops of an equation that something needs."""
+        return self._ops.get((scope, equation), [])
+
+    def inner(self, scope: int, equation: int, part: str = "") -> int:
+        """The scope of what an equation calls; of a loop or branch that of one ``part``."""
+        return self._scopes[scope, equation, part]
+
+
+def called(equation: Any) -> Any | None:
+    """The jaxpr that capture looked into for an equation, or None."""
+    jaxpr = internals.inner_jaxpr(equation)
+    if jaxpr is None and not is_known(equation.primitive.name):
+        jaxpr = implementation(equation)
+    return jaxpr
+
+
+def solve_operands(equation: Any, operands: list[Any]) -> list[Any]:
+    """The operands of a ``custom_linear_solve`` that its forward solve takes."""
+    lengths = equation.params["const_lengths"]
+    start = lengths.matvec + lengths.vecmat
+    return [*operands[start : start + lengths.solve], *operands[sum(lengths) :]]

@@ -1,0 +1,65 @@
+"""A lowered program as plain data: all that is needed to execute it, and to write it to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardwise.cost.lowering import Lowered
+from shardwise.cost.sharding import Axes, Sharding
+from shardwise.hardware.mesh import MeshAxes
+
+
+@dataclass(frozen=True)
+class ShardedProgram:
+    """How a program is computed on a mesh: by op the axes of its factors and those over which it passes partial sums on, by
+    value the sharding in which it leaves its op."""
+
+    mesh: MeshAxes
+    factors: tuple[tuple[Axes, ...], ...]
+    passed: tuple[Axes, ...]
+    shardings: tuple[Sharding, ...]
+
+    @staticmethod
+    def of(lowered: Lowered) -> ShardedProgram:
+        ways = [lowered.computes[op.id] for op in lowered.program.ops]
+        shardings = tuple(lowered.actual[v.id] for v in lowered.program.values)
+        return ShardedProgram(lowered.mesh, tuple(w.assigned for w in ways), tuple(w.passed for w in ways), shardings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Repeated entries are written once, and referred to by number."""
+        ops, op_numbers = _numbered(list(zip(self.factors, self.passed, strict=True)))
+        values, value_numbers = _numbered([(s.dims, s.partial) for s in self.shardings])
+        return {"computed": ops, "ops": op_numbers, "shardings": values, "values": value_numbers}
+
+
+def _numbered(items: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    numbers: dict[Any, int] = {}
+    places = [numbers.setdefault(item, len(numbers)) for item in items]
+    return list(numbers), places
+
+
+def read_sharded(data: dict[str, Any], mesh: MeshAxes) -> ShardedProgram:
+    """From plain data; raises KeyError, TypeError or ValueError where that is not a lowered program."""
+    axes = range(len(mesh.sizes))
+
+    def read_axes(own: Any) -> Axes:
+        found = tuple(int(a) for a in own)
+        if any(a not in axes for a in found):
+            raise ValueError(f"there is no mesh axis {found}")
+        return found
+
+    def read_pair(entry: Any) -> tuple[tuple[Axes, ...], Axes]:
+        by_place, rest = entry
+        return tuple(map(read_axes, by_place)), read_axes(rest)
+
+    computed, shardings = (list(map(read_pair, data[key])) for key in ("computed", "shardings"))
+    if any(n < 0 for key in ("ops", "values") for n in data[key]):
+        raise ValueError("an entry is referred to by a negative number")
+    try:
+        ops, values = [computed[n] for n in data["ops"]], [shardings[n] for n in data["values"]]
+    except IndexError:
+        raise ValueError("an entry is referred to that is not there") from None
+    made = tuple(Sharding(*entry) for entry in values)
+    return ShardedProgram(mesh, tuple(f for f, _ in ops), tuple(p for _, p in ops), made)

@@ -1,0 +1,336 @@
+"""Rules of Pallas kernels, read off the kernel itself.
+
+The problem. A ``pallas_call`` runs its body once for every point of a grid, on blocks that index maps choose. Nothing states
+which of its dimensions devices can share.
+
+The idea. Devices can share a grid dimension if a step along it cannot tell which step it is, and meets no other step:
+
+- the body does not ask for its index (``program_id``);
+- every index map uses the index only as the block number of one dimension, or divided by a constant (heads that share keys
+  and values), or not at all; there the blocks cover the array exactly;
+- an output that does not use it, and scratch memory, carry nothing from step to step: the kernel overwrites them before
+  reading them wherever the dimensions inside are at their first step. For scratch memory it may also declare the dimension
+  parallel.
+
+Such a dimension is a factor, the major one of the array dimensions that it numbers the blocks of. All else is blocked. An
+output that does not use it holds what the last step wrote.
+
+Weak: an index that is computed in any other way blocks its grid dimension, and so does a scratch buffer whose reset hangs on
+data. Jaxprs are read by their attributes only, since rules do not import JAX.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shardwise.ir.rule import Rule
+from shardwise.rules.call import OpCall, Place, RuleBuilder
+
+_INSIDE: Final = "inside a block of the kernel"
+_WHOLE: Final = "the kernel's grid does not split it"
+
+
+@dataclass(frozen=True, slots=True)
+class GridSplit:
+    """A grid dimension that devices can share, in ``parts`` equal parts at most.
+
+    ``places`` are the dimensions of operands and results that it numbers the blocks of. ``rewritten`` are the numbers of the
+    results that every step overwrites: they hold what the last one wrote.
+    """
+
+    axis: int
+    parts: int
+    places: tuple[Place, ...]
+    rewritten: tuple[int, ...] = ()
+
+
+def pallas_rule(call: OpCall) -> Rule | None:
+    """The rule of a ``pallas_call``, or None where no grid dimension can be shared."""
+    try:
+        splits = grid_splits(call.params)
+    except (AttributeError, KeyError):  # a version of JAX that keeps these things otherwise
+        return None
+    if not splits:
+        return None
+    b = RuleBuilder(call)
+    for split in splits:
+        b.add(split.places, split.parts)
+        for tensor, dim in split.places:
+            b.block([(tensor, dim)], _INSIDE, call.shape(tensor)[dim] // split.parts)
+    known = {place for split in splits for place in split.places}
+    for tensor in range(len(call.operands) + len(call.results)):
+        b.block_apart(((tensor, d) for d in range(len(call.shape(tensor))) if (tensor, d) not in known), _WHOLE)
+    return b.build()
+
+
+def grid_splits(params: Mapping[str, Any]) -> list[GridSplit]:
+    """The grid dimensions of a ``pallas_call`` that devices can share."""
+    mapping, body = params["grid_mapping"], _open(params["jaxpr"])
+    if params.get("mesh") is not None or getattr(mapping, "local_grid_env", None) is not None:
+        return []
+    if any(name.startswith("prng_") for name in _names(body)) or body.constvars:
+        return []
+    # The body numbers the dimensions that are not mapped by vmap.
+    numbered = [axis for axis in range(len(mapping.grid)) if axis not in mapping.vmapped_dims]
+    asked = {numbered[axis] for axis in _asked(body)}
+    declared = _declared_parallel(params, numbered)
+    first = mapping.num_index_operands + mapping.num_inputs
+    outputs, scratch = body.invars[first : first + mapping.num_outputs], body.invars[first + mapping.num_outputs :]
+    splits = []
+    for axis, size in enumerate(mapping.grid):
+        if not _is_static(size) or size <= 1 or axis in asked:
+            continue
+        split = _split(mapping, params.get("input_output_aliases", ()), axis)
+        if split is None:
+            continue
+        refs = [outputs[r] for r in split.rewritten]
+        if axis not in declared and axis not in mapping.vmapped_dims:
+            refs += scratch
+        inner = {number for number, own in enumerate(numbered) if own > axis}
+        if _overwritten(body, {ref: n for n, ref in enumerate(refs)}, inner, {}) == frozenset(range(len(refs))):
+            splits.append(split)
+    return splits
+
+
+# Index maps.
+
+
+def _split(mapping: Any, aliases: Sequence[tuple[int, int]], axis: int) -> GridSplit | None:
+    """A grid dimension as the index maps use it; None where they use it in another way than by numbering blocks."""
+    steps = int(mapping.grid[axis])
+    dynamic = sum(not _is_static(size) for size in mapping.grid)
+    first = dynamic + mapping.num_index_operands
+    places: dict[int, tuple[int, int]] = {}  # by tensor: the dimension, and how many steps have one index
+    rewritten = []
+    for number, block in enumerate(mapping.block_mappings):
+        indices = _index_uses(block, mapping.grid)
+        uses = [(d, plain) for d, (axes, plain) in enumerate(indices) if axis in axes]
+        if not uses:
+            if number >= mapping.num_inputs:
+                if any(own > axis for axes, _ in indices for own in axes):
+                    return None
+                rewritten.append(number - mapping.num_inputs)
+            continue
+        dim, plain = uses[0]
+        if len(uses) > 1 or plain is None:
+            return None
+        shared = plain[1]
+        width = _block_width(block.block_shape[dim])
+        if width is None or steps % shared or block.array_aval.shape[dim] != steps // shared * width:
+            return None
+        places[first + number] = dim, shared
+    outputs = first + mapping.num_inputs
+    for source, target in aliases:
+        if outputs + target not in places or places.get(dynamic + source) != places[outputs + target]:
+            return None
+    together = math.lcm(*(shared for _, shared in places.values()))
+    if steps % together or steps == together or len(rewritten) == mapping.num_outputs:
+        return None
+    return GridSplit(axis, steps // together, tuple((t, d) for t, (d, _) in places.items()), tuple(rewritten))
+
+
+#: The grid dimensions that an index depends on, and, where it is one of them over a constant, which one and the constant.
+_Use = tuple[frozenset[int], tuple[int, int] | None]
+_NO_USE: Final[_Use] = (frozenset(), None)
+
+
+def _index_uses(block: Any, grid: Sequence[Any]) -> list[_Use]:
+    """How each index that an index map returns is made of the grid's. One that is divided by at least its size is zero."""
+    jaxpr = _open(block.index_map_jaxpr)
+    uses: dict[Any, _Use] = {v: (frozenset({g}), (g, 1)) for g, v in enumerate(jaxpr.invars[: len(grid)])}
+
+    def use(atom: Any) -> _Use:
+        return _NO_USE if _is_literal(atom) else uses.get(atom, _NO_USE)
+
+    for equation in jaxpr.eqns:
+        axes = frozenset[int]().union(*(use(v)[0] for v in equation.invars))
+        plain = use(equation.invars[0])[1] if equation.invars else None
+        divisor = _divisor(equation)
+        if plain is not None and divisor:
+            g, shared = plain[0], plain[1] * divisor
+            use_of = _NO_USE if _is_static(grid[g]) and shared >= grid[g] else (axes, (g, shared))
+        else:
+            use_of = axes, plain if equation.primitive.name == "convert_element_type" else None
+        uses.update((v, use_of) for v in equation.outvars)
+    return [use(atom) for atom in jaxpr.outvars]
+
+
+def _divisor(equation: Any) -> int:
+    """The positive constant that an equation divides by, or 0 where it is no such division."""
+    name, params = equation.primitive.name, equation.params
+    divides = name == "div" or (name in ("jit", "pjit") and params.get("name") == "floor_divide")
+    return max(int(equation.invars[1].val), 0) if divides and _is_literal(equation.invars[1]) else 0
+
+
+def _is_static(size: Any) -> bool:
+    """Is the size of a grid dimension a number?"""
+    return hasattr(size, "__index__")
+
+
+def _block_width(block: Any) -> int | None:
+    """How many positions of a dimension a block has; None where blocks are not numbered, but start anywhere."""
+    if block is None or type(block).__name__ in ("Squeezed", "Mapped"):
+        return 1
+    if isinstance(block, int):
+        return block
+    return int(block.block_size) if type(block).__name__ == "Blocked" else None
+
+
+# Bodies.
+
+
+def _open(jaxpr: Any) -> Any:
+    """An open jaxpr, from a closed or an open one."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _is_literal(atom: Any) -> bool:
+    return hasattr(atom, "val")
+
+
+def _inner(equation: Any) -> list[Any]:
+    """The jaxprs among an equation's parameters, opened."""
+    held = [j for p in equation.params.values() for j in (p if isinstance(p, tuple | list) else (p,))]
+    return [_open(j) for j in held if hasattr(_open(j), "eqns")]
+
+
+def _names(jaxpr: Any) -> Iterator[str]:
+    """The names of all primitives in a jaxpr."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for inner in _inner(equation):
+            yield from _names(inner)
+
+
+def _live(jaxpr: Any) -> list[Any]:
+    """The equations that have an effect or whose results are used, in order."""
+    used = {v for v in jaxpr.outvars if not _is_literal(v)}
+    live = []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or any(v in used for v in equation.outvars):
+            live.append(equation)
+            used.update(v for v in equation.invars if not _is_literal(v))
+    return live[::-1]
+
+
+def _asked(jaxpr: Any) -> set[int]:
+    """The grid dimensions whose index or size a body asks for."""
+    asked: set[int] = set()
+    for equation in _live(jaxpr):
+        if equation.primitive.name in ("program_id", "num_programs"):
+            asked.add(equation.params["axis"])
+        for inner in _inner(equation):
+            asked |= _asked(inner)
+    return asked
+
+
+def _declared_parallel(params: Mapping[str, Any], numbered: Sequence[int]) -> set[int]:
+    """The grid dimensions that a kernel's compiler parameters declare parallel."""
+    held = params.get("compiler_params")
+    found: set[int] = set()
+    for own in held.values() if isinstance(held, Mapping) else (held,):
+        words = (
+            own.get("dimension_semantics") if isinstance(own, Mapping) else getattr(own, "dimension_semantics", None)
+        )
+        named = [str(getattr(word, "value", word)) for word in words or ()]
+        found |= {axis for axis, word in zip(numbered, named, strict=False) if word.endswith("parallel")}
+    return found
+
+
+def _overwritten(jaxpr: Any, refs: dict[Any, int], first: set[int], known: dict[Any, Any]) -> frozenset[int] | None:
+    """Which of some buffers a step overwrites where the grid dimensions ``first`` are at their first step; None where it
+    reads one before. ``known`` holds the scalars whose value is known."""
+    fresh: frozenset[int] = frozenset()
+    used = {v for atoms in (jaxpr.outvars, *(e.invars for e in jaxpr.eqns)) for v in atoms if not _is_literal(v)}
+
+    def read(atom: Any) -> Any:
+        if not _is_literal(atom):
+            return known.get(atom)
+        return int(atom.val) if atom.aval.shape == () and atom.aval.dtype.kind in "biu" else None
+
+    for equation in jaxpr.eqns:
+        name, operands = equation.primitive.name, equation.invars
+        touched = {refs[v] for v in operands if not _is_literal(v) and v in refs} - fresh
+        if name == "program_id" and equation.params["axis"] in first:
+            known[equation.outvars[0]] = 0
+        elif name == "cond" and touched:
+            index, branches = read(operands[0]), [_open(b) for b in equation.params["branches"]]
+            outcomes = []
+            for branch in branches if index is None else [branches[min(max(int(index), 0), len(branches) - 1)]]:
+                passed = dict(zip(branch.invars, operands[1:], strict=True))
+                seen = {v: refs[a] for v, a in passed.items() if not _is_literal(a) and refs.get(a) in touched}
+                outcomes.append(_overwritten(branch, seen, first, {v: read(a) for v, a in passed.items()}))
+            if None in outcomes:
+                return None
+            fresh |= frozenset.intersection(*(o for o in outcomes if o is not None))
+        elif touched:
+            kept = any(v in used for v in equation.outvars)
+            if name != "swap" or touched != {refs.get(operands[0])} or kept:
+                return None
+            ref, value = (math.prod(v.aval.shape) for v in operands[:2])
+            if ref != value:
+                return None
+            fresh |= touched
+        elif len(equation.outvars) == 1:
+            known[equation.outvars[0]] = _folded(equation, [read(v) for v in operands])
+    return fresh
+
+
+def _folded(equation: Any, values: Sequence[Any]) -> Any:
+    """The scalar that an equation makes of known ones; None where one of them is unknown or the equation is another."""
+    if any(value is None for value in values):
+        return None
+    if equation.primitive.name == "convert_element_type":
+        kind = getattr(equation.params["new_dtype"], "kind", "")
+        return bool(values[0]) if kind == "b" else values[0] if kind in ("i", "u") else None
+    fold = _SCALARS.get(equation.primitive.name)
+    return None if fold is None else fold(*values)
+
+
+_SCALARS: Final[dict[str, Callable[..., Any]]] = {
+    "add": operator.add,
+    "and": operator.and_,
+    "eq": operator.eq,
+    "ge": operator.ge,
+    "gt": operator.gt,
+    "le": operator.le,
+    "lt": operator.lt,
+    "mul": operator.mul,
+    "ne": operator.ne,
+    "or": operator.or_,
+    "sub": operator.sub,
+}
+
+
+# FLOPs.
+
+
+def pallas_flops(params: Mapping[str, Any]) -> float:
+    """The FLOPs that a ``pallas_call`` states, or else those of the products in its body, once for every step of its grid."""
+    stated = getattr(params.get("cost_estimate"), "flops", 0)
+    if stated:
+        return float(stated)
+    steps = math.prod(int(size) for size in params["grid_mapping"].grid if _is_static(size))
+    return steps * jaxpr_flops(params["jaxpr"])
+
+
+def jaxpr_flops(jaxpr: Any) -> float:
+    """The FLOPs of the products in a jaxpr. A ``while`` loop counts once, of branches the largest."""
+    total = 0.0
+    for equation in _open(jaxpr).eqns:
+        name, params = equation.primitive.name, equation.params
+        if name == "dot_general":
+            (contracted, _), _ = params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            total += 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[d] for d in contracted)
+        elif name == "pallas_call":
+            total += pallas_flops(params)
+        elif name == "cond":
+            total += max(map(jaxpr_flops, params["branches"]))
+        else:
+            total += params.get("length", 1) * sum(map(jaxpr_flops, _inner(equation)))
+    return total

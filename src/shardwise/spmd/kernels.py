@@ -1,0 +1,108 @@
+"""Local forms of kernels: Pallas on a part of its grid, cuDNN's attention, and users' functions called on local blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shardwise.capture import jax_internals as internals
+from shardwise.cost.sharding import Axes
+from shardwise.errors import RuleError, SpmdError
+from shardwise.rules.attention import broadcast_bias_dims
+from shardwise.rules.kernels import grid_splits
+from shardwise.spmd.collectives import block_index, pieces
+from shardwise.spmd.local import Array, LocalOp, form
+
+
+@form("pallas_call")
+def pallas_call(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """The kernel on its part of the grid. An output that every step overwrites comes from the devices with the last one."""
+    params, mapping = op.params, op.params["grid_mapping"]
+    grid, split_axes = list(mapping.grid), _axes_by_split(op)
+    for axis, axes in split_axes.items():
+        grid[axis] //= pieces(axes, op.mesh)
+    inputs = [array.shape for array in arrays[len(arrays) - mapping.num_inputs :]]
+    outputs = [op.local_shape(op.out + r) for r in range(mapping.num_outputs)]
+    count = math.prod(pieces(axes, op.mesh) for axes in split_axes.values())
+    results = op.bind(
+        arrays,
+        grid_mapping=_local_grid(mapping, grid, [*inputs, *outputs]),
+        out_avals=tuple(aval.update(shape=shape) for aval, shape in zip(params["out_avals"], outputs, strict=True)),
+        cost_estimate=_local_cost(params.get("cost_estimate"), count),
+    )
+    for split in grid_splits(params):
+        axes = split_axes[split.axis]
+        for r in split.rewritten if axes else ():
+            last = block_index(axes, op.mesh) == pieces(axes, op.mesh) - 1
+            results[r] = _sum(jnp.where(last, results[r], jnp.zeros_like(results[r])), axes, op)
+    return results
+
+
+def _axes_by_split(op: LocalOp) -> dict[int, Axes]:
+    """The mesh axes of each grid dimension. Raises where the op is sharded in a way that its grid cannot follow, as a rule that
+    a user registered may ask."""
+    found: dict[int, Axes] = {}
+    explained = set()
+    for split in grid_splits(op.params):
+        sharded = {op.axes(*place) for place in split.places}
+        explained |= set(split.places) if len(sharded) == 1 else set()
+        found[split.axis] = sharded.pop()
+    for tensor, dims in enumerate(op.rule.tensors):
+        for d in range(len(dims)):
+            if op.axes(tensor, d) and (tensor, d) not in explained:
+                reason = (
+                    f"its grid does not split dimension {d} of tensor {tensor}; wrap its caller with shardwise.kernel"
+                )
+                raise SpmdError(op.op.kind, internals.user_line(op.equation.source_info), reason)
+    return found
+
+
+def _local_grid(mapping: Any, grid: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Any:
+    """A grid mapping with another grid, over arrays of other shapes (inputs, then outputs)."""
+    blocks = [
+        block.replace(array_aval=block.array_aval.update(shape=shape))
+        for block, shape in zip(mapping.block_mappings, shapes, strict=True)
+    ]
+    return mapping.replace(grid=tuple(grid), block_mappings=tuple(blocks))
+
+
+def _local_cost(estimate: Any, count: int) -> Any:
+    """One device's part of a kernel's cost estimate."""
+    if estimate is None:
+        return None
+    return dataclasses.replace(estimate, **{k: n // count for k, n in dataclasses.asdict(estimate).items()})
+
+
+def _sum(array: Array, axes: Axes, op: LocalOp) -> Array:
+    return jax.lax.psum(array, tuple(op.mesh.names[a] for a in axes))
+
+
+@form("dot_product_attention_bwd", "dot_product_attention_bwd_wrapper")
+def attention_backward(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """A bias that all examples or heads share gets the sum of what the devices find for theirs, as JAX's own partitioning of
+    this op has it. XLA drops the sum where nothing needs that gradient."""
+    results = op.bind(arrays)
+    if len(results) > 3:
+        for tensor, dim in broadcast_bias_dims(op.shapes, op.params):
+            axes = op.axes(tensor, dim)
+            results[3] = _sum(results[3], axes, op) if axes else results[3]
+    return results
+
+
+@form("shardwise_kernel")
+def user_kernel(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """The user's function on local blocks, whose results must have the shapes that its rule says."""
+    results: list[Array] = jax.tree.leaves(op.params["fn"](*arrays))
+    shapes = [op.local_shape(op.out + r) for r in range(len(op.op.results))]
+    if [tuple(x.shape) for x in results] != shapes:
+        raise RuleError(
+            f"shardwise.kernel of {op.params['name']}: on blocks {[list(x.shape) for x in arrays]} it returns "
+            f"{[list(x.shape) for x in results]}, by its rule {op.rule} these would be "
+            f"{[list(shape) for shape in shapes]}; say which dimensions are 'blocked'"
+        )
+    return results

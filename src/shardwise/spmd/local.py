@@ -1,0 +1,153 @@
+"""An op on one device's blocks: what its local form needs to know, and the table of forms.
+
+Most primitives have no shape among their parameters, and are bound as they are on smaller arrays. The others have a *local
+form*: a function of the op and the local operands that returns the local results. Forms are registered by primitive, one file
+for each family. Most are asked only where some factor of the op is sharded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardwise.capture import jax_internals as internals
+from shardwise.cost.halo import Fetch, fetches
+from shardwise.cost.sharding import Axes
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.program import MANUAL, Op
+from shardwise.ir.rule import Kind, Rule
+from shardwise.spmd.collectives import block_index, fetch, pieces
+
+Array = Any
+Form = Callable[["LocalOp", list[Array]], list[Array]]
+
+SCATTERS: Final = (
+    "scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max", "scatter_add", "scatter_mul",
+)  # fmt: skip
+#: Primitives that have a local form even where they are computed whole.
+_ALWAYS: Final = frozenset({"dynamic_slice", "dynamic_update_slice", *SCATTERS})
+#: Local forms by primitive.
+FORMS: Final[dict[str, Form]] = {}
+
+
+def form(*kinds: str) -> Callable[[Form], Form]:
+    """Registers the local form of some primitives."""
+
+    def register(function: Form) -> Form:
+        FORMS.update(dict.fromkeys(kinds, function))
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class LocalOp:
+    """One op on local blocks: its equation, and the axes that each of its factors is sharded over.
+
+    ``shapes`` are the global shapes of operands and results, which are numbered through. ``shared`` has by operand what was
+    fetched of it for other ops already.
+    """
+
+    op: Op
+    equation: Any
+    assigned: tuple[Axes, ...]
+    mesh: MeshAxes
+    shapes: tuple[tuple[int, ...], ...]
+    shared: tuple[dict[Any, Array], ...] = ()
+
+    @property
+    def params(self) -> dict[str, Any]:
+        params: dict[str, Any] = self.equation.params
+        return params
+
+    @property
+    def rule(self) -> Rule:
+        assert self.op.rule is not None
+        return self.op.rule
+
+    @property
+    def out(self) -> int:
+        """The number of the first result."""
+        return len(self.op.operands)
+
+    def axes(self, tensor: int, dim: int) -> Axes:
+        """The axes over which a dimension is sharded while the op computes."""
+        own = self.rule.tensors[tensor][dim]
+        return self.assigned[own[0]] if own else ()
+
+    def local_shape(self, tensor: int) -> tuple[int, ...]:
+        """The shape of this device's block."""
+        shape = self.shapes[tensor]
+        return tuple(n // pieces(self.axes(tensor, d), self.mesh) for d, n in enumerate(shape))
+
+    def offset(self, tensor: int, dim: int) -> Any:
+        """The global position of the first element of this device's block."""
+        return block_index(self.axes(tensor, dim), self.mesh) * np.int32(self.local_shape(tensor)[dim])
+
+    def sharded(self, *kinds: Kind) -> list[int]:
+        """The factors of some kinds that are sharded."""
+        return [f for f, axes in enumerate(self.assigned) if axes and self.rule.factors[f].kind in kinds]
+
+    def is_first(self, factors: Sequence[int]) -> Any:
+        """Is this the device that comes first along all axes of some factors?"""
+        axes = tuple(a for f in factors for a in self.assigned[f])
+        return block_index(axes, self.mesh) == 0
+
+    def fetches(self) -> dict[int, tuple[Fetch, ...]]:
+        """By operand what a windowed op needs from other devices."""
+        cut = [pieces(axes, self.mesh) for axes in self.assigned]
+        found = fetches(self.op.kind, self.rule, self.shapes, cut)
+        assert found is not None, f"{self.op.kind} cannot be computed in these blocks"
+        return {k: tuple(own for own in found if own.operand == k) for k in dict.fromkeys(f.operand for f in found)}
+
+    def fetched(self, arrays: list[Array], fills: Sequence[Any]) -> tuple[list[Array], dict[tuple[int, int], Fetch]]:
+        """The operands with what they need from other devices, and by operand and dimension what that is. ``fills``: what
+        stands outside of each operand."""
+        arrays, found = list(arrays), dict[tuple[int, int], Fetch]()
+        for k, own in self.fetches().items():
+            arrays[k] = self.fetch(k, own, arrays[k], fills[k])
+            found |= {(k, f.dim): f for f in own}
+        return arrays, found
+
+    def fetch(self, operand: int, own: tuple[Fetch, ...], array: Array, fill: Any) -> Array:
+        """An operand with what it needs along some dimensions, one after another; fetched once for ops that need the same."""
+        key = (own, fill) if fill is None or isinstance(fill, int | float | bool) else None
+        known = self.shared[operand] if self.shared else {}
+        if key not in known:
+            for f in own:
+                array = fetch(array, f, self.assigned[f.factor], self.mesh, fill)
+            known[key] = array
+        return known.pop(None) if key is None else known[key]
+
+    def bind(self, arrays: Sequence[Array], **changed: Any) -> list[Array]:
+        """The op itself on other arrays, with some parameters changed. What it states of shardings is part of the plan."""
+        if self.op.kind in MANUAL:
+            return internals.bind_manual(self.equation, arrays)
+        stated = {key: None for key in ("sharding", "out_sharding") if self.params.get(key) is not None}
+        return internals.bind(self.equation, arrays, stated | changed)
+
+
+def compute(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """The local results of an op."""
+    own = FORMS.get(op.op.kind) if any(op.assigned) or op.op.kind in _ALWAYS else None
+    return own(op, arrays) if own is not None else op.bind(arrays)
+
+
+def local_part(op: LocalOp, tensor: int, array: Array) -> Array:
+    """This device's block of a result that was computed whole."""
+    for d, size in enumerate(op.local_shape(tensor)):
+        if size != array.shape[d]:
+            array = jax.lax.dynamic_slice_in_dim(array, op.offset(tensor, d), size, d)
+    return array
+
+
+def spread_out(op: LocalOp, tensor: int, array: Array) -> Array:
+    """An array of the global shape that has this device's block in its place, and zeros around it."""
+    whole = jnp.zeros(op.shapes[tensor], array.dtype)
+    starts = [jnp.asarray(op.offset(tensor, d), jnp.int32) for d in range(array.ndim)]
+    return jax.lax.dynamic_update_slice(whole, array, starts)

@@ -1,0 +1,139 @@
+"""Local forms of ops that move elements without computing: their parameters hold shapes, or positions matter."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardwise.spmd.collectives import block_index, pieces
+from shardwise.spmd.local import Array, LocalOp, form
+
+
+@form("broadcast_in_dim", "broadcast_to", "empty", "full", "rng_uniform_like")
+def shaped(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """The result's shape is a parameter."""
+    return op.bind(arrays, shape=op.local_shape(op.out))
+
+
+@form("reshape")
+def reshape(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    return op.bind(arrays, new_sizes=op.local_shape(op.out))
+
+
+@form("iota")
+def iota(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    dim = op.params["dimension"]
+    (made,) = op.bind(arrays, shape=op.local_shape(op.out))
+    return [made + jnp.asarray(op.offset(op.out, dim)).astype(made.dtype) if op.axes(op.out, dim) else made]
+
+
+@form("tile")
+def tile(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """The repetitions are the major factor of a tiled dimension."""
+    reps = tuple(n // pieces(op.axes(op.out, d), op.mesh) for d, n in enumerate(op.params["reps"]))
+    missing = len(reps) - len(op.shapes[0])
+    # Where a dimension is not repeated, it is the operand that is split.
+    reps = tuple(max(n, 1) if d >= missing else n for d, n in enumerate(reps))
+    return op.bind(arrays, reps=reps)
+
+
+@form("slice")
+def slice_(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    p, (x,) = op.params, arrays
+    starts, limits = list(p["start_indices"]), list(p["limit_indices"])
+    (x,), found = op.fetched([x], [None])
+    for d, axes in enumerate(op.axes(0, d) for d in range(x.ndim)):
+        if axes:
+            starts[d], limits[d] = 0, found[0, d].width if (0, d) in found else x.shape[d]
+    return op.bind([x], start_indices=tuple(starts), limit_indices=tuple(limits))
+
+
+@form("pad")
+def pad(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    arrays, found = op.fetched(arrays, [arrays[1], None])
+    config = list(op.params["padding_config"])
+    for (_, d), own in found.items():
+        inner = config[d][2]
+        size = op.local_shape(op.out)[d]
+        config[d] = (own.offset, size - own.offset - ((own.width - 1) * (inner + 1) + 1), inner)
+    return op.bind(arrays, padding_config=tuple(config))
+
+
+@form("rev")
+def rev(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    return op.bind(op.fetched(arrays, [None])[0])
+
+
+@form("concatenate")
+def concatenate(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """Each device takes what falls into its block of the result, from every operand."""
+    dim = op.params["dimension"]
+    axes, size = op.axes(op.out, dim), op.local_shape(op.out)[dim]
+    if not axes:
+        return op.bind(arrays)
+    own = op.fetches()
+    index = block_index(axes, op.mesh)
+    at = jnp.arange(size, dtype=jnp.int32)
+    start, found = 0, None
+    for k, x in enumerate(arrays):
+        length = op.shapes[k][dim]
+        first = index * np.int32(size) - np.int32(start)  # the operand's position that is the first of the block
+        if k in own:
+            x = op.fetch(k, own[k], x, None)
+        else:  # a small piece, which every device has
+            widths = [(size, size, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
+            padded = jax.lax.pad(x, np.zeros((), x.dtype), widths)
+            x = jax.lax.dynamic_slice_in_dim(padded, jnp.clip(first + size, 0, length + size), size, dim)
+        valid = ((at + first >= 0) & (at + first < length)).reshape([-1 if d == dim else 1 for d in range(x.ndim)])
+        found = x if found is None else jnp.where(valid, x, found)
+        start += length
+    return [found]
+
+
+@form("split")
+def split(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    (x,) = arrays
+    own = op.fetches().get(0, ())
+    if not own:
+        sizes = [op.local_shape(op.out + r)[op.params["axis"]] for r in range(len(op.op.results))]
+        return op.bind([x], sizes=tuple(sizes))
+    made = iter(op.fetch(0, (f,), x, None) for f in own)
+    shapes = [op.local_shape(op.out + r) for r in range(len(op.op.results))]
+    return [next(made) if math.prod(shape) else jnp.zeros(shape, x.dtype) for shape in shapes]
+
+
+@form("iota_2x32_shape")
+def iota_2x32_shape(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    shape, local = op.shapes[op.out], op.local_shape(op.out)
+    return list(counters(shape, local, [op.offset(op.out, d) for d in range(len(shape))]))
+
+
+def counters(shape: tuple[int, ...], local: tuple[int, ...], offsets: list[Any]) -> tuple[Array, Array]:
+    """High and low words of the positions that the elements of a block have in the flat array."""
+    low = jnp.zeros(local, jnp.uint32)
+    high = jnp.zeros(local, jnp.uint32)
+    wide = math.prod(shape) > 2**32
+    for d, size in enumerate(shape):
+        own = jax.lax.broadcasted_iota(jnp.uint32, local, d) + jnp.asarray(offsets[d]).astype(jnp.uint32)
+        if wide:
+            more, scaled = _times(low, size)
+            high = high * np.uint32(size) + more
+            low = scaled + own
+            high = high + (low < own).astype(jnp.uint32)
+        else:
+            low = low * np.uint32(size) + own
+    return high, low
+
+
+def _times(x: Array, factor: int) -> tuple[Array, Array]:
+    """High and low words of a product of 32-bit numbers."""
+    mask, half = np.uint32(0xFFFF), np.uint32(16)
+    a, b = x >> half, x & mask
+    c, d = np.uint32(factor >> 16), np.uint32(factor & 0xFFFF)
+    middle = a * d + ((b * d) >> half)
+    carry = b * c + (middle & mask)
+    return a * c + (middle >> half) + (carry >> half), x * np.uint32(factor)

@@ -1,0 +1,76 @@
+"""The collectives of emitted programs are the predicted ones: kind, axes, bytes, trips and number, without exception."""
+
+from __future__ import annotations
+
+import os
+
+import jax
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from shardwise import zoo
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import JitOptions, trace
+from shardwise.dims.analysis import analyze_program
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.plans.plan import Plan
+from shardwise.rewrite.apply import Applied, make_mesh
+from shardwise.rewrite.planning import plan_decisions
+from tests.fuzz.generate import Drawn, drawn_programs, random_decisions
+from tests.spmd.emitted import emitted, predicted
+from tests.verification.strategy_rows import ROWS
+
+MESHES = ({"x": 8}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})
+ZOO = [f"{name}:{config}" for name in zoo.names() for config in zoo.configs(name) if config.startswith("tiny")]
+PROGRAMS = int(os.environ.get("SHARDWISE_FUZZ", "240")) // 12
+
+
+def check(plan: Plan, traced: object, program: object, shapes: list[jax.ShapeDtypeStruct]) -> None:
+    applied = Applied(plan, traced, program, make_mesh(plan.mesh))  # type: ignore[arg-type]
+    assert not applied.reason
+    found, wanted = emitted(jax.make_jaxpr(applied.__call__)(*shapes)), predicted(plan)
+    assert found == wanted, f"emitted {found - wanted}, predicted {wanted - found}"
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if ROWS[name].mesh(8).get("model", 0) != 16])
+def test_named_strategies(name: str) -> None:
+    program, plan = ROWS[name].plan(8)
+    traced = trace(program.fn, program.args, {}, JitOptions())
+    check(plan, traced, lower(traced), jax.tree.leaves(program.args))
+
+
+@pytest.mark.parametrize("target", ZOO)
+def test_zoo_programs_under_random_decisions(target: str) -> None:
+    program = zoo.parse(target)
+    traced = trace(program.fn, program.args, {}, JitOptions())
+    captured = lower(traced)
+    analysis = analyze_program(captured)
+    for k, mesh in enumerate(MESHES[1:]):
+        axes = MeshAxes.of(mesh)
+        plan = plan_decisions(traced, analysis, axes, random_decisions(analysis, axes, k))
+        check(plan, traced, captured, jax.tree.leaves(program.args))
+
+
+@settings(
+    max_examples=PROGRAMS,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.generate,),
+    suppress_health_check=list(HealthCheck),
+)
+@given(drawn_programs, st.integers(0, 2**20))
+def test_random_programs(drawn: Drawn, seed: int) -> None:
+    fn, shapes = drawn.function()
+    traced = trace(fn, tuple(shapes), {}, JitOptions())
+    program = lower(traced)
+    analysis = analyze_program(program)
+    for number, mesh in enumerate(MESHES):
+        axes = MeshAxes.of(mesh)
+        check(
+            plan_decisions(traced, analysis, axes, random_decisions(analysis, axes, seed + number)),
+            traced,
+            program,
+            shapes,
+        )

@@ -1,0 +1,252 @@
+"""Single ops on local blocks against the plain run, with each of their dimensions sharded in turn.
+
+Among them are those that XLA's partitioner computes wrongly, or aborts on, when they are sharded by constraints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import shardwise
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import JitOptions, trace
+from shardwise.cost.decisions import Decision, Shard
+from shardwise.dims.analysis import analyze_program
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.rewrite.planning import plan_decisions
+from tests.spmd.emitted import emitted, predicted
+
+MESHES = ({"a": 4}, {"a": 2, "b": 4})
+Args = Sequence[Any]
+
+
+def check(fn: Callable[..., Any], args: Args, mesh: dict[str, int], decisions: Sequence[Decision] | None = None) -> int:
+    """Every color alone on every axis, and all colors at once; returns how many plans sharded something."""
+    traced = trace(fn, tuple(args), {}, JitOptions())
+    analysis, axes = analyze_program(lower(traced)), MeshAxes.of(mesh)
+    groups = [g.colors for g in analysis.groups if any(analysis.colors[c].size > 1 for c in g.colors)]
+    plans: list[list[Decision]] = [[Shard(colors, name)] for colors in groups for name in axes.names]
+    plans.append([Shard(colors, axes.names[k % len(axes.names)]) for k, colors in enumerate(groups)])
+    plans += [[Shard(colors, name) for name in axes.names] for colors in groups] if len(axes.names) > 1 else []
+    want = jax.tree.leaves(jax.device_get(jax.jit(fn)(*args)))
+    sharded = 0
+    for chosen in [list(decisions)] if decisions is not None else plans:
+        plan = plan_decisions(traced, analysis, axes, chosen)
+        sharded += any(axes_ for a in (*plan.arguments, *plan.outputs) for axes_ in a.spec)
+        planned = plan.jit(fn)
+        assert emitted(jax.make_jaxpr(planned.inline)(*args)) == predicted(plan), chosen
+        for x, y in zip(want, jax.tree.leaves(jax.device_get(planned(*args))), strict=True):
+            np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), atol=2e-4, rtol=2e-4)
+    return sharded
+
+
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def integers(limit: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(-limit // 4, limit + limit // 4, shape).astype(np.int32)
+
+
+def convolution(x: Any, w: Any, **options: Any) -> Any:
+    strides = options.pop("strides", (1, 1))
+    return lax.conv_general_dilated(x, w, strides, options.pop("padding", "SAME"), **options)
+
+
+_IMAGE = ("NHWC", "HWIO", "NHWC")
+
+
+def pooled(x: Any, reducer: Any, start: float, stride: int, width: int = 3, padding: str = "SAME") -> Any:
+    return lax.reduce_window(x, start, reducer, (1, width, width, 1), (1, stride, stride, 1), padding)
+
+
+def gradient(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of a function in all its arguments, for a random cotangent."""
+
+    def run(*args: Any) -> Any:
+        out, pull = jax.vjp(fn, *args)
+        return out, pull(jnp.cos(jnp.arange(out.size, dtype=out.dtype).reshape(out.shape)))
+
+    return run
+
+
+CASES: dict[str, tuple[Callable[..., Any], Args]] = {
+    "grouped 1x1 convolution": (
+        lambda x, w: convolution(x, w, feature_group_count=2, dimension_numbers=_IMAGE),
+        (draw(1, 8, 8, 32), draw(1, 1, 16, 32)),
+    ),
+    "depthwise": (
+        gradient(lambda x, w: convolution(x, w, feature_group_count=8, dimension_numbers=_IMAGE)),
+        (draw(4, 8, 8, 8), draw(3, 3, 1, 8)),
+    ),
+    "batch groups": (
+        lambda x, w: convolution(
+            x, w, batch_group_count=4, strides=(2, 1), padding="VALID", rhs_dilation=(2, 1), dimension_numbers=_IMAGE
+        ),
+        (draw(8, 16, 8, 4), draw(3, 3, 4, 16)),
+    ),
+    "convolution with strides, gradients": (
+        gradient(lambda x, w: convolution(x, w, strides=(2, 1), padding=((1, 2), (0, 3)), dimension_numbers=_IMAGE)),
+        (draw(4, 16, 8, 4), draw(3, 5, 4, 8)),
+    ),
+    "transposed convolution": (
+        lambda x, w: lax.conv_transpose(x, w, (2, 2), "SAME", dimension_numbers=_IMAGE),
+        (draw(4, 8, 8, 4), draw(3, 3, 4, 8)),
+    ),
+    **{
+        f"gradient of {name} pooling, stride {stride}, {padding}": (
+            gradient(lambda x, r=reducer, s=start, k=stride, p=padding: pooled(x, r, s, k, padding=p)),
+            (draw(2, 16, 8, 4),),
+        )
+        for name, reducer, start in (("max", lax.max, -np.inf), ("min", lax.min, np.inf), ("mean", lax.add, 0.0))
+        for stride, padding in ((1, "SAME"), (2, "SAME"), (2, "VALID"))
+    },
+    "dynamic update beyond the end": (
+        lambda x, u, k: lax.dynamic_update_slice(x, u, (k, 0)),
+        (draw(16, 8), draw(3, 8), np.int32(15)),
+    ),
+    "dynamic update across blocks": (
+        lambda x, u, k, j: lax.dynamic_update_slice(x, u, (k, j)),
+        (draw(16, 16), draw(7, 3), np.int32(2), np.int32(14)),
+    ),
+    "updates in a decode loop": (
+        lambda x, u: lax.fori_loop(0, 6, lambda k, y: lax.dynamic_update_slice(y, u * (k + 1), (3 * k, 0)), x),
+        (draw(16, 8), draw(1, 8)),
+    ),
+    "sort, then a scalar scatter": (lambda x: jnp.sort(x, 0).at[5].set(9.0), (draw(16, 6),)),
+    "associative scan": (lambda x: lax.associative_scan(jnp.add, x), (draw(16, 8),)),
+    "cache writes of each example": (
+        lambda cache, new, at: jax.vmap(lambda c, n, k: lax.dynamic_update_slice(c, n, (k, 0)))(cache, new, at),
+        (draw(8, 16, 4), draw(8, 1, 4), integers(16, 8)),
+    ),
+    "cache writes at batch 1": (
+        lambda cache, new, at: jax.vmap(lambda c, n, k: lax.dynamic_update_slice(c, n, (k, 0)))(cache, new, at),
+        (draw(1, 16, 4), draw(1, 1, 4), integers(16, 1)),
+    ),
+    "xor": (lambda n: lax.reduce_xor_p.bind(n, axes=(0,)), (integers(1000, 16, 8),)),
+    "other reductions": (
+        lambda n, b: (jnp.prod(n, 0), jnp.all(b, 0), jnp.any(b, 1), n.max(0), n.min(1)),
+        (integers(5, 16, 8), integers(5, 8, 16) > 0),
+    ),
+    "argmax": (
+        lambda x, n: (jnp.argmax(x, 0), jnp.argmin(x, 1), jnp.argmax(n, 0), jnp.argmin(n, 0), jnp.argmax(n > 1, 0)),
+        (np.where(draw(16, 8) > 1.4, np.nan, draw(16, 8, seed=3)).astype(np.float32), integers(3, 16, 8)),
+    ),
+    "lookups out of bounds": (
+        lambda t, i: (
+            jnp.take(t, i, 0, mode="fill"),
+            jnp.take(t, i, 0, mode="clip"),
+            jnp.take(t, i, 0, mode="wrap"),
+            jnp.take(t > 0, i, 0, mode="clip"),
+            jnp.take((t * 10).astype(jnp.int32), i, 0, mode="fill", fill_value=7),
+        ),
+        (draw(16, 8), integers(16, 8)),
+    ),
+    "scatters out of bounds": (
+        lambda t, i, u: (
+            t.at[i].add(u, mode="drop"),
+            t.at[i].add(u, mode="clip"),
+            t.at[i].max(u),
+            t.at[i].min(u),
+            t.at[i].multiply(u),
+            t.at[i[:2]].set(u[:2]),
+            t.at[i].subtract(u) if hasattr(t.at[i], "subtract") else t,
+        ),
+        (draw(16, 8), integers(16, 8), draw(8, 8)),
+    ),
+    "uneven slices": (
+        lambda x: (x[1:9], x[::2], x[3:15:3], x[8:], x[:, ::-1], jnp.flip(x, 0), jnp.roll(x, 3, 0), x[4:12, 2:6]),
+        (draw(16, 8),),
+    ),
+    "pads": (
+        lambda x: tuple(
+            lax.pad(x, np.float32(0.5), (w, (0, 0, 0)))
+            for w in ((1, 3, 0), (4, 4, 0), (0, 0, 1), (1, 0, 1), (-2, 2, 0), (-4, -4, 0), (3, 1, 3))
+        ),
+        (draw(16, 8),),
+    ),
+    "concatenations": (
+        lambda x, y, z: (
+            jnp.concatenate([x, y], 0),
+            jnp.concatenate([x, z, x], 0),
+            jnp.concatenate([z[:1], x, z[1:]], 0),
+            jnp.stack([x, x + 1], 1),
+            *jnp.split(x, 4, 0),
+        ),
+        (draw(16, 8), draw(8, 8), draw(4, 8)),
+    ),
+    "reshapes": (
+        lambda x: (x.reshape(4, 4, 8), x.reshape(-1), x.reshape(32, 4), x.T.reshape(16, 8), jnp.tile(x, (2, 3))),
+        (draw(16, 8),),
+    ),
+    "positions": (
+        lambda x: (
+            x + jnp.arange(16)[:, None],
+            jnp.where(lax.broadcasted_iota(jnp.int32, (16, 8), 1) > 3, x, 0),
+            jnp.tril(x),
+        ),
+        (draw(16, 8),),
+    ),
+    "cumulative": (lambda x: (jnp.cumsum(x, 0), jnp.cumsum(x, 1), lax.top_k(x, 3), jnp.sort(x, 0)), (draw(16, 8),)),
+    "partial sums meet whole values": (
+        lambda x, w, b: (x @ w + b, (x @ w) * 2 - b, b - x @ w, ((x @ w).astype(jnp.float16) / 3 + b)),
+        (draw(8, 16), draw(16, 8), draw(8)),
+    ),
+    "sums that are converted": (
+        lambda n, x: (jnp.sum(x, 0).astype(jnp.int32), jnp.sum(n, 0) // 3, jnp.sum(n, 0).astype(jnp.float32)),
+        (integers(9, 16, 8), draw(16, 8) * 10),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_in_the_plain_run(name: str) -> None:
+    fn, args = CASES[name]
+    assert sum(check(fn, args, mesh) for mesh in MESHES) > 0
+
+
+def test_the_search_shards_a_grouped_convolution_rightly() -> None:
+    """XLA's partitioner multiplies the result of this plan."""
+    x, w = draw(1, 64, 64, 512), draw(1, 1, 256, 512) / 16
+    fn = CASES["grouped 1x1 convolution"][0]
+    plan = shardwise.plan(fn, x, w, mesh={"a": 2, "b": 4}, budget_evals=200)
+    np.testing.assert_allclose(plan.jit(fn)(x, w), jax.jit(fn)(x, w), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32])
+def test_sharded_random_numbers_are_the_unsharded_ones(bits: int) -> None:
+    def fn(key: Any, keys: Any) -> Any:
+        many = jax.vmap(lambda k: jax.random.bits(k, (4, 8), f"uint{bits}"))(keys)
+        gamma = jax.random.gamma(key, jnp.arange(1.0, 17.0))
+        return jax.random.bits(key, (16, 8), f"uint{bits}"), many, jax.random.split(key, 8), gamma
+
+    args = (jax.random.key(3), jax.random.split(jax.random.key(4), 8))
+    traced = trace(fn, args, {}, JitOptions())
+    analysis, axes = analyze_program(lower(traced)), MeshAxes.of({"a": 2, "b": 4})
+    decisions = [Shard(g.colors, axes.names[k % 2]) for k, g in enumerate(analysis.groups)]
+    plan = plan_decisions(traced, analysis, axes, decisions)
+    assert any(any(a.spec) for a in plan.outputs)
+    for x, y in zip(jax.tree.leaves(jax.jit(fn)(*args)), jax.tree.leaves(plan.jit(fn)(*args)), strict=True):
+        a, b = (jax.random.key_data(z) if jnp.issubdtype(z.dtype, jax.dtypes.prng_key) else z for z in (x, y))
+        assert (np.asarray(a) == np.asarray(b)).all()
+
+
+def test_effects_run_once() -> None:
+    seen: list[float] = []
+
+    def fn(x: Any) -> Any:
+        jax.debug.callback(lambda total: seen.append(float(total)), x.sum())
+        return x * 2
+
+    x = draw(16, 8)
+    plan = shardwise.plan(fn, x, mesh={"a": 8}, tactics=[], pins={"x": jax.sharding.PartitionSpec("a")})
+    assert np.allclose(plan.jit(fn)(x), x * 2)
+    jax.effects_barrier()
+    assert len(seen) == 1 and np.isclose(seen[0], x.sum(), atol=1e-4)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.partitioners``: found plans, executed as device-local programs and by constraints, compiled for v5e:4x4.
+"""``python -m benchmarks.partitioners``: found plans as device-local programs and by constraints, compiled for v5e:4x4.
 
 Each program is planned by the default search, and the same plan is compiled twice by XLA's TPU compiler (libtpu, no TPU is
 needed). Compute is the compiler's own estimate of cycles; collectives are timed by our link formulas, those that the schedule

@@ -1,14 +1,13 @@
 """``make bench-plans``: named strategies, planned, compiled by XLA for v5e:4x4, predicted against compiled.
 
 Needs the extra ``shardwise[tpu]`` (libtpu), no TPU. The program is a Gemma-2B-shaped training step with three layers. For each
-strategy: constraints in the program, bytes that one device moves by kind (predicted and compiled), the share that agrees, peak
-memory, and the compiler's own estimate of cycles for the compute. The last row is FSDP by annotating inputs and outputs only.
-The table is printed and written to docs/benchmarks/plans.md.
+strategy: bytes that one device moves by kind (predicted and compiled), the share that agrees, peak
+memory, and the compiler's own estimate of cycles for the compute. The
+table is printed and written to docs/benchmarks/plans.md.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 import sys
 import time
@@ -57,8 +56,8 @@ def main() -> int:
         ),
     }
     program = zoo.parse(TARGET)
-    columns = "strategy, constraints, plan s, predicted MB, compiled MB, agree, peak GB, Mcycles"
-    lines = [f"| {columns.replace(', ', ' | ')} |", "|---|" + "---:|" * 7]
+    columns = "strategy, plan s, predicted MB, compiled MB, agree, peak GB, Mcycles"
+    lines = [f"| {columns.replace(', ', ' | ')} |", "|---|" + "---:|" * 6]
     details = []
 
     def measure(name: str, plan: shardwise.Plan, plan_s: float) -> None:
@@ -69,7 +68,7 @@ def main() -> int:
         peak = f"{memory.peak_bytes / 1e9:.2f}" if memory is not None else "does not fit"
         cycles = found.compiled.estimated_cycles / 1e6
         lines.append(
-            f"| {name} | {len(plan.constraints)} | {plan_s:.1f} | {predicted:,.0f} | {compiled:,.0f} "
+            f"| {name} | {plan_s:.1f} | {predicted:,.0f} | {compiled:,.0f} "
             f"| {found.matched:.1%} | {peak} | {cycles:,.0f} |"
         )
         print(lines[-1], flush=True)
@@ -87,9 +86,6 @@ def main() -> int:
             program.fn, *program.args, mesh=mesh, tactics=tactics, roles=roles, donate_argnums=program.donate_argnums
         )
         measure(name, plan, time.perf_counter() - start)
-        if name == "FSDP":
-            naive = dataclasses.replace(plan, constraints=())
-    measure("FSDP, inputs and outputs only", naive, 0.0)
     versions = f"shardwise {shardwise.__version__}, JAX {jax.__version__}, Python {platform.python_version()}"
     head = [
         "# Plans: predicted against compiled",

@@ -106,8 +106,6 @@ def ready(case: Case, file: str, given: Any) -> Ready:
 
     loaded = case.program.load()
     plan = shardwise.load_plan(file).bind(loaded.fn, *loaded.args)
-    trees = plan.trees
-    assert trees is not None
     mesh = make_mesh(plan.mesh, jax.devices("cpu"))
     shardings, _ = plan.in_shardings(mesh)
     start = time.perf_counter()
@@ -123,7 +121,7 @@ def ready(case: Case, file: str, given: Any) -> Ready:
     return Ready(
         case,
         # What ``plan.jit(fn)`` runs: calling that would compile once more.
-        lambda args: trees[1].unflatten(compiled(*jax.tree.leaves(args))),
+        lambda args: compiled(*args),
         lambda args, results: placed(fed(args, results, loaded.donate_argnums)),
         placed(given),
         told,

@@ -141,7 +141,7 @@ def test_late_all_reduces_are_combined(scatters: bool, combined: list[bool]) -> 
 
 def test_what_hides() -> None:
     """Gathers of what is ready early, and reductions of what is used late."""
-    cost = costing(hidden=(("all-gather", 0.5), ("reduce-scatter", 0.25)))
+    cost = costing(hidden=(("all-gather", 0.5), ("reduce-scatter", 0.25)), rings=False)
     partial, whole, split = sharding((), (), partial=(0,)), sharding((), ()), sharding((0,), ())
     gather, scatter, reduction = (
         reshard(MEBI, *ends, MESH)[0] for ends in ((split, whole), (partial, split), (partial, whole))
@@ -154,6 +154,19 @@ def test_what_hides() -> None:
     assert shares(early=False, late=False) == [0, 0, 0]
     assert shares(early=True, late=False) == pytest.approx([0.5, 0, 0])
     assert shares(early=False, late=True) == pytest.approx([0, 0.25, 0])
+
+
+def test_late_sums_go_round_where_permutes_hide_and_scatters_do_not() -> None:
+    """A ring takes as long as a reduce-scatter, one hop after another, and most of that hides."""
+    cost, plain = costing(rings=True, hidden=(("reduce-scatter", 0.9),)), costing(rings=False)
+    assert cost.rings(MEBI, late=True) and not cost.rings(MEBI, late=False) and not plain.rings(MEBI, late=True)
+    assert not cost.rings(KIBI, late=True), "small pieces take nothing but latency"
+    partial, split = sharding((), (), partial=(0,)), sharding((0,), ())
+    (native,), (ring,) = (reshard(MEBI._replace(ring=ring), partial, split, MESH) for ring in (False, True))
+    assert (ring.kind, ring.purpose, ring.hops, ring.nbytes) == (Kind.PERMUTE, Kind.REDUCE_SCATTER, 3, MEBI.nbytes / 4)
+    assert cost.step_s(ring) == cost.step_s(native)
+    assert cost.hidden_s(ring, False, True) > 0.8 * cost.step_s(ring) and cost.hidden_s(native, False, True) == 0
+    assert cost.copy_s(ring) > cost.copy_s(native) == 0, "what arrives is added"
 
 
 def test_the_rule_counts_what_of_an_early_gather_is_exposed() -> None:
@@ -173,7 +186,7 @@ def test_fsdp_gathers_parameters_and_scatters_gradients() -> None:
     low = lowered(
         mlp_gradient, WIDE, {"data": 8}, lambda c, _: [Shard((c("x", 0),), "data"), Shard((c("w/0", 1),), "data")]
     )
-    found = kinds(low)
+    found = Counter(step.purpose.value for r in low.reshards for step in r.steps)
     assert found["reduce-scatter"] == 2 and found["all-gather"] >= 2 and "all-reduce" not in found
 
 

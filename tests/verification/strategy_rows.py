@@ -22,6 +22,8 @@ GRAPH = "gns:tiny"
 #: So wide that the textbook is cheapest for every product.
 WIDE = "llama3:layers=2,d=8192,heads=64,kv_heads=64,head=128,ffn=16384,vocab=1024,batch=64,seq=512"
 SEQUENCE = ("batch/inputs", 1)
+#: Gradients may go round in a ring of permutes.
+SCATTERS = "reduce-scatter collective-permute"
 WEIGHTS = ("params/layers/experts/up", 1)
 
 
@@ -74,16 +76,16 @@ ROWS = {
         s.DataParallel("data"),
         s.Megatron("model"),
         s.SequenceParallel("model", SEQUENCE),
-        kinds="all-gather reduce-scatter all-to-all all-reduce",
+        kinds=f"all-gather all-to-all all-reduce {SCATTERS}",
     ),
-    "fsdp": _row(TRANSFORMER, "data", s.FSDP("data"), kinds="all-gather reduce-scatter all-to-all"),
-    "zero2": _row(TRANSFORMER, "data", s.ZeRO2("data"), kinds="all-gather reduce-scatter all-to-all"),
+    "fsdp": _row(TRANSFORMER, "data", s.FSDP("data"), kinds=f"all-gather all-to-all {SCATTERS}"),
+    "zero2": _row(TRANSFORMER, "data", s.ZeRO2("data"), kinds=f"all-gather all-to-all {SCATTERS}"),
     "context": _row(
         TRANSFORMER,
         "data seq",
         s.DataParallel("data"),
         s.ContextParallel("seq", SEQUENCE),
-        kinds="all-reduce all-gather reduce-scatter",
+        kinds=f"all-reduce all-gather {SCATTERS}",
     ),
     "experts": _row(
         EXPERTS,
@@ -99,7 +101,7 @@ ROWS = {
         s.FSDP("data"),
         s.Megatron("model"),
         s.Shard("params/embed", 0, "model"),
-        kinds="all-gather reduce-scatter all-reduce",
+        kinds=f"all-gather all-reduce {SCATTERS}",
     ),
 }
 

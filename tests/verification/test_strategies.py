@@ -18,7 +18,7 @@ HOST = [name for name in ROWS if name not in ("megatron, wide", "fsdp, megatron"
 @pytest.mark.parametrize("name", HOST)
 def test_compiled_as_predicted(name: str) -> None:
     found = ROWS[name].verified(8, "host")
-    assert found.matched >= 0.95, str(found)
+    assert found.matched >= 0.99, str(found)
     assert large_kinds(bytes_by_kind(found)) <= ROWS[name].kinds, str(found)
 
 
@@ -28,7 +28,8 @@ def test_fsdp_moves_no_more_than_the_textbook() -> None:
     parameters = sum(math.prod(a.shape) * 2 for a in plan.arguments if a.path.startswith("params") and len(a.shape) > 1)
     found = shardwise.verify(plan, program.fn, *program.args)
     kinds = bytes_by_kind(found)
-    assert kinds["all-gather"] <= 2 * parameters and kinds["reduce-scatter"] <= parameters, (kinds, parameters)
+    scattered = kinds.get("reduce-scatter", 0.0) + kinds.get("collective-permute", 0.0)
+    assert kinds["all-gather"] <= 2 * parameters and scattered <= parameters, (kinds, parameters)
 
 
 def test_constraints_are_a_handful() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from shardwise.cost.sharding import REDUCING, Axes, Collective, Kind
+from shardwise.cost.sharding import REDUCING, ArrayType, Axes, Collective, Kind
 from shardwise.hardware.collectives import AlphaBeta, collective
 from shardwise.hardware.layout import Placement, ideal
 from shardwise.hardware.mesh import MeshAxes
@@ -30,6 +30,8 @@ class LocalCost(Protocol):
         ...
 
     def compute_s(self, flops: float, nbytes: float, unit: Unit, dtype: str) -> float: ...
+
+    def rings(self, array: ArrayType, late: bool) -> bool: ...
 
 
 class HardwareCost:
@@ -50,7 +52,8 @@ class HardwareCost:
         # An efficiency that was measured has the copies of an all-to-all in it.
         known = {} if self.profile.efficiency else CROSSING
         self._crossing = {kind: copies * 2 / self._memory_bytes_per_s for kind, copies in known.items()}
-        self._copy = 2 / self._memory_bytes_per_s * self.profile.minor_copies
+        self._plain_copy = 2 / self._memory_bytes_per_s
+        self._copy = self._plain_copy * self.profile.minor_copies
         self._turn = self._copy + 1 / self.profile.turned_bytes_per_s * self.profile.minor_copies
         self._combined = {Kind.ALL_REDUCE} if self.profile.scatters else {Kind.ALL_REDUCE, Kind.REDUCE_SCATTER}
         self._matrix: dict[str, float] = {}
@@ -60,10 +63,22 @@ class HardwareCost:
         return HardwareCost(ideal(mesh))
 
     def link(self, step: Collective) -> AlphaBeta:
-        key = (step.kind, step.axes, step.near)
+        key = (step.purpose, step.axes, step.near)
         if key not in self._links:
-            self._links[key] = collective("halo" if step.near else step.kind.value, step.axes, self.placement)
+            self._links[key] = collective("halo" if step.near else step.purpose.value, step.axes, self.placement)
         return self._links[key]
+
+    def rings(self, array: ArrayType, late: bool) -> bool:
+        """Is a sum better reduced into shards by a ring of permutes than by a reduce-scatter? Where the compiler runs permutes
+        beside compute, and reduce-scatters not (``Profile.rings``), and the result is used late; not if the pieces are so
+        small that latency is all they take."""
+        mesh = self.placement.mesh
+        if not (self.profile.rings and late and array.reducer == "sum" and mesh.devices > 1):
+            return False
+        axis = max(range(len(mesh.sizes)), key=mesh.sizes.__getitem__)
+        nbytes = array.nbytes / mesh.devices
+        piece = Collective(Kind.PERMUTE, (axis,), nbytes, nbytes, near=True)
+        return self.link(piece).s_per_byte * piece.nbytes > self.profile.collective_s
 
     def step_s(self, step: Collective, late: bool = False) -> float:
         """One collective, nothing hidden. All-reduces of values that are used ``late`` are combined, so that their hops are
@@ -72,12 +87,14 @@ class HardwareCost:
             return 0.0
         if late and step.kind in self._combined:
             return self.profile.collective_s + self.link(step).s_per_byte * step.nbytes
-        return self.link(step).time_s(step.nbytes)
+        return self.link(step).time_s(_moved(step))
 
     def copy_s(self, step: Collective) -> float:
         """The copies that bring what arrives in pieces of several dimensions into the order of the array, or from it; and those
         that turn both sides of a gather round (``Profile.minor_copies``): along the last dimension by the element, along others
         by the row."""
+        if step.hops:  # what arrives is added
+            return 1.5 * step.hops * step.nbytes * self._plain_copy
         crossing = self._crossing.get(step.kind, 0.0) * step.nbytes if step.crossing else 0.0
         if self._copy and step.minor and step.kind is Kind.ALL_GATHER:
             return crossing + (self._turn if step.last else self._copy) * (step.bytes_in + step.bytes_out)
@@ -87,15 +104,18 @@ class HardwareCost:
         """What of a collective hides behind compute: a share of its transfer, where it can be started long before its result is
         needed. A gather can if its operand is ready ``early``; a reduction if its result is used ``late``, as gradients are,
         which come while others are computed. What is gathered late comes last."""
-        share = self._hidden[step.kind] if (late if step.kind in REDUCING else early) else 0.0
-        return share * self.link(step).s_per_byte * step.nbytes if share else 0.0
+        kind = step.purpose
+        if kind is Kind.REDUCE_SCATTER and self.profile.rings and not step.hops:
+            return 0.0
+        share = self._hidden[kind] if (late if kind in REDUCING else early) else 0.0
+        return share * self.link(step).s_per_byte * _moved(step) if share else 0.0
 
     def communication_s(self, steps: Iterable[Collective], early: bool) -> float:
         total = 0.0
         for step in steps:
             if step.kind is not Kind.SLICE:
                 hidden = self._early[step.kind] if early else 0.0
-                total += self.profile.collective_s + self.link(step).s_per_byte * step.nbytes * (1 - hidden)
+                total += self.profile.collective_s + self.link(step).s_per_byte * _moved(step) * (1 - hidden)
                 total += self.copy_s(step)
         return total
 
@@ -107,3 +127,8 @@ class HardwareCost:
         else:
             rate = self.profile.vector_flops_per_s
         return max(flops / rate, nbytes / self._memory_bytes_per_s)
+
+
+def _moved(step: Collective) -> float:
+    """Bytes as the formulas of collectives count them: those of the whole array, where a ring moves it piece by piece."""
+    return step.nbytes * (step.hops + 1) if step.hops else step.nbytes

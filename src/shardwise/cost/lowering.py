@@ -269,7 +269,7 @@ class Lowered:
         ]
 
     def _move_s(self, value: int, source: Sharding, target: Sharding) -> float:
-        return self.known.mover.seconds(self.structure.arrays[value], source, target)
+        return self.known.mover.seconds(self.known.ways.arrays[value], source, target)
 
     # Where values go.
 
@@ -302,7 +302,7 @@ class Lowered:
                 yield key, Reshard(op.id, value, halo.operand, need, need, halo.steps, op.region)
 
     def _reshard(self, op: Op, value: int, operand: int, source: Sharding, target: Sharding) -> Iterator[Reshard]:
-        steps = self.known.mover.steps(self.structure.arrays[value], source, target)
+        steps = self.known.mover.steps(self.known.ways.arrays[value], source, target)
         if steps:
             region = self.structure.runs_in[self.structure.section(op.id, value)]
             yield Reshard(op.id, value, operand, source, target, steps, region)
@@ -414,4 +414,5 @@ def collectives(lowered: Lowered) -> list[tuple[Kind, Axes, float, float, Reshar
         for r in lowered.reshards
         for step in r.steps
         if step.kind is not Kind.SLICE
+        for _ in range(step.count)
     ]

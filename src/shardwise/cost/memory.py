@@ -375,7 +375,7 @@ def copy_allocations(
     """What the reshards of one value in one region take."""
     found = []
     for r in reshards:
-        kinds = {s.kind for s in r.steps} - {Kind.SLICE}
+        kinds = {s.purpose for s in r.steps} - {Kind.SLICE}
         if not kinds or r.source is r.target:  # a halo is part of the kernel that reads it
             continue
         op, v = life.program.ops[r.op], life.program.values[r.value]

@@ -245,7 +245,8 @@ def _rows(model: CostModel, term: Term, figures: Figures) -> Iterable[Row]:
             if step.kind is not Kind.SLICE:
                 axes = tuple(model.cost.placement.mesh.names[a] for a in step.axes)
                 times = moving * 1e-12, hidden * 1e-12
-                yield Row(step.kind.value, op.kind, *where, runs, *times, runs * step.nbytes, point, axes)
+                moved = runs * step.nbytes * step.count
+                yield Row(step.kind.value, op.kind, *where, runs, *times, moved, point, axes)
 
 
 def _collectives(rows: Iterable[Row]) -> Iterable[Moved]:

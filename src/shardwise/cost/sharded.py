@@ -7,31 +7,41 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwise.cost.lowering import Lowered
-from shardwise.cost.sharding import Axes, Sharding
+from shardwise.cost.sharding import ArrayType, Axes, Sharding
+from shardwise.cost.structure import array_type
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.program import Program
 
 
 @dataclass(frozen=True)
 class ShardedProgram:
     """How a program is computed on a mesh: by op the axes of its factors and those over which it passes partial sums on, by
-    value the sharding in which it leaves its op."""
+    value the sharding in which it leaves its op; and the values that are reduced into shards by rings of permutes."""
 
     mesh: MeshAxes
     factors: tuple[tuple[Axes, ...], ...]
     passed: tuple[Axes, ...]
     shardings: tuple[Sharding, ...]
+    rings: frozenset[int] = frozenset()
 
     @staticmethod
     def of(lowered: Lowered) -> ShardedProgram:
         ways = [lowered.computes[op.id] for op in lowered.program.ops]
         shardings = tuple(lowered.actual[v.id] for v in lowered.program.values)
-        return ShardedProgram(lowered.mesh, tuple(w.assigned for w in ways), tuple(w.passed for w in ways), shardings)
+        rings = frozenset(v for v, array in enumerate(lowered.known.ways.arrays) if array.ring)
+        assigned, passed = tuple(w.assigned for w in ways), tuple(w.passed for w in ways)
+        return ShardedProgram(lowered.mesh, assigned, passed, shardings, rings)
+
+    def array_type(self, program: Program, value: int) -> ArrayType:
+        """What reshards of a value depend on."""
+        return array_type(program, value)._replace(ring=value in self.rings)
 
     def to_json(self) -> dict[str, Any]:
         """Repeated entries are written once, and referred to by number."""
         ops, op_numbers = _numbered(list(zip(self.factors, self.passed, strict=True)))
         values, value_numbers = _numbered([(s.dims, s.partial) for s in self.shardings])
-        return {"computed": ops, "ops": op_numbers, "shardings": values, "values": value_numbers}
+        numbers = {"ops": op_numbers, "values": value_numbers, "rings": sorted(self.rings)}
+        return {"computed": ops, "shardings": values} | numbers
 
 
 def _numbered(items: Sequence[Any]) -> tuple[list[Any], list[int]]:
@@ -62,4 +72,5 @@ def read_sharded(data: dict[str, Any], mesh: MeshAxes) -> ShardedProgram:
     except IndexError:
         raise ValueError("an entry is referred to that is not there") from None
     made = tuple(Sharding(*entry) for entry in values)
-    return ShardedProgram(mesh, tuple(f for f, _ in ops), tuple(p for _, p in ops), made)
+    rings = frozenset(int(v) for v in data["rings"])
+    return ShardedProgram(mesh, tuple(f for f, _ in ops), tuple(p for _, p in ops), made, rings)

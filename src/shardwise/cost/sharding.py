@@ -86,12 +86,14 @@ PAIRED: Final = ("argmax", "argmin")
 
 class ArrayType(NamedTuple):
     """What a reshard depends on besides the two shardings: the global shape, bytes per element, and how parts are combined
-    where the array is partial. ``paired_itemsize``: bytes per element of the values that an ``argmax`` compares."""
+    where the array is partial. ``paired_itemsize``: bytes per element of the values that an ``argmax`` compares. ``ring``:
+    whether it is reduced into shards by a ring of permutes, instead of a reduce-scatter."""
 
     shape: tuple[int, ...]
     itemsize: float
     reducer: str = "sum"
     paired_itemsize: float = 0.0
+    ring: bool = False
 
     @property
     def nbytes(self) -> float:
@@ -103,7 +105,8 @@ class Collective:
     """One collective over one or several axes. ``bytes_in`` and ``bytes_out`` are those of one device; ``near`` where a
     permute goes to neighbours only (a halo); ``crossing`` where it acts along several dimensions, so that pieces arrive in
     another order than that of the array; ``minor`` where it acts along any dimension but the first, ``last`` along the last.
-    ``after`` is the sharding that it leaves, where it is a step of a reshard."""
+    ``after`` is the sharding that it leaves, where it is a step of a reshard. ``hops``: how often it runs, one hop after
+    another, where a ring of permutes stands for a reduce-scatter; 0 for any other."""
 
     kind: Kind
     axes: Axes
@@ -114,11 +117,22 @@ class Collective:
     minor: bool = False
     last: bool = False
     after: Sharding | None = None
+    hops: int = 0
 
     @property
     def nbytes(self) -> float:
         """The larger side, which is how collectives are counted in the compiled program as well."""
         return max(self.bytes_in, self.bytes_out)
+
+    @property
+    def count(self) -> int:
+        """How many collectives stand in the program."""
+        return max(1, self.hops)
+
+    @property
+    def purpose(self) -> Kind:
+        """What it does to the array: a ring of permutes is a reduce-scatter."""
+        return Kind.REDUCE_SCATTER if self.hops else self.kind
 
 
 def reshard(array: ArrayType, source: Sharding, target: Sharding, mesh: MeshAxes) -> tuple[Collective, ...]:
@@ -141,6 +155,11 @@ def reshard(array: ArrayType, source: Sharding, target: Sharding, mesh: MeshAxes
         size, out = (array.nbytes / s.shards(mesh) for s in (before, after))
         if combined:  # parts are gathered, and combined on every device
             out = size * math.prod(mesh.sizes[a] for a in axes)
+        if kind is Kind.REDUCE_SCATTER and array.ring:
+            (axis,) = axes
+            where = (False, crossing, minor, last, after, mesh.sizes[axis] - 1)
+            steps.append(Collective(Kind.PERMUTE, axes, out, out, *where))
+            continue
         if kind is Kind.ALL_REDUCE and array.reducer in PAIRED:
             pair = size / array.itemsize * array.paired_itemsize
             steps.append(Collective(kind, axes, pair, pair, False, crossing, minor, last, before))

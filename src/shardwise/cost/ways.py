@@ -70,6 +70,10 @@ class Ways:
     def __init__(self, structure: Structure, mesh: MeshAxes, cost: LocalCost):
         self.structure, self.mesh, self.cost = structure, mesh, cost
         self.program = structure.program
+        self.arrays = tuple(
+            array._replace(ring=True) if cost.rings(array, late) else array
+            for array, late in zip(structure.arrays, structure.late, strict=True)
+        )
         self._known: dict[object, list[Way]] = {}
         self._one: dict[object, Way] = {}
         self._divided: dict[tuple[int, int, int], bool] = {}

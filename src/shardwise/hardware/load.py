@@ -56,6 +56,9 @@ _TIME: Final = "seconds, at most 1"
 FIGURES: Final = (
     Figure("clock_hz", 1e7, 1e11, "in Hz, not GHz"),
     Figure("type_count", 1, 8, "1 or 2: what one chip counts in names like v4-32", required=False, whole=True),
+    Figure(
+        "rings", 0, 1, "1 if permutes run beside compute and reduce-scatters do not, else 0", required=False, whole=True
+    ),
     Figure("reduce_scatter", 0, 1, "1 if the compiler makes reduce-scatters, else 0", required=False, whole=True),
     Figure("minor_copies", 0, 1, "1 if arrays are turned round to be gathered, else 0", required=False, whole=True),
     Figure("memory.bytes", 2**20, 2**50, "in bytes, not GB", whole=True),
@@ -281,6 +284,7 @@ def _profile(data: dict[str, Any], leaves: dict[str, Any], path: Path) -> Profil
         sources=tuple(data.get("sources", {}).items()),
         file=str(path),
         scatters=bool(leaves.get("reduce_scatter", 1)),
+        rings=bool(leaves.get("rings", 0)),
         operand_bytes_per_s=float(leaves.get("matrix.operand_bytes_per_s", math.inf)),
         turned_bytes_per_s=float(leaves.get("memory.turned_bytes_per_s", math.inf)),
         minor_copies=bool(leaves.get("minor_copies", 0)),

@@ -63,7 +63,8 @@ class Profile:
     (both infinite where that is not known). ``minor_copies`` says whether the compiler turns an array round before and after it
     is gathered along any dimension but the first. ``type_count`` is what one chip counts in names such as v4-32. ``sources``
     has one entry a figure. ``scatters`` says whether the compiler makes a reduce-scatter of a sum of which every device keeps a
-    piece; where it does not, it all-reduces and slices.
+    piece; where it does not, it all-reduces and slices. ``rings`` says whether it runs permutes beside compute, and
+    reduce-scatters never.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Profile:
     sources: tuple[tuple[str, str], ...]
     file: str = ""
     scatters: bool = True
+    rings: bool = False
     efficiency: tuple[tuple[str, float], ...] = ()
     operand_bytes_per_s: float = math.inf
     turned_bytes_per_s: float = math.inf
@@ -150,6 +152,7 @@ class Profile:
             "devices_per_chip": self.devices_per_chip,
             "type_count": self.type_count,
             "reduce_scatter": int(self.scatters),
+            **({"rings": 1} if self.rings else {}),
             "minor_copies": int(self.minor_copies),
             "clock_hz": self.clock_hz,
             "memory": {

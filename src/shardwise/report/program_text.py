@@ -92,7 +92,8 @@ def laid_out(lines: Sequence[Line], width: int) -> list[str]:
 
 def _size(line: Line) -> str:
     """``16.4 kB ×4``: what a collective moves each time, and how often."""
-    times = f" ×{line.times:g}" if line.times != 1 else ""
+    runs = line.times * line.count
+    times = f" ×{runs:g}" if runs != 1 else ""
     return f"{si(line.nbytes, 'B')}{times}" if line.kind in MOVING else ""
 
 

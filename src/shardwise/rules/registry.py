@@ -163,7 +163,7 @@ def register_rule(primitive: Any, rule: str | RuleFunction) -> None:
     Registering again replaces the earlier rule. Built-in rules can be replaced too.
 
     >>> import shardwise
-    >>> shardwise.register_rule("pallas_call:flash_attention", "(b,s,h,k),(b,t,h,k),(b,t,h,v)->(b,s,h,v); sum k; blocked t")
+    >>> shardwise.register_rule("my_attention", "(b,s,h,k),(b,t,h,k),(b,t,h,v)->(b,s,h,v); blocked t k")
     """
     name = primitive if isinstance(primitive, str) else getattr(primitive, "name", None)
     if not isinstance(name, str) or not name:

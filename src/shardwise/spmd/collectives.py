@@ -55,7 +55,28 @@ def emit(arrays: list[Any], step: Collective, before: Sharding, reducer: str, me
         return [_combine(x, names, reducer) if combined else _gather(x, before, after, mesh)]
     if step.kind is Kind.ALL_TO_ALL:
         return [_all_to_all(x, before, after, mesh)]
+    if step.hops:
+        return [_ring(x, step.axes[0], before, after, mesh)]
     return [_permute(x, before, after, mesh)]
+
+
+def _ring(x: Any, axis: int, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
+    """A sum over devices of which each keeps a block. Each block goes once round, and every device adds its part: unlike a
+    reduce-scatter, permutes can run beside other work."""
+    (dim,) = (d for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)) if old != new)
+    count, index = mesh.sizes[axis], block_index((axis,), mesh)
+    size = x.shape[dim] // count
+
+    def part(hop: int) -> Any:
+        """This device's part of the block that it holds after some hops: its own after the last."""
+        block = jnp.mod(index - np.int32(1 + hop), np.int32(count))
+        return jax.lax.dynamic_slice_in_dim(x, block * np.int32(size), size, dim)
+
+    pairs = [(k, (k + 1) % count) for k in range(count)]
+    total = part(0)
+    for hop in range(1, count):
+        total = jax.lax.ppermute(total, mesh.names[axis], pairs) + part(hop)
+    return total
 
 
 def _slice(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:

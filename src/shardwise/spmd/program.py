@@ -30,7 +30,7 @@ from shardwise.capture.replay import Replay, called, solve_operands
 from shardwise.cost.moves import still_partial
 from shardwise.cost.sharded import ShardedProgram
 from shardwise.cost.sharding import PAIRED, ArrayType, Sharding, reshard, result_sharding, tensor_sharding
-from shardwise.cost.structure import array_type, has_barrier
+from shardwise.cost.structure import has_barrier
 from shardwise.errors import SpmdError
 from shardwise.ir.program import Op, Program, Region
 from shardwise.spmd import indexing, kernels, random, reductions, shapes, windows  # noqa: F401  (they register local forms)
@@ -60,7 +60,7 @@ class LocalProgram:
     def __init__(self, program: Program, sharded: ShardedProgram, jaxpr: Any):
         self.program, self.sharded, self.mesh = program, sharded, sharded.mesh
         self._jaxpr, self._replay = jaxpr, Replay(program)
-        self._types = [array_type(program, v.id) for v in program.values]
+        self._types = [sharded.array_type(program, v.id) for v in program.values]
         self._links = {v: program.ops[k] for op in program.ops for k in op.links for v in program.ops[k].results}
 
     def __call__(self, *blocks: Any) -> list[Any]:

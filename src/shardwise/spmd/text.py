@@ -25,7 +25,7 @@ from shardwise.cost.halo import Fetch, fetches
 from shardwise.cost.moves import still_partial
 from shardwise.cost.sharded import ShardedProgram
 from shardwise.cost.sharding import PAIRED, Collective, Kind, Sharding, reshard, result_sharding, tensor_sharding
-from shardwise.cost.structure import array_type, reshard_sections
+from shardwise.cost.structure import reshard_sections
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import MANUAL, Op, Program, Region, Value
 
@@ -45,7 +45,7 @@ class Line:
     ``kind`` is that of a collective (``all-gather``, …, or ``slice``, which is local), or one of ``argument``, ``op``,
     ``output``, ``loop`` (the head of a body or branch) and ``next`` (what a body hands on). ``about`` are the paths of values
     that are named by number; ``nbytes`` the bytes that one device moves each time, ``times`` how often the line runs in a step,
-    ``values`` the values that it uses and makes.
+    ``count`` how many collectives it stands for (the hops of a ring), ``values`` the values that it uses and makes.
     """
 
     kind: str
@@ -61,6 +61,7 @@ class Line:
     axes: tuple[str, ...] = ()
     nbytes: float = 0.0
     times: float = 1.0
+    count: int = 1
     values: tuple[int, ...] = ()
 
     @property
@@ -89,8 +90,8 @@ def totals(lines: Iterable[Line]) -> dict[tuple[str, tuple[str, ...]], tuple[int
     nbytes: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for line in lines:
         if line.kind in MOVING:
-            counts[line.kind, line.axes] += 1
-            nbytes[line.kind, line.axes] += int(line.nbytes * line.times)
+            counts[line.kind, line.axes] += line.count
+            nbytes[line.kind, line.axes] += line.count * int(line.nbytes * line.times)
     return {key: (counts[key], float(nbytes[key])) for key in sorted(counts)}
 
 
@@ -166,7 +167,7 @@ class _Listing:
     def _partial(self, value: int, sharding: Sharding) -> str:
         if not sharding.partial:
             return ""
-        reducer = array_type(self.program, value).reducer
+        reducer = self.sharded.array_type(self.program, value).reducer
         return f"partial{'' if reducer == 'sum' else f' {reducer}'} over {self._axes(sharding.partial)}"
 
     def _add(self, kind: str, op: Op, notes: Iterable[str] = (), **parts: Any) -> None:
@@ -215,7 +216,7 @@ class _Listing:
         """The name of a value after the collectives from one sharding to another."""
         if ends[0] is ends[1]:
             return name
-        array, now = array_type(self.program, value), ends[0]
+        array, now = self.sharded.array_type(self.program, value), ends[0]
         for step in reshard(array, *ends, self.mesh):
             assert step.after is not None
             old, name = name, self._copy(name)
@@ -232,6 +233,7 @@ class _Listing:
                 details=details,
                 axes=tuple(self.mesh.names[a] for a in step.axes),
                 nbytes=step.nbytes if step.kind is not Kind.SLICE else 0.0,
+                count=step.count,
                 values=(value,),
             )
         return name
@@ -248,6 +250,8 @@ class _Listing:
             return _REDUCERS[reducer], (axes,), ""
         if step.kind is Kind.ALL_GATHER and not changed:
             return "all_gather", (axes,), f"then combined by {reducer}"
+        if step.hops:
+            return "ppermute", (axes, _dims(changed)), f"a ring of {step.hops} hops that adds: reduce-scatter"
         if step.kind is Kind.PERMUTE:
             orders = (f"dim {d} to {self._axes(after.dims[d])}" for d in changed)
             return "ppermute", (axes, *orders), ""

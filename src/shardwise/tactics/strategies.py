@@ -463,7 +463,7 @@ def _scattered(context: Context, decisions: Sequence[Decision], axis: str) -> li
     number, program = context.mesh.index(axis), context.analysis.program
     found: dict[int, None] = {}
     for r in lowered.reshards:
-        if any(step.kind is Move.REDUCE_SCATTER and number in step.axes for step in r.steps):
+        if any(step.purpose is Move.REDUCE_SCATTER and number in step.axes for step in r.steps):
             op = program.ops[r.op]
             alone = r.operand >= 0 and all(v in (r.value, -1) for v in op.operands)
             found.update(dict.fromkeys((r.value, *(op.results if alone else ()))))

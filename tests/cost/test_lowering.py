@@ -165,7 +165,7 @@ def test_late_sums_go_round_where_permutes_hide_and_scatters_do_not() -> None:
     (native,), (ring,) = (reshard(MEBI._replace(ring=ring), partial, split, MESH) for ring in (False, True))
     assert (ring.kind, ring.purpose, ring.hops, ring.nbytes) == (Kind.PERMUTE, Kind.REDUCE_SCATTER, 3, MEBI.nbytes / 4)
     assert cost.step_s(ring) == cost.step_s(native)
-    assert cost.hidden_s(ring, False, True) > 0.8 * cost.step_s(ring) and cost.hidden_s(native, False, True) == 0
+    assert cost.hidden_s(ring, False, True) > 0.7 * cost.step_s(ring) and cost.hidden_s(native, False, True) == 0
     assert cost.copy_s(ring) > cost.copy_s(native) == 0, "what arrives is added"
 
 

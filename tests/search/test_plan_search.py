@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -60,10 +61,12 @@ def planned(*, args: list[Any] | None = None, **asked: Any) -> shardwise.Plan:
     return shardwise.plan(step, *(shapes() if args is None else args), **asked)
 
 
-def test_a_large_batch_of_a_small_model_is_data_parallel() -> None:
+def test_a_large_batch_of_a_small_model_is_shared_out() -> None:
+    """Only gradients and parameters move, no activations; whether parameters are whole at rest is a matter of their update."""
     plan = planned()
     assert plan.spec("x") == (("x",), ())
-    assert {plan.spec(f"{tree}/{k}") for tree in ("params", "moments") for k in ("up", "down")} == {((), ())}
+    moved = sum(nbytes for _, nbytes in plan.moved().values())
+    assert moved <= 2.1 * sum(4 * math.prod(a.shape) for a in plan.arguments if a.path.startswith("params"))
     assert plan.search is not None and plan.search.method == "mcts" and plan.search.improvements[-1].fits
 
 

@@ -24,6 +24,7 @@ from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
 from shardwise.ir.program import Op, Unit
+from shardwise.rewrite.inquiry import Inquiry
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
 from shardwise.search.result import Budget, Found
@@ -88,7 +89,8 @@ class Searched:
         context = Context(analysis, self.problem.mesh, model.cost, ROLES)
         (best,) = [e for e in experts(context, model, [strategy]) if e.applies and e.parts]
         assert best.cost is not None
-        return (self.found.fits, -self.found.best.cost.time_ps) >= (best.fits, -1.005 * best.cost.time_ps)
+        settled = Inquiry(analysis, model.cost).settle(self.problem.decisions(self.found.best.state)).predicted
+        return (settled.fits, -settled.time_s) >= (best.fits, -1.005 * best.cost.time_s)
 
 
 def search(

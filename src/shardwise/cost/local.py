@@ -114,7 +114,7 @@ class HardwareCost:
         total = 0.0
         for step in steps:
             if step.kind is not Kind.SLICE:
-                hidden = self._early[step.kind] if early else 0.0
+                hidden = self._hidden[step.purpose] if step.hops else self._early[step.kind] if early else 0.0
                 total += self.profile.collective_s + self.link(step).s_per_byte * _moved(step) * (1 - hidden)
                 total += self.copy_s(step)
         return total

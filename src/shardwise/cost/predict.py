@@ -54,6 +54,7 @@ class Row:
     nbytes: float
     point: int
     axes: tuple[str, ...] = ()
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ def _rows(model: CostModel, term: Term, figures: Figures) -> Iterable[Row]:
                 axes = tuple(model.cost.placement.mesh.names[a] for a in step.axes)
                 times = moving * 1e-12, hidden * 1e-12
                 moved = runs * step.nbytes * step.count
-                yield Row(step.kind.value, op.kind, *where, runs, *times, moved, point, axes)
+                yield Row(step.kind.value, op.kind, *where, runs, *times, moved, point, axes, step.count)
 
 
 def _collectives(rows: Iterable[Row]) -> Iterable[Moved]:
@@ -255,7 +256,7 @@ def _collectives(rows: Iterable[Row]) -> Iterable[Moved]:
         if row.kind != "compute":
             found.setdefault((row.kind, row.axes), []).append(row)
     for (kind, axes), own in sorted(found.items()):
-        yield Moved(kind, axes, len(own), sum(r.nbytes for r in own), sum(r.time_s for r in own))
+        yield Moved(kind, axes, sum(r.count for r in own), sum(r.nbytes for r in own), sum(r.time_s for r in own))
 
 
 def _region(model: CostModel, number: int) -> str:

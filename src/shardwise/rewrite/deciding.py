@@ -27,7 +27,8 @@ from shardwise.search.bounds import finest, peak_bound
 from shardwise.search.front import thinned
 from shardwise.search.mesh import RACE_S, OpenMesh, Race, cuts, meshes, race
 from shardwise.search.result import Budget, Ended
-from shardwise.tactics.pins import make_pins, stated_shards
+from shardwise.tactics.pins import make_pins
+from shardwise.tactics.stated import stated_shards
 from shardwise.tactics.strategies import Auto
 from shardwise.tactics.tactic import Context, Tactic
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from shardwise.cost.decisions import Pin, Shard
+from shardwise.cost.decisions import Pin
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
 from shardwise.hardware.mesh import MeshAxes, spec_problems
@@ -62,21 +62,6 @@ def make_pins(analysis: Analysis, mesh: MeshAxes, given: Mapping[str, Any]) -> l
     if problems:
         raise DecisionError("the pins cannot be carried out:\n" + "\n".join(f"  {p}" for p in problems))
     return [Pin(value, spec, _colors(analysis, value)) for value, spec in wanted.items()]
-
-
-def stated_shards(analysis: Analysis, mesh: MeshAxes) -> list[Shard]:
-    """What the specs of the program's ``shard_map``s ask for: their dimensions' colors on their axes, the major axes first."""
-    program, names = analysis.program, analysis.names
-    found: dict[tuple[int, str], dict[int, None]] = {}  # by place of the axis in a dimension, and axis: colors
-    for op in program.ops:
-        if op.kind not in ("shard_map.input", "shard_map.output"):
-            continue
-        start = int(names.first_node[op.id])
-        for factor, axes in enumerate(op.attribute("axes")):
-            for place, axis in enumerate(axes):
-                if axis in mesh.names:
-                    found.setdefault((place, axis), {})[int(names.color[start + factor])] = None
-    return [Shard(tuple(colors), axis) for (_, axis), colors in sorted(found.items())]
 
 
 def _unknown(key: str, marks: Marks) -> str:

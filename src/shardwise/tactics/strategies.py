@@ -20,7 +20,7 @@ from shardwise.errors import DecisionError
 from shardwise.ir.program import HEAVY, Op, Program, Value
 from shardwise.ir.rule import Kind
 from shardwise.search.auto import Searcher
-from shardwise.tactics.pins import stated_shards
+from shardwise.tactics.stated import stated_shards
 from shardwise.tactics.tactic import Context, PathDim, shard_groups
 
 
@@ -217,7 +217,7 @@ class SequenceParallel:
     >>> where = {"mesh": {"model": 4}, "roles": {"params": ["up", "down"]}}
     >>> plan = shardwise.plan(fn, x, up, down, tactics=[Megatron("model"), SequenceParallel("model", ("x", 0))], **where)
     >>> plan.spec("x"), [kind for kind, _ in plan.moved()]
-    ((('model',), ()), ['all-gather', 'reduce-scatter'])
+    ((('model',), ()), ['all-gather', 'collective-permute'])
     """
 
     axis: str
@@ -238,7 +238,7 @@ class ContextParallel:
     ...     plan = shardwise.plan(attention, x, w, mesh={"seq": 4}, tactics=[ContextParallel("seq", ("x", 0), side)])
     ...     print(plan.spec("x"), [kind for kind, _ in plan.moved()])
     (('seq',), ()) ['all-gather']
-    (('seq',), ()) ['all-gather', 'reduce-scatter']
+    (('seq',), ()) ['all-gather', 'all-reduce', 'collective-permute', 'reduce-scatter']
     """
 
     axis: str

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint docs test-slow test-browser test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-search bench-peer clean
+.PHONY: demo test lint docs test-slow test-browser test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-search bench-peer bench-partitioners bench-host-partitioners clean
 
 $(STAMP): pyproject.toml requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shardwise needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11")'
@@ -65,6 +65,13 @@ bench-plans: .venv-tpu/.installed
 	$(PYTHON) -m venv .venv-tpu
 	.venv-tpu/bin/pip install --quiet --disable-pip-version-check --constraint requirements.txt --editable ".[tpu,zoo]"
 	touch $@
+
+# The device-local program against XLA's partitioner: compiled for a TPU topology, and run on eight host devices.
+bench-partitioners: .venv-tpu/.installed
+	.venv-tpu/bin/python -m benchmarks.partitioners
+
+bench-host-partitioners: $(STAMP)
+	$(BIN)/python -m benchmarks.host_partitioners
 
 # Runs the tutorials anew every time: what they show is what the library does now.
 docs: .venv-docs/.installed

@@ -2,7 +2,8 @@
 
 Host devices are slow but real. Each program is planned by the default search, compiled both ways, and run in rounds of a few
 steps that take turns, since a disturbance only ever slows; the fastest step of each counts. Wants a machine with as many cores
-as devices or more. ``--within S`` is how long all rounds may take.
+as devices or more. ``--within S`` is how long all rounds may take; ``--record benchmarks/host_partitioners.json`` keeps the
+figures for the page of ``benchmarks.partitioners``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import math
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any, Final
 
 DEVICES: Final = 8
+PROFILE: Final = Path(__file__).parent / "fidelity" / "measured" / "host8.toml"
 PROGRAMS: Final = {
     "long context": "llama3:layers=2,batch=1,seq=2048,d=256,heads=8,kv_heads=8,head=32,ffn=1024,vocab=1024",
     "grouped queries": "llama3:layers=2,batch=8,seq=512,d=512,heads=16,kv_heads=4,head=32,ffn=1024,vocab=2048",
@@ -32,6 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host_partitioners", description=__doc__)
     parser.add_argument("--within", type=float, default=240.0)
     parser.add_argument("--only", default="")
+    parser.add_argument("--record", type=Path, help="a file for the figures, as JSON")
     given = parser.parse_args()
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -56,6 +60,7 @@ def main() -> int:
                 program.fn,
                 *program.args,
                 mesh={"data": 2, "model": 4},
+                topology=f"{PROFILE}:{DEVICES}",
                 roles={"batch": "batch", "params": "params"},
                 budget_evals=300,
             )
@@ -80,7 +85,10 @@ def main() -> int:
     for name in dict.fromkeys(name for name, _ in runs):
         explicit, constrained = best[name, "shardwise"], best[name, "xla"]
         print(f"| {name} | {constrained * 1e3:.2f} | {explicit * 1e3:.2f} | {constrained / explicit:.3f} |")
-    print(json.dumps({f"{name} {how}": seconds for (name, how), seconds in best.items()}))
+    if given.record:
+        versions = {"jax": jax.__version__, "cores": os.cpu_count()}
+        figures = [{"program": name, "how": how, "seconds": seconds} for (name, how), seconds in best.items()]
+        given.record.write_text(json.dumps(versions | {"fastest": figures}, indent=1) + "\n")
     return 0
 
 

@@ -22,6 +22,17 @@ from typing import Any, Final
 
 TOPOLOGY: Final = "v5e:4x4"
 RECORDS: Final = Path(__file__).with_suffix(".jsonl")
+HOST: Final = Path(__file__).parent / "host_partitioners.json"
+PAGE: Final = Path(__file__).parent.parent / "docs" / "benchmarks" / "partitioners.md"
+HEAD: Final = [
+    "# The device-local program against XLA's partitioner",
+    "",
+    "Written by `make bench-partitioners`. Found plans (1,000 evaluations, mesh data 4 × model 4), each compiled twice by "
+    f"XLA's TPU compiler for {TOPOLOGY} without a TPU: as the device-local program, and by constraints. Compute is "
+    "the compiler's estimate of cycles; collectives are timed by our link formulas, those beside compute only as far as "
+    "they last longer; in brackets all one after another. Memory is the compiler's peak.",
+    "",
+]
 LIMIT_S: Final = 400
 HOW: Final = {"explicit": "shardwise", "constraints": "xla"}
 
@@ -173,6 +184,25 @@ def table(records: dict[tuple[str, str], dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def host_table() -> list[str]:
+    """What was measured on host devices."""
+    measured = json.loads(HOST.read_text())
+    seconds = {(row["program"], row["how"]): row["seconds"] for row in measured["fastest"]}
+    lines = [
+        "## On host devices",
+        "",
+        f"Measured on eight host devices, {measured['cores']} cores, JAX {measured['jax']} (`make bench-host-partitioners`): "
+        "the fastest step of each, in rounds that take turns.",
+        "",
+        "| program | by constraints ms | explicit ms | speed-up |",
+        "|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(name for name, _ in seconds):
+        explicit, constrained = seconds[name, "shardwise"], seconds[name, "xla"]
+        lines.append(f"| {name} | {constrained * 1e3:.1f} | {explicit * 1e3:.1f} | {constrained / explicit:.2f} |")
+    return lines
+
+
 def _figures(record: dict[str, Any] | None) -> str:
     if record is None:
         return "-"
@@ -200,7 +230,9 @@ def main() -> int:
                 with RECORDS.open("a") as file:
                     file.write(json.dumps(record) + "\n")
                 print(name, how, _figures(record), flush=True)
-    print(table(load()))
+    page = "\n".join([*HEAD, table(load()), "", *host_table()])
+    print(page)
+    PAGE.write_text(page + "\n")
     return 0
 
 

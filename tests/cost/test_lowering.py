@@ -159,8 +159,8 @@ def test_what_hides() -> None:
 def test_late_sums_go_round_where_permutes_hide_and_scatters_do_not() -> None:
     """A ring takes as long as a reduce-scatter, one hop after another, and most of that hides."""
     cost, plain = costing(rings=True, hidden=(("reduce-scatter", 0.9),)), costing(rings=False)
-    assert cost.rings(MEBI, late=True) and not cost.rings(MEBI, late=False) and not plain.rings(MEBI, late=True)
-    assert not cost.rings(KIBI, late=True), "small pieces take nothing but latency"
+    assert cost.rings(MEBI) and not plain.rings(MEBI)
+    assert not cost.rings(KIBI), "small pieces take nothing but latency"
     partial, split = sharding((), (), partial=(0,)), sharding((0,), ())
     (native,), (ring,) = (reshard(MEBI._replace(ring=ring), partial, split, MESH) for ring in (False, True))
     assert (ring.kind, ring.purpose, ring.hops, ring.nbytes) == (Kind.PERMUTE, Kind.REDUCE_SCATTER, 3, MEBI.nbytes / 4)

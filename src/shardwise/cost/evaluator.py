@@ -157,7 +157,7 @@ class Evaluator:
         for v in term.values:
             actual, stored = own.actual(v), own.stored(v)
             narrow, wide = narrow | actual.narrow | stored[0], wide | actual.wide | stored[0]
-            signs.append((actual.sign, stored[1], structure.early[v], structure.late[v]))
+            signs.append((actual.sign, stored[1], structure.early[v], structure.late[v], structure.overlapped[v]))
         place = {v: k for k, v in enumerate(term.values)}
         for k in term.ops:
             op, choice = program.ops[k], own.choice(k)

@@ -31,7 +31,7 @@ class LocalCost(Protocol):
 
     def compute_s(self, flops: float, nbytes: float, unit: Unit, dtype: str) -> float: ...
 
-    def rings(self, array: ArrayType, late: bool) -> bool: ...
+    def rings(self, array: ArrayType) -> bool: ...
 
 
 class HardwareCost:
@@ -68,12 +68,12 @@ class HardwareCost:
             self._links[key] = collective("halo" if step.near else step.purpose.value, step.axes, self.placement)
         return self._links[key]
 
-    def rings(self, array: ArrayType, late: bool) -> bool:
-        """Is a sum better reduced into shards by a ring of permutes than by a reduce-scatter? Where the compiler runs permutes
-        beside compute, and reduce-scatters not (``Profile.rings``), and the result is used late; not if the pieces are so
+    def rings(self, array: ArrayType) -> bool:
+        """Is a sum that other work can run beside better reduced into shards by a ring of permutes than by a reduce-scatter?
+        Where the compiler runs permutes beside compute, and reduce-scatters not (``Profile.rings``); not if the pieces are so
         small that latency is all they take."""
         mesh = self.placement.mesh
-        if not (self.profile.rings and late and array.reducer == "sum" and mesh.devices > 1):
+        if not (self.profile.rings and array.reducer == "sum" and mesh.devices > 1):
             return False
         axis = max(range(len(mesh.sizes)), key=mesh.sizes.__getitem__)
         nbytes = array.nbytes / mesh.devices
@@ -114,7 +114,8 @@ class HardwareCost:
         total = 0.0
         for step in steps:
             if step.kind is not Kind.SLICE:
-                hidden = self._hidden[step.purpose] if step.hops else self._early[step.kind] if early else 0.0
+                # Whether there is something to hide behind is not known here: a ring counts as an early gather does.
+                hidden = self._early[Kind.ALL_GATHER if step.hops else step.kind] if early or step.hops else 0.0
                 total += self.profile.collective_s + self.link(step).s_per_byte * _moved(step) * (1 - hidden)
                 total += self.copy_s(step)
         return total

@@ -58,7 +58,8 @@ class Structure:
     products in the region would share a reshard of it; ``placed`` a number that ops share if they are alike, with operands that
     are ready early alike and shared alike; ``linear`` see ``linear_operands``; ``arrays`` what reshards of a value depend on;
     ``sections`` by op the stretch of a region in which a reshard of a value is done once (see ``_sections``), ``runs_in`` the
-    region of each section.
+    region of each section; ``overlapped`` late values that products or loops of their region come after, beside which a
+    collective can run.
     """
 
     analysis: Analysis
@@ -83,6 +84,7 @@ class Structure:
     sections: tuple[int, ...]
     runs_in: tuple[int, ...]
     crossing: Mapping[tuple[int, int], int]
+    overlapped: tuple[bool, ...]
 
     def section(self, op: int, value: int) -> int:
         """Where the reshard of a value on an edge of an op is done: inside of a loop for what a link ties to its body."""
@@ -112,8 +114,9 @@ class Structure:
         for place, op in enumerate(program.schedule):
             position[op.id] = place
         makers = {v: op for op in program.ops if op.rule is not None for v in op.results}
-        early, alike = _early(program), _alike(program)
-        linear = tuple(linear_operands(program, op) for op in program.ops)
+        linear, late = tuple(linear_operands(program, op) for op in program.ops), _late(program)
+        overlapped = _overlapped(program, late, position)
+        early, alike = _early(program), _alike(program, overlapped)
         sections, runs_in, crossing = _sections(program)
         sharers = tuple(
             tuple(products.get((v, op.region), 1) if op.unit is Unit.MATRIX else 1 for v in op.operands)
@@ -130,7 +133,7 @@ class Structure:
             tuple(map(tuple, uses)),
             tuple(position),
             early,
-            _late(program),
+            late,
             tuple(v.id in makers and _waits(program, linear, makers[v.id], uses[v.id]) for v in program.values),
             tuple(
                 _joins(program, linear, makers, position, v.id, uses[v.id]) if v.id in makers else ()
@@ -148,6 +151,7 @@ class Structure:
             sections,
             runs_in,
             crossing,
+            overlapped,
         )
 
 
@@ -177,6 +181,18 @@ def _late(program: Program) -> tuple[bool, ...]:
             if v >= 0:
                 late[v] = late[v] and last
     return tuple(late)
+
+
+def _overlapped(program: Program, late: Sequence[bool], position: Sequence[int]) -> tuple[bool, ...]:
+    last: dict[int, int] = {}
+    for op in program.ops:
+        if op.unit in HEAVY or op.regions:
+            last[op.region] = max(last.get(op.region, -1), position[op.id])
+    makers = {v: op for op in program.ops if op.rule is not None for v in op.results}
+    return tuple(
+        late[v.id] and position[makers[v.id].id] < last.get(makers[v.id].region, -1) if v.id in makers else False
+        for v in program.values
+    )
 
 
 def _waits(program: Program, linear: Sequence[tuple[int, ...] | None], op: Op, uses: Sequence[tuple[int, int]]) -> bool:
@@ -258,12 +274,13 @@ def reshard_sections(program: Program) -> tuple[tuple[int, ...], Mapping[tuple[i
     return sections, crossing
 
 
-def _alike(program: Program) -> tuple[int, ...]:
+def _alike(program: Program, overlapped: Sequence[bool]) -> tuple[int, ...]:
     numbers: dict[Any, int] = {}
     found = []
     for op in program.ops:
         types = tuple(program.values[v].type_text if v >= 0 else "" for v in (*op.operands, *op.results))
-        key = (op.rule, op.kind, op.flops, types, op.attribute("axes"))
+        beside = tuple(v >= 0 and overlapped[v] for v in (*op.operands, *op.results))
+        key = (op.rule, op.kind, op.flops, types, beside, op.attribute("axes"))
         found.append(numbers.setdefault(key, len(numbers)))
     return tuple(found)
 

@@ -71,8 +71,8 @@ class Ways:
         self.structure, self.mesh, self.cost = structure, mesh, cost
         self.program = structure.program
         self.arrays = tuple(
-            array._replace(ring=True) if cost.rings(array, late) else array
-            for array, late in zip(structure.arrays, structure.late, strict=True)
+            array._replace(ring=True) if overlapped and cost.rings(array) else array
+            for array, overlapped in zip(structure.arrays, structure.overlapped, strict=True)
         )
         self._known: dict[object, list[Way]] = {}
         self._one: dict[object, Way] = {}

@@ -232,6 +232,7 @@ class _Program:
         self.structure = model.structure
         self.program = self.structure.program
         ways = Ways(self.structure, mesh, model.cost)
+        self.arrays = ways.arrays
         ops = [op for op in self.program.schedule if op.rule is not None]
         self.options = {op.id: options(ways, op, held) for op in ops}
         waits = self.structure.waits
@@ -314,7 +315,7 @@ class _Program:
     def _move_s(self, value: int, source: Sharding, target: Sharding, early: bool) -> float:
         if source == target:
             return 0.0
-        array = self.structure.arrays[value]
+        array = self.arrays[value]
         key = (array, source, target, early)
         if key not in self._moves:
             steps = reshard(array, source, target, self.mesh)
@@ -354,7 +355,7 @@ class _Program:
     def _shortest(self, value: int, made: tuple[Sharding, ...], needs: tuple[Sharding, ...]) -> tuple[Array, Array]:
         """(from, to): the seconds over the best sharding in between, and which of the value's it is."""
         early, lies = self.structure.early[value], self.lies[value]
-        key = (self.structure.arrays[value], tuple(lies), made, needs, early)
+        key = (self.arrays[value], tuple(lies), made, needs, early)
         if key not in self._shortest_known:
             there = np.array([[self._move_s(value, m, lie, False) for lie in lies] for m in made])
             back = np.array([[self._move_s(value, lie, t, early) for t in needs] for lie in lies])

@@ -251,7 +251,7 @@ class _Listing:
         if step.kind is Kind.ALL_GATHER and not changed:
             return "all_gather", (axes,), f"then combined by {reducer}"
         if step.hops:
-            return "ppermute", (axes, _dims(changed)), f"a ring of {step.hops} hops that adds: reduce-scatter"
+            return "ppermute", (axes, _dims(changed)), f"reduce-scatter, ring of {step.hops}"
         if step.kind is Kind.PERMUTE:
             orders = (f"dim {d} to {self._axes(after.dims[d])}" for d in changed)
             return "ppermute", (axes, *orders), ""

@@ -217,7 +217,7 @@ class SequenceParallel:
     >>> where = {"mesh": {"model": 4}, "roles": {"params": ["up", "down"]}}
     >>> plan = shardwise.plan(fn, x, up, down, tactics=[Megatron("model"), SequenceParallel("model", ("x", 0))], **where)
     >>> plan.spec("x"), [kind for kind, _ in plan.moved()]
-    ((('model',), ()), ['all-gather', 'collective-permute'])
+    ((('model',), ()), ['all-gather', 'reduce-scatter'])
     """
 
     axis: str
@@ -238,7 +238,7 @@ class ContextParallel:
     ...     plan = shardwise.plan(attention, x, w, mesh={"seq": 4}, tactics=[ContextParallel("seq", ("x", 0), side)])
     ...     print(plan.spec("x"), [kind for kind, _ in plan.moved()])
     (('seq',), ()) ['all-gather']
-    (('seq',), ()) ['all-gather', 'all-reduce', 'collective-permute', 'reduce-scatter']
+    (('seq',), ()) ['all-gather', 'all-reduce', 'reduce-scatter']
     """
 
     axis: str

@@ -1,6 +1,6 @@
 """Finds the ops of a captured program again while its jaxpr is walked a second time.
 
-Capture inlines calls and numbers equations by scope. Whoever walks the jaxpr in the same order (to state constraints, to emit
+Capture inlines calls and numbers equations by scope. Code that walks the jaxpr in the same order (to state constraints, to emit
 the device-local program) finds the ops of an equation, and the scope of what an equation calls, here.
 """
 

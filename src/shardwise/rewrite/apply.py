@@ -303,7 +303,7 @@ class _Call:
 
 
 def _not_differentiated(run: Callable[..., Any], name: str) -> Any:
-    """A function that refuses to be differentiated: it was traced already, and with it what gradients it has of its own."""
+    """A function that cannot be differentiated. Its custom derivatives were dropped when it was traced and inlined."""
 
     @jax.custom_jvp
     def planned(*arrays: Any) -> Any:

@@ -131,7 +131,7 @@ def _gather(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
 
 
 def _spread(parts: Any, along: Sequence[int]) -> Any:
-    """Leading dimensions number the blocks of some of the others, in order: each goes in front of its own."""
+    """Moves each leading dimension, which numbers blocks, in front of the dimension of ``along`` that it belongs to."""
     rank = parts.ndim - len(along)
     order: list[int] = []
     for d in range(rank):

@@ -268,3 +268,16 @@ def test_the_structure_does_not_depend_on_the_state() -> None:
     args = [p.shape(64, 128), p.shape(10, 128, 128)]
     whole, split = made(scanned, args), made(scanned, args, [("x", 0)])
     assert whole[1].live == split[1].live and whole[1].point == split[1].point
+
+
+def test_kernels_that_share_what_they_make_are_found_in_linear_time() -> None:
+    """Each value is used twice, so that there are 2^60 ways from the first to the last."""
+
+    def fn(x: Any) -> Any:
+        for _ in range(60):
+            x = x * x + x
+        return x
+
+    traced = trace(fn, (jax.ShapeDtypeStruct((8, 128), "float32"),), {}, JitOptions())
+    life = lifetimes(lower(traced))
+    assert all(len(points) <= 2 for points in life.runs)

@@ -199,6 +199,34 @@ CASES: dict[str, tuple[Callable[..., Any], Args]] = {
         lambda x, w, b: (x @ w + b, (x @ w) * 2 - b, b - x @ w, ((x @ w).astype(jnp.float16) / 3 + b)),
         (draw(8, 16), draw(16, 8), draw(8)),
     ),
+    "loops of each example": (
+        lambda x, n: (
+            jax.vmap(lambda v, k: lax.while_loop(lambda c: c[1] < k, lambda c: (c[0] * 1.5 + k, c[1] + 1), (v, 0)))(
+                x, n
+            ),
+            jax.vmap(jax.vmap(lambda v: lax.while_loop(lambda c: c < 9.0, lambda c: c * 2 + 1, v)))(jnp.abs(x)),
+        ),
+        (draw(8, 16), integers(6, 8)),
+    ),
+    "loops and branches on sums": (
+        lambda x: (
+            lax.while_loop(lambda c: jnp.sum(c) < 50.0, lambda c: c * 1.5 + 0.1, jnp.abs(x)),
+            lax.cond(jnp.sum(x) > 0, lambda y: y * 2, lambda y: y - jnp.mean(y, 0), x),
+            lax.switch(jnp.argmax(jnp.sum(x, 0)) % 3, [jnp.sin, jnp.cos, jnp.tanh], x),
+        ),
+        (draw(16, 8),),
+    ),
+    "numbers of the program": (
+        lambda x, i, k: (
+            (x > 0).at[i].set(True, mode="drop"),
+            jnp.zeros((16, 8), jnp.int32).at[i, 1].add(3),
+            lax.dynamic_update_slice(x > 0, jnp.ones((1, 8), bool), (k, 0)),
+            x.at[k].set(2.5),
+            lax.pad(x, -1.0, ((1, 3, 0), (0, 0, 0))),
+            lax.select(x > 0, x, jnp.full_like(x, 7.0)),
+        ),
+        (draw(16, 8), integers(16, 8), np.int32(9)),
+    ),
     "sums that are converted": (
         lambda n, x: (jnp.sum(x, 0).astype(jnp.int32), jnp.sum(n, 0) // 3, jnp.sum(n, 0).astype(jnp.float32)),
         (integers(9, 16, 8), draw(16, 8) * 10),

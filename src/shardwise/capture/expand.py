@@ -1,17 +1,68 @@
-"""Primitives that are only a name for a function: looked into instead of being opaque.
+"""Equations that stand for other equations: calls, primitives that are only a name for a function, loops over a batch.
 
 Libraries define primitives to give a function other transformation rules (Equinox does so throughout); what they compute is
 ordinary JAX code, and their implementation can be traced.
+
+``vmap`` of a ``while_loop`` whose condition depends on the example gives a ``while`` with one condition for each example: it
+runs as long as any of them holds, and examples whose own condition fails stay as they are. Such a loop is written out with
+both, as JAX's lowering does, so that all code behind here meets loops with one condition only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import jax
+import jax.numpy as jnp
 
 from shardwise.capture import jax_internals as internals
+from shardwise.rules.registry import is_known
+
+#: By jaxpr and number of the equation what ``called`` found, which must not depend on where the jaxpr is walked again.
+_FOUND: Final[WeakKeyDictionary[Any, dict[int, Any]]] = WeakKeyDictionary()
+
+
+def called(jaxpr: Any, number: int) -> Any | None:
+    """The jaxpr that an equation of an open jaxpr stands for; None where it stands for itself."""
+    known = _FOUND.setdefault(jaxpr, {})
+    if number not in known:
+        known[number] = _called(jaxpr.eqns[number])
+    return known[number]
+
+
+def _called(equation: Any) -> Any | None:
+    name = equation.primitive.name
+    if name == "while":
+        return _one_condition(equation)
+    inner = internals.inner_jaxpr(equation)
+    return implementation(equation) if inner is None and not is_known(name) else inner
+
+
+def _one_condition(equation: Any) -> Any | None:
+    """A loop with one condition for each example, written as a loop with one condition; None where it has one already."""
+    p = equation.params
+    test_jaxpr, body_jaxpr = p["cond_jaxpr"], p["body_jaxpr"]
+    tests, bodies = p["cond_nconsts"], p["body_nconsts"]
+    shape = internals.shape_of(internals.split_jaxpr(test_jaxpr)[0].outvars[0].aval)
+    if not shape:
+        return None
+
+    def run(*operands: Any) -> list[Any]:
+        def goes_on(carried: list[Any]) -> Any:
+            return internals.evaluate(test_jaxpr, [*operands[:tests], *carried])[0]
+
+        def body(carried: list[Any]) -> list[Any]:
+            each = goes_on(carried)
+            found = internals.evaluate(body_jaxpr, [*operands[tests : tests + bodies], *carried])
+            masks = (jnp.broadcast_to(each.reshape(*shape, *[1] * (x.ndim - len(shape))), x.shape) for x in carried)
+            return [jax.lax.select(m, new, old) for m, new, old in zip(masks, found, carried, strict=True)]
+
+        results: list[Any] = jax.lax.while_loop(lambda c: jnp.any(goes_on(c)), body, [*operands[tests + bodies :]])
+        return results
+
+    return jax.make_jaxpr(run)(*(internals.plain_shape(v.aval) for v in equation.invars))
 
 
 def implementation(equation: Any) -> Any | None:

@@ -441,6 +441,12 @@ def retrace(fn: Any, like: Any) -> Any:
     return jax.make_jaxpr(fn)(*(plain_shape(v.aval) for v in inner.invars))
 
 
+def evaluate(closed: Any, arrays: Sequence[Any]) -> list[Any]:
+    """The outputs of a closed jaxpr."""
+    found: list[Any] = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *arrays)
+    return found
+
+
 def plain_shape(aval: Any) -> Any:
     """Shape, dtype and weak type of an abstract value, without its sharding."""
     struct: Any = jax.ShapeDtypeStruct

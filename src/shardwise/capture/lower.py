@@ -15,7 +15,7 @@ from typing import Any
 
 from shardwise.capture import control
 from shardwise.capture import jax_internals as internals
-from shardwise.capture.expand import implementation
+from shardwise.capture.expand import called
 from shardwise.capture.trace import Traced
 from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Argument, Op, Origin, Program, Region, Scope, Source, Sources, Unit, Value
@@ -23,7 +23,7 @@ from shardwise.ir.rule import Factor, Rule
 from shardwise.ir.rule import Kind as FactorKind
 from shardwise.rules.call import OpCall, pointwise
 from shardwise.rules.flops import count_flops
-from shardwise.rules.registry import KERNELS, Found, find_rule, is_known
+from shardwise.rules.registry import KERNELS, Found, find_rule
 from shardwise.rules.shape import free_results
 
 #: An operand that is a scalar written into the program.
@@ -136,7 +136,7 @@ class Builder:
             self._source = len(self._sources)
             self._sources.append((equation.source_info, scope))
             operands = [self._read(env, atom) for atom in equation.invars]
-            env.update(zip(equation.outvars, self._equation_results(equation, operands), strict=True))
+            env.update(zip(equation.outvars, self._equation_results(jaxpr, number, operands), strict=True))
         self._source, self._scope, self._equation = saved
         return [self._read(env, atom) for atom in jaxpr.outvars]
 
@@ -145,15 +145,14 @@ class Builder:
             return env[atom]
         return self.constant(atom.val) if internals.shape_of(atom.aval) else LITERAL
 
-    def _equation_results(self, equation: Any, operands: list[int]) -> list[int]:
+    def _equation_results(self, jaxpr: Any, number: int, operands: list[int]) -> list[int]:
+        equation = jaxpr.eqns[number]
         name = equation.primitive.name
+        inner = called(jaxpr, number)
+        if inner is not None:
+            return self._call(equation, inner, operands)
         if name in control.LOWERINGS:
             return control.LOWERINGS[name](self, equation, operands)
-        jaxpr = internals.inner_jaxpr(equation)
-        if jaxpr is None and not is_known(name):
-            jaxpr = implementation(equation)
-        if jaxpr is not None:
-            return self._call(equation, jaxpr, operands)
         if internals.is_retyping(equation) or name in internals.VARYING:
             return operands
         results = [self.value(var.aval) for var in equation.outvars]
@@ -186,7 +185,7 @@ class Builder:
         if name in internals.REMAT:
             params = equation.params
             attributes = tuple((k, params[k]) for k in ("differentiated", "prevent_cse") if k in params)
-        kind = "remat" if name in internals.REMAT else name
+        kind = "remat" if name in internals.REMAT else "batched while" if name == "while" else name
         label = equation.params.get("name") or getattr(inner.debug_info, "func_name", "")
         scope = self.new_scope(kind, str(label), attributes)
         return self.inline(inner, [self.constant(c) for c in consts], operands, scope)

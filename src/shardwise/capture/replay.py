@@ -9,10 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.capture import control
-from shardwise.capture import jax_internals as internals
-from shardwise.capture.expand import implementation
 from shardwise.ir.program import Op, Program
-from shardwise.rules.registry import is_known
 
 
 class Replay:
@@ -35,14 +32,6 @@ class Replay:
     def inner(self, scope: int, equation: int, part: str = "") -> int:
         """The scope of what an equation calls; of a loop or branch that of one ``part``."""
         return self._scopes[scope, equation, part]
-
-
-def called(equation: Any) -> Any | None:
-    """The jaxpr that capture looked into for an equation, or None."""
-    jaxpr = internals.inner_jaxpr(equation)
-    if jaxpr is None and not is_known(equation.primitive.name):
-        jaxpr = implementation(equation)
-    return jaxpr
 
 
 def solve_operands(equation: Any, operands: list[Any]) -> list[Any]:

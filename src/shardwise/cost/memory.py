@@ -69,14 +69,15 @@ class Allocation:
 class Lifetimes:
     """When everything lives, whatever the state.
 
-    ``point`` is that of each kernel, ``span`` the first and last point of each region. ``live`` has the stored values that take
-    memory of their own; ``narrowed`` stacks that are converted before a loop: a value of the narrower type, its item size, the
-    interval; ``windowed`` images that convolutions make in their kernels, from the first of them to the last; ``returned``
-    values that take the place of a donated argument, and the end."""
+    ``point`` is that of each kernel, ``runs`` the first and last point of each op, ``span`` those of each region. ``live`` has
+    the stored values that take memory of their own; ``narrowed`` stacks that are converted before a loop: a value of the
+    narrower type, its item size, the interval; ``windowed`` images that convolutions make in their kernels, from the first of
+    them to the last; ``returned`` values that take the place of a donated argument, and the end."""
 
     clusters: Clusters
     points: int
     point: dict[int, int]
+    runs: list[tuple[int, ...]]
     span: dict[int, tuple[int, int]]
     live: dict[int, tuple[int, int]]
     narrowed: dict[int, tuple[int, float, int, int]]
@@ -111,6 +112,7 @@ class _Builder:
         donated = {self.c.base[program.ops[k].operands[0]] for k in self.matches}
         self.end = self._walk(0, 0, donated)
         self.point |= {op.id: self.end for op in program.ops if op.kind == "output"}
+        self.runs = self._runs()
         self.readers = self._readers()
         self.live = self._stored()
         self.place: dict[int, int] = {}  # values that lie where another does
@@ -126,7 +128,7 @@ class _Builder:
         self.live |= {v: [0, self.end] for v in self.arguments}
         live = {v: (first, last) for v, (first, last) in self.live.items()}
         narrowed, windowed = self._narrowed(), self._windowed()
-        return Lifetimes(self.c, self.end + 1, self.point, self.span, live, narrowed, windowed, returned)
+        return Lifetimes(self.c, self.end + 1, self.point, self.runs, self.span, live, narrowed, windowed, returned)
 
     def _donations(self) -> dict[int, int]:
         """For every output op that may take the place of a donated argument, that argument."""
@@ -158,6 +160,17 @@ class _Builder:
             now += 2
         self.span[region] = (start, now)
         return now + 2
+
+    def _runs(self) -> list[tuple[int, ...]]:
+        """The first and the last point of every op: its own, or those of the kernels that it is made in."""
+        found: list[tuple[int, ...]] = [()] * len(self.program.ops)
+        for op in reversed(self.program.schedule):
+            if op.id in self.point:
+                found[op.id] = (self.point[op.id],)
+                continue
+            points = [p for v in op.results if v >= 0 for u in self.c.uses[self.c.base[v]] for p in found[u]]
+            found[op.id] = (min(points), max(points)) if points else ()
+        return found
 
     def _readers(self) -> dict[int, list[tuple[int, int]]]:
         """For each stored base who reads it, and up to which point that keeps it."""
@@ -293,30 +306,22 @@ class _Builder:
         c, found = self.c, dict[int, tuple[int, int]]()
         for op in self.program.ops:
             if c.roles[op.id] is Role.PRODUCT and op.rule is not None and op.rule.windows:
-                at, v = _points(c, self.point, op), c.base[op.operands[0]]
+                at, v = self.runs[op.id], c.base[op.operands[0]]
                 if c.through[v] and not c.stored[v] and at:
                     known = found.get(v, (at[0], at[0]))
                     found[v] = (min(*known, *at), max(*known, *at))
         return found
 
 
-def _points(clusters: Clusters, point: dict[int, int], op: Op) -> list[int]:
-    """The points at which an op runs: its own, or those of the kernels that it is made in."""
-    if op.id in point:
-        return [point[op.id]]
-    uses = (u for v in op.results for u in clusters.uses[clusters.base[v]])
-    return [p for u in uses for p in _points(clusters, point, clusters.program.ops[u])]
-
-
-def op_points(life: Lifetimes, op: Op) -> list[int]:
-    """The points at which an op runs."""
-    return _points(life.clusters, life.point, op)
+def op_points(life: Lifetimes, op: Op) -> tuple[int, ...]:
+    """The first and the last point at which an op runs."""
+    return life.runs[op.id]
 
 
 def use_points(life: Lifetimes, value: int) -> list[int]:
     """The points at which a value is used."""
     uses = life.clusters.uses[life.clusters.base[value]]
-    return [p for u in uses for p in op_points(life, life.program.ops[u])] or [0]
+    return [p for u in uses for p in life.runs[u]] or [0]
 
 
 @cache

@@ -179,8 +179,8 @@ class CostModel:
             return value in life.returned, maker in term.ops, tuple(k in life.point for k in term.ops)
         return _pass_shape(self.work[term.number], term)
 
-    def points(self, op: Op) -> list[int]:
-        """The points at which an op runs."""
+    def points(self, op: Op) -> tuple[int, ...]:
+        """The first and the last point at which an op runs."""
         return op_points(self.life, op)
 
     def _edge_users(self, term: Term) -> tuple[int, ...]:

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from shardwise.capture import jax_internals as internals
-from shardwise.capture.replay import Replay, called, solve_operands
+from shardwise.capture.expand import called
+from shardwise.capture.replay import Replay, solve_operands
 from shardwise.ir.program import Op, Program
 
 
@@ -56,14 +57,16 @@ class Interpreter:
             return atom.val if internals.is_literal(atom) else env[atom]
 
         for number, equation in enumerate(jaxpr.eqns):
-            results = self._equation(equation, [read(atom) for atom in equation.invars], scope, number)
+            results = self._equation(jaxpr, number, [read(atom) for atom in equation.invars], scope)
             env.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, equation: Any, arrays: list[Any], scope: int, number: int) -> list[Any]:
+    def _equation(self, jaxpr: Any, number: int, arrays: list[Any], scope: int) -> list[Any]:
+        equation = jaxpr.eqns[number]
         name = equation.primitive.name
         ops = self._replay.ops(scope, number)
-        if name in _REBUILD:
+        call = called(jaxpr, number)
+        if name in _REBUILD and call is None:
             return self._rebuild(equation, arrays, scope, number, ops)
         if name == "shard_map":  # keeps its own mesh and specs
             made = {op.attribute("position"): op.results[0] for op in ops if op.kind == "shard_map.output"}
@@ -72,13 +75,12 @@ class Interpreter:
         if name == "custom_linear_solve":
             chosen = solve_operands(equation, arrays)
             return self._inline(equation.params["jaxprs"].solve, chosen, self._replay.inner(scope, number, "solve"))
-        jaxpr = called(equation)
-        if jaxpr is not None and name in internals.REMAT:
+        if call is not None and name in internals.REMAT:
             inner = self._replay.inner(scope, number)
-            rebuilt = internals.retrace(lambda *xs: self._inline(jaxpr, xs, inner), jaxpr)
+            rebuilt = internals.retrace(lambda *xs: self._inline(call, xs, inner), call)
             return internals.bind(equation, arrays, {"jaxpr": internals.open_jaxpr(rebuilt)})
-        if jaxpr is not None:
-            return self._inline(jaxpr, arrays, self._replay.inner(scope, number))
+        if call is not None:
+            return self._inline(call, arrays, self._replay.inner(scope, number))
         return self._plain(equation, arrays, ops)
 
     def _inline(self, jaxpr: Any, arrays: Sequence[Any], scope: int) -> list[Any]:

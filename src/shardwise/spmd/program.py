@@ -24,9 +24,11 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shardwise.capture import jax_internals as internals
-from shardwise.capture.replay import Replay, called, solve_operands
+from shardwise.capture.expand import called
+from shardwise.capture.replay import Replay, solve_operands
 from shardwise.cost.moves import still_partial
 from shardwise.cost.sharded import ShardedProgram
 from shardwise.cost.sharding import PAIRED, ArrayType, Sharding, reshard, result_sharding, tensor_sharding
@@ -131,27 +133,28 @@ class LocalProgram:
 
         def read(atom: Any) -> Local:
             if internals.is_literal(atom):
-                return Local(atom.val, Sharding.whole(jnp.ndim(atom.val)))
+                return Local(np.asarray(atom.val, atom.aval.dtype), Sharding.whole(jnp.ndim(atom.val)))
             return env.get(atom, _DEAD)
 
         for number, equation in enumerate(jaxpr.eqns):
-            results = self._equation(equation, [read(atom) for atom in equation.invars], scope, number)
+            results = self._equation(jaxpr, number, [read(atom) for atom in equation.invars], scope)
             env.update(zip(equation.outvars, results, strict=False))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, equation: Any, given: list[Local], scope: int, number: int) -> list[Local]:
+    def _equation(self, jaxpr: Any, number: int, given: list[Local], scope: int) -> list[Local]:
+        equation = jaxpr.eqns[number]
         name = equation.primitive.name
         if name == "custom_linear_solve":
             inner = self._replay.inner(scope, number, "solve")
             return self._inline(equation.params["jaxprs"].solve, solve_operands(equation, given), inner)
         if name == "shard_map":
             return self._shard_map(equation, given, scope, number)
-        jaxpr = called(equation) if name not in _LOOPS else None
-        if jaxpr is not None:
+        call = called(jaxpr, number)
+        if call is not None:
             inner = self._replay.inner(scope, number)
             if has_barrier(self.program.scopes[inner]):
                 given = self._behind_barrier(given)
-            return self._inline(jaxpr, given, inner)
+            return self._inline(call, given, inner)
         if internals.is_retyping(equation) or name in internals.VARYING:
             return given
         ops = self._replay.ops(scope, number)

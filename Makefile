@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint docs test-slow test-browser test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-search bench-peer bench-partitioners bench-host-partitioners clean
+.PHONY: demo test lint docs test-slow test-browser test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-search bench-peer bench-partitioners bench-host-partitioners bench-handwritten clean
 
 $(STAMP): pyproject.toml requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shardwise needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11")'
@@ -72,6 +72,10 @@ bench-partitioners: .venv-tpu/.installed
 
 bench-host-partitioners: $(STAMP)
 	$(BIN)/python -m benchmarks.host_partitioners
+
+# Generated device-local programs against hand-written ones, compiled for a TPU topology; needs libtpu too.
+bench-handwritten: $(STAMP)
+	$(BIN)/python -m benchmarks.handwritten
 
 # Runs the tutorials anew every time: what they show is what the library does now.
 docs: .venv-docs/.installed

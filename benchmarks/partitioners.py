@@ -11,16 +11,19 @@ puts beside compute only as far as they last longer (``benchmarks.fidelity.compa
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 TOPOLOGY: Final = "v5e:4x4"
+MESH: Final = {"data": 4, "model": 4}
 RECORDS: Final = Path(__file__).with_suffix(".jsonl")
 HOST: Final = Path(__file__).parent / "host_partitioners.json"
 PAGE: Final = Path(__file__).parent.parent / "docs" / "benchmarks" / "partitioners.md"
@@ -65,73 +68,91 @@ ZOO: Final = {
 }
 
 
-def planned(target: str) -> tuple[Any, Any]:
-    """The program and the plan that the default search finds."""
+def planned(program: Any, mesh: dict[str, int], **how: Any) -> Any:
+    """The plan of a program of the zoo; ``how`` goes to ``shardwise.plan``."""
     import shardwise
-    from shardwise import zoo
 
-    program = zoo.parse(target)
-    plan = shardwise.plan(
+    return shardwise.plan(
         program.fn,
         *program.args,
-        mesh={"data": 4, "model": 4},
+        mesh=mesh,
         topology=TOPOLOGY,
         roles={"batch": "batch", "params": "params"},
         donate_argnums=program.donate_argnums,
-        budget_evals=1000,
+        **how,
     )
-    return program, plan
+
+
+def lowered_plan(program: Any, plan: Any, mesh: Any, partitioner: str = "shardwise") -> Any:
+    """A planned program of the zoo, ready to be compiled."""
+    import jax
+
+    from shardwise.capture.lower import lower
+    from shardwise.capture.trace import JitOptions, trace
+    from shardwise.rewrite.apply import Applied
+
+    traced = trace(program.fn, program.args, {}, JitOptions())
+    applied = Applied(plan, traced, lower(traced), mesh, partitioner)
+    return applied.jitted(donate=bool(program.donate_argnums)).lower(*jax.tree.leaves(program.args))
+
+
+def compiled_figures(lowered: Any, mesh: Any, placement: Any, folder: Path) -> dict[str, Any]:
+    """What the compiler makes of a lowered program: ``compiled`` with time, memory and collectives, or ``oom``; ``compile_s``.
+
+    Dumps must go to ``folder / "dump"`` (``run`` says so to XLA).
+    """
+    from benchmarks.fidelity.compare import exposed_s, moved_s
+    from benchmarks.fidelity.truth import _read, _run_compiler, refusal
+
+    executable, oom, seconds = _run_compiler(lowered, folder / "dump", True)
+    told: dict[str, Any] = {"compile_s": round(seconds, 1)}
+    if oom:
+        return told | {"oom": refusal(oom)}
+    record = _read(executable, mesh, folder / "dump", folder / "hlo")
+    compute = record["cycles"]["total"] / placement.topology.profile.clock_hz
+    figures = {
+        "compute_s": compute,
+        "serial_s": compute + moved_s(record, placement),
+        "time_s": compute + exposed_s(record, placement),
+        "peak": record["memory"]["analysis_peak"],
+        "by_kind": record["cycles"]["by_kind"],
+        "collectives": record["collectives"][:12],
+    }
+    return told | {"compiled": figures}
+
+
+def finish(told: dict[str, Any], folder: Path) -> None:
+    """Writes the result of a child process, and ends it: the compiler's threads may still be at work."""
+    (folder / "part.json").write_text(json.dumps(told))
+    (folder / "part.json").rename(folder / "result.json")
+    os._exit(0)
 
 
 def child(name: str, how: str, folder: Path) -> None:
     """Plans and compiles one case, and writes what came of it into ``result.json``."""
-    import jax
-
-    from benchmarks.fidelity.compare import exposed_s, moved_s
-    from benchmarks.fidelity.truth import _read, _run_compiler, refusal
-    from shardwise.capture.lower import lower
-    from shardwise.capture.trace import JitOptions, trace
-    from shardwise.rewrite.apply import Applied
+    from shardwise import zoo
     from shardwise.verification.compiled import make_mesh
 
-    program, plan = planned(ZOO[name])
+    program = zoo.parse(ZOO[name])
+    plan = planned(program, MESH, budget_evals=1000)
     p = plan.predicted
     told: dict[str, Any] = {
         "predicted": {"time_s": p.time_s, "compute_s": p.compute_s, "comm_s": p.comm_s, "peak": p.peak_bytes},
         "specs": [str(d) for d in plan.decisions],
         "moved": {f"{kind} {'·'.join(axes)}": nbytes for (kind, axes), (_, nbytes) in plan.moved().items()},
     }
-    mesh = make_mesh({"data": 4, "model": 4}, TOPOLOGY)
-    traced = trace(program.fn, program.args, {}, JitOptions())
-    applied = Applied(plan, traced, lower(traced), mesh, HOW[how])
-    lowered = applied.jitted(donate=bool(program.donate_argnums)).lower(*jax.tree.leaves(program.args))
-    executable, oom, seconds = _run_compiler(lowered, folder / "dump", True)
-    told["compile_s"] = round(seconds, 1)
-    if oom:
-        told["oom"] = refusal(oom)
-    else:
-        record = _read(executable, mesh, folder / "dump", folder / "hlo")
-        placement = plan.asked.cost.placement
-        compute = record["cycles"]["total"] / placement.topology.profile.clock_hz
-        told["compiled"] = {
-            "compute_s": compute,
-            "serial_s": compute + moved_s(record, placement),
-            "time_s": compute + exposed_s(record, placement),
-            "peak": record["memory"]["analysis_peak"],
-            "by_kind": record["cycles"]["by_kind"],
-            "collectives": record["collectives"][:12],
-        }
-    (folder / "part.json").write_text(json.dumps(told))
-    (folder / "part.json").rename(folder / "result.json")
-    os._exit(0)
+    mesh = make_mesh(MESH, TOPOLOGY)
+    lowered = lowered_plan(program, plan, mesh, HOW[how])
+    finish(told | compiled_figures(lowered, mesh, plan.asked.cost.placement, folder), folder)
 
 
-def run(name: str, how: str) -> dict[str, Any]:
+def run(name: str, how: str, module: str) -> dict[str, Any]:
+    """The result of one case, compiled by ``python -m module --child`` in a process with a time limit."""
     from shardwise.verification.compiled import tpu_environment
 
     with tempfile.TemporaryDirectory(prefix="partitioners") as folder:
         dump = f"--xla_dump_to={folder}/dump --xla_dump_hlo_as_text --xla_dump_hlo_as_proto"
-        command = [sys.executable, "-m", "benchmarks.partitioners", "--child", name, how, folder]
+        command = [sys.executable, "-m", module, "--child", name, how, folder]
         with (Path(folder) / "log").open("wb") as log:
             try:
                 subprocess.run(
@@ -151,9 +172,10 @@ def run(name: str, how: str) -> dict[str, Any]:
         return {"error": " ".join(said[-3:])[-500:]}
 
 
-def load() -> dict[tuple[str, str], dict[str, Any]]:
+def load(records: Path = RECORDS) -> dict[tuple[str, str], dict[str, Any]]:
+    """The latest record of each case, by name and execution."""
     found = {}
-    for line in RECORDS.read_text().splitlines() if RECORDS.exists() else ():
+    for line in records.read_text().splitlines() if records.exists() else ():
         record = json.loads(line)
         found[record["name"], record["how"]] = record
     return found
@@ -212,24 +234,32 @@ def _figures(record: dict[str, Any] | None) -> str:
     return f"{c['time_s'] * 1e3:,.1f} ({c['serial_s'] * 1e3:,.1f}), {c['peak'] / 2**30:.2f}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.partitioners", description=__doc__)
+def arguments(prog: str, description: str | None, hows: Iterable[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m {prog}", description=description)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--only", default="")
-    parser.add_argument("--how", choices=HOW)
+    parser.add_argument("--how", choices=tuple(hows))
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def collect(given: argparse.Namespace, cases: Iterable[tuple[str, str]], records: Path, module: str) -> None:
+    """Compiles the chosen cases that are not known and appends them to the records."""
+    known = load(records)
+    for name, how in cases if not given.table else ():
+        if given.only in name and given.how in (None, how) and (given.again or (name, how) not in known):
+            record = {"name": name, "how": how} | run(name, how, module)
+            with records.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+            print(name, how, _figures(record), flush=True)
+
+
+def main() -> int:
+    given = arguments("benchmarks.partitioners", __doc__, HOW)
     if given.child:
         child(given.child[0], given.child[1], Path(given.child[2]))
-    known = load()
-    for name in ZOO if not given.table else ():
-        for how in [given.how] if given.how else list(HOW):
-            if given.only in name and (given.again or (name, how) not in known):
-                record = {"name": name, "how": how} | run(name, how)
-                with RECORDS.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
-                print(name, how, _figures(record), flush=True)
+    collect(given, itertools.product(ZOO, HOW), RECORDS, "benchmarks.partitioners")
     page = "\n".join([*HEAD, table(load()), "", *host_table()])
     print(page)
     PAGE.write_text(page + "\n")

@@ -14,7 +14,7 @@ import shardwise
 from shardwise.cost.decisions import Decision, Keep, Shard, State
 from shardwise.cost.local import HardwareCost
 from shardwise.cost.lowering import Lowered, collectives, lower_state
-from shardwise.cost.sharding import ArrayType, Kind, Sharding, reshard
+from shardwise.cost.sharding import ArrayType, Kind, Ring, Sharding, reshard
 from shardwise.errors import DecisionError, MeshError
 from shardwise.hardware.mesh import MeshAxes
 from tests.dims import programs as p
@@ -159,10 +159,11 @@ def test_what_hides() -> None:
 def test_late_sums_go_round_where_permutes_hide_and_scatters_do_not() -> None:
     """A ring takes as long as a reduce-scatter, one hop after another, and most of that hides."""
     cost, plain = costing(rings=True, hidden=(("reduce-scatter", 0.9),)), costing(rings=False)
-    assert cost.rings(MEBI) and not plain.rings(MEBI)
-    assert not cost.rings(KIBI), "small pieces take nothing but latency"
+    assert cost.ring(MEBI, True) is Ring.ALWAYS and plain.ring(MEBI, True) is Ring.NEVER
+    assert cost.ring(MEBI, False) is Ring.MISSING, "nothing runs beside it"
+    assert cost.ring(KIBI, True) is Ring.NEVER, "small pieces take nothing but latency"
     partial, split = sharding((), (), partial=(0,)), sharding((0,), ())
-    (native,), (ring,) = (reshard(MEBI._replace(ring=ring), partial, split, MESH) for ring in (False, True))
+    (native,), (ring,) = (reshard(MEBI._replace(ring=ring), partial, split, MESH) for ring in (Ring.NEVER, Ring.ALWAYS))
     assert (ring.kind, ring.purpose, ring.hops, ring.nbytes) == (Kind.PERMUTE, Kind.REDUCE_SCATTER, 3, MEBI.nbytes / 4)
     assert cost.step_s(ring) == cost.step_s(native)
     assert cost.hidden_s(ring, False, True) > 0.7 * cost.step_s(ring) and cost.hidden_s(native, False, True) == 0

@@ -54,7 +54,9 @@ def traced(fn: Any, args: tuple[Any, ...], count: int = 1, remat: bool = True) -
 def stacked_bytes(jaxpr: Any) -> int:
     """What the scans stack at the top of a program."""
     return sum(
-        v.aval.size * v.aval.dtype.itemsize for loop in loops(jaxpr) for v in loop.outvars[loop.params["num_carry"] :]
+        v.aval.size * v.aval.dtype.itemsize
+        for loop in loops(jaxpr)
+        for v in loop.outvars[internals.scan_counts(loop.params)[1] :]
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from shardwise.cost.sharding import ArrayType, Axes, Kind, Sharding, reshard
+from shardwise.cost.sharding import ArrayType, Axes, Kind, Ring, Sharding, reshard
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.rewrite.shardy import partition_spec
 from shardwise.spmd.collectives import emit
@@ -44,12 +44,18 @@ def pairs(mesh: MeshAxes, shape: tuple[int, ...]) -> list[tuple[Sharding, Shardi
     return found
 
 
-def check(mesh: MeshAxes, shape: tuple[int, ...], chosen: list[tuple[Sharding, Sharding]], reducer: str) -> None:
+def check(
+    mesh: MeshAxes,
+    shape: tuple[int, ...],
+    chosen: list[tuple[Sharding, Sharding]],
+    reducer: str,
+    ring: Ring = Ring.NEVER,
+) -> None:
     """All pairs in one compiled program: each device holds a block, and a part of the sum."""
     devices = jax.make_mesh(mesh.sizes, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
     array = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     combine = {"sum": np.sum, "max": np.max, "xor": np.bitwise_xor.reduce}[reducer]
-    type_ = ArrayType(shape, 4.0, reducer)
+    type_ = ArrayType(shape, 4.0, reducer, ring=ring)
     every = (*mesh.names,)
 
     def parts(source: Sharding) -> np.ndarray:
@@ -63,7 +69,7 @@ def check(mesh: MeshAxes, shape: tuple[int, ...], chosen: list[tuple[Sharding, S
         for x, (source, target) in zip(inputs, chosen, strict=True):
             now, arrays = source, [x.reshape(x.shape[len(source.partial) :])]
             for step in reshard(type_, source, target, mesh):
-                assert step.bytes_in == arrays[0].size * 4
+                assert step.hops or step.bytes_in == arrays[0].size * 4
                 arrays = emit(arrays, step, now, reducer, mesh)
                 assert step.after is not None
                 now = step.after
@@ -126,6 +132,21 @@ def test_a_dimension_that_both_do_not_divide_is_gathered_first() -> None:
     mesh = MeshAxes.of({"x": 2, "y": 4})
     steps = reshard(ArrayType((4,), 4.0), Sharding(((0,),)), Sharding(((1,),)), mesh)
     assert [s.kind for s in steps] == [Kind.ALL_GATHER, Kind.SLICE]
+
+
+def test_scatters_that_the_compiler_does_not_have_are_rings() -> None:
+    """Along a dimension in the middle, where a leading one of one element does not count, or by less than a row."""
+    mesh, shape = MeshAxes.of({"x": 2, "y": 4}), (2, 8, 4, 8)
+    array = ArrayType(shape, 4.0, ring=Ring.MISSING)
+
+    def kinds(dim: int, lead: tuple[int, ...] = ()) -> list[tuple[Kind, int]]:
+        source = Sharding((lead, (), (), ()), (1,))
+        target = Sharding(tuple((1,) if d == dim else lead if d == 0 else () for d in range(4)))
+        check(mesh, shape, [(source, target)], "sum", Ring.MISSING)
+        return [(s.kind, s.hops) for s in reshard(array, source, target, mesh)]
+
+    assert kinds(1) == kinds(3) == [(Kind.PERMUTE, 3)]
+    assert kinds(1, lead=(0,)) == kinds(2) == [(Kind.REDUCE_SCATTER, 0)]
 
 
 def test_reductions_take_one_axis_after_another() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from shardwise.cost.sharding import ArrayType, Kind, Ring, Sharding, reshard
+from shardwise.hardware.mesh import MeshAxes
 from shardwise.verification.compiled import CompileError, compile_step, tpu_environment
 from tests.verification import fresh
 from tests.verification.host_programs import B, D, F, L
@@ -52,6 +54,17 @@ def test_fused_reduce_scatter(compiled: dict[str, Any]) -> None:
 
 
 @needs_libtpu
+def test_where_the_compiler_has_no_reduce_scatter_a_ring_is_emitted(compiled: dict[str, Any]) -> None:
+    mesh = MeshAxes.of({"model": 4})
+    for size, dim, native in compiled["scatters"]:
+        whole = Sharding.whole(len(size))
+        target = Sharding(tuple((0,) if d == dim else () for d in range(len(size))))
+        array = ArrayType(tuple(size), 2.0, ring=Ring.MISSING)
+        (step,) = reshard(array, Sharding(whole.dims, (0,)), target, mesh)
+        assert (step.kind is Kind.REDUCE_SCATTER) == native, (size, dim)
+
+
+@needs_libtpu
 def test_gathers_drawn_out_over_fusions_count_once(compiled: dict[str, Any]) -> None:
     assert logical(compiled["gathers"]) == [("all-gather", "data", "model", 3, 3, 3 * 512 * 512 * 2)]
 
@@ -71,3 +84,13 @@ def test_meshes_and_topologies_that_cannot_be(compiled: dict[str, Any]) -> None:
     assert layout.startswith("the mesh a 8 × b 8 cannot be laid out on v5p:4x4x4")
     assert "does not know the topology 'v99:2x2'" in unknown
     assert "use 'host' or a TPU topology" in name
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("name", "count"), [("splash in shard_map gradient", 1), pytest.param("", 8, marks=pytest.mark.slow)]
+)
+def test_attention_kernels_compile_with_the_predicted_collectives(name: str, count: int) -> None:
+    found = fresh.run("tests.verification.tpu_kernels", **tpu_environment(), KERNELS=name)
+    assert len(found) == count and any(moved > 0 for _, moved in found.values())
+    assert {name: share for name, (share, _) in found.items() if share < 0.95} == {}

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from shardwise.verification.compiled import CompileError, compile_step
+from shardwise.verification.compiled import CompileError, compile_step, make_mesh
 from tests.verification.host_programs import STACKED, STACKED_SPECS, W, X, gradient, layers, shape
 
 GRID = {"data": 4, "model": 4}
@@ -26,6 +26,27 @@ def gathered(weights: Any, x: jax.Array) -> jax.Array:
     return x
 
 
+def scattered_along(dim: int) -> Any:
+    """A sum over ``model`` that each device keeps a part of, along one dimension."""
+
+    def run(x: jax.Array) -> jax.Array:
+        return jax.lax.psum_scatter(x, "model", scatter_dimension=dim, tiled=True)
+
+    return run
+
+
+#: Sizes and the dimension that is scattered.
+SCATTERS = (
+    ((8, 16, 64, 256), 0),
+    ((2, 16, 64, 256), 1),
+    ((1, 16, 64, 256), 1),
+    ((2, 16, 64, 256), 2),
+    ((2, 16, 64, 512), 3),
+    ((2, 16, 64, 1024), 3),
+    ((64, 512), 1),
+    ((64, 1024), 1),
+    ((64, 512), 0),
+)
 WIDE = tuple(shape(512, 512, dtype=jnp.bfloat16) for _ in range(3))
 
 PROGRAMS: dict[str, dict[str, Any]] = {
@@ -69,6 +90,12 @@ def main() -> None:
     for name, program in PROGRAMS.items():
         compiled = compile_step(**{"mesh": GRID} | program)
         results[name] = compiled.to_json() | {"text": str(compiled)}
+    mesh = make_mesh(GRID, "v5e:4x4")
+    for size, dim in SCATTERS:
+        run = jax.shard_map(scattered_along(dim), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+        text = jax.jit(run).lower(shape(*size, dtype=jnp.bfloat16)).compile().as_text()
+        native = " all-reduce(" not in text or "all-reduce-scatter" in text
+        results.setdefault("scatters", []).append([size, dim, native])
     for mesh, backend in (
         ({"data": 4}, "v5e:4x4"),
         ({"a": 8, "b": 8}, "v5p:4x4x4"),

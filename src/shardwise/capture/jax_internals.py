@@ -349,6 +349,8 @@ def bind(equation: Any, arrays: Sequence[Any], changed: Mapping[str, Any] | None
     functions, params = found if isinstance(found, tuple) else ((), found)
     names = source_info_util.current_name_stack() + equation.source_info.name_stack
     mesh = jax.sharding.get_abstract_mesh()
+    if "out_avals" in params:
+        params["out_avals"] = tuple(_on_mesh(aval, mesh) for aval in params["out_avals"])
     with (
         source_info_util.user_context(equation.source_info.traceback, name_stack=names),
         equation.ctx.manager,
@@ -356,6 +358,14 @@ def bind(equation: Any, arrays: Sequence[Any], changed: Mapping[str, Any] | None
     ):
         results = equation.primitive.bind(*functions, *arrays, **params)
     return list(results) if equation.primitive.multiple_results else [results]
+
+
+def _on_mesh(aval: Any, mesh: Any) -> Any:
+    """The type of a kernel's result where it is bound: the mesh of a ``shard_map`` that it was traced in is not there."""
+    sharding = getattr(aval, "sharding", None)
+    if sharding is None or sharding.mesh == mesh or sharding.mesh.empty:
+        return aval
+    return aval.update(sharding=jax.sharding.NamedSharding(mesh, sharding.spec))
 
 
 def branch(equation: Any, index: Any, runs: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from shardwise.cost.sharding import REDUCING, ArrayType, Axes, Collective, Kind
+from shardwise.cost.sharding import REDUCING, ArrayType, Axes, Collective, Kind, Ring
 from shardwise.hardware.collectives import AlphaBeta, collective
 from shardwise.hardware.layout import Placement, ideal
 from shardwise.hardware.mesh import MeshAxes
@@ -31,7 +31,7 @@ class LocalCost(Protocol):
 
     def compute_s(self, flops: float, nbytes: float, unit: Unit, dtype: str) -> float: ...
 
-    def rings(self, array: ArrayType) -> bool: ...
+    def ring(self, array: ArrayType, overlapped: bool) -> Ring: ...
 
 
 class HardwareCost:
@@ -68,17 +68,19 @@ class HardwareCost:
             self._links[key] = collective("halo" if step.near else step.purpose.value, step.axes, self.placement)
         return self._links[key]
 
-    def rings(self, array: ArrayType) -> bool:
-        """Is a sum that other work can run beside better reduced into shards by a ring of permutes than by a reduce-scatter?
-        Where the compiler runs permutes beside compute, and reduce-scatters not (``Profile.rings``); not if the pieces are so
-        small that latency is all they take."""
+    def ring(self, array: ArrayType, overlapped: bool) -> Ring:
+        """Which reductions into shards are better rings of permutes than reduce-scatters, where the compiler runs permutes
+        beside compute and reduce-scatters not (``Profile.rings``): those that other work can run beside (``overlapped``), and
+        those that would be all-reduces. None if the pieces are so small that latency is all they take."""
         mesh = self.placement.mesh
         if not (self.profile.rings and array.reducer == "sum" and mesh.devices > 1):
-            return False
+            return Ring.NEVER
         axis = max(range(len(mesh.sizes)), key=mesh.sizes.__getitem__)
         nbytes = array.nbytes / mesh.devices
         piece = Collective(Kind.PERMUTE, (axis,), nbytes, nbytes, near=True)
-        return self.link(piece).s_per_byte * piece.nbytes > self.profile.collective_s
+        if self.link(piece).s_per_byte * piece.nbytes <= self.profile.collective_s:
+            return Ring.NEVER
+        return Ring.ALWAYS if overlapped else Ring.MISSING
 
     def step_s(self, step: Collective, late: bool = False) -> float:
         """One collective, nothing hidden. All-reduces of values that are used ``late`` are combined, so that their hops are
@@ -114,8 +116,8 @@ class HardwareCost:
         total = 0.0
         for step in steps:
             if step.kind is not Kind.SLICE:
-                # Whether there is something to hide behind is not known here: a ring counts as an early gather does.
-                hidden = self._early[Kind.ALL_GATHER if step.hops else step.kind] if early or step.hops else 0.0
+                # How much there is to hide behind is not known here: a ring counts as an early gather does.
+                hidden = self._early[Kind.ALL_GATHER if step.hops else step.kind] if early or step.beside else 0.0
                 total += self.profile.collective_s + self.link(step).s_per_byte * _moved(step) * (1 - hidden)
                 total += self.copy_s(step)
         return total

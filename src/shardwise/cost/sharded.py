@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from shardwise.cost.lowering import Lowered
-from shardwise.cost.sharding import ArrayType, Axes, Sharding
+from shardwise.cost.sharding import ArrayType, Axes, Ring, Sharding
 from shardwise.cost.structure import array_type
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Program
@@ -16,31 +16,35 @@ from shardwise.ir.program import Program
 @dataclass(frozen=True)
 class ShardedProgram:
     """How a program is computed on a mesh: by op the axes of its factors and those over which it passes partial sums on, by
-    value the sharding in which it leaves its op; and the values that are reduced into shards by rings of permutes."""
+    value the sharding in which it leaves its op; and which values are reduced into shards by rings of permutes."""
 
     mesh: MeshAxes
     factors: tuple[tuple[Axes, ...], ...]
     passed: tuple[Axes, ...]
     shardings: tuple[Sharding, ...]
-    rings: frozenset[int] = frozenset()
+    rings: Mapping[int, Ring] = field(default_factory=dict)
 
     @staticmethod
     def of(lowered: Lowered) -> ShardedProgram:
         ways = [lowered.computes[op.id] for op in lowered.program.ops]
         shardings = tuple(lowered.actual[v.id] for v in lowered.program.values)
-        rings = frozenset(v for v, array in enumerate(lowered.known.ways.arrays) if array.ring)
+        arrays = lowered.known.ways.arrays
+        rings = {v: array.ring for v, array in enumerate(arrays) if array.ring is not Ring.NEVER}
         assigned, passed = tuple(w.assigned for w in ways), tuple(w.passed for w in ways)
         return ShardedProgram(lowered.mesh, assigned, passed, shardings, rings)
 
     def array_type(self, program: Program, value: int) -> ArrayType:
         """What reshards of a value depend on."""
-        return array_type(program, value)._replace(ring=value in self.rings)
+        return array_type(program, value)._replace(ring=self.rings.get(value, Ring.NEVER))
 
     def to_json(self) -> dict[str, Any]:
         """Repeated entries are written once, and referred to by number."""
         ops, op_numbers = _numbered(list(zip(self.factors, self.passed, strict=True)))
         values, value_numbers = _numbered([(s.dims, s.partial) for s in self.shardings])
-        numbers = {"ops": op_numbers, "values": value_numbers, "rings": sorted(self.rings)}
+        by_ring = {
+            kind.value: [v for v, own in self.rings.items() if own is kind] for kind in (Ring.MISSING, Ring.ALWAYS)
+        }
+        numbers = {"ops": op_numbers, "values": value_numbers, "rings": by_ring}
         return {"computed": ops, "shardings": values} | numbers
 
 
@@ -72,5 +76,5 @@ def read_sharded(data: dict[str, Any], mesh: MeshAxes) -> ShardedProgram:
     except IndexError:
         raise ValueError("an entry is referred to that is not there") from None
     made = tuple(Sharding(*entry) for entry in values)
-    rings = frozenset(int(v) for v in data["rings"])
+    rings = {int(v): Ring(kind) for kind, own in data["rings"].items() for v in own}
     return ShardedProgram(mesh, tuple(f for f, _ in ops), tuple(p for _, p in ops), made, rings)

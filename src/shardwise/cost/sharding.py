@@ -84,16 +84,29 @@ _REDUCED: Final = ("sum", "max", "min", "and", "or")
 PAIRED: Final = ("argmax", "argmin")
 
 
+#: A row of a tile of a TPU: 128 numbers of 32 bits.
+_ROW_BYTES: Final = 512
+
+
+class Ring(enum.Enum):
+    """Which reductions of an array into shards are emitted as rings of permutes: none; those for which the compiler has no
+    reduce-scatter and all-reduces the whole array; or all, since other work can run beside them."""
+
+    NEVER = "never"
+    MISSING = "missing"
+    ALWAYS = "always"
+
+
 class ArrayType(NamedTuple):
     """What a reshard depends on besides the two shardings: the global shape, bytes per element, and how parts are combined
     where the array is partial. ``paired_itemsize``: bytes per element of the values that an ``argmax`` compares. ``ring``:
-    whether it is reduced into shards by a ring of permutes, instead of a reduce-scatter."""
+    which reduce-scatters are rings of permutes."""
 
     shape: tuple[int, ...]
     itemsize: float
     reducer: str = "sum"
     paired_itemsize: float = 0.0
-    ring: bool = False
+    ring: Ring = Ring.NEVER
 
     @property
     def nbytes(self) -> float:
@@ -106,7 +119,8 @@ class Collective:
     permute goes to neighbours only (a halo); ``crossing`` where it acts along several dimensions, so that pieces arrive in
     another order than that of the array; ``minor`` where it acts along any dimension but the first, ``last`` along the last.
     ``after`` is the sharding that it leaves, where it is a step of a reshard. ``hops``: how often it runs, one hop after
-    another, where a ring of permutes stands for a reduce-scatter; 0 for any other."""
+    another, where a ring of permutes stands for a reduce-scatter; 0 for any other. ``beside``: whether other work can run
+    beside such a ring."""
 
     kind: Kind
     axes: Axes
@@ -118,6 +132,7 @@ class Collective:
     last: bool = False
     after: Sharding | None = None
     hops: int = 0
+    beside: bool = False
 
     @property
     def nbytes(self) -> float:
@@ -155,9 +170,9 @@ def reshard(array: ArrayType, source: Sharding, target: Sharding, mesh: MeshAxes
         size, out = (array.nbytes / s.shards(mesh) for s in (before, after))
         if combined:  # parts are gathered, and combined on every device
             out = size * math.prod(mesh.sizes[a] for a in axes)
-        if kind is Kind.REDUCE_SCATTER and array.ring:
+        if kind is Kind.REDUCE_SCATTER and _is_ring(array, before, after, mesh):
             (axis,) = axes
-            where = (False, crossing, minor, last, after, mesh.sizes[axis] - 1)
+            where = (False, crossing, minor, last, after, mesh.sizes[axis] - 1, array.ring is Ring.ALWAYS)
             steps.append(Collective(Kind.PERMUTE, axes, out, out, *where))
             continue
         if kind is Kind.ALL_REDUCE and array.reducer in PAIRED:
@@ -165,6 +180,20 @@ def reshard(array: ArrayType, source: Sharding, target: Sharding, mesh: MeshAxes
             steps.append(Collective(kind, axes, pair, pair, False, crossing, minor, last, before))
         steps.append(Collective(kind, axes, size, out, False, crossing, minor, last, after))
     return tuple(steps)
+
+
+def _is_ring(array: ArrayType, before: Sharding, after: Sharding, mesh: MeshAxes) -> bool:
+    """Is a reduce-scatter emitted as a ring of permutes? XLA's TPU compiler has reduce-scatters along the first dimension of
+    several elements and along the last two, which are tiled, if pieces are rows of ``_ROW_BYTES`` or more; else it all-reduces
+    the array and slices (tests/verification/test_tpu.py)."""
+    if array.ring is not Ring.MISSING:
+        return array.ring is Ring.ALWAYS
+    (dim,) = (d for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)) if old != new)
+    shards = [tuple(math.prod(mesh.sizes[a] for a in axes) for axes in s.dims) for s in (before, after)]
+    if dim == len(array.shape) - 1 > 0:
+        return array.shape[dim] // shards[1][dim] * array.itemsize < _ROW_BYTES
+    lead = zip(array.shape[:dim], shards[0][:dim], strict=True)
+    return dim < len(array.shape) - 2 and any(size > count for size, count in lead)
 
 
 def _tight(shape: tuple[int, ...], source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> frozenset[int]:

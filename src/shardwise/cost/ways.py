@@ -71,7 +71,7 @@ class Ways:
         self.structure, self.mesh, self.cost = structure, mesh, cost
         self.program = structure.program
         self.arrays = tuple(
-            array._replace(ring=True) if overlapped and cost.rings(array) else array
+            array._replace(ring=cost.ring(array, overlapped))
             for array, overlapped in zip(structure.arrays, structure.overlapped, strict=True)
         )
         self._known: dict[object, list[Way]] = {}

@@ -131,7 +131,7 @@ OPAQUE: Final[dict[str, str]] = {
     **dict.fromkeys("dim_as_value dimension_size shape_assertion".split(), _SYMBOLIC),
     **dict.fromkeys("addupdate core_map freeze get new_ref run_scoped run_state swap".split(), _STATE),
     **dict.fromkeys("bitcast max_contiguous repeat roll".split(), _INSIDE),
-    **dict.fromkeys("after_all create_token".split(), _ORDER),
+    **dict.fromkeys("after_all create_token program_order".split(), _ORDER),
     "custom_lin": "stands in programs that are being differentiated, never in finished ones",
     "dce_sink": "keeps its operand alive and computes nothing",
     "platform_index": "a scalar that names the platform",

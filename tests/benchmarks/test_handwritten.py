@@ -21,11 +21,11 @@ STEP = itx.PROGRAMS["itx"]["tiny-step"]
     ("name", "config", "scatter"),
     [
         ("FSDP, 1,024 wide", LLAMA, ring),
-        ("context, 1 x 8,192 tokens", replace(LLAMA, batch=1), native),
+        pytest.param("context, 1 x 8,192 tokens", replace(LLAMA, batch=1), native, marks=pytest.mark.slow),
         ("context, 4 x 8,192 tokens", replace(LLAMA, batch=4), ring),
-        ("experts", MIXTRAL, native),
+        pytest.param("experts", MIXTRAL, native, marks=pytest.mark.slow),
         ("decode, layers scanned", STEP, native),
-        ("decode, layers unrolled", replace(STEP, scan=False), native),
+        pytest.param("decode, layers unrolled", replace(STEP, scan=False), native, marks=pytest.mark.slow),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

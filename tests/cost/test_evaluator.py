@@ -76,7 +76,7 @@ def analyzed(fn: object, shapes: Sequence[object]) -> Analysis:
 
 
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     database=None,

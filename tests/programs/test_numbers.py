@@ -21,10 +21,11 @@ from tests.fuzz.generate import random_decisions
 from .program import Program
 from .table import PROGRAMS
 
-#: These take 10 s or more each.
+#: These take 5 s or more each.
 LONG = (
-    "linen-language-model linen-recurrent linen-autoencoder nnx-language-model diffrax-neural-ode haiku-resnet50 "
-    "haiku-mobilenet haiku-lstm haiku-layer-stack penzai-llama penzai-llama-stacked"
+    "linen-language-model linen-recurrent linen-autoencoder nnx-language-model nnx-convolutional equinox-attention "
+    "diffrax-neural-ode haiku-resnet50 haiku-mobilenet haiku-lstm haiku-layer-stack haiku-vector-quantizer penzai-llama "
+    "penzai-llama-stacked jraph-graph-network optax-ctc optax-lbfgs"
 ).split()
 
 

@@ -234,7 +234,7 @@ CASES: dict[str, tuple[Callable[..., Any], Args]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(k, marks=[pytest.mark.slow] * ("stride 2" in k)) for k in CASES])
 def test_as_in_the_plain_run(name: str) -> None:
     fn, args = CASES[name]
     assert sum(check(fn, args, mesh) for mesh in MESHES) > 0

@@ -63,8 +63,8 @@ class Profile:
     (both infinite where that is not known). ``minor_copies`` says whether the compiler turns an array round before and after it
     is gathered along any dimension but the first. ``type_count`` is what one chip counts in names such as v4-32. ``sources``
     has one entry a figure. ``scatters`` says whether the compiler makes a reduce-scatter of a sum of which every device keeps a
-    piece; where it does not, it all-reduces and slices. ``rings`` says whether it runs permutes beside compute, and
-    reduce-scatters never.
+    piece; where it does not, it all-reduces and slices. ``rings`` says whether it runs permutes beside compute and
+    reduce-scatters never, as XLA's TPU compiler does, which has reduce-scatters along some dimensions only.
     """
 
     name: str

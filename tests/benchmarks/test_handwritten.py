@@ -20,7 +20,7 @@ STEP = itx.PROGRAMS["itx"]["tiny-step"]
 @pytest.mark.parametrize(
     ("name", "config", "scatter"),
     [
-        ("FSDP, 1,024 wide", LLAMA, ring),
+        pytest.param("FSDP, 1,024 wide", LLAMA, ring, marks=pytest.mark.slow),
         pytest.param("context, 1 x 8,192 tokens", replace(LLAMA, batch=1), native, marks=pytest.mark.slow),
         ("context, 4 x 8,192 tokens", replace(LLAMA, batch=4), ring),
         pytest.param("experts", MIXTRAL, native, marks=pytest.mark.slow),

@@ -96,7 +96,8 @@ def test_an_interrupt_keeps_the_best_and_leaves_nothing_behind(plan: Any, starte
 
     found = plan(workers=2, progress=stop)
     assert found.search is not None and found.search.ended is Ended.INTERRUPTED and len(started) == 2
-    assert found.notes[0].startswith("the search was interrupted") and len(seen) == 2
+    # A report of the other process may be on its way already.
+    assert found.notes[0].startswith("the search was interrupted") and len(seen) in (2, 3)
 
 
 def test_an_error_of_a_progress_callback_ends_it(started: list[Any]) -> None:

@@ -23,7 +23,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.rewrite.planning import plan_decisions
 from tests.spmd.emitted import emitted, predicted
 
-MESHES = ({"a": 4}, {"a": 2, "b": 4})
+MESHES = (pytest.param({"a": 4}, marks=pytest.mark.slow), {"a": 2, "b": 4})
 Args = Sequence[Any]
 
 
@@ -235,9 +235,10 @@ CASES: dict[str, tuple[Callable[..., Any], Args]] = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(k, marks=[pytest.mark.slow] * ("stride 2" in k)) for k in CASES])
-def test_as_in_the_plain_run(name: str) -> None:
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_as_in_the_plain_run(name: str, mesh: dict[str, int]) -> None:
     fn, args = CASES[name]
-    assert sum(check(fn, args, mesh) for mesh in MESHES) > 0
+    assert check(fn, args, mesh) > 0
 
 
 def test_the_search_shards_a_grouped_convolution_rightly() -> None:

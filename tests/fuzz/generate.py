@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from shardwise.cost.decisions import Decision, Keep, Shard
+from shardwise.cost.local import HardwareCost
 from shardwise.dims.analysis import Analysis
 from shardwise.hardware.mesh import MeshAxes
 
@@ -379,6 +380,14 @@ drawn_programs = st.builds(
     _steps,
     st.sampled_from((0, 0, 0, 1, 1, 3)),
 )
+
+
+def with_rings(mesh: MeshAxes) -> HardwareCost:
+    """The costs of devices on which small arrays travel in rings of permutes as large ones do."""
+    placement = HardwareCost.of(mesh).placement
+    where = placement.topology
+    profile = replace(where.profile, collective_s=0.0, rings=True)
+    return HardwareCost(replace(placement, topology=replace(where, profile=profile)))
 
 
 def random_decisions(analysis: Analysis, mesh: MeshAxes, seed: int) -> list[Decision]:

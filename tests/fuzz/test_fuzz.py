@@ -21,7 +21,7 @@ from shardwise.cost.decisions import Shard
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.rewrite.planning import plan_decisions
-from tests.fuzz.generate import Drawn, arguments, drawn_programs, random_decisions
+from tests.fuzz.generate import Drawn, arguments, drawn_programs, random_decisions, with_rings
 
 MESHES = ({"x": 8}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})
 TOLERANCE = 5e-5
@@ -57,7 +57,7 @@ def check(drawn: Drawn, seed: int) -> None:
         axes = MeshAxes.of(mesh)
         decisions = random_decisions(analysis, axes, seed * len(MESHES) + number)
         try:
-            plan = plan_decisions(traced, analysis, axes, decisions)
+            plan = plan_decisions(traced, analysis, axes, decisions, with_rings(axes) if seed % 2 else None)
             wrong = differences(expected, plan.jit(fn)(*args))
         except Exception as error:
             wrong = [f"{type(error).__name__}: {error}"]

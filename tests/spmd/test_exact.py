@@ -17,7 +17,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.plans.plan import Plan
 from shardwise.rewrite.apply import Applied, make_mesh
 from shardwise.rewrite.planning import plan_decisions
-from tests.fuzz.generate import Drawn, drawn_programs, random_decisions
+from tests.fuzz.generate import Drawn, drawn_programs, random_decisions, with_rings
 from tests.spmd.emitted import emitted, predicted
 from tests.verification.strategy_rows import ROWS
 
@@ -48,7 +48,9 @@ def test_zoo_programs_under_random_decisions(target: str) -> None:
     analysis = analyze_program(captured)
     for k, mesh in enumerate(MESHES[1:]):
         axes = MeshAxes.of(mesh)
-        plan = plan_decisions(traced, analysis, axes, random_decisions(analysis, axes, k))
+        plan = plan_decisions(
+            traced, analysis, axes, random_decisions(analysis, axes, k), with_rings(axes) if k else None
+        )
         check(plan, traced, captured, jax.tree.leaves(program.args))
 
 
@@ -69,7 +71,13 @@ def test_random_programs(drawn: Drawn, seed: int) -> None:
     for number, mesh in enumerate(MESHES):
         axes = MeshAxes.of(mesh)
         check(
-            plan_decisions(traced, analysis, axes, random_decisions(analysis, axes, seed + number)),
+            plan_decisions(
+                traced,
+                analysis,
+                axes,
+                random_decisions(analysis, axes, seed + number),
+                with_rings(axes) if seed % 2 else None,
+            ),
             traced,
             program,
             shapes,

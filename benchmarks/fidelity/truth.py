@@ -175,6 +175,7 @@ def _compile(case: Case, folder: Path, hlo: Path, cycles: bool) -> Record:
     if old["plan"] == told["plan"]:
         return {"again": told}
     told["plan_s"] = round(time.perf_counter() - start, 1)
+    told["predicted_bytes"] = [[kind, axes, nbytes] for (kind, axes), (_, nbytes) in plan.moved().items()]
     try:
         mesh = make_mesh(dict(case.mesh), case.topology)
         traced = trace(program.fn, program.args, {}, JitOptions())
@@ -237,6 +238,7 @@ def _read(executable: Any, mesh: Any, dump: Path, keep: Path) -> Record:
     from shardwise.hardware.mesh import MeshAxes
     from shardwise.verification import hlo
     from shardwise.verification.collectives import collectives
+    from shardwise.verification.summary import logical_totals
 
     def file(end: str) -> Path:
         return next(dump.glob(f"*.{end}"))
@@ -248,14 +250,15 @@ def _read(executable: Any, mesh: Any, dump: Path, keep: Path) -> Record:
     _zip(Path(f"{keep}.buffers.txt.gz"), buffers)
     assignment = read_assignment(file("after_optimizations.hlo.pb"))
     module = hlo.read(text)
-    reader = Reader(module)
+    reader, found = Reader(module), list(collectives(module, MeshAxes.of(mesh)))
     told: Record = {
         "memory": assignment.figures() | reader.arguments(),
         "live": live(assignment, names(buffers, assignment), module),
         "loops": sorted((loop.trips or 0 for loop in module.loops), reverse=True)[:12],
         "remats": sum(".remat" in i.name for i in module.instructions()),
         "unknown_trips": sum(loop.trips is None for loop in module.loops),
-        "collectives": reader.collectives(collectives(module, MeshAxes.of(mesh))),
+        "collectives": reader.collectives(found),
+        "compiled_bytes": [[t.kind, t.axes, t.run_bytes] for t in logical_totals(found)],
     }
     if executable is not None:
         stats, costs = executable.memory_analysis(), executable.cost_analysis() or {}

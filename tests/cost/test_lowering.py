@@ -15,6 +15,7 @@ from shardwise.cost.decisions import Decision, Keep, Shard, State
 from shardwise.cost.local import HardwareCost
 from shardwise.cost.lowering import Lowered, collectives, lower_state
 from shardwise.cost.sharding import ArrayType, Kind, Ring, Sharding, reshard
+from shardwise.cost.structure import narrow_source
 from shardwise.errors import DecisionError, MeshError
 from shardwise.hardware.mesh import MeshAxes
 from tests.dims import programs as p
@@ -168,6 +169,39 @@ def test_late_sums_go_round_where_permutes_hide_and_scatters_do_not() -> None:
     assert cost.step_s(ring) == cost.step_s(native)
     assert cost.hidden_s(ring, False, True) > 0.7 * cost.step_s(ring) and cost.hidden_s(native, False, True) == 0
     assert cost.copy_s(ring) > cost.copy_s(native) == 0, "what arrives is added"
+
+
+def test_what_was_widened_moves_as_it_was_before() -> None:
+    """Partial sums do not: they are added up in the type that they have."""
+    array = MEBI._replace(narrow=2.0)
+    split, whole, partial = sharding((0,), ()), sharding((), ()), sharding((), (), partial=(0,))
+    (gather,), (reduction,) = (reshard(array, source, whole, MESH) for source in (split, partial))
+    assert (gather.nbytes, reduction.nbytes) == (MEBI.nbytes / 2, MEBI.nbytes)
+
+    def sorted_twice(x: Any, n: Any) -> Any:
+        wide = x.astype(jnp.float32).T.reshape(8, 4, 8)
+        return jnp.sort(wide, 0), jnp.sort(n.astype(jnp.float32), 0), jnp.sort(wide * 2, 0)
+
+    x, n = jnp.ones((32, 8), jnp.bfloat16), jnp.ones((32,), jnp.int32)
+    program = shardwise.analyze(sorted_twice, x, n).program
+    operands = [op.operands[0] for op in program.ops if op.kind == "sort"]
+    assert [narrow_source(program, v) != v for v in operands] == [True, False, False]
+
+
+def test_partial_sums_do_not_wait_for_a_use_behind_a_loop() -> None:
+    """All devices would keep a whole array through the loop; without one the sum of both is reduced once."""
+
+    def step(w: Any, x: Any, loop: bool) -> Any:
+        first = x.T @ x
+        y, _ = jax.lax.scan(lambda c, _: (c @ w, None), x, None, length=3) if loop else (x @ w, None)
+        return first + y.T @ x
+
+    for loop in (False, True):
+        args = jnp.ones((16, 16)), jnp.ones((64, 16))
+        low = lowered(
+            lambda w, x, loop=loop: step(w, x, loop), args, {"a": 4}, lambda color, _: [Shard((color("x", 0),), "a")]
+        )
+        assert kinds(low)["all-reduce"] == (2 if loop else 1)
 
 
 def test_the_rule_counts_what_of_an_early_gather_is_exposed() -> None:

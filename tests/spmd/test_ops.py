@@ -227,6 +227,15 @@ CASES: dict[str, tuple[Callable[..., Any], Args]] = {
         ),
         (draw(16, 8), integers(16, 8), np.int32(9)),
     ),
+    "widened values": (
+        lambda x, m, n: (
+            jnp.sort(x.astype(jnp.bfloat16).astype(jnp.float32).T, 1),
+            jnp.cumsum((m > 0).astype(jnp.float32), 0),
+            jnp.cumsum(n.astype(jnp.int32)[:, None] + jnp.zeros((1, 4), jnp.int32), 0),
+            jnp.flip(x.astype(jnp.float16).astype(jnp.float32).reshape(8, 16), 0),
+        ),
+        (draw(16, 8), integers(3, 16, 8), np.arange(16, dtype=np.int8)),
+    ),
     "sums that are converted": (
         lambda n, x: (jnp.sum(x, 0).astype(jnp.int32), jnp.sum(n, 0) // 3, jnp.sum(n, 0).astype(jnp.float32)),
         (integers(9, 16, 8), draw(16, 8) * 10),

@@ -19,7 +19,8 @@ When values live:
   into one with the same order of dimensions;
 - a stack that a loop only reads in a narrower type is converted as a whole before the loop;
 - a gathered copy lives from the first to the last use that needs that sharding in its region. A reduction to shards has both
-  its sides at once; an all-reduce is in place. Outputs that are gathered at the end do not take their argument's place.
+  its sides at once; where other work runs beside it, from when the array can be made until the next loop begins. An all-reduce
+  is in place. Outputs that are gathered at the end do not take their argument's place.
 
 How much they take: tiles of the last two dimensions (``vector_tile``), in whatever order of dimensions pads least, and a
 thirty-second more for the gaps that XLA's heap leaves (the median of ``benchmarks/fidelity`` is 2 %, the mean 4 %).
@@ -72,7 +73,8 @@ class Lifetimes:
     ``point`` is that of each kernel, ``runs`` the first and last point of each op, ``span`` those of each region. ``live`` has
     the stored values that take memory of their own; ``narrowed`` stacks that are converted before a loop: a value of the
     narrower type, its item size, the interval; ``windowed`` images that convolutions make in their kernels, from the first of
-    them to the last; ``returned`` values that take the place of a donated argument, and the end."""
+    them to the last; ``returned`` values that take the place of a donated argument, and the end; ``loops`` by region the points
+    at which its loops begin."""
 
     clusters: Clusters
     points: int
@@ -83,10 +85,22 @@ class Lifetimes:
     narrowed: dict[int, tuple[int, float, int, int]]
     windowed: dict[int, tuple[int, int]]
     returned: dict[int, int]
+    loops: dict[int, list[int]]
 
     @property
     def program(self) -> Program:
         return self.clusters.program
+
+    def beside_span(self, op: int) -> tuple[int, int]:
+        """The points from which to which the result of an op is there whole, where it is reduced while other work runs: it is
+        made as soon as it can be, and read until the next loop of the region, or its end."""
+        region = self.clusters.inlined[self.program.ops[op].region]
+        point = min(self.runs[op], default=self.span[region][0])
+        makers = [self.program.definitions[b][0] for b in self.clusters.reads[op]]
+        before = [self.point[k] for k in makers if k in self.point] + self.loops.get(region, [])
+        first = max([self.span[region][0], *(p for p in before if p < point)]) + 2
+        after = [p for p in self.loops.get(region, ()) if p > point]
+        return min(first, point), min([self.span[region][1], *after])
 
     def values(self) -> tuple[int, ...]:
         """All values that ``value_allocations`` has something to say about."""
@@ -127,8 +141,12 @@ class _Builder:
         returned = self._outputs()
         self.live |= {v: [0, self.end] for v in self.arguments}
         live = {v: (first, last) for v, (first, last) in self.live.items()}
-        narrowed, windowed = self._narrowed(), self._windowed()
-        return Lifetimes(self.c, self.end + 1, self.point, self.runs, self.span, live, narrowed, windowed, returned)
+        loops: dict[int, list[int]] = {}
+        for op in self.program.schedule:
+            if op.regions and op.id in self.point:
+                loops.setdefault(self.c.inlined[op.region], []).append(self.point[op.id])
+        intervals = (live, self._narrowed(), self._windowed(), returned)
+        return Lifetimes(self.c, self.end + 1, self.point, self.runs, self.span, *intervals, loops)
 
     def _donations(self) -> dict[int, int]:
         """For every output op that may take the place of a donated argument, that argument."""
@@ -391,7 +409,8 @@ def copy_allocations(
             found.append(Allocation("gathered", r.value, target - target // COPIED, last, last))
         elif r.operand < 0 and kinds != {Kind.ALL_REDUCE}:
             at = life.point.get(r.op, use_points(life, r.value)[0])
-            found.append(Allocation("unreduced", r.value, source, at, at))
+            span = life.beside_span(r.op) if any(s.beside for s in r.steps) else (at, at)
+            found.append(Allocation("unreduced", r.value, source, *span))
             if r.value in life.returned and Kind.ALL_GATHER in kinds:
                 found.append(Allocation("gathered", r.value, target, at, life.returned[r.value]))
         elif r.operand >= 0 and not kinds <= {Kind.ALL_REDUCE, Kind.PERMUTE}:
@@ -403,4 +422,11 @@ def copy_allocations(
             points = [p for u, k in here if lowered.need(u, k) == r.target for p in op_points(life, u)]
             if points:
                 found.append(Allocation("copy", r.value, target, min(points), max(points)))
+            if points and Kind.REDUCE_SCATTER in kinds:
+                first = last = min(points)
+                if any(s.beside for s in r.steps):
+                    first, last = life.beside_span(life.program.definitions[r.value][0])
+                first = max(first, life.live.get(r.value, (0, 0))[1] + 1)
+                if first <= last:
+                    found.append(Allocation("unreduced", r.value, source, first, last))
     return found

@@ -144,7 +144,14 @@ class CostModel:
             own = (maker,) if section(maker, value) == where else ()
             whole = not self.structure.waits[value] and max(self.structure.colors[value], default=-1) < 0
             ops = own if whole else (*own, *self._users.get((value, where), ()))
-            points = [0, life.points - 1, life.returned.get(value, 0), *use_points(life, value)]
+            points = [
+                0,
+                life.points - 1,
+                life.returned.get(value, 0),
+                *use_points(life, value),
+                *life.beside_span(maker),
+            ]
+            points += [life.live[value][1] + 1] if value in life.live else []
             points += [p for k in ops for p in op_points(life, program.ops[k])]
             yield Term(TermKind.EDGE, value, self.structure.runs_in[where], ops, (value,), tuple(points), where)
         for value in life.values():

@@ -100,13 +100,15 @@ class Ring(enum.Enum):
 class ArrayType(NamedTuple):
     """What a reshard depends on besides the two shardings: the global shape, bytes per element, and how parts are combined
     where the array is partial. ``paired_itemsize``: bytes per element of the values that an ``argmax`` compares. ``ring``:
-    which reduce-scatters are rings of permutes."""
+    which reduce-scatters are rings of permutes. ``narrow``: bytes per element of a shorter type that holds the same values, in
+    which the array moves where nothing is added up; 0 where there is none."""
 
     shape: tuple[int, ...]
     itemsize: float
     reducer: str = "sum"
     paired_itemsize: float = 0.0
     ring: Ring = Ring.NEVER
+    narrow: float = 0.0
 
     @property
     def nbytes(self) -> float:
@@ -164,10 +166,11 @@ def reshard(array: ArrayType, source: Sharding, target: Sharding, mesh: MeshAxes
     if source is target:
         return ()
     steps: list[Collective] = []
+    nbytes = array.nbytes * (array.narrow / array.itemsize if is_narrowed(array, source) else 1.0)
     for kind, axes, before, after, combined, crossing, minor, last in _course(
         source, target, mesh.sizes, _tight(array.shape, source, target, mesh.sizes), array.reducer
     ):
-        size, out = (array.nbytes / s.shards(mesh) for s in (before, after))
+        size, out = (nbytes / s.shards(mesh) for s in (before, after))
         if combined:  # parts are gathered, and combined on every device
             out = size * math.prod(mesh.sizes[a] for a in axes)
         if kind is Kind.REDUCE_SCATTER and _is_ring(array, before, after, mesh):
@@ -180,6 +183,11 @@ def reshard(array: ArrayType, source: Sharding, target: Sharding, mesh: MeshAxes
             steps.append(Collective(kind, axes, pair, pair, False, crossing, minor, last, before))
         steps.append(Collective(kind, axes, size, out, False, crossing, minor, last, after))
     return tuple(steps)
+
+
+def is_narrowed(array: ArrayType, source: Sharding) -> bool:
+    """Does an array move in a shorter type? Partial sums do not, since they are to be added up."""
+    return bool(array.narrow) and not source.partial
 
 
 def _is_ring(array: ArrayType, before: Sharding, after: Sharding, mesh: MeshAxes) -> bool:

@@ -28,6 +28,22 @@ LINEAR: Final[dict[str, tuple[int, ...] | None]] = {
     "div": (0,),
     "reduce_sum": (0,),
 }
+#: Ops whose result has the elements of their operand, in the order of views or in another type.
+_SAME_ELEMENTS: Final = frozenset({*VIEWS, "broadcast_in_dim"})
+#: Types that hold every value of a narrower one; all of them hold those of ``bool``.
+_WIDER: Final = {
+    "bfloat16": ("float32", "float64"),
+    "float16": ("float32", "float64"),
+    "float32": ("float64",),
+    "int8": ("int16", "int32", "int64"),
+    "int16": ("int32", "int64"),
+    "int32": ("int64",),
+    "uint8": ("uint16", "uint32", "uint64", "int16", "int32", "int64"),
+    "uint16": ("uint32", "uint64", "int32", "int64"),
+    "uint32": ("uint64", "int64"),
+}
+#: How many ops back the source of a widened value is looked for.
+_LOOK_BACK: Final = 8
 SUMS: Final = frozenset({"add", "add_any"})
 SCATTERS: Final = frozenset({"scatter-add", "scatter_add"})
 
@@ -116,8 +132,10 @@ class Structure:
         makers = {v: op for op in program.ops if op.rule is not None for v in op.results}
         linear, late = tuple(linear_operands(program, op) for op in program.ops), _late(program)
         overlapped = _overlapped(program, late, position)
-        early, alike = _early(program), _alike(program, overlapped)
+        arrays = tuple(array_type(program, v.id) for v in program.values)
+        early, alike = _early(program), _alike(program, overlapped, arrays)
         sections, runs_in, crossing = _sections(program)
+        stretch = _stretches(program)
         sharers = tuple(
             tuple(products.get((v, op.region), 1) if op.unit is Unit.MATRIX else 1 for v in op.operands)
             for op in program.ops
@@ -134,7 +152,9 @@ class Structure:
             tuple(position),
             early,
             late,
-            tuple(v.id in makers and _waits(program, linear, makers[v.id], uses[v.id]) for v in program.values),
+            tuple(
+                v.id in makers and _waits(program, linear, stretch, makers[v.id], uses[v.id]) for v in program.values
+            ),
             tuple(
                 _joins(program, linear, makers, position, v.id, uses[v.id]) if v.id in makers else ()
                 for v in program.values
@@ -147,7 +167,7 @@ class Structure:
             sharers,
             _placed(program, alike, early, sharers),
             linear,
-            tuple(array_type(program, v.id) for v in program.values),
+            arrays,
             sections,
             runs_in,
             crossing,
@@ -195,13 +215,30 @@ def _overlapped(program: Program, late: Sequence[bool], position: Sequence[int])
     )
 
 
-def _waits(program: Program, linear: Sequence[tuple[int, ...] | None], op: Op, uses: Sequence[tuple[int, int]]) -> bool:
-    """Has a partial sum one use only, linear and in the same region? Then the use decides."""
+def _stretches(program: Program) -> list[int]:
+    """By op how many loops of its region come before it."""
+    found, loops = [0] * len(program.ops), [0] * len(program.regions)
+    for op in program.schedule:
+        found[op.id] = loops[op.region]
+        loops[op.region] += bool(op.regions)
+    return found
+
+
+def _waits(
+    program: Program,
+    linear: Sequence[tuple[int, ...] | None],
+    stretch: Sequence[int],
+    op: Op,
+    uses: Sequence[tuple[int, int]],
+) -> bool:
+    """Has a partial sum one use only, linear and in the same region, with no loop in between, through which every device would
+    keep a whole array? Then the use decides."""
     if len(uses) != 1 or not (op.unit is Unit.MATRIX or linear[op.id] != () or op.kind in SCATTERS):
         return False
     user, operand = uses[0]
     own = linear[user]
-    return program.ops[user].region == op.region and (own is None or operand in own)
+    near = program.ops[user].region == op.region and stretch[user] == stretch[op.id]
+    return near and (own is None or operand in own)
 
 
 def _joins(
@@ -226,7 +263,26 @@ def array_type(program: Program, value: int) -> ArrayType:
     assert op.rule is not None
     reducer = next((f.reducer for f in op.rule.factors if f.reducer), "sum")
     paired = program.values[op.operands[0]].itemsize if reducer in PAIRED else 0.0
-    return ArrayType(own.shape, own.itemsize, reducer, paired)
+    source = narrow_source(program, value)
+    narrow = program.values[source].itemsize if source != value else 0.0
+    return ArrayType(own.shape, own.itemsize, reducer, paired, narrow=narrow)
+
+
+def narrow_source(program: Program, value: int) -> int:
+    """The value whose type holds all that a value holds in the fewest bytes: what it was widened from, through views of the
+    widened one; the value itself where nothing was widened."""
+    found, now = value, value
+    for _ in range(_LOOK_BACK):
+        op = program.ops[program.definitions[now][0]]
+        if op.kind not in _SAME_ELEMENTS or op.operands[0] < 0:
+            break
+        old, now = now, op.operands[0]
+        if program.values[old].dtype != program.values[now].dtype:
+            narrow, wide = program.values[now].dtype, program.values[old].dtype
+            if narrow != "bool" and wide not in _WIDER.get(narrow, ()):
+                break
+            found = now
+    return found
 
 
 def has_barrier(scope: Scope) -> bool:
@@ -274,13 +330,13 @@ def reshard_sections(program: Program) -> tuple[tuple[int, ...], Mapping[tuple[i
     return sections, crossing
 
 
-def _alike(program: Program, overlapped: Sequence[bool]) -> tuple[int, ...]:
+def _alike(program: Program, overlapped: Sequence[bool], arrays: Sequence[ArrayType]) -> tuple[int, ...]:
     numbers: dict[Any, int] = {}
     found = []
     for op in program.ops:
         types = tuple(program.values[v].type_text if v >= 0 else "" for v in (*op.operands, *op.results))
-        beside = tuple(v >= 0 and overlapped[v] for v in (*op.operands, *op.results))
-        key = (op.rule, op.kind, op.flops, types, beside, op.attribute("axes"))
+        moving = tuple((overlapped[v], arrays[v].narrow) if v >= 0 else () for v in (*op.operands, *op.results))
+        key = (op.rule, op.kind, op.flops, types, moving, op.attribute("axes"))
         found.append(numbers.setdefault(key, len(numbers)))
     return tuple(found)
 

@@ -31,8 +31,17 @@ from shardwise.capture.expand import called
 from shardwise.capture.replay import Replay, solve_operands
 from shardwise.cost.moves import still_partial
 from shardwise.cost.sharded import ShardedProgram
-from shardwise.cost.sharding import PAIRED, ArrayType, Sharding, reshard, result_sharding, tensor_sharding
-from shardwise.cost.structure import has_barrier
+from shardwise.cost.sharding import (
+    PAIRED,
+    ArrayType,
+    Kind,
+    Sharding,
+    is_narrowed,
+    reshard,
+    result_sharding,
+    tensor_sharding,
+)
+from shardwise.cost.structure import has_barrier, narrow_source
 from shardwise.errors import SpmdError
 from shardwise.ir.program import Op, Program, Region
 from shardwise.spmd import indexing, kernels, random, reductions, shapes, windows  # noqa: F401  (they register local forms)
@@ -95,23 +104,27 @@ class LocalProgram:
         if local.sharding is need:
             return local.array
         if need not in local.copies:
-            type_ = self._types[local.value] if local.value >= 0 else ArrayType(local.array.shape, 1.0)
-            local.copies[need] = self._reshard([local.array], type_, local.sharding, need)
+            local.copies[need] = self._reshard([local.array], local.value, local.sharding, need)
         return local.copies[need]
 
-    def _reshard(self, arrays: list[Any], type_: ArrayType, source: Sharding, target: Sharding) -> Any:
-        now = source
-        for step in reshard(type_, source, target, self.mesh):
+    def _reshard(self, arrays: list[Any], value: int, source: Sharding, target: Sharding) -> Any:
+        """The block of a value in another sharding. A value that was widened moves as it was before."""
+        type_ = self._types[value] if value >= 0 else ArrayType(jnp.shape(arrays[0]), 1.0)
+        steps, now, wide = reshard(type_, source, target, self.mesh), source, None
+        if is_narrowed(type_, source) and any(step.kind is not Kind.SLICE for step in steps):
+            wide, narrow = arrays[0].dtype, self.program.values[narrow_source(self.program, value)].dtype
+            arrays = [jax.lax.convert_element_type(arrays[0], jnp.dtype(narrow))]
+        for step in steps:
             arrays = emit(arrays, step, now, type_.reducer, self.mesh)
             assert step.after is not None
             now = step.after
-        return arrays[0]
+        return arrays[0] if wide is None else jax.lax.convert_element_type(arrays[0], wide)
 
     def _stored(self, op: Op, result: int, arrays: list[Any]) -> Local:
         """A result as the plan stores it; with the values that won, where it is the position of a maximum."""
         value = op.results[result]
         target = self.sharded.shardings[value]
-        array = self._reshard(arrays, self._types[value], self._made(op, result), target)
+        array = self._reshard(arrays, value, self._made(op, result), target)
         return Local(array, target, value)
 
     def _inside(self, value: int, array: Any) -> Local:

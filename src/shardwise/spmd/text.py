@@ -24,8 +24,17 @@ from typing import Any, Final
 from shardwise.cost.halo import Fetch, fetches
 from shardwise.cost.moves import still_partial
 from shardwise.cost.sharded import ShardedProgram
-from shardwise.cost.sharding import PAIRED, Collective, Kind, Sharding, reshard, result_sharding, tensor_sharding
-from shardwise.cost.structure import reshard_sections
+from shardwise.cost.sharding import (
+    PAIRED,
+    Collective,
+    Kind,
+    Sharding,
+    is_narrowed,
+    reshard,
+    result_sharding,
+    tensor_sharding,
+)
+from shardwise.cost.structure import narrow_source, reshard_sections
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import MANUAL, Op, Program, Region, Value
 
@@ -221,6 +230,8 @@ class _Listing:
             assert step.after is not None
             old, name = name, self._copy(name)
             function, details, remark = self._step(step, now, array.reducer)
+            if step.kind is not Kind.SLICE and is_narrowed(array, ends[0]):
+                remark = f"as {self.program.values[narrow_source(self.program, value)].dtype}"
             now = step.after
             self._add(
                 step.kind.value,

@@ -392,6 +392,23 @@ def test_paged_attention_is_opaque() -> None:
     assert op.opaque
 
 
+def test_paged_attention_as_a_kernel_is_split_by_heads() -> None:
+    """The rule of docs/rules.md. Pages and queries of a device are those of its key-value heads."""
+    attend = shardwise.kernel(
+        functools.partial(paged_attention, pages_per_compute_block=4),
+        rule="(b,g*r,d),(g,p,s,d),(g,p,s,d),(b),(b,i)->(b,g*r,d); blocked p s d i",
+    )
+
+    def fn(q: Any, k: Any, v: Any, lengths: Any, pages: Any) -> Any:
+        return attend(q, k, v, lengths, pages)
+
+    pages = struct(4, 64, 16, 128)
+    args = (struct(8, 8, 128), pages, pages, struct(8, dtype="int32"), struct(8, 8, dtype="int32"))
+    plan = shardwise.plan(fn, *args, mesh={"data": 2, "model": 4}, tactics=[Shard("k", 0, "model")])
+    assert not plan.moved()
+    assert [a.spec for a in plan.arguments[:3]] == [((), ("model",), ()), *[(("model",), (), (), ())] * 2]
+
+
 @pytest.mark.parametrize("fn", [flash_attention, grad(flash_attention)])
 def test_flash_attention_runs_on_local_blocks(fn: Callable[..., Any], interpreted: None) -> None:
     args = [normal(4, 4, 128, 32, seed=k) for k in range(3)]

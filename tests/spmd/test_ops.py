@@ -13,12 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 
 import shardwise
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
 from shardwise.cost.decisions import Decision, Shard
 from shardwise.dims.analysis import analyze_program
+from shardwise.errors import CaptureError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.rewrite.planning import plan_decisions
 from tests.spmd.emitted import emitted, predicted
@@ -43,7 +45,7 @@ def check(fn: Callable[..., Any], args: Args, mesh: dict[str, int], decisions: S
         planned = plan.jit(fn)
         assert emitted(jax.make_jaxpr(planned.inline)(*args)) == predicted(plan), chosen
         for x, y in zip(want, jax.tree.leaves(jax.device_get(planned(*args))), strict=True):
-            np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), atol=2e-4, rtol=2e-4)
+            np.testing.assert_allclose(*(np.asarray(z, np.complex128) for z in (x, y)), atol=2e-4, rtol=2e-4)
     return sharded
 
 
@@ -227,6 +229,42 @@ CASES: dict[str, tuple[Callable[..., Any], Args]] = {
         ),
         (draw(16, 8), integers(16, 8), np.int32(9)),
     ),
+    "bitwise reductions": (
+        lambda n: (
+            lax.reduce(n, np.int32(0), lax.bitwise_or, (0,)),
+            lax.reduce(n | 7, np.int32(-1), lax.bitwise_and, (0,)),
+            lax.reduce(n, np.int32(0), lax.bitwise_xor, (1,)),
+        ),
+        (integers(1 << 20, 16, 8),),
+    ),
+    "maxima of complex numbers": (lambda x: (jnp.max(x, 0), jnp.min(x, 1)), (draw(16, 8) + 1j * draw(16, 8, seed=1),)),
+    "large addends of a small sum": (
+        lambda x: jnp.sum(jnp.where(jnp.arange(16)[:, None] < 8, 30000.0, -30000.0).astype(jnp.float16) + x * 0, 0),
+        (np.ones((16, 8), np.float16),),
+    ),
+    "linear solves": (
+        lambda a, b: (
+            jnp.linalg.solve(a + 8 * jnp.eye(8), b),
+            jax.grad(lambda a: jnp.linalg.inv(a + 8 * jnp.eye(8)).sum())(a),
+        ),
+        (draw(8, 8), draw(8, 8, seed=1)),
+    ),
+    "gradient of a pooling by one window": (
+        jax.grad(lambda x: jnp.sum(lax.reduce_window(x, -jnp.inf, lax.max, (1, 8, 8, 1), (1, 1, 1, 1), "VALID") ** 2)),
+        (draw(4, 8, 8, 8),),
+    ),
+    "transforms of gathered dimensions": (
+        lambda x: jnp.abs(jnp.fft.fft(x)) + jnp.abs(jnp.fft.fft(x, axis=1)),
+        (draw(8, 8, 16),),
+    ),
+    "windows with other surroundings": (
+        lambda x: (
+            lax.reduce_window(x, jnp.inf, lax.min, (3, 1), (1, 1), "SAME"),
+            lax.reduce_window(x, 0.0, lax.add, (3, 3), (1, 1), "SAME"),
+            lax.reduce_window(x, -jnp.inf, lax.max, (3, 3), (1, 1), "SAME"),
+        ),
+        (draw(16, 8),),
+    ),
     "widened values": (
         lambda x, m, n: (
             jnp.sort(x.astype(jnp.bfloat16).astype(jnp.float32).T, 1),
@@ -276,6 +314,28 @@ def test_sharded_random_numbers_are_the_unsharded_ones(bits: int) -> None:
         assert (np.asarray(a) == np.asarray(b)).all()
 
 
+def test_weak_types_are_those_of_the_plain_run() -> None:
+    """A Python number stays one for the types of what is computed with it, call after call."""
+
+    def fn(x: Any, scale: Any) -> Any:
+        return x * scale, scale * 0.5
+
+    x = jnp.ones((8, 8), jnp.bfloat16)
+    planned = shardwise.plan(fn, x, 1.0, mesh={"a": 8}, tactics=[]).jit(fn)
+    y, scale = planned(*planned(x, 1.0))
+    assert y.dtype == jnp.bfloat16 and scale.weak_type and float(scale) == 0.25
+
+
+def test_mutable_arrays_are_refused() -> None:
+    def fn(x: Any) -> Any:
+        total = jax.new_ref(jnp.zeros_like(x))
+        total[...] = x
+        return total[...]
+
+    with pytest.raises(CaptureError, match="fn changes an array in place"):
+        shardwise.plan(fn, draw(8, 8), mesh={"a": 8})
+
+
 def test_effects_run_once() -> None:
     seen: list[float] = []
 
@@ -286,5 +346,7 @@ def test_effects_run_once() -> None:
     x = draw(16, 8)
     plan = shardwise.plan(fn, x, mesh={"a": 8}, tactics=[], pins={"x": jax.sharding.PartitionSpec("a")})
     assert np.allclose(plan.jit(fn)(x), x * 2)
+    positive = jax.jit(lambda x: io_callback(lambda v: np.asarray(v.sum() > 0), jax.ShapeDtypeStruct((), bool), x))
+    assert shardwise.plan(positive, x, mesh={"a": 8}, tactics=[]).jit(positive)(x).dtype == bool
     jax.effects_barrier()
     assert len(seen) == 1 and np.isclose(seen[0], x.sum(), atol=1e-4)

@@ -130,18 +130,6 @@ def cond(b: Builder, equation: Any, operands: list[int]) -> list[int]:
     return results
 
 
-def custom_linear_solve(b: Builder, equation: Any, operands: list[int]) -> list[int]:
-    """Only the solve runs forward; the other functions are for derivatives."""
-    p = equation.params
-    lengths = p["const_lengths"]
-    start = lengths.matvec + lengths.vecmat
-    consts = operands[start : start + lengths.solve]
-    rest = operands[sum(lengths) :]
-    inner, constants = internals.split_jaxpr(p["jaxprs"].solve)
-    scope = b.new_scope("custom_linear_solve", "solve")
-    return b.inline(inner, [b.constant(c) for c in constants], [*consts, *rest], scope)
-
-
 def shard_map(b: Builder, equation: Any, operands: list[int]) -> list[int]:
     """A manual region: each operand becomes its local block, the body is inlined on blocks, and each result is put together.
 
@@ -178,6 +166,5 @@ LOWERINGS: Final[dict[str, Callable[[Builder, Any, list[int]], list[int]]]] = {
     "scan": scan,
     "while": while_,
     "cond": cond,
-    "custom_linear_solve": custom_linear_solve,
     "shard_map": shard_map,
 }

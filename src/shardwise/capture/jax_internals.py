@@ -18,6 +18,8 @@ from typing import Any, Final
 import jax
 import jax.extend.core as jex_core
 import numpy as np
+from jax._src.lax.lax import _convert_element_type
+from jax._src.state.types import AbstractRef
 
 from shardwise.ir.program import MANUAL, Spec
 from shardwise.rules.attention import fused_attention_flops
@@ -79,6 +81,21 @@ def is_retyping(equation: Any) -> bool:
         return False
     (before,), (after,) = equation.invars, equation.outvars
     return bool(before.aval.dtype == after.aval.dtype)
+
+
+def is_reference(atom: Any) -> bool:
+    """Is a variable a mutable array (``jax.new_ref``)?"""
+    return isinstance(atom.aval, AbstractRef)
+
+
+def is_weak(aval: Any) -> bool:
+    """Does the dtype of a value give way to that of others?"""
+    return bool(getattr(aval, "weak_type", False))
+
+
+def as_weak(x: Any) -> Any:
+    """An array whose dtype gives way to that of others."""
+    return _convert_element_type(x, weak_type=True)
 
 
 def is_literal(atom: Any) -> bool:

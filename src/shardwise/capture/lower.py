@@ -17,6 +17,7 @@ from shardwise.capture import control
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import called
 from shardwise.capture.trace import Traced
+from shardwise.errors import CaptureError
 from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Argument, Op, Origin, Program, Region, Scope, Source, Sources, Unit, Value
 from shardwise.ir.rule import Factor, Rule
@@ -148,6 +149,11 @@ class Builder:
     def _equation_results(self, jaxpr: Any, number: int, operands: list[int]) -> list[int]:
         equation = jaxpr.eqns[number]
         name = equation.primitive.name
+        if any(internals.is_reference(atom) for atom in (*equation.invars, *equation.outvars)):
+            raise CaptureError(
+                f"{self.name} changes an array in place ({name} of a reference made by jax.new_ref), which cannot be planned: "
+                "compute a new array instead, and carry it through loops"
+            )
         inner = called(jaxpr, number)
         if inner is not None:
             return self._call(equation, inner, operands)

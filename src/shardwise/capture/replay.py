@@ -6,8 +6,6 @@ the device-local program) finds the ops of an equation, and the scope of what an
 
 from __future__ import annotations
 
-from typing import Any
-
 from shardwise.capture import control
 from shardwise.ir.program import Op, Program
 
@@ -32,10 +30,3 @@ class Replay:
     def inner(self, scope: int, equation: int, part: str = "") -> int:
         """The scope of what an equation calls; of a loop or branch that of one ``part``."""
         return self._scopes[scope, equation, part]
-
-
-def solve_operands(equation: Any, operands: list[Any]) -> list[Any]:
-    """The operands of a ``custom_linear_solve`` that its forward solve takes."""
-    lengths = equation.params["const_lengths"]
-    start = lengths.matvec + lengths.vecmat
-    return [*operands[start : start + lengths.solve], *operands[sum(lengths) :]]

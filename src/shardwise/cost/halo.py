@@ -106,7 +106,9 @@ def _windowed(windows: tuple[Window, ...], sizes: tuple[int, ...], operands: int
 
 def _pooled(windows: tuple[Window, ...], sizes: tuple[int, ...], operands: int, pieces: int) -> list[_Range] | None:
     """The gradient of a pooling: of the source all windows that touch the block, and of the operand all that these cover."""
-    over = next(w for w in windows if w.of < operands and w.by < operands)
+    over = next((w for w in windows if w.of < operands and w.by < operands), None)
+    if over is None:  # one window covers the whole dimension
+        return None
     operand, source, width = over.of, over.by, over.high - over.low + 1
     if over.stride > width:
         return None

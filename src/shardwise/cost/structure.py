@@ -42,6 +42,8 @@ _WIDER: Final = {
     "uint16": ("uint32", "uint64", "int32", "int64"),
     "uint32": ("uint64", "int64"),
 }
+#: Types to which partial sums may be converted: integers wrap around, and these have the range of float32.
+_RANGES: Final = frozenset("bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split())
 #: How many ops back the source of a widened value is looked for.
 _LOOK_BACK: Final = 8
 SUMS: Final = frozenset({"add", "add_any"})
@@ -52,7 +54,8 @@ def linear_operands(program: Program, op: Op) -> tuple[int, ...] | None:
     """The operands in which an op is linear, one at a time; None where it is linear in all of them at once."""
     if op.kind == "convert_element_type" and op.operands[0] >= 0:
         kinds = {_number_kind(program.values[v].dtype) for v in (op.operands[0], op.results[0])}
-        return (0,) if len(kinds) == 1 and kinds <= {"real", "integer"} else ()
+        overflows = program.values[op.results[0]].dtype not in _RANGES  # sums of large addends may be small
+        return (0,) if len(kinds) == 1 and kinds <= {"real", "integer"} and not overflows else ()
     if op.kind == "div" and _number_kind(program.values[op.results[0]].dtype) != "real":
         return ()
     return LINEAR.get(op.kind, ())
@@ -262,6 +265,8 @@ def array_type(program: Program, value: int) -> ArrayType:
     own, op = program.values[value], program.ops[program.definitions[value][0]]
     assert op.rule is not None
     reducer = next((f.reducer for f in op.rule.factors if f.reducer), "sum")
+    if (reducer in ("and", "or") and own.dtype != "bool") or (reducer in ("max", "min") and "complex" in own.dtype):
+        reducer = f"gathered {reducer}"
     paired = program.values[op.operands[0]].itemsize if reducer in PAIRED else 0.0
     source = narrow_source(program, value)
     narrow = program.values[source].itemsize if source != value else 0.0

@@ -135,7 +135,8 @@ class Applied:
             out_specs=specs[1],
             check_vma=False,
         )
-        return lambda *arrays: list(run(*arrays))
+        weak = [internals.is_weak(v.aval) for v in internals.split_jaxpr(self._traced.jaxpr)[0].outvars]
+        return lambda *arrays: [internals.as_weak(x) if own else x for x, own in zip(run(*arrays), weak, strict=True)]
 
     def _constrained(self) -> Callable[..., list[Any]]:
         """The original program with constraints, which XLA's partitioner reads."""

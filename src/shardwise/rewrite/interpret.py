@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import called
-from shardwise.capture.replay import Replay, solve_operands
+from shardwise.capture.replay import Replay
 from shardwise.ir.program import Op, Program
 
 
@@ -72,9 +72,6 @@ class Interpreter:
             made = {op.attribute("position"): op.results[0] for op in ops if op.kind == "shard_map.output"}
             results = internals.bind(equation, arrays)
             return [self.visitor.defined(made[k], r) if k in made else r for k, r in enumerate(results)]
-        if name == "custom_linear_solve":
-            chosen = solve_operands(equation, arrays)
-            return self._inline(equation.params["jaxprs"].solve, chosen, self._replay.inner(scope, number, "solve"))
         if call is not None and name in internals.REMAT:
             inner = self._replay.inner(scope, number)
             rebuilt = internals.retrace(lambda *xs: self._inline(call, xs, inner), call)

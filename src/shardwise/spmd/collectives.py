@@ -9,10 +9,11 @@ collective over all of them; the pieces are then put where they belong by transp
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -113,10 +114,17 @@ def _reduce(arrays: list[Any], names: tuple[str, ...], reducer: str, values_firs
 def _combine(x: Any, names: tuple[str, ...], reducer: str) -> Any:
     """Parts of all devices under a reducer that no collective computes."""
     parts = jax.lax.all_gather(x, names, axis=0, tiled=False)
-    if reducer == "prod":
-        return jnp.prod(parts, axis=0, dtype=x.dtype)
-    combine = {"xor": jnp.bitwise_xor, "and": jnp.bitwise_and, "or": jnp.bitwise_or}[reducer]
-    return jax.lax.reduce(parts, np.zeros((), x.dtype), combine, (0,))
+    return functools.reduce(_COMBINED[reducer], list(parts))
+
+
+_COMBINED: Final = {
+    "prod": jax.lax.mul,
+    "xor": jax.lax.bitwise_xor,
+    "gathered and": jax.lax.bitwise_and,
+    "gathered or": jax.lax.bitwise_or,
+    "gathered max": jax.lax.max,
+    "gathered min": jax.lax.min,
+}
 
 
 def _gather(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
@@ -216,10 +224,10 @@ def _ppermute(x: Any, axes: Axes, pairs: Sequence[tuple[int, int]], mesh: MeshAx
     return jax.lax.ppermute(x, tuple(mesh.names[a] for a in order), [(number(a), number(b)) for a, b in pairs])
 
 
-def fetch(x: Any, own: Fetch, axes: Axes, mesh: MeshAxes, fill: Any) -> Any:
-    """The positions of one dimension that this device needs, some of them from others. Outside of the array they are
-    ``fill``; None where it does not matter, or where zeros from devices that send nothing are right."""
-    dim, count, total = own.dim, pieces(axes, mesh), own.block * pieces(axes, mesh)
+def fetch(x: Any, own: Fetch, axes: Axes, mesh: MeshAxes) -> Any:
+    """The positions of one dimension that this device needs, some of them from others. What stands outside of the array is
+    not said: see ``fill_outside``."""
+    dim, count = own.dim, pieces(axes, mesh)
     index = block_index(axes, mesh)
     arrived = []
     for r in own.rounds:
@@ -229,14 +237,18 @@ def fetch(x: Any, own: Fetch, axes: Axes, mesh: MeshAxes, fill: Any) -> Any:
     first, last = min(ahead), max(ahead) + own.width
     inside = -own.block <= first < own.block and 0 < last <= 2 * own.block
     if len(ahead) == 1 and inside and all(r.near for r in own.rounds):
-        found = _beside(x, own, arrived, ahead.pop(), index, dim)
-    else:
-        found = _assembled(x, own, arrived, index, count, dim)
-    if fill is None or (min(own.starts) >= 0 and max(own.starts) + own.width <= total):
-        return found
-    at = _by_block(own.starts, index) + jnp.arange(own.width, dtype=jnp.int32)
-    valid = ((at >= 0) & (at < total)).reshape([-1 if d == dim else 1 for d in range(x.ndim)])
-    return jnp.where(valid, found, jnp.asarray(fill, x.dtype))
+        return _beside(x, own, arrived, ahead.pop(), index, dim)
+    return _assembled(x, own, arrived, index, count, dim)
+
+
+def fill_outside(x: Any, own: Fetch, axes: Axes, mesh: MeshAxes, fill: Any) -> Any:
+    """What was fetched along a dimension, with ``fill`` where it stands outside of the array."""
+    total = own.block * pieces(axes, mesh)
+    if min(own.starts) >= 0 and max(own.starts) + own.width <= total:
+        return x
+    at = _by_block(own.starts, block_index(axes, mesh)) + jnp.arange(own.width, dtype=jnp.int32)
+    valid = ((at >= 0) & (at < total)).reshape([-1 if d == own.dim else 1 for d in range(x.ndim)])
+    return jnp.where(valid, x, jnp.asarray(fill, x.dtype))
 
 
 def _by_block(table: Sequence[int], index: Any) -> Any:

@@ -21,7 +21,7 @@ from shardwise.cost.sharding import Axes
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import MANUAL, Op
 from shardwise.ir.rule import Kind, Rule
-from shardwise.spmd.collectives import block_index, fetch, pieces
+from shardwise.spmd.collectives import block_index, fetch, fill_outside, pieces
 
 Array = Any
 Form = Callable[["LocalOp", list[Array]], list[Array]]
@@ -30,7 +30,7 @@ SCATTERS: Final = (
     "scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max", "scatter_add", "scatter_mul",
 )  # fmt: skip
 #: Primitives that have a local form even where they are computed whole.
-_ALWAYS: Final = frozenset({"dynamic_slice", "dynamic_update_slice", *SCATTERS})
+_ALWAYS: Final = frozenset({"dynamic_slice", "dynamic_update_slice", "fft", *SCATTERS})
 #: Local forms by primitive.
 FORMS: Final[dict[str, Form]] = {}
 
@@ -116,13 +116,15 @@ class LocalOp:
 
     def fetch(self, operand: int, own: tuple[Fetch, ...], array: Array, fill: Any) -> Array:
         """An operand with what it needs along some dimensions, one after another; fetched once for ops that need the same."""
-        key = (own, fill) if fill is None or isinstance(fill, int | float | bool) else None
         known = self.shared[operand] if self.shared else {}
-        if key not in known:
+        if own not in known:
             for f in own:
-                array = fetch(array, f, self.assigned[f.factor], self.mesh, fill)
-            known[key] = array
-        return known.pop(None) if key is None else known[key]
+                array = fetch(array, f, self.assigned[f.factor], self.mesh)
+            known[own] = array
+        array = known[own]
+        for f in own if fill is not None else ():
+            array = fill_outside(array, f, self.assigned[f.factor], self.mesh, fill)
+        return array
 
     def bind(self, arrays: Sequence[Array], **changed: Any) -> list[Array]:
         """The op itself on other arrays, with some parameters changed. What it states of shardings is part of the plan."""

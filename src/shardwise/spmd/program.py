@@ -28,7 +28,7 @@ import numpy as np
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import called
-from shardwise.capture.replay import Replay, solve_operands
+from shardwise.capture.replay import Replay
 from shardwise.cost.moves import still_partial
 from shardwise.cost.sharded import ShardedProgram
 from shardwise.cost.sharding import (
@@ -157,9 +157,6 @@ class LocalProgram:
     def _equation(self, jaxpr: Any, number: int, given: list[Local], scope: int) -> list[Local]:
         equation = jaxpr.eqns[number]
         name = equation.primitive.name
-        if name == "custom_linear_solve":
-            inner = self._replay.inner(scope, number, "solve")
-            return self._inline(equation.params["jaxprs"].solve, solve_operands(equation, given), inner)
         if name == "shard_map":
             return self._shard_map(equation, given, scope, number)
         call = called(jaxpr, number)
@@ -247,7 +244,7 @@ class LocalProgram:
         results = jax.lax.cond(
             first, lambda *xs: local.bind(xs), lambda *xs: [jnp.zeros(o.shape, o.dtype) for o in outs], *arrays
         )
-        return [jax.lax.psum(x, names) for x in results]
+        return [jax.lax.psum(x, names).astype(o.dtype) for x, o in zip(results, outs, strict=True)]
 
     def _barrier(self, ops: list[Op], given: list[Local]) -> list[Local]:
         """Live operands stand in the order of the equation; dead ones have no op."""

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from shardwise.spmd.collectives import block_index, pieces
 from shardwise.spmd.local import Array, LocalOp, form
@@ -22,6 +23,13 @@ def shaped(op: LocalOp, arrays: list[Array]) -> list[Array]:
 @form("reshape")
 def reshape(op: LocalOp, arrays: list[Array]) -> list[Array]:
     return op.bind(arrays, new_sizes=op.local_shape(op.out))
+
+
+@form("fft")
+def fft(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """XLA's CPU compiler gives a transform whose operand was gathered a layout that it cannot compute, unless one is stated."""
+    (made,) = op.bind(arrays)
+    return [with_layout_constraint(made, Layout(tuple(range(made.ndim))))]
 
 
 @form("iota")

@@ -5,7 +5,8 @@ ordinary JAX code, and their implementation can be traced.
 
 ``vmap`` of a ``while_loop`` whose condition depends on the example gives a ``while`` with one condition for each example: it
 runs as long as any of them holds, and examples whose own condition fails stay as they are. Such a loop is written out with
-both, as JAX's lowering does, so that all code behind here meets loops with one condition only.
+both, as JAX's lowering does, so that all code behind here meets loops with one condition only. Of a linear solve with functions
+for its derivatives only the solve is left.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def _called(equation: Any) -> Any | None:
     name = equation.primitive.name
     if name == "while":
         return _one_condition(equation)
+    if name == "custom_linear_solve":
+        return _solve(equation)
     inner = internals.inner_jaxpr(equation)
     return implementation(equation) if inner is None and not is_known(name) else inner
 
@@ -61,6 +64,18 @@ def _one_condition(equation: Any) -> Any | None:
 
         results: list[Any] = jax.lax.while_loop(lambda c: jnp.any(goes_on(c)), body, [*operands[tests + bodies :]])
         return results
+
+    return jax.make_jaxpr(run)(*(internals.plain_shape(v.aval) for v in equation.invars))
+
+
+def _solve(equation: Any) -> Any:
+    """Only the solve of a ``custom_linear_solve`` runs forward; its other functions are for derivatives."""
+    lengths = equation.params["const_lengths"]
+    start, end = lengths.matvec + lengths.vecmat, sum(lengths)
+
+    def run(*operands: Any) -> list[Any]:
+        chosen = [*operands[start : start + lengths.solve], *operands[end:]]
+        return internals.evaluate(equation.params["jaxprs"].solve, chosen)
 
     return jax.make_jaxpr(run)(*(internals.plain_shape(v.aval) for v in equation.invars))
 

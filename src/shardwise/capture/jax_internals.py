@@ -18,6 +18,7 @@ from typing import Any, Final
 import jax
 import jax.extend.core as jex_core
 import numpy as np
+from jax._src.interpreters.pxla import _discharge_internal_refs
 from jax._src.lax.lax import _convert_element_type
 from jax._src.state.types import AbstractRef
 
@@ -81,6 +82,13 @@ def is_retyping(equation: Any) -> bool:
         return False
     (before,), (after,) = equation.invars, equation.outvars
     return bool(before.aval.dtype == after.aval.dtype)
+
+
+def without_references(jaxpr: Any) -> Any:
+    """A closed jaxpr in which mutable arrays that it makes itself (``jax.new_ref``) are values, as JAX itself lowers it."""
+    if any(type(effect).__name__ == "InternalMutableArrayEffect" for effect in jaxpr.effects):
+        return _discharge_internal_refs(jaxpr)
+    return jaxpr
 
 
 def is_reference(atom: Any) -> bool:

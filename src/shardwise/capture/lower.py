@@ -151,8 +151,8 @@ class Builder:
         name = equation.primitive.name
         if any(internals.is_reference(atom) for atom in (*equation.invars, *equation.outvars)):
             raise CaptureError(
-                f"{self.name} changes an array in place ({name} of a reference made by jax.new_ref), which cannot be planned: "
-                "compute a new array instead, and carry it through loops"
+                f"{self.name} reads or changes a mutable array that it did not make itself ({name} of a reference), which "
+                "cannot be planned: take an array and return the new one"
             )
         inner = called(jaxpr, number)
         if inner is not None:

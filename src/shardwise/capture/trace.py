@@ -81,7 +81,7 @@ def trace(
     abstract_kwargs = {**kwargs, **keywords}
     try:
         traced = jitted.trace(*abstract_args, **abstract_kwargs)
-        jaxpr = internals.low_jaxpr(traced)
+        jaxpr = internals.without_references(internals.low_jaxpr(traced))
     except Exception as error:
         raise CaptureError(_trace_failure(name, error)) from None
     infos = jax.tree.leaves(traced.args_info)

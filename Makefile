@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint docs test-slow test-browser test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-search bench-peer bench-partitioners bench-host-partitioners bench-handwritten clean
+.PHONY: demo test lint docs test-slow test-browser test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-search bench-peer bench-partitioners bench-host-partitioners bench-handwritten bench-exactness clean
 
 $(STAMP): pyproject.toml requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shardwise needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11")'
@@ -72,6 +72,10 @@ bench-partitioners: .venv-tpu/.installed
 
 bench-host-partitioners: $(STAMP)
 	$(BIN)/python -m benchmarks.host_partitioners
+
+# Bytes and memory, predicted and compiled for a TPU topology. To record anew: python -m benchmarks.exactness --record.
+bench-exactness: $(STAMP)
+	$(BIN)/python -m benchmarks.exactness
 
 # Generated device-local programs against hand-written ones, compiled for a TPU topology; needs libtpu too.
 bench-handwritten: $(STAMP)

@@ -15,7 +15,6 @@ from shardwise.cost.decisions import Decision, Keep, Shard, State
 from shardwise.cost.local import HardwareCost
 from shardwise.cost.lowering import Lowered, collectives, lower_state
 from shardwise.cost.sharding import ArrayType, Kind, Ring, Sharding, reshard
-from shardwise.cost.structure import narrow_source
 from shardwise.errors import DecisionError, MeshError
 from shardwise.hardware.mesh import MeshAxes
 from tests.dims import programs as p
@@ -185,7 +184,33 @@ def test_what_was_widened_moves_as_it_was_before() -> None:
     x, n = jnp.ones((32, 8), jnp.bfloat16), jnp.ones((32,), jnp.int32)
     program = shardwise.analyze(sorted_twice, x, n).program
     operands = [op.operands[0] for op in program.ops if op.kind == "sort"]
-    assert [narrow_source(program, v) != v for v in operands] == [True, False, False]
+    assert [v in program.moved_as for v in operands] == [True, False, False]
+
+
+def test_arrays_of_one_number_do_not_move() -> None:
+    """Every device makes its part; what a scan stacks may have another number in each trip."""
+    split, whole = sharding((0,), ()), sharding((), ())
+    assert reshard(MEBI, split, whole, MESH) and not reshard(MEBI._replace(uniform=True), split, whole, MESH)
+
+    def step(x: Any, n: Any) -> Any:
+        zeros = jnp.zeros((16, 8)).T
+        stack = jax.lax.scan(lambda c, _: (c + 1, jnp.full((8,), c)), n, None, length=4)[1]
+        return jnp.sort(zeros + x, 0), jnp.full((8,), n), stack, zeros
+
+    program = shardwise.analyze(step, jnp.ones((8, 16)), jnp.float32(1)).program
+    uniform = [v for v in program.outputs if program.ops[program.definitions[v][0]].operands[0] in program.uniform]
+    assert [program.outputs.index(v) for v in uniform] == [1, 3]
+
+
+def test_what_is_narrowed_by_all_its_uses_moves_narrow() -> None:
+    def step(x: Any, y: Any, z: Any) -> Any:
+        x, y, z = jnp.sort(x, 0), jnp.sort(y, 0), jnp.sort(z, 0)
+        return x.T.astype(jnp.bfloat16), x.astype(jnp.bfloat16) * 2, y.astype(jnp.bfloat16), y + 1, z.astype(jnp.int32)
+
+    program = shardwise.analyze(step, *[jnp.ones((8, 8))] * 3).program
+    results = [op.results[0] for op in program.ops if op.kind == "sort"]
+    moved = [program.values[program.moved_as[v]].dtype if v in program.moved_as else "" for v in results]
+    assert moved == ["bfloat16", "", ""], "y is used as it is too, and integers do not hold what z has"
 
 
 def test_partial_sums_do_not_wait_for_a_use_behind_a_loop() -> None:

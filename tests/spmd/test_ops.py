@@ -265,12 +265,21 @@ CASES: dict[str, tuple[Callable[..., Any], Args]] = {
         ),
         (draw(16, 8),),
     ),
+    "arrays of one number": (
+        lambda x, i: (
+            jnp.zeros((16, 8)).at[i].add(x),
+            jnp.cumsum(jnp.full((16, 8), x[0, 0]), 0),
+            lax.scan(lambda c, row: (c + 1, jnp.sort(jnp.full((8,), c[0])) + row), jnp.ones(1), x)[1],
+        ),
+        (draw(16, 8), integers(16, 16)),
+    ),
     "widened values": (
         lambda x, m, n: (
             jnp.sort(x.astype(jnp.bfloat16).astype(jnp.float32).T, 1),
             jnp.cumsum((m > 0).astype(jnp.float32), 0),
             jnp.cumsum(n.astype(jnp.int32)[:, None] + jnp.zeros((1, 4), jnp.int32), 0),
             jnp.flip(x.astype(jnp.float16).astype(jnp.float32).reshape(8, 16), 0),
+            jnp.sort(x, 0).T.astype(jnp.bfloat16) * 2,
         ),
         (draw(16, 8), integers(3, 16, 8), np.arange(16, dtype=np.int8)),
     ),

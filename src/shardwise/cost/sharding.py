@@ -101,7 +101,8 @@ class ArrayType(NamedTuple):
     """What a reshard depends on besides the two shardings: the global shape, bytes per element, and how parts are combined
     where the array is partial. ``paired_itemsize``: bytes per element of the values that an ``argmax`` compares. ``ring``:
     which reduce-scatters are rings of permutes. ``narrow``: bytes per element of a shorter type that holds the same values, in
-    which the array moves where nothing is added up; 0 where there is none."""
+    which the array moves where nothing is added up; 0 where there is none. ``uniform``: all elements are the same, so that
+    every device can make any part of the array."""
 
     shape: tuple[int, ...]
     itemsize: float
@@ -109,6 +110,7 @@ class ArrayType(NamedTuple):
     paired_itemsize: float = 0.0
     ring: Ring = Ring.NEVER
     narrow: float = 0.0
+    uniform: bool = False
 
     @property
     def nbytes(self) -> float:
@@ -163,7 +165,7 @@ def reshard(array: ArrayType, source: Sharding, target: Sharding, mesh: MeshAxes
       two axes of a torus XLA would all-reduce the whole array;
     - a dimension whose size is not divided by its old and new axes together is gathered first.
     """
-    if source is target:
+    if source is target or is_made_anew(array, source, target):
         return ()
     steps: list[Collective] = []
     nbytes = array.nbytes * (array.narrow / array.itemsize if is_narrowed(array, source) else 1.0)
@@ -183,6 +185,12 @@ def reshard(array: ArrayType, source: Sharding, target: Sharding, mesh: MeshAxes
             steps.append(Collective(kind, axes, pair, pair, False, crossing, minor, last, before))
         steps.append(Collective(kind, axes, size, out, False, crossing, minor, last, after))
     return tuple(steps)
+
+
+def is_made_anew(array: ArrayType, source: Sharding, target: Sharding) -> bool:
+    """Does a device make its part of an array anew, rather than get it from others?"""
+    movable = source is not target and not source.partial and not target.partial
+    return array.uniform and movable and all(array.shape)
 
 
 def is_narrowed(array: ArrayType, source: Sharding) -> bool:

@@ -28,24 +28,8 @@ LINEAR: Final[dict[str, tuple[int, ...] | None]] = {
     "div": (0,),
     "reduce_sum": (0,),
 }
-#: Ops whose result has the elements of their operand, in the order of views or in another type.
-_SAME_ELEMENTS: Final = frozenset({*VIEWS, "broadcast_in_dim"})
-#: Types that hold every value of a narrower one; all of them hold those of ``bool``.
-_WIDER: Final = {
-    "bfloat16": ("float32", "float64"),
-    "float16": ("float32", "float64"),
-    "float32": ("float64",),
-    "int8": ("int16", "int32", "int64"),
-    "int16": ("int32", "int64"),
-    "int32": ("int64",),
-    "uint8": ("uint16", "uint32", "uint64", "int16", "int32", "int64"),
-    "uint16": ("uint32", "uint64", "int32", "int64"),
-    "uint32": ("uint64", "int64"),
-}
 #: Types to which partial sums may be converted: integers wrap around, and these have the range of float32.
 _RANGES: Final = frozenset("bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split())
-#: How many ops back the source of a widened value is looked for.
-_LOOK_BACK: Final = 8
 SUMS: Final = frozenset({"add", "add_any"})
 SCATTERS: Final = frozenset({"scatter-add", "scatter_add"})
 
@@ -268,26 +252,8 @@ def array_type(program: Program, value: int) -> ArrayType:
     if (reducer in ("and", "or") and own.dtype != "bool") or (reducer in ("max", "min") and "complex" in own.dtype):
         reducer = f"gathered {reducer}"
     paired = program.values[op.operands[0]].itemsize if reducer in PAIRED else 0.0
-    source = narrow_source(program, value)
-    narrow = program.values[source].itemsize if source != value else 0.0
-    return ArrayType(own.shape, own.itemsize, reducer, paired, narrow=narrow)
-
-
-def narrow_source(program: Program, value: int) -> int:
-    """The value whose type holds all that a value holds in the fewest bytes: what it was widened from, through views of the
-    widened one; the value itself where nothing was widened."""
-    found, now = value, value
-    for _ in range(_LOOK_BACK):
-        op = program.ops[program.definitions[now][0]]
-        if op.kind not in _SAME_ELEMENTS or op.operands[0] < 0:
-            break
-        old, now = now, op.operands[0]
-        if program.values[old].dtype != program.values[now].dtype:
-            narrow, wide = program.values[now].dtype, program.values[old].dtype
-            if narrow != "bool" and wide not in _WIDER.get(narrow, ()):
-                break
-            found = now
-    return found
+    narrow = program.values[program.moved_as[value]].itemsize if value in program.moved_as else 0.0
+    return ArrayType(own.shape, own.itemsize, reducer, paired, narrow=narrow, uniform=value in program.uniform)
 
 
 def has_barrier(scope: Scope) -> bool:
@@ -340,7 +306,8 @@ def _alike(program: Program, overlapped: Sequence[bool], arrays: Sequence[ArrayT
     found = []
     for op in program.ops:
         types = tuple(program.values[v].type_text if v >= 0 else "" for v in (*op.operands, *op.results))
-        moving = tuple((overlapped[v], arrays[v].narrow) if v >= 0 else () for v in (*op.operands, *op.results))
+        values = [v for v in (*op.operands, *op.results) if v >= 0]
+        moving = tuple((overlapped[v], arrays[v].narrow, arrays[v].uniform) for v in values)
         key = (op.rule, op.kind, op.flops, types, moving, op.attribute("axes"))
         found.append(numbers.setdefault(key, len(numbers)))
     return tuple(found)

@@ -180,6 +180,25 @@ class Sources:
         return self._known[index]
 
 
+#: Ops whose result has the elements of their operand, seen otherwise or in another type.
+_SAME_ELEMENTS: Final = frozenset(
+    """broadcast_in_dim convert_element_type copy optimization_barrier reshape scan.const scan.input scan.output squeeze
+    transpose""".split()
+)
+#: Types that hold every value of a narrower one; all of them hold those of ``bool``.
+_WIDER: Final = {
+    "bfloat16": ("float32", "float64"),
+    "float16": ("float32", "float64"),
+    "float32": ("float64",),
+    "int8": ("int16", "int32", "int64"),
+    "int16": ("int32", "int64"),
+    "int32": ("int64",),
+    "uint8": ("uint16", "uint32", "uint64", "int16", "int32", "int64"),
+    "uint16": ("uint32", "uint64", "int32", "int64"),
+    "uint32": ("uint64", "int64"),
+}
+
+
 @dataclass(frozen=True)
 class Program:
     """A captured function. ``regions[0]`` is the program itself."""
@@ -224,6 +243,50 @@ class Program:
     def definitions(self) -> Mapping[int, tuple[int, int]]:
         """For every value the op that defines it and the number of the result."""
         return {v: (op.id, k) for op in self.ops if op.rule is not None for k, v in enumerate(op.results)}
+
+    @cached_property
+    def moved_as(self) -> Mapping[int, int]:
+        """For values that can be moved in a shorter type, a value of that type. Either the value was widened from it, or all
+        that is used of the value is what was narrowed to it; views of a value are seen through in both cases."""
+        found: dict[int, int] = {}
+        for op in self.schedule:
+            if op.kind in _SAME_ELEMENTS and op.operands[0] >= 0:
+                operand, result = op.operands[0], op.results[0]
+                old, new = self.values[operand].dtype, self.values[result].dtype
+                if operand in found and (old == new or new in _WIDER.get(old, ())):
+                    found[result] = found[operand]
+                elif old != new and (old == "bool" or new in _WIDER.get(old, ())):
+                    found[result] = operand
+        used: dict[int, set[int]] = {}
+        for op in reversed(self.schedule):
+            for v in op.operands:
+                if v < 0:
+                    continue
+                seen = {-1}
+                if op.kind in _SAME_ELEMENTS:
+                    (result,) = op.results
+                    old, new = self.values[v].dtype, self.values[result].dtype
+                    seen = {result} if old in _WIDER.get(new, ()) else used.get(result, {-1}) if old == new else {-1}
+                used.setdefault(v, set()).update(seen)
+        for v, narrow in used.items():
+            types = {self.values[n].dtype if n >= 0 else "" for n in narrow}
+            if len(types) == 1 and "" not in types:
+                known = (found[v],) if v in found else ()
+                found[v] = min((*narrow, *known), key=lambda n: (self.values[n].itemsize, n))
+        return found
+
+    @cached_property
+    def uniform(self) -> frozenset[int]:
+        """Values whose elements are all the same: a scalar that was broadcast, and views of it."""
+        found: set[int] = set()
+        for op in self.schedule:
+            if op.kind not in _SAME_ELEMENTS or op.kind == "scan.output":  # each trip may have another scalar
+                continue
+            operand = op.operands[0]
+            scalar = op.kind == "broadcast_in_dim" and (operand < 0 or not self.values[operand].shape)
+            if scalar or operand in found:
+                found.add(op.results[0])
+        return frozenset(found)
 
     @cached_property
     def home(self) -> Mapping[int, int]:

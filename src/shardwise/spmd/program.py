@@ -36,16 +36,17 @@ from shardwise.cost.sharding import (
     ArrayType,
     Kind,
     Sharding,
+    is_made_anew,
     is_narrowed,
     reshard,
     result_sharding,
     tensor_sharding,
 )
-from shardwise.cost.structure import has_barrier, narrow_source
+from shardwise.cost.structure import has_barrier
 from shardwise.errors import SpmdError
 from shardwise.ir.program import Op, Program, Region
 from shardwise.spmd import indexing, kernels, random, reductions, shapes, windows  # noqa: F401  (they register local forms)
-from shardwise.spmd.collectives import block_index, emit
+from shardwise.spmd.collectives import block_index, emit, pieces
 from shardwise.spmd.local import LocalOp, compute
 
 #: Ops that hand their operand on: what they state of shardings is part of the plan.
@@ -108,11 +109,15 @@ class LocalProgram:
         return local.copies[need]
 
     def _reshard(self, arrays: list[Any], value: int, source: Sharding, target: Sharding) -> Any:
-        """The block of a value in another sharding. A value that was widened moves as it was before."""
+        """The block of a value in another sharding. It moves in the shortest type that holds what is used of it."""
         type_ = self._types[value] if value >= 0 else ArrayType(jnp.shape(arrays[0]), 1.0)
+        if is_made_anew(type_, source, target):
+            sizes = zip(type_.shape, target.dims, strict=True)
+            element = jax.lax.slice(arrays[0], (0,) * arrays[0].ndim, (1,) * arrays[0].ndim)
+            return jnp.broadcast_to(element, [n // pieces(a, self.mesh) for n, a in sizes])
         steps, now, wide = reshard(type_, source, target, self.mesh), source, None
         if is_narrowed(type_, source) and any(step.kind is not Kind.SLICE for step in steps):
-            wide, narrow = arrays[0].dtype, self.program.values[narrow_source(self.program, value)].dtype
+            wide, narrow = arrays[0].dtype, self.program.values[self.program.moved_as[value]].dtype
             arrays = [jax.lax.convert_element_type(arrays[0], jnp.dtype(narrow))]
         for step in steps:
             arrays = emit(arrays, step, now, type_.reducer, self.mesh)

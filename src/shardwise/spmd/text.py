@@ -29,12 +29,13 @@ from shardwise.cost.sharding import (
     Collective,
     Kind,
     Sharding,
+    is_made_anew,
     is_narrowed,
     reshard,
     result_sharding,
     tensor_sharding,
 )
-from shardwise.cost.structure import narrow_source, reshard_sections
+from shardwise.cost.structure import reshard_sections
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import MANUAL, Op, Program, Region, Value
 
@@ -226,12 +227,17 @@ class _Listing:
         if ends[0] is ends[1]:
             return name
         array, now = self.sharded.array_type(self.program, value), ends[0]
+        if is_made_anew(array, *ends):
+            old, name = name, self._copy(name)
+            made = {"name": name, "type": self._type(value, ends[1]), "operands": (old,), "values": (value,)}
+            self._add("op", op, (note,), function="broadcast_in_dim", **made)
+            return name
         for step in reshard(array, *ends, self.mesh):
             assert step.after is not None
             old, name = name, self._copy(name)
             function, details, remark = self._step(step, now, array.reducer)
             if step.kind is not Kind.SLICE and is_narrowed(array, ends[0]):
-                remark = f"as {self.program.values[narrow_source(self.program, value)].dtype}"
+                remark = f"as {self.program.values[self.program.moved_as[value]].dtype}"
             now = step.after
             self._add(
                 step.kind.value,

@@ -114,9 +114,10 @@ def test_no_state_of_the_zoo_goes_below_the_bound(name: str) -> None:
         check(model, rng, 2)
 
 
-@pytest.mark.parametrize(("width", "batch", "share"), [(1024, 65536, 0.95), (4096, 4096, 0.65)])
+@pytest.mark.parametrize(("width", "batch", "share"), [(1024, 65536, 0.95), (4096, 4096, 0.6)])
 def test_the_bound_is_near_the_best_of_all_states(width: int, batch: int, share: float) -> None:
-    """Where weights are as large as activations, one of them has to be gathered, which the bound does not count."""
+    """Where weights are as large as activations, one of them has to be gathered, and gradients are there whole while rings
+    reduce them: the bound counts neither."""
     problem = Problem(trained(width, batch), cost(small_memory("v5e:2x2", 2**10)))
     best = exhaustive(problem).best.cost.peak_bytes
     assert share * best <= peak_bound(problem.model).peak_bytes <= best

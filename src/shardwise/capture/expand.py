@@ -35,10 +35,8 @@ def called(jaxpr: Any, number: int) -> Any | None:
 
 def _called(equation: Any) -> Any | None:
     name = equation.primitive.name
-    if name == "while":
-        return _one_condition(equation)
-    if name == "custom_linear_solve":
-        return _solve(equation)
+    if name in EXPANDED:
+        return EXPANDED[name](equation)
     inner = internals.inner_jaxpr(equation)
     return implementation(equation) if inner is None and not is_known(name) else inner
 
@@ -78,6 +76,10 @@ def _solve(equation: Any) -> Any:
         return internals.evaluate(equation.params["jaxprs"].solve, chosen)
 
     return jax.make_jaxpr(run)(*(internals.plain_shape(v.aval) for v in equation.invars))
+
+
+#: Primitives that are written out, and how.
+EXPANDED: Final = {"while": _one_condition, "custom_linear_solve": _solve}
 
 
 def implementation(equation: Any) -> Any | None:

@@ -1,6 +1,7 @@
 """Eight host devices for every test that runs a sharded program; set before JAX is imported.
 
-LLVM does little to what is compiled, since tests compare numbers and not times. LAPACK has one thread: with eight devices that each start one for every core they would wait for each other for minutes.
+LLVM does little to what is compiled, since tests compare numbers and not times. LAPACK has one thread: with eight devices that
+each start one for every core they would wait for each other for minutes.
 """
 
 import os

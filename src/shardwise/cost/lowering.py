@@ -5,9 +5,10 @@ of its operands from how they are stored, plus its own time, plus the reduction 
 stored. Candidates for an axis are the factors whose color was given that axis; the losing side of a conflict is none. Ties go
 to the order of decisions.
 
-Deferred reductions. A result that is partial stays so where its one use is linear in it and lies in the same region: sums of
-partial values are partial, and so are their casts, transposes, reshapes and products with whole values. The use decides by the
-same local comparison whether it takes the value as partial or reduced, so ``dq·Wq + dk·Wk + dv·Wv`` is reduced once.
+Deferred reductions. A result that is partial stays so where its one use is linear in it and lies in the same region, with no
+loop in between: sums of partial values are partial, and so are their casts, transposes, reshapes and products with whole
+values. The use decides by the same local comparison whether it takes the value as partial or reduced, so
+``dq·Wq + dk·Wk + dv·Wv`` is reduced once.
 
 Staying as computed (not in the design). A product's result with two dimensions that were given one axis may lie in either way.
 It stays as its op computes it where that, with the time of its uses, is cheaper than storage: the masks of a mixture of

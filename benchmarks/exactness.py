@@ -108,7 +108,7 @@ def record_strategies(folder: Path) -> list[dict[str, Any]]:
 
 
 def record_programs() -> list[dict[str, Any]]:
-    """Compiles programs of other packages, each in a process of its own."""
+    """Compiles programs of other packages, each in a separate process."""
     from shardwise.verification.compiled import tpu_environment
     from tests.programs.table import PROGRAMS
 

@@ -28,8 +28,8 @@ LINEAR: Final[dict[str, tuple[int, ...] | None]] = {
     "div": (0,),
     "reduce_sum": (0,),
 }
-#: Types to which partial sums may be converted: integers wrap around, and these have the range of float32.
-_RANGES: Final = frozenset("bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split())
+#: Types to which partial sums of floating-point numbers may be converted: they have the range of float32.
+_RANGES: Final = frozenset({"bfloat16", "float32", "float64"})
 SUMS: Final = frozenset({"add", "add_any"})
 SCATTERS: Final = frozenset({"scatter-add", "scatter_add"})
 
@@ -37,9 +37,12 @@ SCATTERS: Final = frozenset({"scatter-add", "scatter_add"})
 def linear_operands(program: Program, op: Op) -> tuple[int, ...] | None:
     """The operands in which an op is linear, one at a time; None where it is linear in all of them at once."""
     if op.kind == "convert_element_type" and op.operands[0] >= 0:
-        kinds = {_number_kind(program.values[v].dtype) for v in (op.operands[0], op.results[0])}
-        overflows = program.values[op.results[0]].dtype not in _RANGES  # sums of large addends may be small
-        return (0,) if len(kinds) == 1 and kinds <= {"real", "integer"} and not overflows else ()
+        old, new = (program.values[v] for v in (op.operands[0], op.results[0]))
+        kinds = {_number_kind(value.dtype) for value in (old, new)}
+        if kinds == {"integer"}:  # what wrapped around in a short type is another number in a longer one
+            return (0,) if new.itemsize <= old.itemsize else ()
+        # Sums of large addends may be small, which a type of a smaller range does not hold.
+        return (0,) if kinds == {"real"} and new.dtype in _RANGES else ()
     if op.kind == "div" and _number_kind(program.values[op.results[0]].dtype) != "real":
         return ()
     return LINEAR.get(op.kind, ())

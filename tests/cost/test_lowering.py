@@ -15,6 +15,7 @@ from shardwise.cost.decisions import Decision, Keep, Shard, State
 from shardwise.cost.local import HardwareCost
 from shardwise.cost.lowering import Lowered, collectives, lower_state
 from shardwise.cost.sharding import ArrayType, Kind, Ring, Sharding, reshard
+from shardwise.cost.structure import linear_operands
 from shardwise.errors import DecisionError, MeshError
 from shardwise.hardware.mesh import MeshAxes
 from tests.dims import programs as p
@@ -185,6 +186,23 @@ def test_what_was_widened_moves_as_it_was_before() -> None:
     program = shardwise.analyze(sorted_twice, x, n).program
     operands = [op.operands[0] for op in program.ops if op.kind == "sort"]
     assert [v in program.moved_as for v in operands] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "waits"),
+    [
+        ("float32", "bfloat16", True),
+        ("float16", "float32", True),
+        ("float32", "float16", False),  # large addends of a small sum do not fit
+        ("int32", "int8", True),
+        ("int8", "int32", False),  # what wrapped around is another number in a longer type
+        ("int32", "float32", False),
+    ],
+)
+def test_conversions_that_partial_sums_pass(old: str, new: str, waits: bool) -> None:
+    program = shardwise.analyze(lambda x: x.astype(new), jnp.ones((8, 8), old)).program
+    (op,) = (op for op in program.ops if op.kind == "convert_element_type")
+    assert linear_operands(program, op) == ((0,) if waits else ())
 
 
 def test_arrays_of_one_number_do_not_move() -> None:

@@ -283,10 +283,6 @@ CASES: dict[str, tuple[Callable[..., Any], Args]] = {
         ),
         (draw(16, 8), integers(3, 16, 8), np.arange(16, dtype=np.int8)),
     ),
-    "integers that wrap around before they are widened": (
-        lambda n: lax.reduce(n, np.int8(0), lax.add, (0,)).astype(jnp.int32) * 2,
-        (np.full((16, 8), 100, np.int8),),
-    ),
     "sums that are converted": (
         lambda n, x: (jnp.sum(x, 0).astype(jnp.int32), jnp.sum(n, 0) // 3, jnp.sum(n, 0).astype(jnp.float32)),
         (integers(9, 16, 8), draw(16, 8) * 10),

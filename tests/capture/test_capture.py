@@ -57,6 +57,35 @@ def test_scan_has_a_region_with_trips_and_links() -> None:
     assert str(program.ops[loop.links[1]].rule) == "(i,j)->(j); blocked i"
 
 
+def test_a_scan_of_one_trip_is_no_loop() -> None:
+    def fn(c, xs):
+        return jax.lax.scan(lambda c, x: (c * 2 + x, c.sum()), c, xs)
+
+    kinds = [op.kind for op in captured(fn, shape(4), shape(1, 4)).ops]
+    assert "scan" not in kinds and kinds.count("mul") == 1
+
+
+def test_what_is_computed_twice_is_one_op() -> None:
+    def fn(x):
+        half = jax.jit(lambda x: x.astype(jnp.bfloat16).T)
+        gradient = jax.grad(jax.checkpoint(lambda x: jnp.sin(half(x)).sum().astype(jnp.float32)))(x)
+        return half(x) + half(x), gradient, jnp.zeros((4, 8)), jnp.zeros((4, 8))
+
+    program = captured(fn, shape(8, 4))
+    narrowed = [v for v in program.values if v.type_text == "bfloat16[8,4]" and v.id in program.definitions]
+    made = [program.ops[program.definitions[v.id][0]].kind for v in narrowed]
+    assert made.count("convert_element_type") == 2  # what is behind a barrier shares nothing
+    zeros = [op.results[0] for op in program.ops if op.kind == "output"][2:]
+    assert (
+        len({op.operands[0] for op in program.ops if op.results[:1] and op.results[0] in zeros}) == 2
+    )  # sharded apart
+
+
+def test_reversing_one_element_computes_nothing() -> None:
+    kinds = [op.kind for op in captured(lambda x: (jnp.flip(x, 0), jnp.flip(x, 1)), shape(1, 8)).ops]
+    assert kinds.count("rev") == 1
+
+
 def test_flops_count_trips() -> None:
     program = captured(
         lambda c, w: jax.lax.scan(lambda c, _: (c @ w, None), c, None, length=7)[0], shape(4, 8), shape(8, 8)

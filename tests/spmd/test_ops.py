@@ -283,6 +283,21 @@ CASES: dict[str, tuple[Callable[..., Any], Args]] = {
         ),
         (draw(16, 8), integers(3, 16, 8), np.arange(16, dtype=np.int8)),
     ),
+    "what is computed twice": (
+        lambda x, w: (
+            jax.jit(lambda x: jnp.cumsum(x.astype(jnp.float16), 0))(x) @ w.astype(jnp.float16),
+            jax.checkpoint(lambda x: jnp.cumsum(x.astype(jnp.float16), 0) + jnp.cumsum(x.astype(jnp.float16), 0))(x),
+            jax.grad(lambda x: jax.checkpoint(lambda x: jnp.sin(jnp.sin(x @ w)).sum())(x))(x),
+            jnp.cumsum(x.astype(jnp.float16), 0),
+        ),
+        (draw(16, 8) / 8, draw(8, 8) / 8),
+    ),
+    "loops that run once": (
+        lambda x, w: jax.value_and_grad(
+            lambda w: lax.scan(lambda c, w: (jnp.tanh(c @ w), c.sum(0)), x, w, reverse=True)[0].sum()
+        )(w),
+        (draw(16, 8), draw(1, 8, 8)),
+    ),
     "sums that are converted": (
         lambda n, x: (jnp.sum(x, 0).astype(jnp.int32), jnp.sum(n, 0) // 3, jnp.sum(n, 0).astype(jnp.float32)),
         (integers(9, 16, 8), draw(16, 8) * 10),

@@ -6,7 +6,7 @@ ordinary JAX code, and their implementation can be traced.
 ``vmap`` of a ``while_loop`` whose condition depends on the example gives a ``while`` with one condition for each example: it
 runs as long as any of them holds, and examples whose own condition fails stay as they are. Such a loop is written out with
 both, as JAX's lowering does, so that all code behind here meets loops with one condition only. Of a linear solve with functions
-for its derivatives only the solve is left.
+for its derivatives only the solve is left, and of a ``scan`` that runs once its body.
 """
 
 from __future__ import annotations
@@ -78,8 +78,23 @@ def _solve(equation: Any) -> Any:
     return jax.make_jaxpr(run)(*(internals.plain_shape(v.aval) for v in equation.invars))
 
 
+def _one_trip(equation: Any) -> Any | None:
+    """The body of a ``scan`` that runs once, which XLA takes for no loop; None for other scans."""
+    p = equation.params
+    if p["length"] != 1:
+        return None
+    before = sum(internals.scan_counts(p))
+    carries = internals.scan_counts(p)[1]
+
+    def run(*operands: Any) -> list[Any]:
+        found = internals.evaluate(p["jaxpr"], [*operands[:before], *(x.squeeze(0) for x in operands[before:])])
+        return [*found[:carries], *(y[None] for y in found[carries:])]
+
+    return jax.make_jaxpr(run)(*(internals.plain_shape(v.aval) for v in equation.invars))
+
+
 #: Primitives that are written out, and how.
-EXPANDED: Final = {"while": _one_condition, "custom_linear_solve": _solve}
+EXPANDED: Final = {"while": _one_condition, "custom_linear_solve": _solve, "scan": _one_trip}
 
 
 def implementation(equation: Any) -> Any | None:

@@ -75,13 +75,15 @@ def inner_jaxpr(equation: Any) -> Any | None:
     return next((jaxpr for jaxpr in held if isinstance(jaxpr, Jaxpr | ClosedJaxpr)), None)
 
 
-def is_retyping(equation: Any) -> bool:
-    """Does an equation only make a weak type strong (or the reverse)? It computes nothing, and where a caller passes an array
-    for a Python number it is not there."""
-    if equation.primitive.name != "convert_element_type" or equation.params.get("sharding") is not None:
-        return False
-    (before,), (after,) = equation.invars, equation.outvars
-    return bool(before.aval.dtype == after.aval.dtype)
+def is_identity(equation: Any) -> bool:
+    """Does an equation compute nothing? It makes a weak type strong (or the reverse), reverses dimensions of size one, or says
+    where in a ``shard_map`` a value varies."""
+    name, params = equation.primitive.name, equation.params
+    if name == "convert_element_type" and params.get("sharding") is None:
+        return bool(equation.invars[0].aval.dtype == equation.outvars[0].aval.dtype)
+    if name == "rev":
+        return all(equation.invars[0].aval.shape[d] == 1 for d in params["dimensions"])
+    return name in VARYING
 
 
 def without_references(jaxpr: Any) -> Any:

@@ -1,8 +1,8 @@
 """From a jaxpr to a :class:`~shardwise.ir.program.Program`.
 
 Calls are inlined, each leaving a :class:`Scope`; loops and branches become regions with link ops at their borders (see
-``control.py``); everything else is one op with the rule that ``rules.registry`` gives it. What nothing needs is dropped
-at the end, as XLA does.
+``control.py``); everything else is one op with the rule that ``rules.registry`` gives it. What is computed twice in one section
+is one op, and what nothing needs is dropped at the end, as XLA does both.
 """
 
 from __future__ import annotations
@@ -79,6 +79,9 @@ class Builder:
         self._equation = -1
         self._manual = False
         self._rules: dict[Any, tuple[Found, float, Unit]] = {}
+        self._section = 0
+        self._known: dict[Any, tuple[list[int], tuple[int, int]]] = {}
+        self.repeats: dict[tuple[int, int], tuple[int, int]] = {}
         self._identities: dict[tuple[tuple[int, ...], int, int], Rule] = {}
 
     # Values and ops.
@@ -159,8 +162,12 @@ class Builder:
             return self._call(equation, inner, operands)
         if name in control.LOWERINGS:
             return control.LOWERINGS[name](self, equation, operands)
-        if internals.is_retyping(equation) or name in internals.VARYING:
+        if internals.is_identity(equation):
             return operands
+        key = None if equation.effects or name == "optimization_barrier" else self._key(equation, operands)
+        if key in self._known:
+            results, self.repeats[self._scope, self._equation] = self._known[key]
+            return results
         results = [self.value(var.aval) for var in equation.outvars]
         if name == "optimization_barrier":
             for operand, result in zip(operands, results, strict=True):
@@ -182,7 +189,31 @@ class Builder:
         )
         if equation.effects:
             self.effects.add(op)
+        if key is not None and not any(
+            f.kind is FactorKind.FREE for f in found.rule.factors
+        ):  # else two could be sharded apart
+            self._known[key] = results, (self._scope, self._equation)
         return results
+
+    def _key(self, equation: Any, operands: list[int]) -> Any:
+        """The same for equations of one section that compute the same; None where that cannot be told."""
+        scalars = [a for a, v in zip(equation.invars, operands, strict=True) if v == LITERAL]
+        if not all(map(internals.is_literal, scalars)):  # handed into a call
+            return None
+        literals = tuple((str(a.aval), str(a.val)) for a in scalars)
+        key = (
+            self.region,
+            self._section,
+            equation.primitive,
+            *operands,
+            literals,
+            tuple(sorted(equation.params.items())),
+        )
+        try:
+            hash(key)
+        except TypeError:  # a parameter that cannot be hashed
+            return None
+        return key
 
     def _call(self, equation: Any, jaxpr: Any, operands: list[int]) -> list[int]:
         name = equation.primitive.name
@@ -191,10 +222,15 @@ class Builder:
         if name in internals.REMAT:
             params = equation.params
             attributes = tuple((k, params[k]) for k in ("differentiated", "prevent_cse") if k in params)
-        kind = "remat" if name in internals.REMAT else "batched while" if name == "while" else name
+        kind = "remat" if name in internals.REMAT else f"written out {name}" if name in control.LOWERINGS else name
         label = equation.params.get("name") or getattr(inner.debug_info, "func_name", "")
         scope = self.new_scope(kind, str(label), attributes)
-        return self.inline(inner, [self.constant(c) for c in consts], operands, scope)
+        outer = self._section
+        if self.scopes[scope].has_barrier:
+            self._section = scope
+        results = self.inline(inner, [self.constant(c) for c in consts], operands, scope)
+        self._section = outer
+        return results
 
     def new_scope(self, kind: str, name: str, attributes: _Attributes = ()) -> int:
         scope = Scope(len(self.scopes), kind, name, self._scope, self._equation, self.region, attributes)
@@ -292,6 +328,7 @@ class Builder:
             tuple(replace(a, value=value_ids[a.value]) for a in arguments),
             tuple(value_ids[v] for v in outputs),
             Sources(self._resolver(), len(self._sources)),
+            self.repeats,
         )
 
     def _alive(self) -> set[int]:

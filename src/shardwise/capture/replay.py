@@ -19,13 +19,19 @@ class Replay:
         for op in program.ops:
             if op.equation >= 0 and op.id not in linked and op.kind != "constant":
                 self._ops.setdefault((op.scope, op.equation), []).append(op)
+        self._repeats = program.repeats
         self._scopes = {
             (s.parent, s.equation, s.name if s.kind in control.LOWERINGS else ""): s.id for s in program.scopes
         }
 
     def ops(self, scope: int, equation: int) -> list[Op]:
         """The ops of an equation that something needs."""
-        return self._ops.get((scope, equation), [])
+        place = scope, equation
+        return self._ops.get(self._repeats.get(place, place), [])
+
+    def repeats(self, scope: int, equation: int) -> bool:
+        """Does an equation compute what an earlier one of its section did, so that both have the same ops?"""
+        return (scope, equation) in self._repeats
 
     def inner(self, scope: int, equation: int, part: str = "") -> int:
         """The scope of what an equation calls; of a loop or branch that of one ``part``."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from shardwise.cost.sharding import PAIRED, ArrayType
 from shardwise.cost.storage import VIEWS, Clashes
 from shardwise.dims.analysis import Analysis
-from shardwise.ir.program import HEAVY, Op, Origin, Program, Scope, Unit
+from shardwise.ir.program import HEAVY, Op, Origin, Program, Unit
 
 #: Ops that are linear in each of these operands when the others are whole (None: in every operand at once). Divisions are
 #: linear in floating-point numbers only, and so are conversions between types of one kind (see ``linear_operands``).
@@ -259,11 +259,6 @@ def array_type(program: Program, value: int) -> ArrayType:
     return ArrayType(own.shape, own.itemsize, reducer, paired, narrow=narrow, uniform=value in program.uniform)
 
 
-def has_barrier(scope: Scope) -> bool:
-    """Is a scope a ``remat`` whose computation shares nothing with what stands before it?"""
-    return scope.kind == "remat" and all(value for _, value in scope.attributes)
-
-
 def _sections(program: Program) -> tuple[tuple[int, ...], tuple[int, ...], dict[tuple[int, int], int]]:
     """By op its section, by section its region, and the sections of edges between a link and a body.
 
@@ -282,7 +277,7 @@ def _sections(program: Program) -> tuple[tuple[int, ...], tuple[int, ...], dict[
         if (scope, region) not in barriers:
             own = program.scopes[scope]
             inside = own.region == region and own.parent >= 0
-            found = scope if has_barrier(own) else -1
+            found = scope if own.has_barrier else -1
             barriers[scope, region] = -1 if not inside else found if found >= 0 else barrier(own.parent, region)
         return barriers[scope, region]
 

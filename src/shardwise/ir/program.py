@@ -137,6 +137,11 @@ class Scope:
     region: int
     attributes: tuple[tuple[str, Any], ...] = ()
 
+    @property
+    def has_barrier(self) -> bool:
+        """Is this a ``remat`` whose computation shares nothing with what stands before it?"""
+        return self.kind == "remat" and all(value for _, value in self.attributes)
+
 
 @dataclass(frozen=True, slots=True)
 class Argument:
@@ -201,7 +206,8 @@ _WIDER: Final = {
 
 @dataclass(frozen=True)
 class Program:
-    """A captured function. ``regions[0]`` is the program itself."""
+    """A captured function. ``regions[0]`` is the program itself. ``repeats`` has, by scope and number, equations that compute
+    what an earlier one did, and that one."""
 
     name: str
     values: tuple[Value, ...]
@@ -211,6 +217,7 @@ class Program:
     arguments: tuple[Argument, ...]
     outputs: tuple[int, ...]
     sources: Sources = field(repr=False)
+    repeats: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def trips(self) -> np.ndarray:

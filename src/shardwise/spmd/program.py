@@ -42,7 +42,6 @@ from shardwise.cost.sharding import (
     result_sharding,
     tensor_sharding,
 )
-from shardwise.cost.structure import has_barrier
 from shardwise.errors import SpmdError
 from shardwise.ir.program import Op, Program, Region
 from shardwise.spmd import indexing, kernels, random, reductions, shapes, windows  # noqa: F401  (they register local forms)
@@ -73,6 +72,7 @@ class LocalProgram:
         self.program, self.sharded, self.mesh = program, sharded, sharded.mesh
         self._jaxpr, self._replay = jaxpr, Replay(program)
         self._types = [sharded.array_type(program, v.id) for v in program.values]
+        self._made_once: dict[int, Local] = {}
         self._links = {v: program.ops[k] for op in program.ops for k in op.links for v in program.ops[k].results}
 
     def __call__(self, *blocks: Any) -> list[Any]:
@@ -87,6 +87,7 @@ class LocalProgram:
         for op, local in zip(outputs, results, strict=True):
             array = self._brought(local, self._need(op, 0, local))
             made.append(self._stored(op, 0, [array]).array)
+        self._made_once.clear()
         return made
 
     # Shardings.
@@ -167,10 +168,10 @@ class LocalProgram:
         call = called(jaxpr, number)
         if call is not None:
             inner = self._replay.inner(scope, number)
-            if has_barrier(self.program.scopes[inner]):
+            if self.program.scopes[inner].has_barrier:
                 given = self._behind_barrier(given)
             return self._inline(call, given, inner)
-        if internals.is_retyping(equation) or name in internals.VARYING:
+        if internals.is_identity(equation):
             return given
         ops = self._replay.ops(scope, number)
         if not ops:  # nothing needs it
@@ -180,7 +181,9 @@ class LocalProgram:
                 return _LOOPS[name](self, equation, ops[0], given, scope, number)
             if name == "optimization_barrier":
                 return self._barrier(ops, given)
-            return self._op(equation, ops[0], given)
+            if not self._replay.repeats(scope, number):
+                self._made_once.update(zip(ops[0].results, self._op(equation, ops[0], given), strict=True))
+            return [self._made_once[v] for v in ops[0].results]
 
     def _inline(self, jaxpr: Any, given: Sequence[Local], scope: int) -> list[Local]:
         inner, consts = internals.split_jaxpr(jaxpr)

@@ -1,12 +1,16 @@
 """Eight host devices for every test that runs a sharded program; set before JAX is imported.
 
-LLVM does little to what is compiled, since tests compare numbers and not times. LAPACK has one thread: with eight devices that
+LLVM does little to what is compiled, since tests compare numbers and not times. It has no fused multiply-add: one fusion would
+use it and another not, so that an element is unequal to itself (the gradient of a maximum asks that). LAPACK has one thread: with eight devices that
 each start one for every core they would wait for each other for minutes.
 """
 
 import os
 
-_FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+_FLAGS = (
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_max_isa=AVX"
+)
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax import lax
 
 import shardwise
@@ -152,27 +151,6 @@ def wide_logits(c: Clusters) -> list[str]:
     """What makes the stored arrays of float32[64,512]."""
     values = (v for v in c.program.values if (v.shape, v.dtype) == ((64, 512), "float32") and c.stored[v.id])
     return [c.program.ops[c.program.definitions[v.id][0]].kind for v in values if c.base[v.id] == v.id]
-
-
-@pytest.mark.parametrize("length", [1, 4])
-def test_a_loop_that_goes_round_once_is_no_loop(length: int) -> None:
-    def fn(x, ws):
-        return lax.scan(lambda c, w: (jnp.tanh(c @ w), jnp.sum(c)), x, ws)
-
-    c = clusters(fn, p.shape(64, 128), p.shape(length, 128, 128))
-    (body,) = (region for region in c.program.regions if region.kind == "scan.body")
-    links = [k for op in c.program.ops for k in op.links]
-    if length > 1:
-        assert c.inlined[body.id] == body.id and any(c.roles[k] is Role.LINK for k in links)
-        return
-    assert c.inlined == (0,) * len(c.inlined)
-    assert all(c.roles[k] is Role.VIEW for k in links)
-    x, ws = (c.program.paths[path] for path in ("x", "ws"))
-    (product,) = (op for op in c.program.ops if op.kind == "dot_general")
-    assert [c.base[v] for v in product.operands] == [x, ws]
-    carried, tanh = (next(op for op in c.program.ops if op.kind == kind) for kind in ("output", "tanh"))
-    assert c.base[carried.operands[0]] == tanh.results[0]
-    assert order(c) == ["reduce_sum", "tanh"]
 
 
 def order(c: Clusters) -> list[str]:

@@ -122,7 +122,7 @@ def test_data_parallel_reduces_each_gradient_once() -> None:
 def test_values_that_no_product_or_loop_waits_for_are_late() -> None:
     def step(w, x):
         def layer(y, own):
-            return jnp.tanh(y @ own), jnp.sum(y @ own)
+            return jnp.tanh(y @ own), jnp.sum(y @ own.T)
 
         return jax.lax.scan(layer, x, w)[1], jnp.tanh(x @ w[0])
 

@@ -17,7 +17,7 @@ from shardwise.verification.summary import logical_totals
 from shardwise.verification.verify import Verification
 
 TRANSFORMER = "t2b:layers=2,d=512,heads=8,head=64,ffn=2048,vocab=1024,batch=32,seq=256"
-EXPERTS = "mixtral:layers=1,batch=32,seq=256,d=512,heads=8,kv_heads=8,head=64,ffn=1024,group=512,vocab=1024,experts=16"
+EXPERTS = "mixtral:layers=2,batch=32,seq=256,d=512,heads=8,kv_heads=8,head=64,ffn=1024,group=512,vocab=1024,experts=16"
 GRAPH = "gns:tiny"
 #: So wide that the textbook is cheapest for every product.
 WIDE = "llama3:layers=2,d=8192,heads=64,kv_heads=64,head=128,ffn=16384,vocab=1024,batch=64,seq=512"

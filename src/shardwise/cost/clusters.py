@@ -13,8 +13,7 @@ The idea. One walk in program order; each value is decided by its uses:
 - gathers, scatters, sorts, loops and outputs want their operands in memory. What is stored for them only is still made again
   by elementwise uses: logits lie in memory as the product made them and, for the gather of the labels, in float32;
 - what stands in a barrier is in memory, and what comes out of it is the same array;
-- a pad at the edges is made in its use, but never in several; one that spreads elements is a kernel of its own;
-- a loop that goes round once is no loop: its ops run in the region around it, and what enters and leaves it are views.
+- a pad at the edges is made in its use, but never in several; one that spreads elements is a kernel of its own.
 
 Where products are calls of a library (``calls_library``: GPUs) they read and write whole arrays: nothing is made in them, and
 their results are stored. Other kernels take more: any pad, and what gathers read. A scatter of single elements is a kernel.
@@ -35,7 +34,7 @@ what it has to explain.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -100,20 +99,6 @@ def _spreads(op: Op) -> bool:
     return any(inner > 0 for _, _, inner in op.attribute("padding", ()))
 
 
-def viewed(op: Op, result: int) -> int:
-    """What a result of an op is a view of. A carry goes in as it begins and comes out as the body leaves it."""
-    return op.operands[-1 if op.kind.endswith(".carry") and result == op.results[-1] else 0]
-
-
-def _inlined(program: Program) -> tuple[int, ...]:
-    """The region in which each region's ops run: its own, or its parent's for a loop that goes round once."""
-    found = list(range(len(program.regions)))
-    for region in program.regions[1:]:
-        once = region.kind == "scan.body" and region.trips == 1
-        found[region.id] = found[region.parent] if once else region.id
-    return tuple(found)
-
-
 def _same_elements(program: Program, op: Op) -> bool:
     return program.values[op.operands[0]].elements == program.values[op.results[0]].elements
 
@@ -146,8 +131,7 @@ class Clusters:
     """``base`` of each value (itself, or what it is a view of); ``stored`` for bases that reach memory; ``reads`` by op: the
     stored bases that its kernel reads (of ops inside other kernels: what they hand on); ``roles`` by op; ``uses`` by base: the
     ops that use it or a view of it; ``through``: bases that the uses that can make it themselves do not read; ``heavy``: values
-    with a product in their kernel; ``inlined``: the region in which a region's ops run, the parent's where a loop goes round
-    once; ``by_library``: products are calls of a library."""
+    with a product in their kernel; ``by_library``: products are calls of a library."""
 
     program: Program
     base: tuple[int, ...]
@@ -157,7 +141,6 @@ class Clusters:
     uses: tuple[tuple[int, ...], ...]
     through: tuple[bool, ...]
     heavy: tuple[bool, ...]
-    inlined: tuple[int, ...]
     by_library: bool = False
 
     def kernels(self) -> tuple[int, ...]:
@@ -188,11 +171,6 @@ class _Clustering:
         self.program, self.by_library = program, library
         self.roles = [role(program, op, library) for op in program.ops]
         _find_updates(program, self.roles, library)
-        self.inlined = _inlined(program)
-        for op in program.ops:
-            if op.regions and self.inlined[op.regions[-1]] != op.regions[-1]:
-                for k in (op.id, *op.links):
-                    self.roles[k] = Role.VIEW
         count = len(program.values)
         self.base = self._bases()
         self.uses: list[list[int]] = [[] for _ in range(count)]
@@ -237,25 +215,16 @@ class _Clustering:
             tuple(map(tuple, self.uses)),
             tuple(self.through),
             tuple(self.heavy),
-            self.inlined,
             self.by_library,
         )
 
     def _bases(self) -> list[int]:
-        """What each value is a view of, in the end. A carry that goes round once may be met before what it becomes."""
-        seen = {
-            v: of
-            for op in self.program.ops
-            if self.roles[op.id] is Role.VIEW and op.operands
-            for v in op.results
-            if v >= 0 and (of := viewed(op, v)) >= 0
-        }
+        """What each value is a view of, in the end."""
         base = list(range(len(self.program.values)))
-        for v in base:
-            root = v
-            while root in seen:
-                root = seen[root]
-            base[v] = root
+        for op in self.program.schedule:
+            if self.roles[op.id] is Role.VIEW and op.operands and op.operands[0] >= 0:
+                for v in op.results:
+                    base[v] = base[op.operands[0]]
         return base
 
     def _light(self) -> list[bool]:
@@ -320,7 +289,7 @@ class _Clustering:
         """Is a mask or the like given to a loop from outside? One that is made beside its use counts as any operand."""
         program = self.program
         made = program.ops[program.definitions[value][0]].region
-        return self.light[value] and self.inlined[made] != self.inlined[user.region]
+        return self.light[value] and made != user.region
 
     def _looks_through(self, op: Op, source: int) -> bool:
         """Does the op make this operand itself? A product does not where the operand is in memory anyway."""
@@ -353,7 +322,7 @@ class _Ordering:
         linked = {k for op in ops for k in op.links}
         self.items = [
             k
-            for k in self._inside(region)
+            for k in self.program.regions[region].ops
             if k not in linked
             and ops[k].kind not in ("argument", "constant", "output")
             and (ops[k].regions or clusters.is_kernel(ops[k]))
@@ -390,15 +359,6 @@ class _Ordering:
             self._put(k)
         return self.order
 
-    def _inside(self, region: int) -> Iterator[int]:
-        """The ops of a region, those of loops that go round once in their place."""
-        for k in self.program.regions[region].ops:
-            inner = [r for r in self.program.ops[k].regions if self.c.inlined[r] != r]
-            if not inner:
-                yield k
-            for r in inner:
-                yield from self._inside(r)
-
     def _parts(self, k: int) -> list[Op]:
         op = self.program.ops[k]
         return [op, *(self.program.ops[j] for j in op.links)]
@@ -418,7 +378,7 @@ class _Ordering:
             for inner in (ops[j] for j in self.program.regions[todo.pop()].ops):
                 todo += inner.regions
                 if c.roles[inner.id] is not Role.VIEW:
-                    found.update(b for b in c.reads[inner.id] if self.home[b] == c.inlined[ops[k].region])
+                    found.update(b for b in c.reads[inner.id] if self.home[b] == ops[k].region)
         return found
 
     def _heavy(self, k: int) -> bool:

@@ -44,7 +44,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shardwise.cost.clusters import Clusters, Role, viewed
+from shardwise.cost.clusters import Clusters, Role
 from shardwise.cost.lowering import Lowered
 from shardwise.cost.sharding import Axes, is_moved
 from shardwise.cost.ways import Way
@@ -141,7 +141,7 @@ def passes(clusters: Clusters, turning: bool = False) -> tuple[Pass, ...]:
         kernel
         for op in clusters.program.schedule
         if _begins(clusters, op)
-        for kernel in (_kernel(clusters, op, clusters.inlined[body.get(op.id, op.region)]),)
+        for kernel in (_kernel(clusters, op, body.get(op.id, op.region)),)
     ]
     writer = {v: n for n, kernel in enumerate(kernels) for v in kernel.op.results if v >= 0 and clusters.stored[v]}
     loops = _loops(clusters)
@@ -196,7 +196,7 @@ def _loops(clusters: Clusters) -> dict[int, tuple[int, frozenset[int]]]:
             for inner in (program.ops[k] for k in program.regions[todo.pop()].ops):
                 todo += inner.regions
                 read.update(clusters.reads[inner.id])
-        left = clusters.inlined[op.region], frozenset(read)
+        left = op.region, frozenset(read)
         found |= {v: left for v in op.results if v >= 0}
     return found
 
@@ -339,11 +339,6 @@ def _kernel(clusters: Clusters, op: Op, region: int) -> _Kernel:
             if v < 0 or (k == 0 and _WRITE_PARTS.get(inner.kind, 0)):
                 continue  # what is written into is not read
             base, maker = clusters.base[v], program.ops[made_by[v][0]]
-            while v >= 0 and maker.kind == "scan.carry" and clusters.roles[maker.id] is Role.VIEW:
-                v = viewed(maker, v)
-                maker = program.ops[made_by[v][0]] if v >= 0 else maker
-            if v < 0:
-                continue
             if base in clusters.reads[inner.id] and clusters.stored[base]:
                 if clusters.roles[inner.id] is not Role.UPDATE:
                     reads.setdefault(base, []).append(Tensor(inner.id, k, program.values[base].itemsize))

@@ -94,7 +94,7 @@ class Lifetimes:
     def beside_span(self, op: int) -> tuple[int, int]:
         """The points from which to which the result of an op is there whole, where it is reduced while other work runs: it is
         made as soon as it can be, and read until the next loop of the region, or its end."""
-        region = self.clusters.inlined[self.program.ops[op].region]
+        region = self.program.ops[op].region
         point = min(self.runs[op], default=self.span[region][0])
         makers = [self.program.definitions[b][0] for b in self.clusters.reads[op]]
         before = [self.point[k] for k in makers if k in self.point] + self.loops.get(region, [])
@@ -118,7 +118,7 @@ class _Builder:
         self.owner = {j: op.id for op in program.ops for j in op.links}
         home = {v: op.region for op in program.ops for v in op.results}
         home |= {v: region.id for region in program.regions for v in region.inputs}
-        self.home = [self.c.inlined[home.get(v.id, 0)] for v in program.values]
+        self.home = [home.get(v.id, 0) for v in program.values]
         self.arguments = {a.value for a in program.arguments}
         self.matches = self._donations()
         self.point = {op.id: 0 for op in program.ops if op.kind in ("argument", "constant")}
@@ -144,7 +144,7 @@ class _Builder:
         loops: dict[int, list[int]] = {}
         for op in self.program.schedule:
             if op.regions and op.id in self.point:
-                loops.setdefault(self.c.inlined[op.region], []).append(self.point[op.id])
+                loops.setdefault(op.region, []).append(self.point[op.id])
         intervals = (live, self._narrowed(), self._windowed(), returned)
         return Lifetimes(self.c, self.end + 1, self.point, self.runs, self.span, *intervals, loops)
 
@@ -205,9 +205,9 @@ class _Builder:
         """A read from inside a loop keeps what is outside until the loop ends."""
         if op.kind == "scan.input":
             return self.span[self.program.ops[self.owner[op.id]].regions[-1]][1]
-        at, region = self.point[op.id], self.c.inlined[op.region]
+        at, region = self.point[op.id], op.region
         while region != self.home[base] and region > 0:
-            at, region = self.span[region][1], self.c.inlined[self.program.regions[region].parent]
+            at, region = self.span[region][1], self.program.regions[region].parent
         return at
 
     def _stored(self) -> dict[int, list[int]]:

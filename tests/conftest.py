@@ -1,8 +1,8 @@
 """Eight host devices for every test that runs a sharded program; set before JAX is imported.
 
 LLVM does little to what is compiled, since tests compare numbers and not times. It has no fused multiply-add: one fusion would
-use it and another not, so that an element is unequal to itself (the gradient of a maximum asks that). LAPACK has one thread: with eight devices that
-each start one for every core they would wait for each other for minutes.
+use it and another not, so that an element is unequal to itself (the gradient of a maximum asks that). LAPACK has one thread:
+with eight devices that each start one for every core they would wait for each other for minutes.
 """
 
 import os

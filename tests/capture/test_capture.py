@@ -81,6 +81,17 @@ def test_what_is_computed_twice_is_one_op() -> None:
     )  # sharded apart
 
 
+def test_a_gather_reads_what_was_not_widened_yet() -> None:
+    def fn(x, labels):
+        wide = x.astype(jnp.float32)
+        return jnp.take_along_axis(wide, labels, 1), jnp.exp(wide)
+
+    program = captured(fn, shape(8, 32, dtype="bfloat16"), shape(8, 1, dtype="int32"))
+    (gather,) = (op for op in program.ops if op.kind == "gather")
+    assert program.values[gather.operands[0]].path == "x" and program.values[gather.results[0]].dtype == "bfloat16"
+    assert program.values[program.outputs[0]].dtype == "float32"
+
+
 def test_reversing_one_element_computes_nothing() -> None:
     kinds = [op.kind for op in captured(lambda x: (jnp.flip(x, 0), jnp.flip(x, 1)), shape(1, 8)).ops]
     assert kinds.count("rev") == 1

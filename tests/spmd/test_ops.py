@@ -292,6 +292,14 @@ CASES: dict[str, tuple[Callable[..., Any], Args]] = {
         ),
         (draw(16, 8) / 8, draw(8, 8) / 8),
     ),
+    "gathers from widened arrays": (
+        lambda x, i: (
+            jnp.take_along_axis(x.astype(jnp.float16).astype(jnp.float32), i, 1) + x[:, :1],
+            jnp.take(jnp.exp(x.astype(jnp.float16)).astype(jnp.float32), i[:, 0], axis=0, mode="fill"),
+            jnp.sum(x.astype(jnp.float16).astype(jnp.float32), 1),
+        ),
+        (draw(16, 8), integers(8, 16, 2)),
+    ),
     "loops that run once": (
         lambda x, w: jax.value_and_grad(
             lambda w: lax.scan(lambda c, w: (jnp.tanh(c @ w), c.sum(0)), x, w, reverse=True)[0].sum()

@@ -2,7 +2,8 @@
 
 Calls are inlined, each leaving a :class:`Scope`; loops and branches become regions with link ops at their borders (see
 ``control.py``); everything else is one op with the rule that ``rules.registry`` gives it. What is computed twice in one section
-is one op, and what nothing needs is dropped at the end, as XLA does both.
+is one op, and what nothing needs is dropped at the end, as XLA does both. A gather from a widened array reads the array before
+it was widened, and widens what it read: else the whole array would be in memory twice (logits, for those of the labels).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shardwise.capture.expand import called
 from shardwise.capture.trace import Traced
 from shardwise.errors import CaptureError
 from shardwise.ir.collector import collector_paused
-from shardwise.ir.program import Argument, Op, Origin, Program, Region, Scope, Source, Sources, Unit, Value
+from shardwise.ir.program import WIDER, Argument, Op, Origin, Program, Region, Scope, Source, Sources, Unit, Value
 from shardwise.ir.rule import Factor, Rule
 from shardwise.ir.rule import Kind as FactorKind
 from shardwise.rules.call import OpCall, pointwise
@@ -82,6 +83,7 @@ class Builder:
         self._section = 0
         self._known: dict[Any, tuple[list[int], tuple[int, int]]] = {}
         self.repeats: dict[tuple[int, int], tuple[int, int]] = {}
+        self._widened: dict[tuple[int, int, int], int] = {}
         self._identities: dict[tuple[tuple[int, ...], int, int], Rule] = {}
 
     # Values and ops.
@@ -177,10 +179,13 @@ class Builder:
         attributes = internals.equation_attributes(equation)
         if found.opaque:
             attributes += (("kernel", internals.kernel_name(equation)),)
+        made, narrow = results, self._widened.get((self.region, self._section, operands[0] if operands else LITERAL))
+        if name == "gather" and narrow is not None:
+            operands, made = [narrow, *operands[1:]], [self._retyped(results[0], narrow)]
         op = self.op(
             name,
             operands,
-            results,
+            made,
             found.rule,
             flops=flops,
             unit=unit,
@@ -189,11 +194,25 @@ class Builder:
         )
         if equation.effects:
             self.effects.add(op)
+        if made is not results:
+            self.op("convert_element_type", made, results, self.identity(self.values[results[0]].shape, 1))
+        if name == "convert_element_type" and operands[0] >= 0 and self._is_widening(operands[0], results[0]):
+            self._widened[self.region, self._section, results[0]] = operands[0]
         if key is not None and not any(
             f.kind is FactorKind.FREE for f in found.rule.factors
         ):  # else two could be sharded apart
             self._known[key] = results, (self._scope, self._equation)
         return results
+
+    def _is_widening(self, value: int, result: int) -> bool:
+        old, new = self.values[value].dtype, self.values[result].dtype
+        return "float" in old and new in WIDER.get(old, ())
+
+    def _retyped(self, value: int, like: int) -> int:
+        """A new value with the shape of one and the type of another."""
+        own, other = self.values[value], self.values[like]
+        self.values.append(replace(own, id=len(self.values), dtype=other.dtype, itemsize=other.itemsize))
+        return len(self.values) - 1
 
     def _key(self, equation: Any, operands: list[int]) -> Any:
         """The same for equations of one section that compute the same; None where that cannot be told."""

@@ -426,7 +426,8 @@ def copy_allocations(
                 first = last = min(points)
                 if any(s.beside for s in r.steps):
                     first, last = life.beside_span(life.program.definitions[r.value][0])
-                first = max(first, life.live.get(r.value, (0, 0))[1] + 1)
-                if first <= last:
-                    found.append(Allocation("unreduced", r.value, source, first, last))
+                made, gone = life.live.get(r.value, (first, first - 1))  # in between it is there anyway
+                for start, end in ((first, made - 1), (max(first, gone + 1), last)):
+                    if start <= end:
+                        found.append(Allocation("unreduced", r.value, source, start, end))
     return found

@@ -151,7 +151,7 @@ class CostModel:
                 *use_points(life, value),
                 *life.beside_span(maker),
             ]
-            points += [life.live[value][1] + 1] if value in life.live else []
+            points += [life.live[value][0] - 1, life.live[value][1] + 1] if value in life.live else []
             points += [p for k in ops for p in op_points(life, program.ops[k])]
             yield Term(TermKind.EDGE, value, self.structure.runs_in[where], ops, (value,), tuple(points), where)
         for value in life.values():

@@ -191,7 +191,7 @@ _SAME_ELEMENTS: Final = frozenset(
     transpose""".split()
 )
 #: Types that hold every value of a narrower one; all of them hold those of ``bool``.
-_WIDER: Final = {
+WIDER: Final = {
     "bfloat16": ("float32", "float64"),
     "float16": ("float32", "float64"),
     "float32": ("float64",),
@@ -260,9 +260,9 @@ class Program:
             if op.kind in _SAME_ELEMENTS and op.operands[0] >= 0:
                 operand, result = op.operands[0], op.results[0]
                 old, new = self.values[operand].dtype, self.values[result].dtype
-                if operand in found and (old == new or new in _WIDER.get(old, ())):
+                if operand in found and (old == new or new in WIDER.get(old, ())):
                     found[result] = found[operand]
-                elif old != new and (old == "bool" or new in _WIDER.get(old, ())):
+                elif old != new and (old == "bool" or new in WIDER.get(old, ())):
                     found[result] = operand
         used: dict[int, set[int]] = {}
         for op in reversed(self.schedule):
@@ -273,7 +273,7 @@ class Program:
                 if op.kind in _SAME_ELEMENTS:
                     (result,) = op.results
                     old, new = self.values[v].dtype, self.values[result].dtype
-                    seen = {result} if old in _WIDER.get(new, ()) else used.get(result, {-1}) if old == new else {-1}
+                    seen = {result} if old in WIDER.get(new, ()) else used.get(result, {-1}) if old == new else {-1}
                 used.setdefault(v, set()).update(seen)
         for v, narrow in used.items():
             types = {self.values[n].dtype if n >= 0 else "" for n in narrow}

@@ -96,7 +96,9 @@ class Interpreter:
             )
         if not ops:
             return self.visitor.bind(equation, arrays)
-        (op,) = ops
+        *inner, op = ops
+        if inner:  # a gather from a widened array, which XLA's partitioner gets as it was written
+            return [self.visitor.defined(op.results[0], r) for r in self.visitor.bind(equation, arrays)]
         if op.attribute("spec") is not None and equation.primitive.name == "sharding_constraint":
             return [self.visitor.defined(op.results[0], arrays[0])]  # the plan states it, on its own mesh
         arrays = [

@@ -55,13 +55,14 @@ _STATED: Final = frozenset({"sharding_constraint", "reshard", "mesh_cast", "layo
 @dataclass(eq=False, slots=True)
 class Local:
     """A value on this device: its block, the sharding that it is a block of, its number, the same value in the other shardings
-    that were asked for, and by sharding what windowed ops fetched of it."""
+    that were asked for, by sharding what windowed ops fetched of it, and what it was converted from."""
 
     array: Any
     sharding: Sharding
     value: int = -1
     copies: dict[Sharding, Any] = field(default_factory=dict)
     fetched: dict[Sharding, dict[Any, Any]] = field(default_factory=dict)
+    converted: Local | None = None
 
 
 class LocalProgram:
@@ -174,16 +175,17 @@ class LocalProgram:
         if internals.is_identity(equation):
             return given
         ops = self._replay.ops(scope, number)
-        if not ops:  # nothing needs it
-            return []
+        if not ops:  # nothing needs it, but perhaps what it was made of
+            return [Local(None, Sharding(()), converted=given[0])] if name == "convert_element_type" else []
         with internals.standing_at(equation):
             if name in _LOOPS:
                 return _LOOPS[name](self, equation, ops[0], given, scope, number)
             if name == "optimization_barrier":
                 return self._barrier(ops, given)
             if not self._replay.repeats(scope, number):
-                self._made_once.update(zip(ops[0].results, self._op(equation, ops[0], given), strict=True))
-            return [self._made_once[v] for v in ops[0].results]
+                made = self._gather(equation, ops, given) if len(ops) > 1 else self._op(equation, ops[0], given)
+                self._made_once.update(zip(ops[-1].results, made, strict=True))
+            return [self._made_once[v] for v in ops[-1].results]
 
     def _inline(self, jaxpr: Any, given: Sequence[Local], scope: int) -> list[Local]:
         inner, consts = internals.split_jaxpr(jaxpr)
@@ -209,9 +211,9 @@ class LocalProgram:
 
     def _behind_barrier(self, given: list[Local]) -> list[Local]:
         """The same values, for a computation that shares nothing with what came before."""
-        there = [local for local in given if local is not _DEAD]
+        there = [local for local in given if local.array is not None]
         behind = iter(internals.barrier([local.array for local in there]))
-        return [local if local is _DEAD else Local(next(behind), local.sharding, local.value) for local in given]
+        return [_DEAD if local.array is None else Local(next(behind), local.sharding, local.value) for local in given]
 
     def _op(self, equation: Any, op: Op, given: list[Local]) -> list[Local]:
         arrays = [
@@ -227,7 +229,18 @@ class LocalProgram:
         results = self._once(local, arrays) if equation.effects and op.opaque else compute(local, arrays)
         if op.kind in PAIRED:  # the positions, and where devices are compared the values there
             return [self._stored(op, 0, results)]
-        return [self._stored(op, r, [x]) for r, x in enumerate(results)]
+        made = [self._stored(op, r, [x]) for r, x in enumerate(results)]
+        if op.kind == "convert_element_type":
+            made[0].converted = given[0]
+        return made
+
+    def _gather(self, equation: Any, ops: list[Op], given: list[Local]) -> list[Local]:
+        """A gather from an array before it was widened; what it read is widened."""
+        gather, widen = ops
+        assert given[0].converted is not None
+        (read,) = self._op(equation, gather, [given[0].converted, *given[1:]])
+        array = self._brought(read, self._need(widen, 0, read))
+        return [self._stored(widen, 0, [jax.lax.convert_element_type(array, equation.outvars[0].aval.dtype)])]
 
     def _operands(self, op: Op, given: list[Local]) -> list[tuple[int, tuple[Local, int]]]:
         return list(enumerate(zip(given, op.operands, strict=True)))
@@ -258,7 +271,7 @@ class LocalProgram:
         """Live operands stand in the order of the equation; dead ones have no op."""
         waiting, places, arrays = list(ops), [], []
         for k, local in enumerate(given):
-            if waiting and local is not _DEAD and waiting[0].operands[0] == local.value:
+            if waiting and local.array is not None and waiting[0].operands[0] == local.value:
                 op = waiting.pop(0)
                 places.append((k, op))
                 arrays.append(self._brought(local, self._need(op, 0, local)))

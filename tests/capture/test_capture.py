@@ -92,6 +92,15 @@ def test_a_gather_reads_what_was_not_widened_yet() -> None:
     assert program.values[program.outputs[0]].dtype == "float32"
 
 
+def test_a_reshape_that_undoes_another_computes_nothing() -> None:
+    def fn(x):
+        flat = x.reshape(32)
+        return flat.reshape(8, 4) + 1, flat.reshape(4, 8)
+
+    kinds = [op.kind for op in captured(fn, shape(8, 4)).ops]
+    assert kinds.count("reshape") == 2
+
+
 def test_reversing_one_element_computes_nothing() -> None:
     kinds = [op.kind for op in captured(lambda x: (jnp.flip(x, 0), jnp.flip(x, 1)), shape(1, 8)).ops]
     assert kinds.count("rev") == 1

@@ -300,6 +300,10 @@ CASES: dict[str, tuple[Callable[..., Any], Args]] = {
         ),
         (draw(16, 8), integers(8, 16, 2)),
     ),
+    "reshapes that undo others": (
+        lambda x: (jnp.tanh(x).reshape(128).reshape(16, 8) * 2, x.reshape(1, 16, 8)[0], x.reshape(64, 2).sum(1)),
+        (draw(16, 8),),
+    ),
     "loops that run once": (
         lambda x, w: jax.value_and_grad(
             lambda w: lax.scan(lambda c, w: (jnp.tanh(c @ w), c.sum(0)), x, w, reverse=True)[0].sum()

@@ -87,8 +87,10 @@ def _one_trip(equation: Any) -> Any | None:
     carries = internals.scan_counts(p)[1]
 
     def run(*operands: Any) -> list[Any]:
-        found = internals.evaluate(p["jaxpr"], [*operands[:before], *(x.squeeze(0) for x in operands[before:])])
-        return [*found[:carries], *(y[None] for y in found[carries:])]
+        found = internals.evaluate(
+            p["jaxpr"], [*operands[:before], *(x.reshape(x.shape[1:]) for x in operands[before:])]
+        )
+        return [*found[:carries], *(y.reshape(1, *y.shape) for y in found[carries:])]
 
     return jax.make_jaxpr(run)(*(internals.plain_shape(v.aval) for v in equation.invars))
 

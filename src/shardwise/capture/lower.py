@@ -3,7 +3,8 @@
 Calls are inlined, each leaving a :class:`Scope`; loops and branches become regions with link ops at their borders (see
 ``control.py``); everything else is one op with the rule that ``rules.registry`` gives it. What is computed twice in one section
 is one op, and what nothing needs is dropped at the end, as XLA does both. A gather from a widened array reads the array before
-it was widened, and widens what it read: else the whole array would be in memory twice (logits, for those of the labels).
+it was widened, and widens what it read: else the whole array would be in memory twice (logits, for those of the labels). A
+reshape that undoes another computes nothing.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class Builder:
         self._section = 0
         self._known: dict[Any, tuple[list[int], tuple[int, int]]] = {}
         self.repeats: dict[tuple[int, int], tuple[int, int]] = {}
+        self.undone: set[tuple[int, int]] = set()
         self._widened: dict[tuple[int, int, int], int] = {}
+        self._reshaped: dict[tuple[int, int, int], int] = {}
         self._identities: dict[tuple[tuple[int, ...], int, int], Rule] = {}
 
     # Values and ops.
@@ -170,7 +173,14 @@ class Builder:
         if key in self._known:
             results, self.repeats[self._scope, self._equation] = self._known[key]
             return results
+        if name in ("reshape", "squeeze"):
+            before = self._reshaped.get((self.region, self._section, operands[0]), LITERAL)
+            if before != LITERAL and self.values[before].shape == internals.shape_of(equation.outvars[0].aval):
+                self.undone.add((self._scope, self._equation))
+                return [before]
         results = [self.value(var.aval) for var in equation.outvars]
+        if name in ("reshape", "squeeze"):
+            self._reshaped[self.region, self._section, results[0]] = operands[0]
         if name == "optimization_barrier":
             for operand, result in zip(operands, results, strict=True):
                 self.op(name, (operand,), (result,), self.identity(self.values[result].shape, 1))
@@ -348,6 +358,7 @@ class Builder:
             tuple(value_ids[v] for v in outputs),
             Sources(self._resolver(), len(self._sources)),
             self.repeats,
+            frozenset(self.undone),
         )
 
     def _alive(self) -> set[int]:

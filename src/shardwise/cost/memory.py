@@ -36,7 +36,7 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Final
 
 from shardwise.cost.clusters import IN_PLACE, Clusters, Role, cluster, kernel_order
@@ -44,7 +44,7 @@ from shardwise.cost.lowering import Lowered, Reshard
 from shardwise.cost.sharding import Kind, Sharding
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import Profile
-from shardwise.ir.program import Op, Origin, Program, Value
+from shardwise.ir.program import HEAVY, Op, Origin, Program, Value
 
 #: Memory is counted in blocks of this many bytes.
 BLOCK: Final = 512
@@ -101,6 +101,19 @@ class Lifetimes:
         first = max([self.span[region][0], *(p for p in before if p < point)]) + 2
         after = [p for p in self.loops.get(region, ()) if p > point]
         return min(first, point), min([self.span[region][1], *after])
+
+    def ahead(self, region: int, point: int) -> int:
+        """When a gather begins that is to hide: beside the product that runs before the point at which it is needed."""
+        return max((p for p in self.products.get(region, ()) if p < point), default=point)
+
+    @cached_property
+    def products(self) -> dict[int, list[int]]:
+        """By region the points at which products run."""
+        found: dict[int, list[int]] = {}
+        for op in self.program.ops:
+            if op.unit in HEAVY and self.runs[op.id]:
+                found.setdefault(op.region, []).append(self.runs[op.id][0])
+        return found
 
     def values(self) -> tuple[int, ...]:
         """All values that ``value_allocations`` has something to say about."""
@@ -421,7 +434,10 @@ def copy_allocations(
             ]
             points = [p for u, k in here if lowered.need(u, k) == r.target for p in op_points(life, u)]
             if points:
-                found.append(Allocation("copy", r.value, target, min(points), max(points)))
+                first = min(points)
+                if Kind.ALL_GATHER in kinds and lowered.structure.early[r.value]:
+                    first = life.ahead(op.region, first)
+                found.append(Allocation("copy", r.value, target, first, max(points)))
             if points and Kind.REDUCE_SCATTER in kinds:
                 first = last = min(points)
                 if any(s.beside for s in r.steps):

@@ -152,7 +152,8 @@ class CostModel:
                 *life.beside_span(maker),
             ]
             points += [life.live[value][0] - 1, life.live[value][1] + 1] if value in life.live else []
-            points += [p for k in ops for p in op_points(life, program.ops[k])]
+            used = [(program.ops[k].region, p) for k in ops for p in op_points(life, program.ops[k])]
+            points += [q for region, p in used for q in (p, life.ahead(region, p))]
             yield Term(TermKind.EDGE, value, self.structure.runs_in[where], ops, (value,), tuple(points), where)
         for value in life.values():
             intervals = (life.live, life.windowed)

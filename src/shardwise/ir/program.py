@@ -207,7 +207,7 @@ WIDER: Final = {
 @dataclass(frozen=True)
 class Program:
     """A captured function. ``regions[0]`` is the program itself. ``repeats`` has, by scope and number, equations that compute
-    what an earlier one did, and that one."""
+    what an earlier one did, and that one; ``undone`` equations that give the operand of what made their operand."""
 
     name: str
     values: tuple[Value, ...]
@@ -218,6 +218,7 @@ class Program:
     outputs: tuple[int, ...]
     sources: Sources = field(repr=False)
     repeats: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict, repr=False)
+    undone: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
 
     @cached_property
     def trips(self) -> np.ndarray:

@@ -55,14 +55,14 @@ _STATED: Final = frozenset({"sharding_constraint", "reshard", "mesh_cast", "layo
 @dataclass(eq=False, slots=True)
 class Local:
     """A value on this device: its block, the sharding that it is a block of, its number, the same value in the other shardings
-    that were asked for, by sharding what windowed ops fetched of it, and what it was converted from."""
+    that were asked for, by sharding what windowed ops fetched of it, and what it was made of, if that is one value."""
 
     array: Any
     sharding: Sharding
     value: int = -1
     copies: dict[Sharding, Any] = field(default_factory=dict)
     fetched: dict[Sharding, dict[Any, Any]] = field(default_factory=dict)
-    converted: Local | None = None
+    made_of: Local | None = None
 
 
 class LocalProgram:
@@ -175,8 +175,11 @@ class LocalProgram:
         if internals.is_identity(equation):
             return given
         ops = self._replay.ops(scope, number)
+        if (scope, number) in self.program.undone:
+            assert given[0].made_of is not None
+            return [given[0].made_of]
         if not ops:  # nothing needs it, but perhaps what it was made of
-            return [Local(None, Sharding(()), converted=given[0])] if name == "convert_element_type" else []
+            return [Local(None, Sharding(()), made_of=given[0])] if len(given) == len(equation.outvars) == 1 else []
         with internals.standing_at(equation):
             if name in _LOOPS:
                 return _LOOPS[name](self, equation, ops[0], given, scope, number)
@@ -230,15 +233,15 @@ class LocalProgram:
         if op.kind in PAIRED:  # the positions, and where devices are compared the values there
             return [self._stored(op, 0, results)]
         made = [self._stored(op, r, [x]) for r, x in enumerate(results)]
-        if op.kind == "convert_element_type":
-            made[0].converted = given[0]
+        if len(given) == len(made) == 1:
+            made[0].made_of = given[0]
         return made
 
     def _gather(self, equation: Any, ops: list[Op], given: list[Local]) -> list[Local]:
         """A gather from an array before it was widened; what it read is widened."""
         gather, widen = ops
-        assert given[0].converted is not None
-        (read,) = self._op(equation, gather, [given[0].converted, *given[1:]])
+        assert given[0].made_of is not None
+        (read,) = self._op(equation, gather, [given[0].made_of, *given[1:]])
         array = self._brought(read, self._need(widen, 0, read))
         return [self._stored(widen, 0, [jax.lax.convert_element_type(array, equation.outvars[0].aval.dtype)])]
 

@@ -65,21 +65,23 @@ def model_of(analysis: Analysis, **mesh: int) -> tuple[CostModel, MeshAxes]:
 def assignment_s(model: CostModel, mesh: MeshAxes, lies: dict[int, Sharding], chosen: dict[int, Option]) -> float:
     """What an assignment costs, added up edge by edge."""
     structure, cost = model.structure, model.cost
-    total, paid, arrays = 0.0, set(), Ways(structure, mesh, cost).arrays
+    total, paid, ways = 0.0, set(), Ways(structure, mesh, cost)
     for op in structure.program.schedule:
         if op.rule is None:
             continue
         option, runs = chosen[op.id], float(structure.program.runs[op.region])
         total += runs * option.seconds
         edges = [
-            (v, lies[v], need, structure.early[v]) for v, need in zip(op.operands, option.needs, strict=True) if v >= 0
+            (v, ways.operand(op, k), need)
+            for k, (v, need) in enumerate(zip(op.operands, option.needs, strict=True))
+            if v >= 0
         ]
-        for v, lie, need, early in edges:
-            if (v, op.region, need) not in paid:
-                paid.add((v, op.region, need))
-                total += runs * cost.communication_s(reshard(arrays[v], lie, need, mesh), early)
+        for v, array, need in edges:
+            if (v, array, op.region, need) not in paid:
+                paid.add((v, array, op.region, need))
+                total += runs * cost.communication_s(reshard(array, lies[v], need, mesh), structure.early[v])
         for v, made in zip(op.results, option.made, strict=True):
-            total += runs * cost.communication_s(reshard(arrays[v], made, lies[v], mesh), False)
+            total += runs * cost.communication_s(reshard(ways.arrays[v], made, lies[v], mesh), False)
     return total
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
 
+import shardwise
 from shardwise import zoo
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
@@ -27,7 +33,7 @@ PROGRAMS = int(os.environ.get("SHARDWISE_FUZZ", "240")) // 12
 
 
 def check(plan: Plan, traced: object, program: object, shapes: list[jax.ShapeDtypeStruct]) -> None:
-    applied = Applied(plan, traced, program, make_mesh(plan.mesh))  # type: ignore[arg-type]
+    applied = Applied(plan, traced, program, make_mesh(plan.mesh), rounds=True)  # type: ignore[arg-type]
     assert not applied.reason
     found, wanted = emitted(jax.make_jaxpr(applied.__call__)(*shapes)), predicted(plan)
     assert found == wanted, f"emitted {found - wanted}, predicted {wanted - found}"
@@ -82,3 +88,28 @@ def test_random_programs(drawn: Drawn, seed: int) -> None:
             program,
             shapes,
         )
+
+
+def test_operands_of_products_move_as_they_are_read() -> None:
+    """TPUs read bfloat16 of float32 operands at default precision; other devices do not, and neither do other precisions."""
+    rng = np.random.default_rng(0)
+    w, x = (rng.standard_normal(shape).astype(np.float32) for shape in ((64, 128), (32, 64)))
+
+    def step(w: Any, x: Any, precision: Any = None) -> Any:
+        return w - jax.grad(lambda w: jnp.sum(jnp.tanh(jnp.matmul(x, w, precision=precision)) ** 2))(w)
+
+    def planned(fn: Any, topology: str) -> Plan:
+        pins = {"w": PartitionSpec("x"), "x": PartitionSpec("x")}
+        return shardwise.plan(fn, w, x, mesh={"x": 8}, topology=topology, tactics=[], pins=pins)
+
+    moved = {
+        (topology, fn): sum(nbytes for _, nbytes in planned(fn, topology).moved().values())
+        for topology in ("v5e:2x4", "h100:8")
+        for fn in (step, functools.partial(step, precision="highest"))
+    }
+    whole = moved["v5e:2x4", next(fn for t, fn in moved if isinstance(fn, functools.partial))]
+    assert moved["v5e:2x4", step] < whole and moved["h100:8", step] >= whole
+    plan, traced = planned(step, "v5e:2x4"), trace(step, (w, x), {}, JitOptions())
+    check(plan, traced, lower(traced), [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (w, x)])
+    assert "# as bfloat16" in plan.program()
+    np.testing.assert_allclose(plan.jit(step)(w, x), step(w, x), atol=1e-4)

@@ -70,7 +70,8 @@ def test_what_is_replicated_stays_whole() -> None:
     plan = planned([Replicate("params"), Auto()], args)
     assert not axes(plan, "params/up") and not axes(plan, "params/down")
     assert not axes(plan, "out/0/up") and not axes(plan, "out/0/down")
-    assert axes(plan, "x") == {"data", "model"}
+    usual = planned([Replicate("params"), DataParallel("data"), DataParallel("model")], args)
+    assert axes(plan, "moments/up") == {"data", "model"} and plan.predicted.time_s < usual.predicted.time_s
 
 
 def test_what_is_kept_on_an_axis_is_whole_there() -> None:

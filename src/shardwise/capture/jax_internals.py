@@ -187,9 +187,18 @@ def equation_attributes(equation: Any) -> tuple[tuple[str, Any], ...]:
         return (("axes", names),)
     if name == "name":
         return (("name", params["name"]),)
+    if name in ("dot_general", "conv_general_dilated"):
+        rounds = is_default_precision(params["precision"]) and all(v.aval.dtype == np.float32 for v in equation.invars)
+        return (("rounds", True),) if rounds else ()
     if name == "pad":
         return (("padding", tuple(tuple(map(int, d)) for d in params["padding_config"])),)
     return ()
+
+
+def is_default_precision(precision: Any) -> bool:
+    """May a device compute a product with the precision that is fastest?"""
+    both = precision if isinstance(precision, tuple) else (precision,)
+    return all(p in (None, jax.lax.Precision.DEFAULT, jax.lax.DotAlgorithmPreset.DEFAULT) for p in both)
 
 
 def specs_of(equation: Any, key: str) -> tuple[Spec, ...]:

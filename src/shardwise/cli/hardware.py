@@ -196,6 +196,7 @@ def _figures(profile: Profile) -> list[tuple[str, str]]:
         ("latency.collective_s", _time(profile.collective_s)),
         *([] if profile.scatters else [("reduce_scatter", "none: all-reduce, slice")]),
         *([("rings", "late reduce-scatters")] if profile.rings else []),
+        *([("rounds", "float32 products read bfloat16")] if profile.rounds else []),
         *([("minor_copies", "around gathers")] if profile.minor_copies else []),
         *((f"{table}.{kind}", f"{v:g}") for table in BY_KIND for kind, v in getattr(profile, table)),
     ]

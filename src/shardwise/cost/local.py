@@ -33,6 +33,11 @@ class LocalCost(Protocol):
 
     def ring(self, array: ArrayType, overlapped: bool) -> Ring: ...
 
+    @property
+    def rounds(self) -> bool:
+        """Do products of float32 arrays at default precision read bfloat16?"""
+        ...
+
 
 class HardwareCost:
     """Costs on a placement; without one, on TPU v5e chips with a row of links for every mesh axis.
@@ -61,6 +66,10 @@ class HardwareCost:
     @staticmethod
     def of(mesh: MeshAxes) -> HardwareCost:
         return HardwareCost(ideal(mesh))
+
+    @property
+    def rounds(self) -> bool:
+        return self.profile.rounds
 
     def link(self, step: Collective) -> AlphaBeta:
         key = (step.purpose, step.axes, step.near)

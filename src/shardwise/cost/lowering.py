@@ -137,7 +137,7 @@ class Lowered:
                 continue
             section = self.structure.section
             moves: list[tuple[Hashable, Reshard]] = [
-                ((section(op.id, r.value), r.value, r.target), r) for r in self.operand_reshards(op)
+                ((section(op.id, r.value), r.value, r.target, r.steps), r) for r in self.operand_reshards(op)
             ]
             for key, r in (*moves, *self.halos(op)):
                 if key not in paid:
@@ -303,7 +303,9 @@ class Lowered:
                 yield key, Reshard(op.id, value, halo.operand, need, need, halo.steps, op.region)
 
     def _reshard(self, op: Op, value: int, operand: int, source: Sharding, target: Sharding) -> Iterator[Reshard]:
-        steps = self.known.mover.steps(self.known.ways.arrays[value], source, target)
+        ways = self.known.ways
+        array = ways.operand(op, operand) if operand >= 0 else ways.arrays[value]
+        steps = self.known.mover.steps(array, source, target)
         if steps:
             region = self.structure.runs_in[self.structure.section(op.id, value)]
             yield Reshard(op.id, value, operand, source, target, steps, region)

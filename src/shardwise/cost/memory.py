@@ -41,7 +41,7 @@ from typing import Final
 
 from shardwise.cost.clusters import IN_PLACE, Clusters, Role, cluster, kernel_order
 from shardwise.cost.lowering import Lowered, Reshard
-from shardwise.cost.sharding import Kind, Sharding
+from shardwise.cost.sharding import ROUNDED_BYTES, Kind, Sharding
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import Profile
 from shardwise.ir.program import HEAVY, Op, Origin, Program, Value
@@ -433,6 +433,8 @@ def copy_allocations(
                 (u, k) for u, k in users if section(u.id, r.value) == section(op.id, r.value) and u.rule is not None
             ]
             points = [p for u, k in here if lowered.need(u, k) == r.target for p in op_points(life, u)]
+            if lowered.known.ways.rounds(op):
+                target = blocks(replace(v, itemsize=ROUNDED_BYTES), r.target, lowered.state.mesh, profile)
             if points:
                 first = min(points)
                 if Kind.ALL_GATHER in kinds and lowered.structure.early[r.value]:

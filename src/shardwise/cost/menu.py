@@ -128,7 +128,8 @@ class Menus:
             axes = range(len(self._ways.mesh.sizes))
             able = tuple((-1, *(f for f, own in enumerate(given) if a in own)) for a in axes)
             order = given if self._reach is None else (None,) * len(given)
-            arrays = [self._ways.arrays[v] if v >= 0 else _SCALAR for v in (*op.operands, *op.results)]
+            arrays = [self._ways.operand(op, k) if v >= 0 else _SCALAR for k, v in enumerate(op.operands)]
+            arrays += [self._ways.arrays[v] if v >= 0 else _SCALAR for v in op.results]
             self._known[key] = Menu(self._ways.ways(op, able, order, passing), arrays, self._ends, self._mover)
         return self._known[key]
 

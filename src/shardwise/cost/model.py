@@ -206,8 +206,8 @@ class CostModel:
         for user in self._edge_users(term):
             op = program.ops[user]
             for r in lowered.operand_reshards(op, value):
-                if r.target not in paid:
-                    paid.add(r.target)
+                if (r.target, r.steps) not in paid:
+                    paid.add((r.target, r.steps))
                     yield r
             for key, r in lowered.halos(op, value) if op.kind in MANUAL or (op.rule and op.rule.windows) else ():
                 if key not in paid:

@@ -16,13 +16,15 @@ from shardwise.ir.program import Program
 @dataclass(frozen=True)
 class ShardedProgram:
     """How a program is computed on a mesh: by op the axes of its factors and those over which it passes partial sums on, by
-    value the sharding in which it leaves its op; and which values are reduced into shards by rings of permutes."""
+    value the sharding in which it leaves its op; which values are reduced into shards by rings of permutes; and whether
+    products at default precision read their operands rounded, so that these move so."""
 
     mesh: MeshAxes
     factors: tuple[tuple[Axes, ...], ...]
     passed: tuple[Axes, ...]
     shardings: tuple[Sharding, ...]
     rings: Mapping[int, Ring] = field(default_factory=dict)
+    rounds: bool = False
 
     @staticmethod
     def of(lowered: Lowered) -> ShardedProgram:
@@ -31,7 +33,7 @@ class ShardedProgram:
         arrays = lowered.known.ways.arrays
         rings = {v: array.ring for v, array in enumerate(arrays) if array.ring is not Ring.NEVER}
         assigned, passed = tuple(w.assigned for w in ways), tuple(w.passed for w in ways)
-        return ShardedProgram(lowered.mesh, assigned, passed, shardings, rings)
+        return ShardedProgram(lowered.mesh, assigned, passed, shardings, rings, lowered.known.ways.cost.rounds)
 
     def array_type(self, program: Program, value: int) -> ArrayType:
         """What reshards of a value depend on."""
@@ -44,7 +46,7 @@ class ShardedProgram:
         by_ring = {
             kind.value: [v for v, own in self.rings.items() if own is kind] for kind in (Ring.MISSING, Ring.ALWAYS)
         }
-        numbers = {"ops": op_numbers, "values": value_numbers, "rings": by_ring}
+        numbers = {"ops": op_numbers, "values": value_numbers, "rings": by_ring, "rounds": self.rounds}
         return {"computed": ops, "shardings": values} | numbers
 
 
@@ -77,4 +79,4 @@ def read_sharded(data: dict[str, Any], mesh: MeshAxes) -> ShardedProgram:
         raise ValueError("an entry is referred to that is not there") from None
     made = tuple(Sharding(*entry) for entry in values)
     rings = {int(v): Ring(kind) for kind, own in data["rings"].items() for v in own}
-    return ShardedProgram(mesh, tuple(f for f, _ in ops), tuple(p for _, p in ops), made, rings)
+    return ShardedProgram(mesh, tuple(f for f, _ in ops), tuple(p for _, p in ops), made, rings, bool(data["rounds"]))

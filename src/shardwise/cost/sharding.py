@@ -97,6 +97,11 @@ class Ring(enum.Enum):
     ALWAYS = "always"
 
 
+#: Bytes per element of what a product reads of float32 arrays on devices that round (``Profile.rounds``), and its type.
+ROUNDED_BYTES: Final = 2.0
+ROUNDED: Final = "bfloat16"
+
+
 class ArrayType(NamedTuple):
     """What a reshard depends on besides the two shardings: the global shape, bytes per element, and how parts are combined
     where the array is partial. ``paired_itemsize``: bytes per element of the values that an ``argmax`` compares. ``ring``:
@@ -115,6 +120,11 @@ class ArrayType(NamedTuple):
     @property
     def nbytes(self) -> float:
         return math.prod(self.shape) * self.itemsize
+
+    @property
+    def rounded(self) -> ArrayType:
+        """The same array for a product that reads it rounded."""
+        return self if self.narrow else self._replace(narrow=ROUNDED_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

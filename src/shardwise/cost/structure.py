@@ -306,7 +306,7 @@ def _alike(program: Program, overlapped: Sequence[bool], arrays: Sequence[ArrayT
         types = tuple(program.values[v].type_text if v >= 0 else "" for v in (*op.operands, *op.results))
         values = [v for v in (*op.operands, *op.results) if v >= 0]
         moving = tuple((overlapped[v], arrays[v].narrow, arrays[v].uniform) for v in values)
-        key = (op.rule, op.kind, op.flops, types, moving, op.attribute("axes"))
+        key = (op.rule, op.kind, op.flops, types, moving, op.attribute("axes"), op.id in program.rounding)
         found.append(numbers.setdefault(key, len(numbers)))
     return tuple(found)
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from shardwise.cost.halo import Fetch, cut_sizes, fetches
 from shardwise.cost.local import LocalCost
 from shardwise.cost.moves import still_partial
-from shardwise.cost.sharding import Axes, Collective, Kind, Sharding, result_sharding, tensor_sharding
+from shardwise.cost.sharding import ArrayType, Axes, Collective, Kind, Sharding, result_sharding, tensor_sharding
 from shardwise.cost.structure import Structure
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import MANUAL, Op
@@ -74,10 +74,20 @@ class Ways:
             array._replace(ring=cost.ring(array, overlapped))
             for array, overlapped in zip(structure.arrays, structure.overlapped, strict=True)
         )
+        self._rounding = self.program.rounding if cost.rounds else frozenset[int]()
         self._known: dict[object, list[Way]] = {}
         self._one: dict[object, Way] = {}
         self._divided: dict[tuple[int, int, int], bool] = {}
         self._fetched: dict[object, tuple[Fetch, ...] | None] = {}
+
+    def rounds(self, op: Op) -> bool:
+        """Does an op read its operands rounded?"""
+        return op.id in self._rounding
+
+    def operand(self, op: Op, operand: int) -> ArrayType:
+        """What reshards of an operand depend on, for this op."""
+        array = self.arrays[op.operands[operand]]
+        return array.rounded if op.id in self._rounding else array
 
     def ways(
         self, op: Op, able: tuple[tuple[int, ...], ...], order: tuple[Axes | None, ...], passing: Axes

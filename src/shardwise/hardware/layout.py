@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -171,8 +171,9 @@ def placements(mesh: Any, topology: Topology, *, split: bool = True, limit: int 
 
 
 def ideal(mesh: MeshAxes, hardware: str = "v5e") -> Placement:
-    """Where no topology is given: a row of the device's first growing tier for every mesh axis, no wrap-around."""
-    profile = load_profile(hardware)
+    """Where no topology is given: a row of the device's first growing tier for every mesh axis, no wrap-around. The program
+    may run anywhere, so that nothing is rounded."""
+    profile = replace(load_profile(hardware), rounds=False)
     number, tier = next((k, tier) for k, tier in enumerate(profile.links) if not tier.size)
     axes = tuple(
         PhysicalAxis(name, size, number, tier.kind, False, tier.bytes_per_s, tier.latency_s)

@@ -59,6 +59,7 @@ FIGURES: Final = (
     Figure(
         "rings", 0, 1, "1 if permutes run beside compute and reduce-scatters do not, else 0", required=False, whole=True
     ),
+    Figure("rounds", 0, 1, "1 if products of float32 read bfloat16 by default, else 0", required=False, whole=True),
     Figure("reduce_scatter", 0, 1, "1 if the compiler makes reduce-scatters, else 0", required=False, whole=True),
     Figure("minor_copies", 0, 1, "1 if arrays are turned round to be gathered, else 0", required=False, whole=True),
     Figure("memory.bytes", 2**20, 2**50, "in bytes, not GB", whole=True),
@@ -285,6 +286,7 @@ def _profile(data: dict[str, Any], leaves: dict[str, Any], path: Path) -> Profil
         file=str(path),
         scatters=bool(leaves.get("reduce_scatter", 1)),
         rings=bool(leaves.get("rings", 0)),
+        rounds=bool(leaves.get("rounds", 0)),
         operand_bytes_per_s=float(leaves.get("matrix.operand_bytes_per_s", math.inf)),
         turned_bytes_per_s=float(leaves.get("memory.turned_bytes_per_s", math.inf)),
         minor_copies=bool(leaves.get("minor_copies", 0)),

@@ -64,7 +64,8 @@ class Profile:
     is gathered along any dimension but the first. ``type_count`` is what one chip counts in names such as v4-32. ``sources``
     has one entry a figure. ``scatters`` says whether the compiler makes a reduce-scatter of a sum of which every device keeps a
     piece; where it does not, it all-reduces and slices. ``rings`` says whether it runs permutes beside compute and
-    reduce-scatters never, as XLA's TPU compiler does, which has reduce-scatters along some dimensions only.
+    reduce-scatters never, as XLA's TPU compiler does, which has reduce-scatters along some dimensions only. ``rounds`` says
+    whether products of float32 arrays at default precision read bfloat16.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Profile:
     file: str = ""
     scatters: bool = True
     rings: bool = False
+    rounds: bool = False
     efficiency: tuple[tuple[str, float], ...] = ()
     operand_bytes_per_s: float = math.inf
     turned_bytes_per_s: float = math.inf
@@ -153,6 +155,7 @@ class Profile:
             "type_count": self.type_count,
             "reduce_scatter": int(self.scatters),
             **({"rings": 1} if self.rings else {}),
+            **({"rounds": 1} if self.rounds else {}),
             "minor_copies": int(self.minor_copies),
             "clock_hz": self.clock_hz,
             "memory": {

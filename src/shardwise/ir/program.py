@@ -284,6 +284,11 @@ class Program:
         return found
 
     @cached_property
+    def rounding(self) -> frozenset[int]:
+        """Products of float32 arrays that some devices compute from operands rounded to bfloat16."""
+        return frozenset(op.id for op in self.ops if op.attribute("rounds"))
+
+    @cached_property
     def uniform(self) -> frozenset[int]:
         """Values whose elements are all the same: a scalar that was broadcast, and views of it."""
         found: set[int] = set()

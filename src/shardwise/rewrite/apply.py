@@ -104,15 +104,25 @@ PARTITIONERS: Final = ("shardwise", "xla")
 
 class Applied:
     """One function under a plan on a mesh, as a function of flat arrays. ``reason`` says why XLA's partitioner executes it
-    where it was not asked for."""
+    where it was not asked for. ``rounds``: operands of float32 products move in bfloat16 where the plan says so; by default on
+    devices that round them anyway."""
 
-    def __init__(self, plan: Plan, traced: Traced, program: Program, mesh: Any, partitioner: str = "shardwise"):
+    def __init__(
+        self,
+        plan: Plan,
+        traced: Traced,
+        program: Program,
+        mesh: Any,
+        partitioner: str = "shardwise",
+        rounds: bool | None = None,
+    ):
         check_version(plan, program)
         self.program, self.mesh, self.reason = program, mesh, ""
         self.in_shardings = [named_sharding(a, mesh) for a in plan.arguments]
         self.out_shardings = [named_sharding(a, mesh) for a in plan.outputs]
         self.donated = tuple(k for k, a in enumerate(plan.arguments) if a.donated)
         self._plan, self._traced = plan, traced
+        self._rounds = mesh.devices.flat[0].platform == "tpu" if rounds is None else rounds
         if partitioner == "shardwise":
             try:
                 check_expressible(program)
@@ -126,7 +136,7 @@ class Applied:
 
     def _explicit(self) -> Callable[..., list[Any]]:
         """The device-local program on every device."""
-        local = LocalProgram(self.program, self._plan.sharded, self._traced.jaxpr)
+        local = LocalProgram(self.program, self._plan.sharded, self._traced.jaxpr, self._rounds)
         specs = [tuple(s.spec for s in shardings) for shardings in (self.in_shardings, self.out_shardings)]
         run: Callable[..., tuple[Any, ...]] = jax.shard_map(
             lambda *blocks: tuple(local(*blocks)),

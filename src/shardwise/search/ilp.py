@@ -46,7 +46,7 @@ from shardwise.cost.decisions import Decision
 from shardwise.cost.lowering import Choice, Lowered
 from shardwise.cost.memory import blocks
 from shardwise.cost.model import CostModel
-from shardwise.cost.sharding import Axes, Sharding, reshard
+from shardwise.cost.sharding import ArrayType, Axes, Sharding, reshard
 from shardwise.cost.ways import Ways
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op
@@ -232,7 +232,7 @@ class _Program:
         self.structure = model.structure
         self.program = self.structure.program
         ways = Ways(self.structure, mesh, model.cost)
-        self.arrays = ways.arrays
+        self.ways = ways
         ops = [op for op in self.program.schedule if op.rule is not None]
         self.options = {op.id: options(ways, op, held) for op in ops}
         waits = self.structure.waits
@@ -312,10 +312,9 @@ class _Program:
     def _runs(self, op: Op) -> float:
         return float(self.program.runs[op.region])
 
-    def _move_s(self, value: int, source: Sharding, target: Sharding, early: bool) -> float:
+    def _move_s(self, array: ArrayType, source: Sharding, target: Sharding, early: bool) -> float:
         if source == target:
             return 0.0
-        array = self.arrays[value]
         key = (array, source, target, early)
         if key not in self._moves:
             steps = reshard(array, source, target, self.mesh)
@@ -336,13 +335,13 @@ class _Program:
     def _made(self, op: Op, result: int, value: int) -> None:
         """From how a result is computed to how it lies."""
         by_made = self._by(op, [o.made[result] for o in self.options[op.id]])
-        self._flow(by_made, value, self._runs(op), False, True)
+        self._flow(by_made, value, self.ways.arrays[value], self._runs(op), False, True)
 
     def _direct(self, value: int, op: Op, result: int, user: Op, operand: int) -> None:
         """From how a result is computed to what its one use needs, over the cheapest way to lie in between."""
         made = self._by(op, [o.made[result] for o in self.options[op.id]])
         needs = self._by(user, [o.needs[operand] for o in self.options[user.id]])
-        seconds, between = self._shortest(value, tuple(made), tuple(needs))
+        seconds, between = self._shortest(value, self.ways.operand(user, operand), tuple(made), tuple(needs))
         own = self._new((seconds * self._runs(op)).ravel().tolist())
         for k, ways in enumerate(made.values()):
             self._row(
@@ -352,13 +351,15 @@ class _Program:
             self._row([*((n, 1.0) for n in own[k :: len(needs)]), *((n, -1.0) for n in ways)], 0, 0)
         self._between[value] = (own, between)
 
-    def _shortest(self, value: int, made: tuple[Sharding, ...], needs: tuple[Sharding, ...]) -> tuple[Array, Array]:
+    def _shortest(
+        self, value: int, used: ArrayType, made: tuple[Sharding, ...], needs: tuple[Sharding, ...]
+    ) -> tuple[Array, Array]:
         """(from, to): the seconds over the best sharding in between, and which of the value's it is."""
-        early, lies = self.structure.early[value], self.lies[value]
-        key = (self.arrays[value], tuple(lies), made, needs, early)
+        early, lies, array = self.structure.early[value], self.lies[value], self.ways.arrays[value]
+        key = (array, used, tuple(lies), made, needs, early)
         if key not in self._shortest_known:
-            there = np.array([[self._move_s(value, m, lie, False) for lie in lies] for m in made])
-            back = np.array([[self._move_s(value, lie, t, early) for t in needs] for lie in lies])
+            there = np.array([[self._move_s(array, m, lie, False) for lie in lies] for m in made])
+            back = np.array([[self._move_s(used, lie, t, early) for t in needs] for lie in lies])
             over = there[:, :, None] + back
             self._shortest_known[key] = over.min(axis=1), over.argmin(axis=1)
         return self._shortest_known[key]
@@ -368,16 +369,17 @@ class _Program:
         early = self.structure.early[value]
         flows = []
         for op, k in users:
-            by_need = self._by(op, [o.needs[k] for o in self.options[op.id]])
-            flows.append(self._flow(by_need, value, self._runs(op) if len(users) == 1 else 0.0, early, False))
+            by_need, array = self._by(op, [o.needs[k] for o in self.options[op.id]]), self.ways.operand(op, k)
+            runs = self._runs(op) if len(users) == 1 else 0.0
+            flows.append((array, self._flow(by_need, value, array, runs, early, False)))
         if len(users) == 1:
             return
-        pairs = dict.fromkeys(pair for flow in flows for pair in flow)
+        moves = dict.fromkeys((array, pair) for array, flow in flows for pair in flow)
         runs = self._runs(users[0][0])
-        moved = {pair: seconds for pair in pairs if (seconds := self._move_s(value, *pair, early) * runs) > 0}
-        for (pair, _), z in zip(moved.items(), self._new(list(moved.values())), strict=True):
-            for flow in flows:
-                if pair in flow:
+        moved = {(a, pair): s for a, pair in moves if (s := self._move_s(a, *pair, early) * runs) > 0}
+        for ((array, pair), _), z in zip(moved.items(), self._new(list(moved.values())), strict=True):
+            for used, flow in flows:
+                if pair in flow and used == array:
                     self._row([(z, 1.0), (flow[pair], -1.0)], 0, np.inf)
 
     def _by(self, op: Op, shardings: Sequence[Sharding]) -> dict[Sharding, list[int]]:
@@ -388,12 +390,12 @@ class _Program:
         return found
 
     def _flow(
-        self, by_end: dict[Sharding, list[int]], value: int, runs: float, early: bool, into: bool
+        self, by_end: dict[Sharding, list[int]], value: int, array: ArrayType, runs: float, early: bool, into: bool
     ) -> dict[tuple[Sharding, Sharding], int]:
         """Variables for every pair of a value's shardings and an op's, by (from, to)."""
         lies = dict(zip(self.lies[value], self.x[value], strict=True))
         pairs = [(end, lie) if into else (lie, end) for end in by_end for lie in lies]
-        own = self._new([runs * self._move_s(value, *pair, early) if runs else 0.0 for pair in pairs])
+        own = self._new([runs * self._move_s(array, *pair, early) if runs else 0.0 for pair in pairs])
         flow = dict(zip(pairs, own, strict=True))
         for end, ways in by_end.items():
             terms = [(flow[(end, lie) if into else (lie, end)], 1.0) for lie in lies]

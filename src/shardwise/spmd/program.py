@@ -33,6 +33,7 @@ from shardwise.cost.moves import still_partial
 from shardwise.cost.sharded import ShardedProgram
 from shardwise.cost.sharding import (
     PAIRED,
+    ROUNDED,
     ArrayType,
     Kind,
     Sharding,
@@ -55,12 +56,13 @@ _STATED: Final = frozenset({"sharding_constraint", "reshard", "mesh_cast", "layo
 @dataclass(eq=False, slots=True)
 class Local:
     """A value on this device: its block, the sharding that it is a block of, its number, the same value in the other shardings
-    that were asked for, by sharding what windowed ops fetched of it, and what it was made of, if that is one value."""
+    that were asked for (rounded or not), by sharding what windowed ops fetched of it, and what it was made of, if that is one
+    value."""
 
     array: Any
     sharding: Sharding
     value: int = -1
-    copies: dict[Sharding, Any] = field(default_factory=dict)
+    copies: dict[tuple[Sharding, bool], Any] = field(default_factory=dict)
     fetched: dict[Sharding, dict[Any, Any]] = field(default_factory=dict)
     made_of: Local | None = None
 
@@ -69,10 +71,11 @@ class LocalProgram:
     """A traced function on local blocks. Called with the blocks of its arguments, as the plan stores them, it returns those of
     its outputs."""
 
-    def __init__(self, program: Program, sharded: ShardedProgram, jaxpr: Any):
+    def __init__(self, program: Program, sharded: ShardedProgram, jaxpr: Any, rounds: bool = False):
         self.program, self.sharded, self.mesh = program, sharded, sharded.mesh
         self._jaxpr, self._replay = jaxpr, Replay(program)
         self._types = [sharded.array_type(program, v.id) for v in program.values]
+        self._rounding = program.rounding if rounds and sharded.rounds else frozenset[int]()
         self._made_once: dict[int, Local] = {}
         self._links = {v: program.ops[k] for op in program.ops for k in op.links for v in program.ops[k].results}
 
@@ -102,25 +105,27 @@ class LocalProgram:
         assert op.rule is not None
         return result_sharding(op.rule, result, self.sharded.factors[op.id], self.sharded.passed[op.id])
 
-    def _brought(self, local: Local, need: Sharding) -> Any:
+    def _brought(self, local: Local, need: Sharding, rounded: bool = False) -> Any:
         """A value in another sharding, which is remembered."""
         if local.sharding is need:
             return local.array
-        if need not in local.copies:
-            local.copies[need] = self._reshard([local.array], local.value, local.sharding, need)
-        return local.copies[need]
+        key = need, rounded and not self._types[local.value].narrow
+        if key not in local.copies:
+            local.copies[key] = self._reshard([local.array], local.value, local.sharding, *key)
+        return local.copies[key]
 
-    def _reshard(self, arrays: list[Any], value: int, source: Sharding, target: Sharding) -> Any:
+    def _reshard(self, arrays: list[Any], value: int, source: Sharding, target: Sharding, rounded: bool = False) -> Any:
         """The block of a value in another sharding. It moves in the shortest type that holds what is used of it."""
         type_ = self._types[value] if value >= 0 else ArrayType(jnp.shape(arrays[0]), 1.0)
+        type_ = type_.rounded if rounded else type_
         if is_made_anew(type_, source, target):
             sizes = zip(type_.shape, target.dims, strict=True)
             element = jax.lax.slice(arrays[0], (0,) * arrays[0].ndim, (1,) * arrays[0].ndim)
             return jnp.broadcast_to(element, [n // pieces(a, self.mesh) for n, a in sizes])
         steps, now, wide = reshard(type_, source, target, self.mesh), source, None
         if is_narrowed(type_, source) and any(step.kind is not Kind.SLICE for step in steps):
-            wide, narrow = arrays[0].dtype, self.program.values[self.program.moved_as[value]].dtype
-            arrays = [jax.lax.convert_element_type(arrays[0], jnp.dtype(narrow))]
+            narrow = ROUNDED if rounded else self.program.values[self.program.moved_as[value]].dtype
+            wide, arrays = arrays[0].dtype, [jax.lax.convert_element_type(arrays[0], jnp.dtype(narrow))]
         for step in steps:
             arrays = emit(arrays, step, now, type_.reducer, self.mesh)
             assert step.after is not None
@@ -220,7 +225,8 @@ class LocalProgram:
 
     def _op(self, equation: Any, op: Op, given: list[Local]) -> list[Local]:
         arrays = [
-            self._brought(x, self._need(op, k, x)) if v >= 0 else x.array for k, (x, v) in self._operands(op, given)
+            self._brought(x, self._need(op, k, x), op.id in self._rounding) if v >= 0 else x.array
+            for k, (x, v) in self._operands(op, given)
         ]
         if op.kind in _STATED:
             return [self._stored(op, 0, arrays)]

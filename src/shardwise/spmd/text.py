@@ -26,6 +26,7 @@ from shardwise.cost.moves import still_partial
 from shardwise.cost.sharded import ShardedProgram
 from shardwise.cost.sharding import (
     PAIRED,
+    ROUNDED,
     Collective,
     Kind,
     Sharding,
@@ -142,7 +143,7 @@ class _Listing:
         self.program, self.sharded, self.mesh = program, sharded, sharded.mesh
         self.lines: list[Line] = []
         self.stored: dict[int, str] = {}
-        self.copies: dict[tuple[int, int, Sharding], str] = {}
+        self.copies: dict[tuple[int, int, Sharding, bool], str] = {}
         self._fetched: dict[Hashable, str] = {}
         self._sections, self._crossing = reshard_sections(program)
         self._links = {k for op in program.ops for k in op.links}
@@ -197,12 +198,13 @@ class _Listing:
         given, need = self.sharded.shardings[value], self._need(op, operand)
         if need is given:
             return self.stored[value]
-        key = (self._crossing.get((op.id, value), self._sections[op.id]), value, need)
+        rounded = self.sharded.rounds and op.id in self.program.rounding
+        key = (self._crossing.get((op.id, value), self._sections[op.id]), value, need, rounded)
         if key not in self.copies:
             place = (self._region, value, need)
             note = "again, behind a remat barrier" if place in self._brought else ""
             self._brought.add(place)
-            self.copies[key] = self._reshard(op, value, self.stored[value], (given, need), note)
+            self.copies[key] = self._reshard(op, value, self.stored[value], (given, need), note, rounded)
         return self.copies[key]
 
     def _need(self, op: Op, operand: int) -> Sharding:
@@ -222,11 +224,15 @@ class _Listing:
         ends = self._made(op, value), self.sharded.shardings[value]
         self.stored[value] = self._reshard(op, value, name, ends)
 
-    def _reshard(self, op: Op, value: int, name: str, ends: tuple[Sharding, Sharding], note: str = "") -> str:
+    def _reshard(
+        self, op: Op, value: int, name: str, ends: tuple[Sharding, Sharding], note: str = "", rounded: bool = False
+    ) -> str:
         """The name of a value after the collectives from one sharding to another."""
         if ends[0] is ends[1]:
             return name
         array, now = self.sharded.array_type(self.program, value), ends[0]
+        rounded = rounded and not array.narrow
+        array = array.rounded if rounded else array
         if is_made_anew(array, *ends):
             old, name = name, self._copy(name)
             made = {"name": name, "type": self._type(value, ends[1]), "operands": (old,), "values": (value,)}
@@ -237,7 +243,7 @@ class _Listing:
             old, name = name, self._copy(name)
             function, details, remark = self._step(step, now, array.reducer)
             if step.kind is not Kind.SLICE and is_narrowed(array, ends[0]):
-                remark = f"as {self.program.values[self.program.moved_as[value]].dtype}"
+                remark = f"as {ROUNDED if rounded else self.program.values[self.program.moved_as[value]].dtype}"
             now = step.after
             self._add(
                 step.kind.value,

@@ -119,17 +119,20 @@ def verify(
     mesh = make_mesh(dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)), backend)
     donated = [a.donated for a in plan.arguments]
     traced = trace_variant(fn, args, kwargs, JitOptions(), plan.variant)
-    applied = Applied(plan, traced, lower(traced), mesh)
+    program = lower(traced)
+    applied = Applied(plan, traced, program, mesh, rounds=True)
     leaves = jax.tree.leaves((list(args), kwargs))
     arrays = all(hasattr(leaf, "__array__") or isinstance(leaf, int | float | complex) for leaf in leaves)
     if run and (backend != HOST or not arrays):
         raise PlanError("only host devices can run the program, and all arguments must be arrays")
     lowered = applied.jitted(donate=any(donated) and not arrays).lower(*leaves)
-    compiled, program = read_or_refuse(lowered, mesh, backend)
+    compiled, executable = read_or_refuse(lowered, mesh, backend)
     differences = None
-    if program is not None and backend == HOST and (run if run is not None else arrays):
+    if executable is not None and backend == HOST and (run if run is not None else arrays):
+        if plan.sharded.rounds:  # the host computes products of float32 in float32
+            executable = Applied(plan, traced, program, mesh, rounds=False).jitted(donate=False)
         placed = [jax.device_put(x, s) for x, s in zip(leaves, applied.in_shardings, strict=True)]
-        differences = _compare(plan, fn, args, kwargs, program(*placed), _coarsest(applied.program))
+        differences = _compare(plan, fn, args, kwargs, executable(*placed), _coarsest(program))
     return Verification(plan, compiled, _rows(plan, compiled), differences)
 
 

@@ -56,6 +56,12 @@ def lower(traced: Traced) -> Program:
     return b.finish(arguments, outputs)
 
 
+def _only_reshapes(equation: Any) -> bool:
+    """Has a result the elements of the operand in the same order?"""
+    name = equation.primitive.name
+    return name == "squeeze" or (name == "reshape" and equation.params["dimensions"] is None)
+
+
 @cache
 def _blocked(rule: Rule) -> Rule:
     """A rule of which no factor can be split."""
@@ -169,18 +175,10 @@ class Builder:
             return control.LOWERINGS[name](self, equation, operands)
         if internals.is_identity(equation):
             return operands
-        key = None if equation.effects or name == "optimization_barrier" else self._key(equation, operands)
-        if key in self._known:
-            results, self.repeats[self._scope, self._equation] = self._known[key]
-            return results
-        if name in ("reshape", "squeeze"):
-            before = self._reshaped.get((self.region, self._section, operands[0]), LITERAL)
-            if before != LITERAL and self.values[before].shape == internals.shape_of(equation.outvars[0].aval):
-                self.undone.add((self._scope, self._equation))
-                return [before]
+        simpler = self._simplified(equation, operands)
+        if simpler is not None:
+            return simpler
         results = [self.value(var.aval) for var in equation.outvars]
-        if name in ("reshape", "squeeze"):
-            self._reshaped[self.region, self._section, results[0]] = operands[0]
         if name == "optimization_barrier":
             for operand, result in zip(operands, results, strict=True):
                 self.op(name, (operand,), (result,), self.identity(self.values[result].shape, 1))
@@ -189,12 +187,10 @@ class Builder:
         attributes = internals.equation_attributes(equation)
         if found.opaque:
             attributes += (("kernel", internals.kernel_name(equation)),)
-        made, narrow = results, self._widened.get((self.region, self._section, operands[0] if operands else LITERAL))
-        if name == "gather" and narrow is not None:
-            operands, made = [narrow, *operands[1:]], [self._retyped(results[0], narrow)]
+        read, made = self._narrow_gather(name, operands, results)
         op = self.op(
             name,
-            operands,
+            read,
             made,
             found.rule,
             flops=flops,
@@ -202,17 +198,45 @@ class Builder:
             opaque="" if self._manual else found.opaque,
             attributes=attributes,
         )
-        if equation.effects:
-            self.effects.add(op)
         if made is not results:
             self.op("convert_element_type", made, results, self.identity(self.values[results[0]].shape, 1))
-        if name == "convert_element_type" and operands[0] >= 0 and self._is_widening(operands[0], results[0]):
-            self._widened[self.region, self._section, results[0]] = operands[0]
-        if key is not None and not any(
-            f.kind is FactorKind.FREE for f in found.rule.factors
-        ):  # else two could be sharded apart
-            self._known[key] = results, (self._scope, self._equation)
+        if equation.effects:
+            self.effects.add(op)
+        self._remember(equation, operands, results, found.rule)
         return results
+
+    # What need not be computed, or not from so much. All of it holds within a section: a region, up to a remat's barrier.
+
+    def _simplified(self, equation: Any, operands: list[int]) -> list[int] | None:
+        """The results of an equation that computes what is known already; None for others."""
+        key, place = self._key(equation, operands), (self._scope, self._equation)
+        if key in self._known:
+            results, self.repeats[place] = self._known[key]
+            return results
+        before = self._reshaped.get((self.region, self._section, operands[0] if operands else LITERAL), LITERAL)
+        shape = internals.shape_of(equation.outvars[0].aval) if equation.outvars else ()
+        if before != LITERAL and _only_reshapes(equation) and self.values[before].shape == shape:
+            self.undone.add(place)
+            return [before]
+        return None
+
+    def _narrow_gather(self, name: str, operands: list[int], results: list[int]) -> tuple[list[int], list[int]]:
+        """Operands and results of an op. A gather from a widened array reads it as it was before."""
+        narrow = self._widened.get((self.region, self._section, operands[0] if operands else LITERAL))
+        if name != "gather" or narrow is None:
+            return operands, results
+        return [narrow, *operands[1:]], [self._retyped(results[0], narrow)]
+
+    def _remember(self, equation: Any, operands: list[int], results: list[int], rule: Rule) -> None:
+        key, name = self._key(equation, operands), equation.primitive.name
+        # Two results with a dimension that no operand has could be sharded differently.
+        if key is not None and not any(f.kind is FactorKind.FREE for f in rule.factors):
+            self._known[key] = results, (self._scope, self._equation)
+        place = (self.region, self._section, results[0] if results else LITERAL)
+        if _only_reshapes(equation):
+            self._reshaped[place] = operands[0]
+        if name == "convert_element_type" and operands[0] >= 0 and self._is_widening(operands[0], results[0]):
+            self._widened[place] = operands[0]
 
     def _is_widening(self, value: int, result: int) -> bool:
         old, new = self.values[value].dtype, self.values[result].dtype
@@ -226,6 +250,8 @@ class Builder:
 
     def _key(self, equation: Any, operands: list[int]) -> Any:
         """The same for equations of one section that compute the same; None where that cannot be told."""
+        if equation.effects or equation.primitive.name == "optimization_barrier":
+            return None
         scalars = [a for a, v in zip(equation.invars, operands, strict=True) if v == LITERAL]
         if not all(map(internals.is_literal, scalars)):  # handed into a call
             return None

@@ -53,9 +53,6 @@ def add_command(commands: Any) -> None:
     shown = f"{_METHODS[0]} (default), {', '.join(_METHODS[1:])}"
     method = plan.add_argument("--method", metavar="NAME", default=_METHODS[0], help=shown)
     options.completed(method, completers.words(*_METHODS))
-    plan.add_argument(
-        "--workers", metavar="N", type=int, default=1, help="processes that search side by side (default 1)"
-    )
     options.add_roles(plan)
     shown = "compute the batch in so many parts (default: in as many as it takes to fit, where the batch is known)"
     plan.add_argument("--microbatches", metavar="N", type=_count, help=shown)
@@ -105,7 +102,6 @@ def _plan(arguments: argparse.Namespace) -> str | Answer:
                 budget_evals=arguments.evaluations,
                 seed=arguments.seed,
                 method=arguments.method,
-                workers=arguments.workers,
                 progress=show,
                 allow_infeasible=arguments.allow_infeasible,
                 roles=roles,

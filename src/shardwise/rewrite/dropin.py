@@ -75,7 +75,6 @@ def jit(
     budget_evals: int | None = None,
     seed: int = 0,
     method: str = "mcts",
-    workers: int = 1,
     progress: Progress | Literal["auto"] | None = None,
     allow_infeasible: bool = False,
     microbatches: int | str | None = None,
@@ -86,7 +85,7 @@ def jit(
 
     Args:
       fn: the function; leave it out to use this as a decorator.
-      mesh, topology, tactics, pins, roles, budget_s, budget_evals, seed, method, workers, progress,
+      mesh, topology, tactics, pins, roles, budget_s, budget_evals, seed, method, progress,
         allow_infeasible, microbatches, remat: as in :func:`shardwise.plan`. A mesh of sizes takes the devices that are
         there. Without tactics the first call with new shapes searches.
       **jit_options: ``static_argnums``, ``static_argnames``, ``donate_argnums``, ``donate_argnames``.
@@ -97,7 +96,7 @@ def jit(
     >>> double(jnp.arange(4)).tolist()
     [0, 2, 4, 6]
     """
-    search = Options(method, seed, budget_s, budget_evals, progress, workers)
+    search = Options(method, seed, budget_s, budget_evals, progress)
     options = JitOptions(**jit_options)
     asked = Asked.of(
         mesh, topology, tactics, pins, roles, search, allow_infeasible, options, Wanted(microbatches, remat)

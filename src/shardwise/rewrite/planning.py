@@ -35,7 +35,6 @@ from shardwise.rewrite.relaxations import variant_changes
 from shardwise.rewrite.trying import Attempt, Captured, attempted, best_variant, capture_variant
 from shardwise.rewrite.variants import Wanted
 from shardwise.search.auto import Options
-from shardwise.search.crew import Crew
 from shardwise.search.infeasible import Change, does_not_fit, size
 from shardwise.search.result import Ended, Progress
 from shardwise.tactics.experts import usual
@@ -56,7 +55,6 @@ def plan(
     budget_evals: int | None = None,
     seed: int = 0,
     method: str = "mcts",
-    workers: int = 1,
     progress: Progress | Literal["auto"] | None = None,
     allow_infeasible: bool = False,
     microbatches: int | str | None = None,
@@ -87,9 +85,6 @@ def plan(
       seed: of the search.
       method: ``"mcts"``, or one of ``shardwise.search.methods``: ``"beam"``, ``"greedy"``, ``"random"``, ``"exhaustive"``,
         ``"ilp"``.
-      workers: processes that search side by side, never more at a time than there are cores. With the same seed, budget in
-        evaluations and number of workers the plan is the same. They take about a second to start: worth it for an open mesh
-        and for long searches (docs/search.md has figures).
       progress: called with every improvement (``shardwise.search.result``) and the share of the budget that is spent;
         ``"auto"`` shows them in a line of the terminal or of a notebook's cell. An interrupt (Ctrl-C) keeps the best plan so
         far.
@@ -123,7 +118,7 @@ def plan(
     >>> shardwise.plan(fn, *shapes, mesh={"data": 4}, tactics=[], pins={"product": P(None, "data")}).spec("w")
     ((), ('data',))
     """
-    search = Options(method, seed, budget_s, budget_evals, progress, workers)
+    search = Options(method, seed, budget_s, budget_evals, progress)
     options = JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
     asked = Asked.of(
         mesh, topology, tactics, pins, roles, search, allow_infeasible, options, Wanted(microbatches, remat)
@@ -138,7 +133,7 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
         with ProgressLine() as line:
             return plan_asked(fn, args, kwargs, replace(asked, search=replace(asked.search, progress=line)))
-    with interruptible(), Crew(asked.search.workers):
+    with interruptible():
         return _planned(fn, args, kwargs, asked)
 
 

@@ -4,8 +4,6 @@ A plan may take several searches: tactics may ask for more than one, and where t
 better ones again and again (``shardwise.search.mesh``). They share a budget (``Purse``) and a log (``Journal``); what was
 worked out on a mesh is kept (``Searcher``).
 
-With a crew (``shardwise.search.crew``) searches are made in other processes, and the journal is put in order afterwards.
-
 An interrupt ends the search that is under way with the best state so far, and the searches after it do nothing.
 """
 
@@ -15,10 +13,7 @@ import difflib
 import math
 import numbers
 import sys
-import threading
 import time
-import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,15 +24,12 @@ from shardwise.cost.local import HardwareCost
 from shardwise.cost.model import Cost
 from shardwise.dims.analysis import Analysis
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.search.crew import Crew, CrewError
 from shardwise.search.front import Front, Points
 from shardwise.search.infeasible import unless_hopeless
-from shardwise.search.methods import DEFAULT_S, METHODS, SEEDED
+from shardwise.search.methods import DEFAULT_S, METHODS
 from shardwise.search.problem import Problem, Scored
 from shardwise.search.result import Budget, Ended, Found, Improvement, Progress
-from shardwise.search.roots import Roots, Searched
 from shardwise.search.run import SearchError
-from shardwise.search.tasks import Task
 
 #: Ends after which the same search with a larger budget would find the same.
 SETTLED: Final = (Ended.CONVERGED, Ended.EXHAUSTED, Ended.NOTHING, Ended.INFEASIBLE)
@@ -54,7 +46,6 @@ class Options:
     budget_s: float | None = None
     budget_evals: int | None = None
     progress: Progress | Literal["auto"] | None = None
-    workers: int = 1
     tell: Callable[[MeshAxes, str], object] | None = None
 
     def __post_init__(self) -> None:
@@ -69,8 +60,6 @@ class Options:
             problems.append(f"budget_s is a number of seconds, not {self.budget_s!r}")
         if self.budget_evals is not None and not (_whole(self.budget_evals) and self.budget_evals >= 0):
             problems.append(f"budget_evals is a whole number of evaluations, not {self.budget_evals!r}")
-        if not _whole(self.workers) or self.workers < 1:
-            problems.append(f"workers is a whole number of processes above zero, not {self.workers!r}")
         progress: Any = self.progress
         if progress is not None and progress != "auto" and not callable(progress):
             problems.append(
@@ -143,11 +132,19 @@ class Step:
     fits: bool
 
 
-class Record:
-    """What one search has told. ``turn`` puts those of searches side by side in an order that is always the same."""
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """The decisions that a search took, after those that were there, and how it came to them."""
 
-    def __init__(self, mesh: MeshAxes, turn: int):
-        self.mesh, self.turn = mesh, (turn, mesh.sizes, mesh.names)
+    decisions: tuple[Decision, ...]
+    found: Found
+
+
+class Record:
+    """What one search has told."""
+
+    def __init__(self, mesh: MeshAxes):
+        self.mesh = mesh
         self.steps: list[tuple[Step, tuple[int, ...]]] = []
         self.evaluations = 0
         self.front: Points = ()
@@ -163,20 +160,15 @@ class Journal:
         self._start = time.perf_counter()
         self._best: tuple[int, ...] | None = None
         self._records: list[Record] = []
-        self._in_order = True
-        self._lock = threading.RLock()
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._start
 
-    def open(self, mesh: MeshAxes, turn: int, side_by_side: bool = False) -> Record:
-        """The record of a search, the ``turn``-th on its mesh; others may run at the same time."""
-        made = Record(mesh, turn)
-        with self._lock:
-            self._records.append(made)
-            self._in_order &= not side_by_side
-        return made
+    def open(self, mesh: MeshAxes) -> Record:
+        """The record of a new search."""
+        self._records.append(Record(mesh))
+        return self._records[-1]
 
     def note(self, record: Record, made: Improvement, rank: tuple[int, ...], fits: bool) -> None:
         """Writes down an improvement of one search, and says it if it is one over all."""
@@ -185,29 +177,26 @@ class Journal:
 
     def say(self, made: Improvement, rank: tuple[int, ...], evaluations: int) -> None:
         """Tells whoever listens of an improvement, after so many evaluations of its search, if it is one over all."""
-        with self._lock:
-            if self._best is not None and rank[:2] >= self._best:
-                return
-            self._best = rank[:2]
-            if callable(self.options.progress):
-                share = self.purse.share(evaluations)
-                told = replace(made, seconds=self.seconds, evaluations=self.evaluations + evaluations)
-                self.options.progress(told, share)
+        if self._best is not None and rank[:2] >= self._best:
+            return
+        self._best = rank[:2]
+        if callable(self.options.progress):
+            improvement = replace(made, seconds=self.seconds, evaluations=self.evaluations + evaluations)
+            self.options.progress(improvement, self.purse.share(evaluations))
 
     def close(self, record: Record, found: Found) -> None:
-        with self._lock:
-            record.evaluations, record.front = found.evaluations, found.front
-            self.evaluations += found.evaluations
-            self.purse.spend(found.evaluations)
-            self.interrupted |= found.ended is Ended.INTERRUPTED
+        record.evaluations, record.front = found.evaluations, found.front
+        self.evaluations += found.evaluations
+        self.purse.spend(found.evaluations)
+        self.interrupted |= found.ended is Ended.INTERRUPTED
 
     @property
     def steps(self) -> list[Step]:
-        """The improvements over all, as if searches that ran side by side had come one after the other."""
+        """The improvements over all searches."""
         found: list[Step] = []
         best: tuple[int, ...] | None = None
         before = 0
-        for record in self._records if self._in_order else sorted(self._records, key=lambda record: record.turn):
+        for record in self._records:
             for step, rank in record.steps:
                 if best is None or rank < best:
                     best = rank
@@ -228,8 +217,6 @@ class Searcher:
         self.done: list[Searched] = []
         self._problems: dict[tuple[tuple[Decision, ...], tuple[str, ...]], Problem] = {}
         self._purse, self._left, self._method = journal.purse, 1, journal.options.method
-        self._turn = 0
-        self._number: int | None = None
 
     @staticmethod
     def alone(analysis: Analysis, cost: HardwareCost, options: Options | None = None) -> Searcher:
@@ -246,10 +233,9 @@ class Searcher:
         """The best decisions found for some axes, on top of a base. None after an interrupt."""
         if self.journal.interrupted:
             return None
-        made = self._together(tuple(base), tuple(axes)) or self._alone(tuple(base), tuple(axes))
+        made = self._run_once(tuple(base), tuple(axes))
         self._purse.spend(made.found.evaluations)
         self._left -= 1
-        self._turn += 1
         self.done.append(made)
         tell = self.journal.options.tell
         if tell is not None:
@@ -261,8 +247,7 @@ class Searcher:
     def _budget(self) -> Budget:
         return Purse(self._purse.part(max(1, self._left))).part(1)
 
-    def _alone(self, base: tuple[Decision, ...], axes: tuple[str, ...]) -> Searched:
-        """In this process."""
+    def _run_once(self, base: tuple[Decision, ...], axes: tuple[str, ...]) -> Searched:
         key = (base, axes)
         if key not in self._problems:
             start = time.perf_counter()
@@ -270,7 +255,7 @@ class Searcher:
             # Tables of a large program take seconds: a search must not be over before it has begun.
             self._purse.wait(time.perf_counter() - start)
         problem = self._problems[key]
-        record = self.journal.open(problem.mesh, self._turn)
+        record = self.journal.open(problem.mesh)
         found = unless_hopeless(problem, partial(self._run, problem, record), self._budget)
         found = replace(found, front=problem.front.points)
         self.journal.close(record, found)
@@ -293,29 +278,3 @@ class Searcher:
             spent = time.perf_counter() - start, problem.evaluations - first
             return Found(seen[-1], problem.fits(seen[-1].cost), Ended.INTERRUPTED, *spent, ())
         return found
-
-    def _together(self, base: tuple[Decision, ...], axes: tuple[str, ...]) -> Searched | None:
-        """In other processes; None where there are none, or they are of no use."""
-        crew = Crew.current()
-        if crew is None or (crew.own_lane is None and self._method not in SEEDED):
-            return None
-        if self._number is None:
-            self._number = crew.number()
-            weakref.finalize(self, crew.forget, self._number)
-        mesh = self.cost.placement.mesh
-        task = Task(
-            -1, self._number, 0, self.cost, base, axes, self._method, int(self.journal.options.seed), self._budget
-        )
-        try:
-            made, steps = Roots(crew, self.analysis, task, self.journal.say, self._purse.wait).search()
-        except CrewError as error:
-            if not crew.broken:
-                crew.broken = True
-                warnings.warn(f"shardwise: {error}; the search is made in one process", RuntimeWarning, stacklevel=2)
-            if crew.own_lane is not None:
-                raise
-            return None
-        record = self.journal.open(mesh, self._turn, crew.own_lane is not None)
-        record.steps += ((Step(i.seconds, i.evaluations, mesh, i.best.cost, fits), rank) for i, rank, fits in steps)
-        self.journal.close(record, made.found)
-        return made

@@ -9,9 +9,6 @@ unless somebody uses the axes by name. (2) Successive halving (Karnin, Koren and
 all meshes are searched for a little, the better half for longer, and so on, until one has what is left. What was worked out on
 a mesh is kept, so that the next round goes on where the last one ended.
 
-With several workers the meshes of a round are searched side by side, with equal budgets; one that comes again is searched where
-it was before, unless others would have to wait for it.
-
 Where we deviate: the first round has half of the budget, since a mesh costs something before its first state is known, and is
 searched greedily, since that comes to an end soon. What is left over by a search that has ended by itself goes to the others,
 those after it in the same round or in the rounds after.
@@ -24,8 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from shardwise.errors import MeshError, ShardwiseError
@@ -33,7 +29,6 @@ from shardwise.hardware.layout import Placement, Segment, place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.search.auto import Purse
-from shardwise.search.crew import Crew, CrewError, cores
 from shardwise.search.result import Budget
 
 #: Meshes that are raced at most, those that lie best first.
@@ -41,8 +36,6 @@ _MOST_MESHES: Final = 16
 _MOST_AXES: Final = 3
 _NAMES: Final = "abc"
 
-#: Seconds between two looks for an interrupt.
-_LOOK_S: Final = 0.2
 #: Seconds for a race where no budget is given.
 RACE_S: Final = 20.0
 
@@ -202,20 +195,14 @@ def race(
     """Successive halving: ``run`` searches a mesh, by number, in a round, by number, within a budget; ``drop`` is told which
     meshes will not be searched again.
 
-    A mesh on which ``run`` raises one of our errors drops out. ``stopped`` says whether somebody interrupted. With a crew
-    (``shardwise.search.crew``) the meshes of a round are searched side by side.
+    A mesh on which ``run`` raises one of our errors drops out. ``stopped`` says whether somebody interrupted.
     """
     made: Race[_Outcome] = Race()
     alive = list(range(count))
     rounds = math.ceil(math.log2(count)) + 1 if count > 1 else 1
-    lanes = _Lanes()
     for n in range(rounds):
         own = Purse(purse.part(min(2, rounds) if n == 0 else rounds - n))
-        crew, open_ = Crew.current(), [number for number in alive if not made.settled(number)]
-        if crew is not None and len(open_) > 1:
-            _side_by_side(made, crew, lanes.assign(open_, crew.roots), n, run, own)
-        if crew is None or crew.broken or len(open_) == 1:
-            _in_turn(made, alive, n, run, purse, own, stopped)
+        _in_turn(made, alive, n, run, purse, own, stopped)
         if made.interrupted:
             return made
         best = made.order[: -(-len(alive) // 2)]
@@ -254,65 +241,3 @@ def _in_turn(
         if stopped():
             made.interrupted = True
             return
-
-
-class _Lanes:
-    """Which mesh is searched in which lane: where it was before, as long as all lanes have as many."""
-
-    def __init__(self) -> None:
-        self._lane: dict[int, int] = {}
-
-    def assign(self, numbers: Sequence[int], count: int) -> list[list[int]]:
-        most = -(-len(numbers) // count)
-        found: list[list[int]] = [[] for _ in range(count)]
-        for number in numbers:
-            lane = self._lane.get(number, -1)
-            if lane < 0 or len(found[lane]) >= most:
-                lane = min(range(count), key=lambda k: len(found[k]))
-            self._lane[number] = lane
-            found[lane].append(number)
-        return found
-
-
-def _side_by_side(
-    made: Race[_Outcome], crew: Crew, lanes: Sequence[Sequence[int]], turn: int, run: _Run[_Outcome], own: Purse
-) -> None:
-    """A round with all meshes at once, each with the same budget. A crew that breaks leaves it undone."""
-    part = own.part(sum(map(len, lanes)))
-    part = replace(part, seconds=min(own.seconds, part.seconds * min(crew.roots, cores())))
-    found: dict[int, _Outcome | ShardwiseError] = {}
-
-    def work(lane: int) -> None:
-        with crew.lane(lane):
-            for number in lanes[lane] if not crew.broken else ():
-                try:
-                    found[number] = run(number, turn, part)
-                except CrewError:
-                    return
-                except ShardwiseError as error:
-                    found[number] = error
-
-    with ThreadPoolExecutor(len(lanes)) as pool:
-        try:
-            left = {pool.submit(work, lane) for lane in range(len(lanes))}
-            while left:
-                done, left = wait(left, _LOOK_S, FIRST_EXCEPTION)
-                for future in done:
-                    future.result()
-        except KeyboardInterrupt:
-            made.interrupted = True
-            crew.stop()
-        except BaseException:
-            crew.stop()
-            raise
-    if crew.broken:
-        return
-    for number in sorted(found):
-        outcome = found[number]
-        if isinstance(outcome, ShardwiseError):
-            made.failed[number] = outcome
-        else:
-            made.take(number, outcome)
-    made.interrupted |= crew.stopped
-    if made.interrupted and not made.outcomes:
-        raise KeyboardInterrupt

@@ -11,9 +11,6 @@ from shardwise.search.problem import Problem
 from shardwise.search.result import Budget, Found, Progress
 from shardwise.search.simple import beam, greedy, random
 
-#: Methods that find something else with another seed.
-SEEDED: Final = ("mcts", "random")
-
 
 class Method(Protocol):
     """Deterministic under a seed and a budget in evaluations; on interrupt it gives the best state so far."""

@@ -304,6 +304,32 @@ CASES: dict[str, tuple[Callable[..., Any], Args]] = {
         lambda x: (jnp.tanh(x).reshape(128).reshape(16, 8) * 2, x.reshape(1, 16, 8)[0], x.reshape(64, 2).sum(1)),
         (draw(16, 8),),
     ),
+    "gathers that fill with what a narrow type has not": (
+        lambda x: jnp.take(
+            x.astype(jnp.float16).astype(jnp.float32), jnp.array([1, 99]), axis=0, mode="fill", fill_value=1e30
+        ),
+        (draw(16, 8),),
+    ),
+    "what is handed twice into a remat": (
+        lambda x, i: jax.grad(
+            jax.checkpoint(
+                lambda x: (jnp.take_along_axis(jnp.sin(x), i, 1) + jnp.take_along_axis(jnp.cos(x), i, 1)).sum(),
+                policy=jax.checkpoint_policies.everything_saveable,
+            )
+        )(x),
+        (draw(16, 8), integers(8, 16, 2)),
+    ),
+    "barriers": (
+        lambda x: (
+            lax.optimization_barrier((jnp.sin(x), jnp.sin(x)))[1],
+            sum(lax.optimization_barrier((jnp.asarray(np.ones((16, 8), np.float32)), x))),
+        ),
+        (draw(16, 8),),
+    ),
+    "loops that run once, with a number": (
+        lambda x: lax.scan(lambda c, _: (c * 2, 1.0), x, None, length=1),
+        (draw(16, 8),),
+    ),
     "loops that run once": (
         lambda x, w: jax.value_and_grad(
             lambda w: lax.scan(lambda c, w: (jnp.tanh(c @ w), c.sum(0)), x, w, reverse=True)[0].sum()

@@ -117,3 +117,22 @@ def test_a_mesh_of_another_size_is_refused() -> None:
     step, args = step_with(ring_attention), arguments()
     with pytest.raises(MeshError, match="has 2 devices on data, and the plan's mesh has another number"):
         shardwise.plan(step, *args, mesh={"data": 4, "seq": 4}, tactics=[])
+
+
+def _sum_once(x: Any) -> Any:
+    return jax.lax.scan(lambda c, _: (c + jax.lax.psum(x, "data"), None), x, None, length=1)[0]
+
+
+def _grow(x: Any) -> Any:
+    return jax.vmap(lambda row: jax.lax.while_loop(lambda c: c.sum() < 4, lambda c: c + jnp.abs(c) + 0.1, row))(x)
+
+
+@pytest.mark.parametrize("local", [_sum_once, _grow])
+@pytest.mark.parametrize("checked", [False, True])
+def test_loops_that_are_written_out_know_its_axes(local: Any, checked: bool) -> None:
+    fn = jax.shard_map(local, mesh=mesh(), in_specs=P("data"), out_specs=P("data"), check_vma=checked)
+    x = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+    plan = shardwise.plan(fn, x, mesh=SIZES, tactics=[])
+    planned = plan.jit(fn)
+    assert emitted(jax.make_jaxpr(planned.inline)(x)) == predicted(plan)
+    np.testing.assert_allclose(planned(x), jax.jit(fn)(x), atol=1e-5)

@@ -63,7 +63,7 @@ def _one_condition(equation: Any) -> Any | None:
         results: list[Any] = jax.lax.while_loop(lambda c: jnp.any(goes_on(c)), body, [*operands[tests + bodies :]])
         return results
 
-    return jax.make_jaxpr(run)(*(internals.plain_shape(v.aval) for v in equation.invars))
+    return internals.trace_in_place(equation, run)
 
 
 def _solve(equation: Any) -> Any:
@@ -75,7 +75,7 @@ def _solve(equation: Any) -> Any:
         chosen = [*operands[start : start + lengths.solve], *operands[end:]]
         return internals.evaluate(equation.params["jaxprs"].solve, chosen)
 
-    return jax.make_jaxpr(run)(*(internals.plain_shape(v.aval) for v in equation.invars))
+    return internals.trace_in_place(equation, run)
 
 
 def _one_trip(equation: Any) -> Any | None:
@@ -83,16 +83,22 @@ def _one_trip(equation: Any) -> Any | None:
     p = equation.params
     if p["length"] != 1:
         return None
-    before = sum(internals.scan_counts(p))
-    carries = internals.scan_counts(p)[1]
-
-    def run(*operands: Any) -> list[Any]:
-        found = internals.evaluate(
-            p["jaxpr"], [*operands[:before], *(x.reshape(x.shape[1:]) for x in operands[before:])]
-        )
-        return [*found[:carries], *(y.reshape(1, *y.shape) for y in found[carries:])]
-
-    return jax.make_jaxpr(run)(*(internals.plain_shape(v.aval) for v in equation.invars))
+    consts, carries = internals.scan_counts(p)
+    body = internals.split_jaxpr(p["jaxpr"])[0]
+    before = consts + carries
+    # The body is not traced again: its equations may name the axes of a shard_map around it.
+    slices = internals.reshapes(equation.invars[before:], body.invars[before:])
+    stacks = internals.reshapes(body.outvars[carries:], equation.outvars[carries:])
+    whole = body.replace(
+        invars=[*body.invars[:before], *slices.invars],
+        outvars=[*body.outvars[:carries], *stacks.outvars],
+        eqns=[
+            *(e.replace(outvars=[v]) for e, v in zip(slices.eqns, body.invars[before:], strict=True)),
+            *body.eqns,
+            *(e.replace(invars=[v]) for e, v in zip(stacks.eqns, body.outvars[carries:], strict=True)),
+        ],
+    )
+    return internals.ClosedJaxpr(whole, internals.split_jaxpr(p["jaxpr"])[1])
 
 
 #: Primitives that are written out, and how.

@@ -18,6 +18,7 @@ from typing import Any, Final
 import jax
 import jax.extend.core as jex_core
 import numpy as np
+from jax._src.config import _check_vma
 from jax._src.interpreters.pxla import _discharge_internal_refs
 from jax._src.lax.lax import _convert_element_type
 from jax._src.state.types import AbstractRef
@@ -84,6 +85,15 @@ def is_identity(equation: Any) -> bool:
     if name == "rev":
         return all(equation.invars[0].aval.shape[d] == 1 for d in params["dimensions"])
     return name in VARYING
+
+
+def fills_alike(gather: Any, dtype: str) -> bool:
+    """Is what a gather gives for indices out of range the same number in another type?"""
+    fill = gather.params.get("fill_value")
+    if fill is None or fill != fill:
+        return True
+    with np.errstate(over="ignore"):
+        return bool(np.asarray(fill, np.float64).astype(dtype).astype(np.float64) == fill)
 
 
 def without_references(jaxpr: Any) -> Any:
@@ -489,8 +499,30 @@ def retrace(fn: Any, like: Any) -> Any:
 
 def evaluate(closed: Any, arrays: Sequence[Any]) -> list[Any]:
     """The outputs of a closed jaxpr."""
-    found: list[Any] = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *arrays)
-    return found
+    inner, consts = split_jaxpr(closed)
+    known = dict(zip((*inner.constvars, *inner.invars), (*consts, *arrays), strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if is_literal(atom) else known[atom]
+
+    for equation in inner.eqns:
+        known.update(zip(equation.outvars, bind_manual(equation, list(map(read, equation.invars))), strict=True))
+    return list(map(read, inner.outvars))
+
+
+def reshapes(atoms: Sequence[Any], like: Sequence[Any]) -> Any:
+    """An open jaxpr with one reshape for each atom, to the shapes of others."""
+    shapes = [v.aval.shape for v in like]
+    made = jax.make_jaxpr(lambda *xs: [jax.lax.reshape(x, s) for x, s in zip(xs, shapes, strict=True)])
+    return split_jaxpr(made(*(plain_shape(a.aval) for a in atoms)))[0]
+
+
+def trace_in_place(equation: Any, fn: Any) -> Any:
+    """A jaxpr of ``fn`` for the operand types of an equation, where the axes of a ``shard_map`` around it have their names."""
+    mesh = equation.ctx.cur_abstract_mesh
+    axes = [(name, size) for name, size in mesh.shape.items() if name in mesh.manual_axes]
+    with _check_vma(False):
+        return jax.make_jaxpr(fn, axis_env=axes)(*(plain_shape(v.aval) for v in equation.invars))
 
 
 def plain_shape(aval: Any) -> Any:

@@ -180,14 +180,15 @@ class Builder:
             return simpler
         results = [self.value(var.aval) for var in equation.outvars]
         if name == "optimization_barrier":
-            for operand, result in zip(operands, results, strict=True):
-                self.op(name, (operand,), (result,), self.identity(self.values[result].shape, 1))
+            for k, (operand, result) in enumerate(zip(operands, results, strict=True)):
+                rule = self.identity(self.values[result].shape, 1)
+                self.op(name, (operand,), (result,), rule, attributes=(("position", k),))
             return results
         found, flops, unit = self._rule(equation)
         attributes = internals.equation_attributes(equation)
         if found.opaque:
             attributes += (("kernel", internals.kernel_name(equation)),)
-        read, made = self._narrow_gather(name, operands, results)
+        read, made = self._narrow_gather(equation, operands, results)
         op = self.op(
             name,
             read,
@@ -220,10 +221,12 @@ class Builder:
             return [before]
         return None
 
-    def _narrow_gather(self, name: str, operands: list[int], results: list[int]) -> tuple[list[int], list[int]]:
+    def _narrow_gather(self, equation: Any, operands: list[int], results: list[int]) -> tuple[list[int], list[int]]:
         """Operands and results of an op. A gather from a widened array reads it as it was before."""
         narrow = self._widened.get((self.region, self._section, operands[0] if operands else LITERAL))
-        if name != "gather" or narrow is None:
+        if equation.primitive.name != "gather" or narrow is None:
+            return operands, results
+        if not internals.fills_alike(equation, self.values[narrow].dtype):
             return operands, results
         return [narrow, *operands[1:]], [self._retyped(results[0], narrow)]
 

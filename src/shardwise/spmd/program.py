@@ -219,9 +219,10 @@ class LocalProgram:
 
     def _behind_barrier(self, given: list[Local]) -> list[Local]:
         """The same values, for a computation that shares nothing with what came before."""
-        there = [local for local in given if local.array is not None]
-        behind = iter(internals.barrier([local.array for local in there]))
-        return [_DEAD if local.array is None else Local(next(behind), local.sharding, local.value) for local in given]
+        there = dict.fromkeys(local for local in given if local.array is not None)  # one that is handed twice is one
+        arrays = internals.barrier([local.array for local in there])
+        behind = {x: Local(array, x.sharding, x.value) for x, array in zip(there, arrays, strict=True)}
+        return [behind.get(local, _DEAD) for local in given]
 
     def _op(self, equation: Any, op: Op, given: list[Local]) -> list[Local]:
         arrays = [
@@ -277,15 +278,11 @@ class LocalProgram:
         return [jax.lax.psum(x, names).astype(o.dtype) for x, o in zip(results, outs, strict=True)]
 
     def _barrier(self, ops: list[Op], given: list[Local]) -> list[Local]:
-        """Live operands stand in the order of the equation; dead ones have no op."""
-        waiting, places, arrays = list(ops), [], []
-        for k, local in enumerate(given):
-            if waiting and local.array is not None and waiting[0].operands[0] == local.value:
-                op = waiting.pop(0)
-                places.append((k, op))
-                arrays.append(self._brought(local, self._need(op, 0, local)))
+        """Dead operands have no op."""
+        places = {op.attribute("position"): op for op in ops}
+        arrays = [self._brought(given[k], self._need(op, 0, given[k])) for k, op in places.items()]
         results = [_DEAD] * len(given)
-        for (k, op), x in zip(places, internals.barrier(arrays), strict=True):
+        for (k, op), x in zip(places.items(), internals.barrier(arrays), strict=True):
             results[k] = self._stored(op, 0, [x])
         return results
 

@@ -279,7 +279,7 @@ PROGRAMS = (
             exactly("batch[1]"),
             apart(f"{_LLAMA}/attention/query.weights/*[1]", f"{_LLAMA}/attention/query.weights/*[2]"),
             one_color(f"{_LLAMA}/attention/query.weights/*[1]", f"{_LLAMA}/attention/key.weights/*[1]"),
-            conflicts(4, 1, "batch[1]"),
+            conflicts(1, 1, "batch[1]"),
             deciding_groups(10),
         ),
     ),

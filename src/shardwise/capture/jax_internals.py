@@ -87,8 +87,14 @@ def is_identity(equation: Any) -> bool:
     return name in VARYING
 
 
+def only_reshapes(equation: Any) -> bool:
+    """Does an equation change the shape of its operand only, and not the order of the elements?"""
+    name = equation.primitive.name
+    return name == "squeeze" or (name == "reshape" and equation.params["dimensions"] is None)
+
+
 def fills_alike(gather: Any, dtype: str) -> bool:
-    """Is what a gather gives for indices out of range the same number in another type?"""
+    """Does another type hold the value that a gather returns for indices out of range?"""
     fill = gather.params.get("fill_value")
     if fill is None or fill != fill:
         return True
@@ -498,7 +504,7 @@ def retrace(fn: Any, like: Any) -> Any:
 
 
 def evaluate(closed: Any, arrays: Sequence[Any]) -> list[Any]:
-    """The outputs of a closed jaxpr."""
+    """The outputs of a closed jaxpr. ``jax.core.eval_jaxpr`` refuses collectives of operands without varying axes."""
     inner, consts = split_jaxpr(closed)
     known = dict(zip((*inner.constvars, *inner.invars), (*consts, *arrays), strict=True))
 
@@ -518,7 +524,7 @@ def reshapes(atoms: Sequence[Any], like: Sequence[Any]) -> Any:
 
 
 def trace_in_place(equation: Any, fn: Any) -> Any:
-    """A jaxpr of ``fn`` for the operand types of an equation, where the axes of a ``shard_map`` around it have their names."""
+    """The jaxpr of ``fn`` for the operands of an equation. Inside of a ``shard_map`` its mesh axes can be used by name."""
     mesh = equation.ctx.cur_abstract_mesh
     axes = [(name, size) for name, size in mesh.shape.items() if name in mesh.manual_axes]
     with _check_vma(False):

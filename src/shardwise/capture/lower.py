@@ -1,10 +1,12 @@
 """From a jaxpr to a :class:`~shardwise.ir.program.Program`.
 
 Calls are inlined, each leaving a :class:`Scope`; loops and branches become regions with link ops at their borders (see
-``control.py``); everything else is one op with the rule that ``rules.registry`` gives it. What is computed twice in one section
-is one op, and what nothing needs is dropped at the end, as XLA does both. A gather from a widened array reads the array before
-it was widened, and widens what it read: else the whole array would be in memory twice (logits, for those of the labels). A
-reshape that undoes another computes nothing.
+``control.py``); everything else is one op with the rule that ``rules.registry`` gives it.
+
+Programs are simplified as XLA does it, so that costs are counted once: equations of one section that compute the same are one
+op, a reshape back to an earlier shape is no op, and ops that no output depends on are removed. One simplification is not XLA's:
+``gather(convert(x))`` becomes ``convert(gather(x))`` where the conversion widens. Otherwise logits that a loss converts to
+float32 are stored in both types.
 """
 
 from __future__ import annotations
@@ -54,12 +56,6 @@ def lower(traced: Traced) -> Program:
         b.op("output", [value], [out], b.identity(internals.shape_of(var.aval), 1))
         outputs.append(out)
     return b.finish(arguments, outputs)
-
-
-def _only_reshapes(equation: Any) -> bool:
-    """Has a result the elements of the operand in the same order?"""
-    name = equation.primitive.name
-    return name == "squeeze" or (name == "reshape" and equation.params["dimensions"] is None)
 
 
 @cache
@@ -175,7 +171,8 @@ class Builder:
             return control.LOWERINGS[name](self, equation, operands)
         if internals.is_identity(equation):
             return operands
-        simpler = self._simplified(equation, operands)
+        key = self._key(equation, operands)
+        simpler = self._simplified(equation, operands, key)
         if simpler is not None:
             return simpler
         results = [self.value(var.aval) for var in equation.outvars]
@@ -203,26 +200,26 @@ class Builder:
             self.op("convert_element_type", made, results, self.identity(self.values[results[0]].shape, 1))
         if equation.effects:
             self.effects.add(op)
-        self._remember(equation, operands, results, found.rule)
+        self._remember(equation, operands, results, found.rule, key)
         return results
 
-    # What need not be computed, or not from so much. All of it holds within a section: a region, up to a remat's barrier.
+    # Simplifications. They hold within a section: a region, or a remat with a barrier in it.
 
-    def _simplified(self, equation: Any, operands: list[int]) -> list[int] | None:
-        """The results of an equation that computes what is known already; None for others."""
-        key, place = self._key(equation, operands), (self._scope, self._equation)
+    def _simplified(self, equation: Any, operands: list[int], key: Any) -> list[int] | None:
+        """The earlier values that an equation computes again; None if it computes something new."""
+        place = (self._scope, self._equation)
         if key in self._known:
             results, self.repeats[place] = self._known[key]
             return results
         before = self._reshaped.get((self.region, self._section, operands[0] if operands else LITERAL), LITERAL)
         shape = internals.shape_of(equation.outvars[0].aval) if equation.outvars else ()
-        if before != LITERAL and _only_reshapes(equation) and self.values[before].shape == shape:
+        if before != LITERAL and internals.only_reshapes(equation) and self.values[before].shape == shape:
             self.undone.add(place)
             return [before]
         return None
 
     def _narrow_gather(self, equation: Any, operands: list[int], results: list[int]) -> tuple[list[int], list[int]]:
-        """Operands and results of an op. A gather from a widened array reads it as it was before."""
+        """The operands and results of an op. A gather from a widened array gets the array before it was widened."""
         narrow = self._widened.get((self.region, self._section, operands[0] if operands else LITERAL))
         if equation.primitive.name != "gather" or narrow is None:
             return operands, results
@@ -230,13 +227,14 @@ class Builder:
             return operands, results
         return [narrow, *operands[1:]], [self._retyped(results[0], narrow)]
 
-    def _remember(self, equation: Any, operands: list[int], results: list[int], rule: Rule) -> None:
-        key, name = self._key(equation, operands), equation.primitive.name
+    def _remember(self, equation: Any, operands: list[int], results: list[int], rule: Rule, key: Any) -> None:
+        """Stores what later equations can be simplified by."""
+        name = equation.primitive.name
         # Two results with a dimension that no operand has could be sharded differently.
         if key is not None and not any(f.kind is FactorKind.FREE for f in rule.factors):
             self._known[key] = results, (self._scope, self._equation)
         place = (self.region, self._section, results[0] if results else LITERAL)
-        if _only_reshapes(equation):
+        if internals.only_reshapes(equation):
             self._reshaped[place] = operands[0]
         if name == "convert_element_type" and operands[0] >= 0 and self._is_widening(operands[0], results[0]):
             self._widened[place] = operands[0]
@@ -252,7 +250,7 @@ class Builder:
         return len(self.values) - 1
 
     def _key(self, equation: Any, operands: list[int]) -> Any:
-        """The same for equations of one section that compute the same; None where that cannot be told."""
+        """A key that is equal for equations of one section that compute the same; None if they cannot be compared."""
         if equation.effects or equation.primitive.name == "optimization_barrier":
             return None
         scalars = [a for a, v in zip(equation.invars, operands, strict=True) if v == LITERAL]

@@ -13,7 +13,7 @@ The idea. One walk in program order; each value is decided by its uses:
 - gathers, scatters, sorts, loops and outputs want their operands in memory. What is stored for them only is still made again
   by elementwise uses: logits lie in memory as the product made them and, for the gather of the labels, in float32;
 - what stands in a barrier is in memory, and what comes out of it is the same array;
-- a pad at the edges is made in its use, but never in several; one that spreads elements is a kernel of its own.
+- a pad at the edges is fused into its consumer if it has one consumer; a pad between elements is a separate kernel.
 
 Where products are calls of a library (``calls_library``: GPUs) they read and write whole arrays: nothing is made in them, and
 their results are stored. Other kernels take more: any pad, and what gathers read. A scatter of single elements is a kernel.

@@ -18,22 +18,22 @@ When values live:
 - elementwise kernels, scatters and updates of slices write into an operand that dies there; on GPUs (``calls_library``) only
   into one with the same order of dimensions;
 - a stack that a loop only reads in a narrower type is converted as a whole before the loop;
-- a gathered copy lives from the first to the last use that needs that sharding in its region. A reduction to shards has both
-  its sides at once; where other work runs beside it, from when the array can be made until the next loop begins. An all-reduce
-  is in place. Outputs that are gathered at the end do not take their argument's place.
+- a gathered copy lives to the last use of that sharding in its region, from the first one or, if it overlaps, from the product
+  before. A reduction to shards has both sides at once; if it overlaps, from when the array can be made until the next loop. An
+  all-reduce is in place. Outputs that are gathered at the end do not take their argument's place.
 
 How much they take: tiles of the last two dimensions (``vector_tile``), in whatever order of dimensions pads least, and a
 thirty-second more for the gaps that XLA's heap leaves (the median of ``benchmarks/fidelity`` is 2 %, the mean 4 %).
 
-Weak. XLA rematerialises when memory runs short: what does not fit is overestimated. What XLA keeps in on-chip memory counts
-here, so that small programs are overestimated. XLA may choose other collectives than the state has, gather unrolled layers
-ahead of time, or cut a gather and its product into pieces.
+Weak. XLA rematerialises when memory runs short: what does not fit is overestimated, and so are small programs, since XLA keeps
+them in on-chip memory. XLA may gather unrolled layers ahead of time.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -103,17 +103,17 @@ class Lifetimes:
         return min(first, point), min([self.span[region][1], *after])
 
     def ahead(self, region: int, point: int) -> int:
-        """When a gather begins that is to hide: beside the product that runs before the point at which it is needed."""
-        return max((p for p in self.products.get(region, ()) if p < point), default=point)
+        """The point at which a gather starts whose result is needed at ``point``: it overlaps with the product before."""
+        before = bisect_left(products := self.products.get(region, []), point)
+        return products[before - 1] if before else point
 
     @cached_property
     def products(self) -> dict[int, list[int]]:
-        """By region the points at which products run."""
-        found: dict[int, list[int]] = {}
-        for op in self.program.ops:
-            if op.unit in HEAVY and self.runs[op.id]:
-                found.setdefault(op.region, []).append(self.runs[op.id][0])
-        return found
+        """The points at which the products of each region run, in order."""
+        runs = sorted(
+            (op.region, self.runs[op.id][0]) for op in self.program.ops if op.unit in HEAVY and self.runs[op.id]
+        )
+        return {region: [p for _, p in own] for region, own in itertools.groupby(runs, key=lambda run: run[0])}
 
     def values(self) -> tuple[int, ...]:
         """All values that ``value_allocations`` has something to say about."""
@@ -433,12 +433,11 @@ def copy_allocations(
                 (u, k) for u, k in users if section(u.id, r.value) == section(op.id, r.value) and u.rule is not None
             ]
             points = [p for u, k in here if lowered.need(u, k) == r.target for p in op_points(life, u)]
-            if lowered.known.ways.rounds(op):
+            if lowered.known.ways.rounds(op) and not r.source.partial:
                 target = blocks(replace(v, itemsize=ROUNDED_BYTES), r.target, lowered.state.mesh, profile)
             if points:
-                first = min(points)
-                if Kind.ALL_GATHER in kinds and lowered.structure.early[r.value]:
-                    first = life.ahead(op.region, first)
+                overlaps = Kind.ALL_GATHER in kinds and lowered.structure.early[r.value]
+                first = life.ahead(op.region, min(points)) if overlaps else min(points)
                 found.append(Allocation("copy", r.value, target, first, max(points)))
             if points and Kind.REDUCE_SCATTER in kinds:
                 first = last = min(points)

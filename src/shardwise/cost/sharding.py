@@ -123,7 +123,7 @@ class ArrayType(NamedTuple):
 
     @property
     def rounded(self) -> ArrayType:
-        """The same array for a product that reads it rounded."""
+        """The same array as an operand of a product that reads bfloat16."""
         return self if self.narrow else self._replace(narrow=ROUNDED_BYTES)
 
 
@@ -201,6 +201,11 @@ def is_made_anew(array: ArrayType, source: Sharding, target: Sharding) -> bool:
     """Does a device make its part of an array anew, rather than get it from others?"""
     movable = source is not target and not source.partial and not target.partial
     return array.uniform and movable and all(array.shape)
+
+
+def is_rounded(array: ArrayType, source: Sharding) -> bool:
+    """Does an operand of a product that reads bfloat16 move in another type than for other ops?"""
+    return not array.narrow and is_narrowed(array.rounded, source)
 
 
 def is_narrowed(array: ArrayType, source: Sharding) -> bool:

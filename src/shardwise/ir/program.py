@@ -206,8 +206,9 @@ WIDER: Final = {
 
 @dataclass(frozen=True)
 class Program:
-    """A captured function. ``regions[0]`` is the program itself. ``repeats`` has, by scope and number, equations that compute
-    what an earlier one did, and that one; ``undone`` equations that give the operand of what made their operand."""
+    """A captured function. ``regions[0]`` is the program itself. Equations are named by scope and number: ``repeats`` maps
+    equations that compute the same as an earlier one to that one; ``undone`` are reshapes back to the shape before the last
+    reshape, whose result is the operand of that one."""
 
     name: str
     values: tuple[Value, ...]

@@ -104,8 +104,8 @@ PARTITIONERS: Final = ("shardwise", "xla")
 
 class Applied:
     """One function under a plan on a mesh, as a function of flat arrays. ``reason`` says why XLA's partitioner executes it
-    where it was not asked for. ``rounds``: operands of float32 products move in bfloat16 where the plan says so; by default on
-    devices that round them anyway."""
+    where it was not asked for. ``rounds``: reshard operands of float32 products in bfloat16 if the plan was made for devices
+    that read them so; by default on TPUs only, which makes no difference to the results there."""
 
     def __init__(
         self,

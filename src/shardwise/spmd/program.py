@@ -39,6 +39,7 @@ from shardwise.cost.sharding import (
     Sharding,
     is_made_anew,
     is_narrowed,
+    is_rounded,
     reshard,
     result_sharding,
     tensor_sharding,
@@ -109,7 +110,7 @@ class LocalProgram:
         """A value in another sharding, which is remembered."""
         if local.sharding is need:
             return local.array
-        key = need, rounded and not self._types[local.value].narrow
+        key = need, rounded and is_rounded(self._types[local.value], local.sharding)
         if key not in local.copies:
             local.copies[key] = self._reshard([local.array], local.value, local.sharding, *key)
         return local.copies[key]
@@ -245,7 +246,7 @@ class LocalProgram:
         return made
 
     def _gather(self, equation: Any, ops: list[Op], given: list[Local]) -> list[Local]:
-        """A gather from an array before it was widened; what it read is widened."""
+        """Gathers from the array before it was converted to a wider type, and converts the result."""
         gather, widen = ops
         assert given[0].made_of is not None
         (read,) = self._op(equation, gather, [given[0].made_of, *given[1:]])
@@ -278,7 +279,7 @@ class LocalProgram:
         return [jax.lax.psum(x, names).astype(o.dtype) for x, o in zip(results, outs, strict=True)]
 
     def _barrier(self, ops: list[Op], given: list[Local]) -> list[Local]:
-        """Dead operands have no op."""
+        """Operands whose result is not used have no op."""
         places = {op.attribute("position"): op for op in ops}
         arrays = [self._brought(given[k], self._need(op, 0, given[k])) for k, op in places.items()]
         results = [_DEAD] * len(given)

@@ -32,6 +32,7 @@ from shardwise.cost.sharding import (
     Sharding,
     is_made_anew,
     is_narrowed,
+    is_rounded,
     reshard,
     result_sharding,
     tensor_sharding,
@@ -199,6 +200,7 @@ class _Listing:
         if need is given:
             return self.stored[value]
         rounded = self.sharded.rounds and op.id in self.program.rounding
+        rounded = rounded and is_rounded(self.sharded.array_type(self.program, value), given)
         key = (self._crossing.get((op.id, value), self._sections[op.id]), value, need, rounded)
         if key not in self.copies:
             place = (self._region, value, need)
@@ -231,7 +233,6 @@ class _Listing:
         if ends[0] is ends[1]:
             return name
         array, now = self.sharded.array_type(self.program, value), ends[0]
-        rounded = rounded and not array.narrow
         array = array.rounded if rounded else array
         if is_made_anew(array, *ends):
             old, name = name, self._copy(name)

@@ -172,7 +172,8 @@ class Reader:
     def collectives(self, found: Iterable[Collective]) -> list[dict[str, Any]]:
         """Collectives as rows, equal ones counted. ``beside`` is the cycles of compute that one run may hide behind.
 
-        Those that move less than a five-hundredth of all bytes are one row for each kind and axes, with ``parts`` their number.
+        Those that move less than a five-hundredth of all bytes and run beside nothing are one row for each kind and axes, with
+        ``parts`` their number.
         """
         rows: Counter[tuple[Any, ...]] = Counter()
         all_found = list(found)
@@ -182,10 +183,11 @@ class Reader:
             kinds = sorted({t.kind for t in c.transfers()}) or [c.kind]
             logical = sum(t.nbytes for t in c.transfers())
             axes = None if c.axes is None else tuple(c.axes)
-            if c.nbytes * c.runs < little:
+            beside = self._beside(c)
+            if c.nbytes * c.runs < little and not beside:
                 small.setdefault((c.kind, "+".join(kinds), axes, c.form.value, c.dtype), []).append(c)
                 continue
-            row = (c.kind, "+".join(kinds), axes, c.form.value, c.dtype, c.nbytes, logical, c.runs, self._beside(c))
+            row = (c.kind, "+".join(kinds), axes, c.form.value, c.dtype, c.nbytes, logical, c.runs, beside)
             rows[(*row, len(c.parts), _short(c.op_name))] += 1
         for key, several in small.items():
             nbytes = sum(c.nbytes * c.runs for c in several)

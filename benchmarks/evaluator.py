@@ -21,15 +21,15 @@ from pathlib import Path
 from shardwise import __version__, zoo
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
-from shardwise.cost.evaluator import Evaluator
-from shardwise.cost.local import HardwareCost
-from shardwise.cost.locality import shard, space_of
 from shardwise.cost.model import CostModel
-from shardwise.cost.structure import Structure
 from shardwise.dims.analysis import analyze_program
+from shardwise.evaluator.evaluator import Evaluator
+from shardwise.evaluator.locality import shard, space_of
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
+from shardwise.lowering.local_cost import HardwareCost
+from shardwise.lowering.structure import Structure
 
 TABLE = Path(__file__).parent.parent / "docs" / "benchmarks" / "evaluator.md"
 BATCH, DEPTH, SIDES = 4096, 8, 4

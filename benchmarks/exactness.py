@@ -133,7 +133,7 @@ def child(name: str, folder: Path) -> None:
     import shardwise
     from shardwise.capture.lower import lower
     from shardwise.capture.trace import JitOptions, trace
-    from shardwise.rewrite.apply import Applied
+    from shardwise.planner.apply import Applied
     from shardwise.verification.compiled import make_mesh
     from tests.programs.table import PROGRAMS
 

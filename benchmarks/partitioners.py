@@ -89,7 +89,7 @@ def lowered_plan(program: Any, plan: Any, mesh: Any, partitioner: str = "shardwi
 
     from shardwise.capture.lower import lower
     from shardwise.capture.trace import JitOptions, trace
-    from shardwise.rewrite.apply import Applied
+    from shardwise.planner.apply import Applied
 
     traced = trace(program.fn, program.args, {}, JitOptions())
     applied = Applied(plan, traced, lower(traced), mesh, partitioner)

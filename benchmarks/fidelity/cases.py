@@ -162,7 +162,7 @@ class Case:
 
 @cache
 def _nothing_hidden(topology: str) -> str:
-    from shardwise.hardware import calibrate
+    from shardwise.calibration import calibrate
 
     name, sizes = topology.split(":")
     shipped = Path(calibrate.__file__).parent / "profiles" / f"{name}.toml"
@@ -214,7 +214,7 @@ class _Search:
     evaluations: int = 1000
 
     def decide(self, context: Any, taken: Any) -> list[Any]:
-        from shardwise.search.auto import Options, Searcher
+        from shardwise.search.searcher import Options, Searcher
 
         searcher = Searcher.alone(context.analysis, context.cost, Options(budget_evals=self.evaluations))
         found = searcher.search(taken, context.mesh.names)

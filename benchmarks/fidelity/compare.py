@@ -124,14 +124,14 @@ class Predictor:
     def predict(self, case: Case, under: str = "") -> Predicted:
         """What ``shardwise.plan`` would predict, which would also choose constraints; or what that plan takes ``under`` another
         topology."""
-        from shardwise.cost.decisions import State
-        from shardwise.cost.local import HardwareCost
-        from shardwise.cost.lowering import lower_state
         from shardwise.cost.model import CostModel
         from shardwise.cost.predict import predict
-        from shardwise.cost.small import keep_small
         from shardwise.hardware.mesh import MeshAxes
-        from shardwise.rewrite.deciding import decide
+        from shardwise.lowering.decisions import State
+        from shardwise.lowering.local_cost import HardwareCost
+        from shardwise.lowering.lowered import lower_state
+        from shardwise.lowering.small import keep_small
+        from shardwise.planner.deciding import decide
         from shardwise.tactics.tactic import Context
 
         self._load(case.program)

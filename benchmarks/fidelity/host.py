@@ -102,7 +102,7 @@ def ready(case: Case, file: str, given: Any) -> Ready:
     import jax
 
     import shardwise
-    from shardwise.rewrite.apply import make_mesh
+    from shardwise.planner.apply import make_mesh
 
     loaded = case.program.load()
     plan = shardwise.load_plan(file).bind(loaded.fn, *loaded.args)
@@ -145,10 +145,10 @@ class Session:
 
     def calibrate(self, number: int) -> float:
         """Reads the machine, and writes the readings and the profile of all readings so far; gives the seconds it took."""
-        from shardwise.hardware.calibrate import calibrate
-        from shardwise.hardware.readings import fastest, read_measured
-        from shardwise.verification.measure import measure
-        from shardwise.verification.timing import scale_for
+        from shardwise.calibration.calibrate import calibrate
+        from shardwise.calibration.measure import measure
+        from shardwise.calibration.readings import fastest, read_measured
+        from shardwise.calibration.timing import scale_for
 
         sizes = dataclasses.replace(scale_for("cpu", self.scale == "tiny"), types=("f32",))
         found = measure(DEVICES, scale=sizes)

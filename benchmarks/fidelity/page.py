@@ -246,7 +246,7 @@ def _true(run: Run) -> float:
 OTHERS: Final = """### Speed, exactness, monotony, errors (5 to 8)
 
 The evaluator's speed has [its own table](evaluator.md) (`make bench-evaluator`). That it equals the specification is \
-tested in `tests/cost/test_evaluator.py`, monotony in `tests/cost/test_monotone.py`, bad input in `tests/hardware`."""
+tested in `tests/evaluator/test_evaluator.py`, monotony in `tests/cost/test_monotone.py`, bad input in `tests/hardware`."""
 
 
 def write(found: Found, versions: str) -> str:

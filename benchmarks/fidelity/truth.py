@@ -153,7 +153,7 @@ def _compile(case: Case, folder: Path, hlo: Path, cycles: bool) -> Record:
     from shardwise.capture.lower import lower
     from shardwise.capture.trace import JitOptions, trace
     from shardwise.errors import DecisionError
-    from shardwise.rewrite.apply import Applied
+    from shardwise.planner.apply import Applied
     from shardwise.verification.compiled import make_mesh
 
     program = case.program.load()

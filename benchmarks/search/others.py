@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from shardwise.cost.local import HardwareCost
     from shardwise.dims.analysis import Analysis
+    from shardwise.lowering.local_cost import HardwareCost
     from shardwise.search.problem import Problem
 
 FOLDER: Final = Path(__file__).parent
@@ -85,11 +85,11 @@ def prepared(
     from shardwise import zoo
     from shardwise.capture.lower import lower
     from shardwise.capture.trace import JitOptions, trace
-    from shardwise.cost.local import HardwareCost
     from shardwise.dims.analysis import analyze_program
     from shardwise.hardware.layout import place
     from shardwise.hardware.mesh import MeshAxes
     from shardwise.hardware.topology import topology as topology_of
+    from shardwise.lowering.local_cost import HardwareCost
 
     program = zoo.parse(target)
     traced = trace(program.fn, program.args, {}, JitOptions(donate_argnums=program.donate_argnums))
@@ -156,7 +156,7 @@ def local_problem(analysis: Analysis, cost: HardwareCost) -> Problem:
     """A problem whose time is what the integer program minimises."""
     import numpy as np
 
-    from shardwise.cost.evaluator import Costs
+    from shardwise.evaluator.evaluator import Costs
     from shardwise.search.ilp import local_s
     from shardwise.search.problem import Problem
 

@@ -130,15 +130,15 @@ def _run(
     from shardwise import zoo
     from shardwise.capture.lower import lower
     from shardwise.capture.trace import JitOptions, trace
-    from shardwise.cost.decisions import State
-    from shardwise.cost.local import HardwareCost
-    from shardwise.cost.lowering import lower_state
-    from shardwise.cost.small import keep_small
     from shardwise.dims.analysis import analyze_program
     from shardwise.hardware.layout import place
     from shardwise.hardware.mesh import MeshAxes
     from shardwise.hardware.topology import topology as topology_of
-    from shardwise.rewrite.planning import decision_words
+    from shardwise.lowering.decisions import State
+    from shardwise.lowering.local_cost import HardwareCost
+    from shardwise.lowering.lowered import lower_state
+    from shardwise.lowering.small import keep_small
+    from shardwise.planner.planning import decision_words
     from shardwise.search.mcts import mcts
     from shardwise.search.problem import Problem, Scored
     from shardwise.search.result import Budget

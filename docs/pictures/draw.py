@@ -15,15 +15,15 @@ from pathlib import Path
 from attention import ARGUMENTS, attention
 
 import shardwise
-from shardwise.cost.decisions import Shard, State
-from shardwise.cost.local import HardwareCost
-from shardwise.cost.lowering import Lowered, lower_state
-from shardwise.cost.sharding import Kind as Move
 from shardwise.dims.analysis import Analysis
 from shardwise.hardware.layout import place
 from shardwise.hardware.topology import topology
 from shardwise.ir.program import Op
 from shardwise.ir.rule import letter
+from shardwise.lowering.decisions import Shard, State
+from shardwise.lowering.local_cost import HardwareCost
+from shardwise.lowering.lowered import Lowered, lower_state
+from shardwise.lowering.sharding import Kind as Move
 
 FOLDER = Path(__file__).parent
 WIDTH = 480

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from shardwise.capture.user_kernel import kernel
     from shardwise.dims.analysis import Analysis, analyze
     from shardwise.errors import ShardwiseError
+    from shardwise.planner.dropin import jit
+    from shardwise.planner.planning import plan
     from shardwise.plans.load import load_plan
     from shardwise.plans.plan import Plan
     from shardwise.report.compare import compare
-    from shardwise.rewrite.dropin import jit
-    from shardwise.rewrite.planning import plan
     from shardwise.rules.call import OpCall
     from shardwise.rules.registry import register_rule, unregister_rule
     from shardwise.verification.verify import verify
@@ -47,10 +47,10 @@ _HOMES = {
     "ShardwiseError": "shardwise.errors",
     "analyze": "shardwise.dims.analysis",
     "compare": "shardwise.report.compare",
-    "jit": "shardwise.rewrite.dropin",
+    "jit": "shardwise.planner.dropin",
     "kernel": "shardwise.capture.user_kernel",
     "load_plan": "shardwise.plans.load",
-    "plan": "shardwise.rewrite.planning",
+    "plan": "shardwise.planner.planning",
     "register_rule": "shardwise.rules.registry",
     "unregister_rule": "shardwise.rules.registry",
     "verify": "shardwise.verification.verify",

@@ -17,13 +17,13 @@ from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
 from shardwise.cost.clusters import cluster
 from shardwise.cost.compute import Pass, Product, pass_s, passes, product_s, stream_s
-from shardwise.cost.decisions import Keep, Shard, State
-from shardwise.cost.local import HardwareCost
-from shardwise.cost.lowering import Lowered, collectives, lower_state
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.load import load_profile
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import Profile
+from shardwise.lowering.decisions import Keep, Shard, State
+from shardwise.lowering.local_cost import HardwareCost
+from shardwise.lowering.lowered import Lowered, collectives, lower_state
 from tests.dims import programs as p
 
 V5E = load_profile("v5e")

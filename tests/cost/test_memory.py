@@ -14,9 +14,6 @@ from jax import lax
 
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
-from shardwise.cost.decisions import Shard, State
-from shardwise.cost.local import HardwareCost
-from shardwise.cost.lowering import Lowered, Reshard, lower_state
 from shardwise.cost.memory import (
     BLOCK,
     GAPS,
@@ -33,6 +30,9 @@ from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.load import load_profile
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import Profile
+from shardwise.lowering.decisions import Shard, State
+from shardwise.lowering.local_cost import HardwareCost
+from shardwise.lowering.lowered import Lowered, Reshard, lower_state
 from tests.dims import programs as p
 
 V5E = load_profile("v5e")

@@ -10,16 +10,16 @@ import pytest
 from shardwise import zoo
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
-from shardwise.cost.decisions import State
-from shardwise.cost.local import HardwareCost
-from shardwise.cost.lowering import Lowered
 from shardwise.cost.model import Cost, CostModel
-from shardwise.cost.structure import Structure
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.layout import Placement, place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import Profile
 from shardwise.hardware.topology import Topology, topology
+from shardwise.lowering.decisions import State
+from shardwise.lowering.local_cost import HardwareCost
+from shardwise.lowering.lowered import Lowered
+from shardwise.lowering.structure import Structure
 from tests.fuzz.generate import random_decisions
 
 MESH = MeshAxes.of({"x": 4, "y": 4})

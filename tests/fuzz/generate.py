@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 
-from shardwise.cost.decisions import Decision, Keep, Shard
-from shardwise.cost.local import HardwareCost
 from shardwise.dims.analysis import Analysis
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.lowering.decisions import Decision, Keep, Shard
+from shardwise.lowering.local_cost import HardwareCost
 
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24)
 ELEMENTS = 3072

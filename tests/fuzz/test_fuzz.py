@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
-from shardwise.cost.decisions import Shard
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.rewrite.planning import plan_decisions
+from shardwise.lowering.decisions import Shard
+from shardwise.planner.planning import plan_decisions
 from tests.fuzz.generate import Drawn, arguments, drawn_programs, random_decisions, with_rings
 
 MESHES = ({"x": 8}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})
@@ -87,10 +87,10 @@ def test_random_programs(part: int, drawn: Drawn, seed: int) -> None:
 
 
 FOUND = {
-    # XLA's partitioner clamps the start of a dynamic slice by the size of a shard (see rewrite/interpret.py).
+    # XLA's partitioner clamps the start of a dynamic slice by the size of a shard (see partitioner/interpret.py).
     "dynamic_slice": (Drawn(((8,),), (("dynamic_slice", 0, 4, 0, 0), ("outer", 0, 0, 0, 0)), 0), 78),
     # XLA's partitioner, for a product over an axis that its result is scattered on while the operands' other axes are not
-    # those of the result: P(None, "x") @ P("x", None) to P("x", ("z", "y")) is wrong (see cost/faults.py).
+    # those of the result: P(None, "x") @ P("x", None) to P("x", ("z", "y")) is wrong (see partitioner/faults.py).
     "product": (
         Drawn(
             shapes=((3, 24), (2,)),

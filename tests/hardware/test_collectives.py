@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwise.cost.sharding import Kind
 from shardwise.errors import HardwareError
 from shardwise.hardware.collectives import KINDS, AlphaBeta, collective, collective_s, table
 from shardwise.hardware.layout import Placement, place, placements
 from shardwise.hardware.topology import topology
+from shardwise.lowering.sharding import Kind
 
 V = 1e9
 

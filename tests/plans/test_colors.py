@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 import shardwise
-from shardwise.cost.decisions import Shard, State
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.lowering.decisions import Shard, State
 from shardwise.plans import colors
 from shardwise.plans.colors import ColorGraph, color_graph, read_colors
 from shardwise.plans.load import read_plan

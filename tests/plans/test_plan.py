@@ -16,7 +16,7 @@ from shardwise.errors import PlanError
 from shardwise.plans.plan import Plan
 from shardwise.tactics.strategies import FSDP, DataParallel, Keep, Megatron, Replicate, Shard
 from tests.dims.programs import shape
-from tests.rewrite.programs import mlp
+from tests.planner.programs import mlp
 
 
 def step(w, x, scale=2.0):

@@ -14,7 +14,7 @@ from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.rewrite.planning import plan_decisions
+from shardwise.planner.planning import plan_decisions
 from shardwise.verification.verify import verify
 from tests.fuzz.generate import random_decisions
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwise.rewrite.apply import to_partition_spec
+from shardwise.planner.apply import to_partition_spec
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.cost.evaluator import Costs
+from shardwise.evaluator.evaluator import Costs
 from shardwise.plans.search_log import MOST_TRADES
 from shardwise.search.front import Front, thinned
-from tests.search.test_plan_search import planned
+from tests.planner.test_plan_search import planned
 
 POINTS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=60)
 

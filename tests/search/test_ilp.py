@@ -14,16 +14,16 @@ import pytest
 
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
-from shardwise.cost.local import HardwareCost
 from shardwise.cost.memory import blocks
 from shardwise.cost.model import CostModel
-from shardwise.cost.sharding import Sharding, reshard
-from shardwise.cost.structure import Structure
-from shardwise.cost.ways import Ways
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
+from shardwise.lowering.local_cost import HardwareCost
+from shardwise.lowering.sharding import Sharding, reshard
+from shardwise.lowering.structure import Structure
+from shardwise.lowering.ways import Ways
 from shardwise.search.ilp import Option, ilp, local_s, options, shardings
 from shardwise.search.problem import Problem
 from shardwise.search.run import SearchError

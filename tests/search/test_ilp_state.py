@@ -11,7 +11,7 @@ import pytest
 import scipy.optimize
 
 import shardwise
-from shardwise.cost.decisions import Decision, Keep, Pin, Shard
+from shardwise.lowering.decisions import Decision, Keep, Pin, Shard
 from shardwise.search.exhaustive import exhaustive
 from shardwise.search.ilp import NoShardingError, ilp, local_s
 from shardwise.search.ilp_state import _towards, ilp_state

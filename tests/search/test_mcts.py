@@ -11,16 +11,16 @@ import pytest
 
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
-from shardwise.cost.decisions import Keep, Shard
-from shardwise.cost.local import HardwareCost
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
-from shardwise.search.auto import Options
+from shardwise.lowering.decisions import Keep, Shard
+from shardwise.lowering.local_cost import HardwareCost
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem, Scored
 from shardwise.search.result import Budget, Ended, Improvement
+from shardwise.search.searcher import Options
 
 
 def sgd(width: int, batch: int) -> tuple[Any, list[Any]]:

@@ -14,12 +14,12 @@ import pytest
 from shardwise import zoo
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
-from shardwise.cost.decisions import Keep, Shard
-from shardwise.cost.local import HardwareCost
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
+from shardwise.lowering.decisions import Keep, Shard
+from shardwise.lowering.local_cost import HardwareCost
 from shardwise.search.ablation import ABLATIONS
 from shardwise.search.exhaustive import all_states, count_states, exhaustive
 from shardwise.search.methods import METHODS

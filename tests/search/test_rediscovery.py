@@ -15,16 +15,16 @@ from typing import Any
 from shardwise import zoo
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
-from shardwise.cost.decisions import State
-from shardwise.cost.local import HardwareCost
-from shardwise.cost.lowering import Lowered, lower_state
-from shardwise.cost.storage import views
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
 from shardwise.ir.program import Op, Unit
-from shardwise.rewrite.inquiry import Inquiry
+from shardwise.lowering.decisions import State
+from shardwise.lowering.local_cost import HardwareCost
+from shardwise.lowering.lowered import Lowered, lower_state
+from shardwise.lowering.storage import views
+from shardwise.planner.inquiry import Inquiry
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
 from shardwise.search.result import Budget, Found

@@ -20,9 +20,9 @@ from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.planner.apply import Applied, make_mesh
+from shardwise.planner.planning import plan_decisions
 from shardwise.plans.plan import Plan
-from shardwise.rewrite.apply import Applied, make_mesh
-from shardwise.rewrite.planning import plan_decisions
 from tests.fuzz.generate import Drawn, drawn_programs, random_decisions, with_rings
 from tests.spmd.emitted import emitted, predicted
 from tests.verification.strategy_rows import ROWS

@@ -18,11 +18,11 @@ from jax.experimental import io_callback
 import shardwise
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
-from shardwise.cost.decisions import Decision, Shard
 from shardwise.dims.analysis import analyze_program
 from shardwise.errors import CaptureError
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.rewrite.planning import plan_decisions
+from shardwise.lowering.decisions import Decision, Shard
+from shardwise.planner.planning import plan_decisions
 from tests.spmd.emitted import emitted, predicted
 
 MESHES = (pytest.param({"a": 4}, marks=pytest.mark.slow), {"a": 2, "b": 4})

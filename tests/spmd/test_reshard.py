@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from shardwise.cost.sharding import ArrayType, Axes, Kind, Ring, Sharding, reshard
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.rewrite.shardy import partition_spec
+from shardwise.lowering.sharding import ArrayType, Axes, Kind, Ring, Sharding, reshard
+from shardwise.partitioner.shardy import partition_spec
 from shardwise.spmd.collectives import emit
 
 MESHES = ({"x": 8}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})

@@ -10,7 +10,7 @@ import pytest
 import shardwise
 from shardwise.search.result import Ended
 from shardwise.tactics.strategies import Auto, DataParallel, Keep, Replicate, Shard
-from tests.search.test_plan_search import shapes, small_memory, step
+from tests.planner.test_plan_search import shapes, small_memory, step
 
 P = jax.sharding.PartitionSpec
 PATHS = ("params/up", "params/down", "moments/up", "moments/down")

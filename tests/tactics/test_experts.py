@@ -10,17 +10,17 @@ import pytest
 from shardwise import zoo
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
-from shardwise.cost.decisions import State
-from shardwise.cost.local import HardwareCost
-from shardwise.cost.lowering import lower_state
 from shardwise.cost.model import CostModel
-from shardwise.cost.small import keep_small
-from shardwise.cost.structure import Structure
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.errors import DecisionError
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
+from shardwise.lowering.decisions import State
+from shardwise.lowering.local_cost import HardwareCost
+from shardwise.lowering.lowered import lower_state
+from shardwise.lowering.small import keep_small
+from shardwise.lowering.structure import Structure
 from shardwise.search.places import Places, find_places
 from shardwise.tactics import strategies
 from shardwise.tactics.experts import MENU, PARTS, Expert, combinations, experts, part_tactic

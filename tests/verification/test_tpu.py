@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.cost.sharding import ArrayType, Kind, Ring, Sharding, reshard
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.lowering.sharding import ArrayType, Kind, Ring, Sharding, reshard
 from shardwise.verification.compiled import CompileError, compile_step, tpu_environment
 from tests.verification import fresh
 from tests.verification.host_programs import B, D, F, L

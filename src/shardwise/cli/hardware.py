@@ -16,9 +16,9 @@ from shardwise.cli import completers, options
 from shardwise.report.units import si
 
 if TYPE_CHECKING:
-    from shardwise.hardware.calibrate import Calibration
+    from shardwise.calibration.calibrate import Calibration
+    from shardwise.calibration.readings import Measured
     from shardwise.hardware.profile import LinkTier, Profile
-    from shardwise.hardware.readings import Measured
     from shardwise.hardware.topology import Topology
 
 
@@ -214,8 +214,8 @@ def _figures(profile: Profile) -> list[tuple[str, str]]:
 
 
 def _calibrate(arguments: argparse.Namespace) -> str:
-    from shardwise.hardware.calibrate import calibrate, check_output
-    from shardwise.hardware.readings import fastest, read_measured
+    from shardwise.calibration.calibrate import calibrate, check_output
+    from shardwise.calibration.readings import fastest, read_measured
 
     flag = "--xla_force_host_platform_device_count"
     if (arguments.devices or 0) > 1 and flag not in os.environ.get("XLA_FLAGS", ""):
@@ -253,7 +253,7 @@ def _measured(arguments: argparse.Namespace) -> Measured:
     if arguments.readings:
         check_writable(arguments.readings, HardwareError)
 
-    from shardwise.verification.measure import measure  # brings JAX
+    from shardwise.calibration.measure import measure  # brings JAX
 
     def say(what: str) -> None:
         if sys.stderr is not None and (arguments.verbose or (not arguments.quiet and sys.stderr.isatty())):

@@ -81,8 +81,8 @@ def _plan(arguments: argparse.Namespace) -> str | Answer:
     for file in (arguments.output, arguments.report):
         if file is not None:
             check_writable(file, PlanError)
+    from shardwise.planner.planning import plan
     from shardwise.report.progress import ProgressLine
-    from shardwise.rewrite.planning import plan
     from shardwise.search.result import Ended
 
     target = load_target(arguments.target)

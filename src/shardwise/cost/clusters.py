@@ -38,8 +38,8 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
-from shardwise.cost.structure import SCATTERS, SUMS
 from shardwise.ir.program import Op, Program, Unit
+from shardwise.lowering.structure import SCATTERS, SUMS
 from shardwise.rules.elementwise import ELEMENTWISE, PASSING
 
 

@@ -45,12 +45,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shardwise.cost.clusters import Clusters, Role
-from shardwise.cost.lowering import Lowered
-from shardwise.cost.sharding import Axes, is_moved
-from shardwise.cost.ways import Way
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import Profile
 from shardwise.ir.program import Op, Program, Unit, Value
+from shardwise.lowering.lowered import Lowered
+from shardwise.lowering.sharding import Axes, is_moved
+from shardwise.lowering.ways import Way
 
 #: Ops that touch no more of their first operand than they give.
 _READ_PARTS: Final = frozenset({"scan.input", "slice", "dynamic_slice", "gather", "split"})

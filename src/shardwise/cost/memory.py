@@ -40,11 +40,11 @@ from functools import cache, cached_property
 from typing import Final
 
 from shardwise.cost.clusters import IN_PLACE, Clusters, Role, cluster, kernel_order
-from shardwise.cost.lowering import Lowered, Reshard
-from shardwise.cost.sharding import ROUNDED_BYTES, Kind, Sharding
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import Profile
 from shardwise.ir.program import HEAVY, Op, Origin, Program, Value
+from shardwise.lowering.lowered import Lowered, Reshard
+from shardwise.lowering.sharding import ROUNDED_BYTES, Kind, Sharding
 
 #: Memory is counted in blocks of this many bytes.
 BLOCK: Final = 512

@@ -8,8 +8,8 @@ A *term* is what one small part of the program costs under a state:
 - a **value**: the memory it takes while it lives (``shardwise.cost.memory``).
 
 A term reads how its own ops compute and how its own values lie, nothing else. Time is counted in whole picoseconds and memory
-in blocks of 512 bytes, so that sums do not depend on their order: ``shardwise.cost.evaluator`` adds the same terms from tables
-and must agree exactly.
+in blocks of 512 bytes, so that sums do not depend on their order: ``shardwise.evaluator.evaluator`` adds the same terms from
+tables and must agree exactly.
 
 Time. Compute and communication are added up; early gathers and late reductions hide behind compute as far as it goes:
 ``time = compute + comm - min(hidden, compute)``, between the bounds ``max(compute, comm)`` and ``compute + comm``.
@@ -27,8 +27,6 @@ from typing import Final
 import numpy as np
 
 from shardwise.cost.compute import Edge, Pass, Tensor, pass_s, passes
-from shardwise.cost.local import HardwareCost
-from shardwise.cost.lowering import Lowered, Reshard
 from shardwise.cost.memory import (
     BLOCK,
     Allocation,
@@ -39,8 +37,10 @@ from shardwise.cost.memory import (
     use_points,
     value_allocations,
 )
-from shardwise.cost.structure import Structure
 from shardwise.ir.program import MANUAL, Op
+from shardwise.lowering.local_cost import HardwareCost
+from shardwise.lowering.lowered import Lowered, Reshard
+from shardwise.lowering.structure import Structure
 
 
 class TermKind(enum.Enum):

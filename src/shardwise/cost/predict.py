@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardwise.cost.lowering import Lowered
 from shardwise.cost.memory import BLOCK, Allocation
 from shardwise.cost.model import Cost, CostModel, Figures, Term, TermKind, memory_curve
-from shardwise.cost.sharding import Kind
 from shardwise.errors import PlanError
 from shardwise.ir.program import HEAVY
+from shardwise.lowering.lowered import Lowered
+from shardwise.lowering.sharding import Kind
 
 #: How many of the tensors alive at the peak are kept by name.
 _NAMED: Final = 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.cost.decisions import Decision, Keep, Pin, Shard
+from shardwise.lowering.decisions import Decision, Keep, Pin, Shard
 
 
 def choice_json(decision: Decision) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardwise.cost.decisions import State
 from shardwise.dims.analysis import Analysis, Conflict, Group
 from shardwise.ir.program import Origin
+from shardwise.lowering.decisions import State
 
 #: Groups, conflicts and meetings that are kept; and examples of each.
 MOST_GROUPS: Final = 60

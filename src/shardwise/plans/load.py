@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.cost.predict import read_predicted
-from shardwise.cost.sharded import read_sharded
 from shardwise.errors import MeshError, PlanError
 from shardwise.hardware.mesh import MeshAxes, spec_problems
+from shardwise.lowering.sharded_program import read_sharded
 from shardwise.plans.choices import read_choices
 from shardwise.plans.colors import read_colors
 from shardwise.plans.plan import SCHEMA, ArrayPlan, Plan, PredictedCollective
 from shardwise.plans.search_log import read_search
-from shardwise.plans.variant import read_variant
+from shardwise.transforms.variant import read_variant
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

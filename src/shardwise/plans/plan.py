@@ -17,21 +17,21 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from shardwise.cost.decisions import Decision
 from shardwise.cost.predict import Predicted
-from shardwise.cost.sharded import ShardedProgram
 from shardwise.errors import PlanError
 from shardwise.files import write_whole
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.lowering.decisions import Decision
+from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.plans.choices import choice_json
 from shardwise.plans.colors import NO_COLORS, ColorGraph
 from shardwise.plans.search_log import SearchLog
-from shardwise.plans.variant import AS_IS, Variant
+from shardwise.transforms.variant import AS_IS, Variant
 
 if TYPE_CHECKING:
+    from shardwise.planner.what_if import Effect, WhatIf
     from shardwise.report.comparison import Row
     from shardwise.report.logical import Rules
-    from shardwise.rewrite.what_if import Effect, WhatIf
 
 SCHEMA: Final = 7
 
@@ -165,7 +165,7 @@ class Plan:
         >>> plan.constraints
         ()
         """
-        from shardwise.rewrite.choose import stated_constraints
+        from shardwise.partitioner.choose import stated_constraints
 
         if self.asked is None or self.jaxpr is None:
             return ()
@@ -269,7 +269,7 @@ class Plan:
         True
         """
         from shardwise.capture.trace import JitOptions
-        from shardwise.rewrite.what_if import bound
+        from shardwise.planner.what_if import bound
 
         return bound(self, fn, args, kwargs, JitOptions(static_argnums, static_argnames), roles)
 
@@ -308,7 +308,7 @@ class Plan:
         >>> asked.after.time_s > 3 * asked.before.time_s, [spec.path for spec in asked.specs]
         (True, ['x', 'out'])
         """
-        from shardwise.rewrite.what_if import what_if
+        from shardwise.planner.what_if import what_if
 
         return what_if(self, tactics, without, pins, topology)
 
@@ -319,7 +319,7 @@ class Plan:
         >>> [effect.time_s > plan.predicted.time_s for effect in plan.effects]
         [True]
         """
-        from shardwise.rewrite.what_if import effects
+        from shardwise.planner.what_if import effects
 
         return effects(self) if self.asked is not None else ()
 
@@ -385,7 +385,7 @@ class Plan:
         >>> tuple(one.restore_args(mesh)[0][0].sharding.spec)
         ()
         """
-        from shardwise.rewrite.apply import placed_shape
+        from shardwise.planner.apply import placed_shape
 
         return self._trees()[0].unflatten([placed_shape(a, mesh) for a in self.arguments])
 
@@ -395,7 +395,7 @@ class Plan:
         >>> one.init(lambda key: jax.random.normal(key, (64, 64)), jax.random.key(0), of="w").shape
         (64, 64)
         """
-        from shardwise.rewrite.apply import init_sharded, make_mesh
+        from shardwise.planner.apply import init_sharded, make_mesh
 
         return init_sharded(self, fn, args, of, make_mesh(self.mesh, order=self.device_order) if mesh is None else mesh)
 
@@ -407,7 +407,7 @@ class Plan:
         return self.trees
 
     def _tree(self, which: int, arrays: tuple[ArrayPlan, ...], mesh: Any = None) -> Any:
-        from shardwise.rewrite.apply import named_sharding, to_partition_spec
+        from shardwise.planner.apply import named_sharding, to_partition_spec
 
         leaves = [to_partition_spec(a.spec) if mesh is None else named_sharding(a, mesh) for a in arrays]
         return self._trees()[which].unflatten(leaves)
@@ -426,7 +426,7 @@ class Plan:
         (64, 64)
         """
         from shardwise.capture.trace import JitOptions
-        from shardwise.rewrite.apply import PlannedFunction, check_mesh, make_mesh
+        from shardwise.planner.apply import PlannedFunction, check_mesh, make_mesh
 
         mesh = make_mesh(self.mesh, order=self.device_order) if mesh is None else mesh
         check_mesh(self, mesh)

@@ -10,24 +10,24 @@ from typing import Any, NamedTuple
 
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions
-from shardwise.cost.local import HardwareCost
 from shardwise.cost.model import CostModel
-from shardwise.cost.structure import Structure
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.errors import DecisionError, MeshError, PlanError, ShardwiseError
 from shardwise.hardware.layout import Placement, ideal
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
+from shardwise.lowering.local_cost import HardwareCost
+from shardwise.lowering.structure import Structure
+from shardwise.planner.deciding import placement_of
+from shardwise.planner.fingerprint import check_version
+from shardwise.planner.mesh import OpenMesh
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
-from shardwise.plans.variant import AS_IS, Variant
 from shardwise.report.comparison import Comparison, expert_row, plan_row
-from shardwise.rewrite.deciding import placement_of
-from shardwise.rewrite.fingerprint import check_version
-from shardwise.rewrite.variants import trace_variant
-from shardwise.search.mesh import OpenMesh
 from shardwise.tactics.experts import MENU, PARTS, experts
 from shardwise.tactics.tactic import Context
+from shardwise.transforms.variant import AS_IS, Variant
+from shardwise.transforms.variants import trace_variant
 
 #: A plan, one with a name, or the path of a saved one.
 Given = Plan | tuple[str, Plan] | str | os.PathLike[str]

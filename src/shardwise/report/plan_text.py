@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from shardwise.cost.decisions import Pin, Shard
+from shardwise.lowering.decisions import Pin, Shard
 from shardwise.report.page import Page, table
 from shardwise.report.program_text import laid_out, touching
 from shardwise.report.summary import print_origin

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from shardwise.cost.storage import views
+from shardwise.lowering.storage import views
 from shardwise.report.page import Page, table
 from shardwise.report.units import si
 from shardwise.spmd.text import MOVING, Line, program_lines, totals
 
 if TYPE_CHECKING:
-    from shardwise.cost.sharded import ShardedProgram
     from shardwise.ir.program import Program
+    from shardwise.lowering.sharded_program import ShardedProgram
 
 #: Below this width a collective's bytes stand where other lines have their source.
 _WIDE: Final = 100

@@ -9,8 +9,8 @@ from shardwise.report.units import binary, plural, seconds
 from shardwise.report.wrapping import wrapped
 
 if TYPE_CHECKING:
+    from shardwise.planner.what_if import WhatIf
     from shardwise.plans.plan import Spec
-    from shardwise.rewrite.what_if import WhatIf
 
 _MOST: Final = 8
 

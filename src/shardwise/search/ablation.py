@@ -20,10 +20,10 @@ from typing import Final
 
 import numpy as np
 
-from shardwise.cost.decisions import Decision
-from shardwise.cost.local import HardwareCost
 from shardwise.dims.analysis import Analysis
 from shardwise.dims.groups import find_groups
+from shardwise.lowering.decisions import Decision
+from shardwise.lowering.local_cost import HardwareCost
 from shardwise.search.problem import Problem
 
 

@@ -9,10 +9,11 @@ one state; so is the largest of these sums. With ``A(v)`` the shardings that a s
 
     bound = max over points t of the sum over values v alive at t of min over s in A(v) of blocks(v, s)
 
-``A(v)`` follows the storage rule (``shardwise.cost.storage``): every mesh axis lies on one dimension of a value or on none, and
-on one only if the dimension's color can be given it, by the base or by a decision of the search, and if sizes divide. Pinned
-dimensions lie as they are pinned; axes on which the base keeps a value whole are not used; a dimension whose conflict can't be
-resolved stays whole. Values that wait to be reduced, or that stay as they are computed, are no smaller than the best of these.
+``A(v)`` follows the storage rule (``shardwise.lowering.storage``): every mesh axis lies on one dimension of a value or on none,
+and on one only if the dimension's color can be given it, by the base or by a decision of the search, and if sizes divide.
+Pinned dimensions lie as they are pinned; axes on which the base keeps a value whole are not used; a dimension whose conflict
+can't be resolved stays whole. Values that wait to be reduced, or that stay as they are computed, are no smaller than the best
+of these.
 
 Weak. Values are counted as if each could choose for itself, and the copies that resharding makes are not counted: a plan in
 which every value is as small as it can be may have to gather a great deal.
@@ -26,14 +27,14 @@ from typing import Final
 
 import numpy as np
 
-from shardwise.cost.decisions import Decision, State
 from shardwise.cost.memory import BLOCK, Allocation, blocks
 from shardwise.cost.model import CostModel, memory_curve
 from shardwise.cost.predict import Alive
-from shardwise.cost.sharding import Sharding
-from shardwise.cost.storage import kept_axes
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Origin, Value
+from shardwise.lowering.decisions import Decision, State
+from shardwise.lowering.sharding import Sharding
+from shardwise.lowering.storage import kept_axes
 
 #: How many of the tensors to blame are named.
 _NAMED: Final = 20
@@ -59,8 +60,8 @@ def peak_bound(
     ``mesh`` where it is another than that of the model's placement.
 
     >>> import jax, shardwise
-    >>> from shardwise.cost.local import HardwareCost
-    >>> from shardwise.cost.structure import Structure
+    >>> from shardwise.lowering.local_cost import HardwareCost
+    >>> from shardwise.lowering.structure import Structure
     >>> from shardwise.hardware.mesh import MeshAxes
     >>> x, w = (jax.ShapeDtypeStruct(s, "float32") for s in [(4096, 1024), (1024, 1024)])
     >>> structure = Structure.of(shardwise.analyze(lambda x, w: x @ w, x, w))

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from shardwise.cost.evaluator import Costs
+from shardwise.evaluator.evaluator import Costs
 from shardwise.search.problem import Problem, Scored
 from shardwise.search.result import Budget, Ended, Found, Progress
 from shardwise.search.run import Run, SearchError, searched

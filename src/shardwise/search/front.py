@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from shardwise.cost.evaluator import Costs
+from shardwise.evaluator.evaluator import Costs
 
 #: States that differ by less in both are shown as one.
 _SAME: Final = 0.001

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwise.cost.decisions import Decision, State
-from shardwise.cost.lowering import Lowered
 from shardwise.cost.model import CostModel
-from shardwise.cost.sharding import Axes, Sharding
-from shardwise.cost.storage import kept_axes
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op
+from shardwise.lowering.decisions import Decision, State
+from shardwise.lowering.lowered import Lowered
+from shardwise.lowering.sharding import Axes, Sharding
+from shardwise.lowering.storage import kept_axes
 
 
 class Held:

@@ -4,7 +4,7 @@ The problem: a search over decisions finds good states; how far are they from th
 
 The idea. Alpa's (Zheng et al., 2022): every value lies in one of its shardings, every op computes in one of its ways, ops cost
 their time and edges the time of resharding, all local; what is alive at one time must fit. Here, in the words of
-``shardwise.cost.lowering`` and with its own local costs:
+``shardwise.lowering.lowered`` and with its own local costs:
 
     minimize    Σ_o runs_o Σ_w seconds_w y_ow  +  Σ_o Σ_r runs_o Σ_ms move(m, s) f_orms  +  Σ_vg runs_g Σ_st move(s, t) z_vgst
     such that   Σ_s x_vs = 1    Σ_w y_ow = 1                                       every value, every op         (``_choices``)
@@ -42,14 +42,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from shardwise.cost.decisions import Decision
-from shardwise.cost.lowering import Choice, Lowered
 from shardwise.cost.memory import blocks
 from shardwise.cost.model import CostModel
-from shardwise.cost.sharding import ArrayType, Axes, Sharding, reshard
-from shardwise.cost.ways import Ways
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op
+from shardwise.lowering.decisions import Decision
+from shardwise.lowering.lowered import Choice, Lowered
+from shardwise.lowering.sharding import ArrayType, Axes, Sharding, reshard
+from shardwise.lowering.ways import Ways
 from shardwise.search.held import Held
 from shardwise.search.run import SearchError
 

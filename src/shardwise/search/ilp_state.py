@@ -24,9 +24,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from shardwise.cost.decisions import State
-from shardwise.cost.lowering import Lowered
-from shardwise.cost.sharding import Sharding
+from shardwise.lowering.decisions import State
+from shardwise.lowering.lowered import Lowered
+from shardwise.lowering.sharding import Sharding
 from shardwise.search.ilp import NoShardingError, Optimum, ilp, local_s
 from shardwise.search.problem import Actions, Problem
 from shardwise.search.result import Budget, Ended, Found, Progress

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from shardwise.cost.decisions import Decision, Keep
-from shardwise.cost.sharding import Axes, Collective, Kind
+from shardwise.lowering.decisions import Decision, Keep
+from shardwise.lowering.sharding import Axes, Collective, Kind
 from shardwise.search.problem import Actions, Problem, Scored
 from shardwise.search.run import Run
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shardwise.cost.storage import views
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.program import HEAVY, Op, Value
 from shardwise.ir.rule import Kind
+from shardwise.lowering.storage import views
 
 #: A dimension of an argument: (path, dimension).
 PathDim = tuple[str, int]

@@ -18,16 +18,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shardwise.cost.decisions import Decision, Keep, State
-from shardwise.cost.evaluator import Costs, Evaluator
-from shardwise.cost.local import HardwareCost
-from shardwise.cost.locality import Space, shard
 from shardwise.cost.model import Cost, CostModel
-from shardwise.cost.small import small_together
-from shardwise.cost.storage import VIEWS
-from shardwise.cost.structure import Structure
 from shardwise.dims.analysis import Analysis, Group
+from shardwise.evaluator.evaluator import Costs, Evaluator
+from shardwise.evaluator.locality import Space, shard
 from shardwise.ir.program import HEAVY
+from shardwise.lowering.decisions import Decision, Keep, State
+from shardwise.lowering.local_cost import HardwareCost
+from shardwise.lowering.small import small_together
+from shardwise.lowering.storage import VIEWS
+from shardwise.lowering.structure import Structure
 from shardwise.search.front import Front
 
 #: Ways to resolve the conflicts of one group that are tried; with more bits than two, all alike or one different.

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from shardwise.cost.decisions import Decision, Keep, Shard
-from shardwise.cost.index import Array
+from shardwise.evaluator.index import Array
+from shardwise.lowering.decisions import Decision, Keep, Shard
 from shardwise.search.problem import Actions, Problem
 
 

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardwise.cost.decisions import Decision
+from shardwise.lowering.decisions import Decision
 from shardwise.search.front import Points
 from shardwise.search.problem import Scored
 

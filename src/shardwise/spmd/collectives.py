@@ -1,7 +1,7 @@
 """One emitter for each kind of collective, and for the permutes of windowed ops.
 
-The problem. ``shardwise.cost.sharding.reshard`` says by which steps a value goes from one sharding to another. Here each step
-becomes one collective of ``jax.lax`` on the local block, so that what is emitted is what was counted.
+The problem. ``shardwise.lowering.sharding.reshard`` says by which steps a value goes from one sharding to another. Here each
+step becomes one collective of ``jax.lax`` on the local block, so that what is emitted is what was counted.
 
 Blocks are numbered by the axes of a dimension, major first. A gather or an all-to-all over axes of several dimensions is one
 collective over all of them; the pieces are then put where they belong by transposing. A permute is a bijection of devices.
@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwise.cost.halo import Fetch
-from shardwise.cost.sharding import PAIRED, Axes, Collective, Kind, Sharding
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.lowering.halo import Fetch
+from shardwise.lowering.sharding import PAIRED, Axes, Collective, Kind, Sharding
 
 
 def block_index(axes: Axes, mesh: MeshAxes) -> Any:

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from shardwise.capture import jax_internals as internals
-from shardwise.cost.sharding import Axes
 from shardwise.errors import RuleError, SpmdError
+from shardwise.lowering.sharding import Axes
 from shardwise.rules.attention import broadcast_bias_dims
 from shardwise.rules.kernels import grid_splits
 from shardwise.spmd.collectives import block_index, pieces

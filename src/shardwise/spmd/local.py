@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwise.capture import jax_internals as internals
-from shardwise.cost.halo import Fetch, fetches
-from shardwise.cost.sharding import Axes
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import MANUAL, Op
 from shardwise.ir.rule import Kind, Rule
+from shardwise.lowering.halo import Fetch, fetches
+from shardwise.lowering.sharding import Axes
 from shardwise.spmd.collectives import block_index, fetch, fill_outside, pieces
 
 Array = Any

@@ -3,8 +3,8 @@
 The problem. A lowered state says for every op which axes split its factors, and for every value in which sharding it leaves
 its op. XLA's partitioner can only be asked for that by constraints.
 
-The idea. The jaxpr is walked again as capture walked it. Each operand is brought from the sharding it has into the one that
-the op needs, by the collectives that the cost model counted (``shardwise.cost.sharding.reshard``); the op is bound on the local
+The idea. The jaxpr is walked again as capture walked it. Each operand is brought from the sharding it has into the one that the
+op needs, by the collectives that the cost model counted (``shardwise.lowering.sharding.reshard``); the op is bound on the local
 blocks (``shardwise.spmd.local``); its result is brought into the sharding that the plan stores. Loops and branches are emitted
 again around local bodies. A value is brought into a sharding once in a section: a loop body, or what stands behind the barrier
 of a ``remat``, starts anew.
@@ -29,9 +29,11 @@ import numpy as np
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import called
 from shardwise.capture.replay import Replay
-from shardwise.cost.moves import still_partial
-from shardwise.cost.sharded import ShardedProgram
-from shardwise.cost.sharding import (
+from shardwise.errors import SpmdError
+from shardwise.ir.program import Op, Program, Region
+from shardwise.lowering.moves import still_partial
+from shardwise.lowering.sharded_program import ShardedProgram
+from shardwise.lowering.sharding import (
     PAIRED,
     ROUNDED,
     ArrayType,
@@ -44,8 +46,6 @@ from shardwise.cost.sharding import (
     result_sharding,
     tensor_sharding,
 )
-from shardwise.errors import SpmdError
-from shardwise.ir.program import Op, Program, Region
 from shardwise.spmd import indexing, kernels, random, reductions, shapes, windows  # noqa: F401  (they register local forms)
 from shardwise.spmd.collectives import block_index, emit, pieces
 from shardwise.spmd.local import LocalOp, compute

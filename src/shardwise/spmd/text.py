@@ -21,10 +21,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from shardwise.cost.halo import Fetch, fetches
-from shardwise.cost.moves import still_partial
-from shardwise.cost.sharded import ShardedProgram
-from shardwise.cost.sharding import (
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.program import MANUAL, Op, Program, Region, Value
+from shardwise.lowering.halo import Fetch, fetches
+from shardwise.lowering.moves import still_partial
+from shardwise.lowering.sharded_program import ShardedProgram
+from shardwise.lowering.sharding import (
     PAIRED,
     ROUNDED,
     Collective,
@@ -37,9 +39,7 @@ from shardwise.cost.sharding import (
     result_sharding,
     tensor_sharding,
 )
-from shardwise.cost.structure import reshard_sections
-from shardwise.hardware.mesh import MeshAxes
-from shardwise.ir.program import MANUAL, Op, Program, Region, Value
+from shardwise.lowering.structure import reshard_sections
 
 #: Kinds of lines that communicate.
 MOVING: Final = frozenset(kind.value for kind in Kind if kind is not Kind.SLICE)

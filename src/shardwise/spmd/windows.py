@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwise.cost.halo import Fetch
+from shardwise.lowering.halo import Fetch
 from shardwise.spmd.collectives import pieces
 from shardwise.spmd.local import Array, LocalOp, form
 

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shardwise.cost.decisions import Decision, State
-from shardwise.cost.lowering import Known, Lowered
 from shardwise.cost.model import Cost, CostModel
-from shardwise.cost.small import keep_small
-from shardwise.cost.ways import Ways
 from shardwise.errors import DecisionError
 from shardwise.ir.program import Value
+from shardwise.lowering.decisions import Decision, State
+from shardwise.lowering.lowered import Known, Lowered
+from shardwise.lowering.small import keep_small
+from shardwise.lowering.ways import Ways
 from shardwise.search.places import Places, find_places
 from shardwise.tactics import strategies
 from shardwise.tactics.tactic import Context, Tactic

@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from shardwise.cost.decisions import Pin
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
 from shardwise.hardware.mesh import MeshAxes, spec_problems
 from shardwise.ir.program import Spec
+from shardwise.lowering.decisions import Pin
 from shardwise.tactics.marks import Marks
 
 

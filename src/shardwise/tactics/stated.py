@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shardwise.cost.decisions import Shard
 from shardwise.dims.analysis import Analysis
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.lowering.decisions import Shard
 
 
 def stated_shards(analysis: Analysis, mesh: MeshAxes) -> list[Shard]:

@@ -9,17 +9,17 @@ import os.path
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwise.cost.decisions import Decision, State
-from shardwise.cost.decisions import Keep as KeepDecision
-from shardwise.cost.decisions import Shard as ShardDecision
-from shardwise.cost.lowering import lower_state
-from shardwise.cost.sharding import Kind as Move
-from shardwise.cost.storage import views
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
 from shardwise.ir.program import HEAVY, Op, Program, Value
 from shardwise.ir.rule import Kind
-from shardwise.search.auto import Searcher
+from shardwise.lowering.decisions import Decision, State
+from shardwise.lowering.decisions import Keep as KeepDecision
+from shardwise.lowering.decisions import Shard as ShardDecision
+from shardwise.lowering.lowered import lower_state
+from shardwise.lowering.sharding import Kind as Move
+from shardwise.lowering.storage import views
+from shardwise.search.searcher import Searcher
 from shardwise.tactics.stated import stated_shards
 from shardwise.tactics.tactic import Context, PathDim, shard_groups
 

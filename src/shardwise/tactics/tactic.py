@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shardwise.cost.decisions import Decision
-from shardwise.cost.decisions import Shard as ShardDecision
-from shardwise.cost.local import HardwareCost
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Value
-from shardwise.search.auto import Searcher
+from shardwise.lowering.decisions import Decision
+from shardwise.lowering.decisions import Shard as ShardDecision
+from shardwise.lowering.local_cost import HardwareCost
+from shardwise.search.searcher import Searcher
 
 #: A dimension of an argument or output: (path, dimension).
 PathDim = tuple[str, int]

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwise.errors import CompileError
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.rewrite import apply
+from shardwise.planner import apply
 from shardwise.verification import hlo
 from shardwise.verification.collectives import Collective, collectives
 

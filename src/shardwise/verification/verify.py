@@ -18,9 +18,9 @@ from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions
 from shardwise.errors import PlanError
 from shardwise.ir.program import Program
+from shardwise.planner.apply import Applied
 from shardwise.plans.plan import Plan
-from shardwise.rewrite.apply import Applied
-from shardwise.rewrite.variants import trace_variant
+from shardwise.transforms.variants import trace_variant
 from shardwise.verification.compiled import HOST, Compiled, make_mesh, read_or_refuse
 from shardwise.verification.summary import logical_totals
 

@@ -1,0 +1,1 @@
+"""Measuring machines: hardware profiles from readings."""

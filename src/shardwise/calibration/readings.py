@@ -1,0 +1,105 @@
+"""What was read on a machine: times of small programs whose work is known, and what the machine says of itself.
+
+``shardwise.calibration.measure`` reads, ``shardwise.calibration.calibrate`` makes a profile of it. In between readings can be
+kept in a file, and those of different times joined: of each the fastest counts, since what else a machine does only ever
+slows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from shardwise.errors import HardwareError
+
+#: Collectives that are measured.
+KINDS: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+#: Products of few rows that are measured.
+THIN: Final = ("thin.forward", "thin.transposed")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One measurement on one device: of what, at which size, how much work, how long.
+
+    ``what`` is ``"matrix.bf16"`` and so on (FLOPs), ``"thin.forward"`` and so on (FLOPs, and the ``elements`` of the operands),
+    ``"memory"`` (bytes read and written in one pass over ``elements``), ``"vector"`` and ``"transcendentals"`` (operations),
+    ``"launch"`` (kernels), ``"straight"`` and ``"turned"`` (bytes of a pass over ``elements``), or one of ``KINDS`` (bytes), in
+    groups of so many devices, 0 for all; ``between`` products, whose time is the reading ``"between"`` (FLOPs).
+    """
+
+    what: str
+    size: str
+    work: float
+    time_s: float
+    elements: float = 0.0
+    group: int = 0
+    between: bool = False
+
+    @property
+    def rate(self) -> float:
+        return self.work / self.time_s
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a machine says of itself. ``memory_bytes`` is one device's part of a host's memory, or the limit that JAX has (0 if
+    it tells none); ``memory_fraction`` what JAX was told to take of a GPU's memory, None if nothing; ``scatters`` whether its
+    compiler makes reduce-scatters, ``minor_copies`` whether it turns arrays round to gather them; None if it was not asked."""
+
+    device_kind: str
+    platform: str
+    devices: int
+    jax: str
+    memory_bytes: int = 0
+    memory_fraction: float | None = None
+    clock_hz: float | None = None
+    scatters: bool | None = None
+    minor_copies: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A machine, what was read on it, and what could not be."""
+
+    machine: Machine
+    readings: tuple[Reading, ...]
+    notes: tuple[str, ...]
+    time_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": 1, **dataclasses.asdict(self)}
+
+    @staticmethod
+    def from_json(data: Any) -> Measured:
+        """Raises KeyError, TypeError or ValueError where the data are no readings."""
+        if data["schema"] != 1:
+            raise ValueError(f"readings of schema {data['schema']!r} are not known")
+        read = tuple(Reading(**reading) for reading in data["readings"])
+        return Measured(Machine(**data["machine"]), read, tuple(map(str, data["notes"])), float(data["time_s"]))
+
+
+def read_measured(path: Path) -> Measured:
+    """Readings that ``--readings`` wrote."""
+    try:
+        return Measured.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise HardwareError(f"{path} has no readings of 'hardware calibrate --readings': {error}") from None
+
+
+def fastest(*rounds: Measured) -> Measured:
+    """Of the same readings at different times the fastest each: what else a machine does only ever slows."""
+    kinds = {(m.machine.device_kind, m.machine.devices) for m in rounds}
+    if len(kinds) != 1:
+        raise HardwareError(
+            f"readings of different machines cannot be joined: {', '.join(f'{n} {k}' for k, n in kinds)}"
+        )
+    best: dict[tuple[str, str, int], Reading] = {}
+    for reading in (r for m in rounds for r in m.readings):
+        key = reading.what, reading.size, reading.group
+        best[key] = min(best.get(key, reading), reading, key=lambda r: r.time_s)
+    notes = tuple(dict.fromkeys(note for m in rounds for note in m.notes))
+    return Measured(rounds[0].machine, tuple(best.values()), notes, sum(m.time_s for m in rounds))

@@ -1,0 +1,1 @@
+"""The cost of many states, fast: the cost model's terms in tables."""

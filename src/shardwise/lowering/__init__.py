@@ -1,0 +1,1 @@
+"""Decisions to a sharded program: the storage rule, the compute rule, reshards."""

@@ -1,0 +1,82 @@
+"""A lowered program as plain data: all that is needed to execute it, and to write it to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.program import Program
+from shardwise.lowering.lowered import Lowered
+from shardwise.lowering.sharding import ArrayType, Axes, Ring, Sharding
+from shardwise.lowering.structure import array_type
+
+
+@dataclass(frozen=True)
+class ShardedProgram:
+    """How a program is computed on a mesh: by op the axes of its factors and those over which it passes partial sums on, by
+    value the sharding in which it leaves its op; which values are reduced into shards by rings of permutes; and whether
+    products at default precision read their operands rounded, so that these move so."""
+
+    mesh: MeshAxes
+    factors: tuple[tuple[Axes, ...], ...]
+    passed: tuple[Axes, ...]
+    shardings: tuple[Sharding, ...]
+    rings: Mapping[int, Ring] = field(default_factory=dict)
+    rounds: bool = False
+
+    @staticmethod
+    def of(lowered: Lowered) -> ShardedProgram:
+        ways = [lowered.computes[op.id] for op in lowered.program.ops]
+        shardings = tuple(lowered.actual[v.id] for v in lowered.program.values)
+        arrays = lowered.known.ways.arrays
+        rings = {v: array.ring for v, array in enumerate(arrays) if array.ring is not Ring.NEVER}
+        assigned, passed = tuple(w.assigned for w in ways), tuple(w.passed for w in ways)
+        return ShardedProgram(lowered.mesh, assigned, passed, shardings, rings, lowered.known.ways.cost.rounds)
+
+    def array_type(self, program: Program, value: int) -> ArrayType:
+        """What reshards of a value depend on."""
+        return array_type(program, value)._replace(ring=self.rings.get(value, Ring.NEVER))
+
+    def to_json(self) -> dict[str, Any]:
+        """Repeated entries are written once, and referred to by number."""
+        ops, op_numbers = _numbered(list(zip(self.factors, self.passed, strict=True)))
+        values, value_numbers = _numbered([(s.dims, s.partial) for s in self.shardings])
+        by_ring = {
+            kind.value: [v for v, own in self.rings.items() if own is kind] for kind in (Ring.MISSING, Ring.ALWAYS)
+        }
+        numbers = {"ops": op_numbers, "values": value_numbers, "rings": by_ring, "rounds": self.rounds}
+        return {"computed": ops, "shardings": values} | numbers
+
+
+def _numbered(items: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    numbers: dict[Any, int] = {}
+    places = [numbers.setdefault(item, len(numbers)) for item in items]
+    return list(numbers), places
+
+
+def read_sharded(data: dict[str, Any], mesh: MeshAxes) -> ShardedProgram:
+    """From plain data; raises KeyError, TypeError or ValueError where that is not a lowered program."""
+    axes = range(len(mesh.sizes))
+
+    def read_axes(own: Any) -> Axes:
+        found = tuple(int(a) for a in own)
+        if any(a not in axes for a in found):
+            raise ValueError(f"there is no mesh axis {found}")
+        return found
+
+    def read_pair(entry: Any) -> tuple[tuple[Axes, ...], Axes]:
+        by_place, rest = entry
+        return tuple(map(read_axes, by_place)), read_axes(rest)
+
+    computed, shardings = (list(map(read_pair, data[key])) for key in ("computed", "shardings"))
+    if any(n < 0 for key in ("ops", "values") for n in data[key]):
+        raise ValueError("an entry is referred to by a negative number")
+    try:
+        ops, values = [computed[n] for n in data["ops"]], [shardings[n] for n in data["values"]]
+    except IndexError:
+        raise ValueError("an entry is referred to that is not there") from None
+    made = tuple(Sharding(*entry) for entry in values)
+    rings = {int(v): Ring(kind) for kind, own in data["rings"].items() for v in own}
+    return ShardedProgram(mesh, tuple(f for f, _ in ops), tuple(p for _, p in ops), made, rings, bool(data["rounds"]))

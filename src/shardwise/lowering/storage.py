@@ -1,0 +1,132 @@
+"""The storage rule: how every value is stored under a state.
+
+For each mesh axis a value is stored with the axis on the dimension whose color was given that axis first, among that value's
+dimensions. Conflicts inside a color are decided by the bits. Divisibility is checked there and then; where it fails the next
+color in order gets the axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from shardwise.dims.analysis import Analysis
+from shardwise.ir.program import Program
+from shardwise.lowering.decisions import State
+from shardwise.lowering.sharding import Sharding
+
+#: Ops whose result is their operand seen otherwise. A view of a parameter is ready as early as the parameter, and what keeps
+#: a parameter whole keeps its views whole.
+VIEWS: Final = (
+    "convert_element_type",
+    "transpose",
+    "reshape",
+    "squeeze",
+    "copy",
+    "optimization_barrier",
+    "scan.input",
+    "scan.const",
+    "scan.output",
+)
+
+
+def views(program: Program, sources: Iterable[int]) -> set[int]:
+    """Values that are one of the sources, or a view of one."""
+    seen = set(sources)
+    for op in program.schedule:
+        if op.kind in VIEWS and op.operands[0] in seen:
+            seen.update(op.results)
+    return seen
+
+
+@dataclass(frozen=True)
+class Clashes:
+    """Conflicts by op, as the rules ask them: for a pair of nodes, the bit that decides it and which node is side 0.
+
+    A pair of an inconsistent family has bit -1: neither node may have the axis.
+    """
+
+    by_op: dict[int, tuple[tuple[int, int, int], ...]]  # op -> (node of side 0, node of side 1, bit)
+
+    @staticmethod
+    def of(analysis: Analysis) -> Clashes:
+        t, g = analysis.conflict_table, analysis.group_table
+        found: dict[int, list[tuple[int, int, int]]] = {}
+        if len(t.op):
+            against = t.mirrored ^ g.flipped[t.set]
+            first, second = np.where(against, t.q, t.p), np.where(against, t.p, t.q)
+            bits = np.where(t.consistent[t.set], g.bit[t.set], -1)
+            rows = zip(t.op.tolist(), first.tolist(), second.tolist(), bits.tolist(), strict=True)
+            for op, a, b, bit in rows:
+                found.setdefault(op, []).append((a, b, bit))
+        return Clashes({op: tuple(pairs) for op, pairs in found.items()})
+
+    def losers(
+        self, op: int, color_of: Sequence[int], state: State, among: Iterable[int] | None = None
+    ) -> frozenset[tuple[int, int]]:
+        """(node, axis) pairs of an op that lost their conflict; with ``among`` only of conflicts between these nodes."""
+        lost: set[tuple[int, int]] = set()
+        chosen = None if among is None else set(among)
+        for first, second, bit in self.by_op.get(op, ()):
+            if chosen is not None and not (first in chosen and second in chosen):
+                continue
+            for axis in state.axes_of(color_of[first]):
+                if bit < 0:
+                    lost |= {(first, axis), (second, axis)}
+                else:
+                    lost.add((second if state.sides.get((bit, axis), 0) == 0 else first, axis))
+        return frozenset(lost)
+
+
+def kept_axes(program: Program, state: State) -> dict[int, frozenset[int]]:
+    """By value: the axes on which it stays whole, as a kept value or a view of one."""
+    found: dict[int, set[int]] = {}
+    for axis in sorted({a for _, a in state.kept}):
+        for v in views(program, (v for v, a in state.kept if a == axis)):
+            found.setdefault(v, set()).add(axis)
+    return {v: frozenset(axes) for v, axes in found.items()}
+
+
+def store(
+    shape: tuple[int, ...],
+    colors: tuple[int, ...],
+    beaten: frozenset[tuple[int, int]],
+    kept: frozenset[int],
+    pinned: tuple[tuple[int, ...] | None, ...] | None,
+    state: State,
+) -> tuple[Sharding, tuple[tuple[int, int, int], ...]]:
+    """How a value is stored, and what could not be for divisibility: (dimension, pieces, axis).
+
+    ``beaten``: the (dimension, axis) pairs that lost a conflict; ``kept``: axes on which the value stays whole.
+    """
+    mesh = state.mesh
+    dims: list[list[int]] = [[] for _ in shape]
+    used: set[int] = set(kept)
+    closed: set[int] = set()
+    refused: list[tuple[int, int, int]] = []
+    if pinned is not None:
+        whole = (*pinned, *((),) * (len(shape) - len(pinned)))
+        for d, axes in enumerate(whole):
+            if axes is not None:
+                dims[d] = list(axes)
+                used.update(axes)
+                closed.add(d)
+    for color, axis in state.order:
+        if axis in used or color not in colors:
+            continue
+        places = [d for d, c in enumerate(colors) if c == color and (d, axis) not in beaten and d not in closed]
+        if len(places) != 1:
+            continue
+        (d,) = places
+        pieces = mesh.sizes[axis]
+        for a in dims[d]:
+            pieces *= mesh.sizes[a]
+        if shape[d] % pieces:
+            refused.append((d, pieces, axis))
+            continue
+        dims[d].append(axis)
+        used.add(axis)
+    return Sharding(tuple(tuple(axes) for axes in dims)), tuple(refused)

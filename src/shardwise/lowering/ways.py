@@ -1,0 +1,215 @@
+"""The ways to compute an op on a mesh, each with its own time: what the compute rule chooses from.
+
+A way gives every mesh axis to one factor of the op or to none. It does not depend on a state, save for which factors may have
+which axis and in what order, so that all states of one mesh and cost share what is worked out here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.program import MANUAL, Op
+from shardwise.lowering.halo import Fetch, cut_sizes, fetches
+from shardwise.lowering.local_cost import LocalCost
+from shardwise.lowering.moves import still_partial
+from shardwise.lowering.sharding import ArrayType, Axes, Collective, Kind, Sharding, result_sharding, tensor_sharding
+from shardwise.lowering.structure import Structure
+
+#: Ops that state the axes of their factors.
+BORDERS: Final = ("shard_map.input", "shard_map.output")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Way:
+    """One way to compute an op: the axes of its factors, those over which it passes partial values on, the shardings that it
+    needs of its operands (as if nothing was passed on) and makes of its results, and its own time with that of its halos.
+
+    ``parts``: into how many parts each operand and result is cut; ``devices``: how many share the work. Ops that are alike
+    have one object for one way, so that it can be looked up by.
+    """
+
+    assigned: tuple[Axes, ...]
+    passed: Axes
+    needs: tuple[Sharding, ...]
+    made: tuple[Sharding, ...]
+    seconds: float
+    parts: tuple[int, ...]
+    devices: int
+
+    def need(self, operand: int, given: Sharding) -> Sharding:
+        """How an operand that comes in a sharding is used: what is passed on stays partial."""
+        return still_partial(self.needs[operand], given, self.passed)
+
+
+class Halo(NamedTuple):
+    """What an operand fetches from other devices, and the permutes that bring it."""
+
+    operand: int
+    fetches: tuple[Fetch, ...]
+    steps: tuple[Collective, ...]
+
+
+def can_pass(linear: tuple[int, ...] | None, inputs: Sequence[Sharding], axis: int) -> bool:
+    """Is an op linear in its operands that are partial on an axis?"""
+    partial = [k for k, given in enumerate(inputs) if axis in given.partial]
+    return linear is None or (len(partial) == 1 and partial[0] in linear)
+
+
+#: Of what has no rule.
+NO_WAY: Final = Way((), (), (), (), 0.0, (), 1)
+
+
+class Ways:
+    """The ways to compute the ops of a program on a mesh."""
+
+    def __init__(self, structure: Structure, mesh: MeshAxes, cost: LocalCost):
+        self.structure, self.mesh, self.cost = structure, mesh, cost
+        self.program = structure.program
+        self.arrays = tuple(
+            array._replace(ring=cost.ring(array, overlapped))
+            for array, overlapped in zip(structure.arrays, structure.overlapped, strict=True)
+        )
+        self._rounding = self.program.rounding if cost.rounds else frozenset[int]()
+        self._known: dict[object, list[Way]] = {}
+        self._one: dict[object, Way] = {}
+        self._divided: dict[tuple[int, int, int], bool] = {}
+        self._fetched: dict[object, tuple[Fetch, ...] | None] = {}
+
+    def rounds(self, op: Op) -> bool:
+        """Does an op read its operands rounded?"""
+        return op.id in self._rounding
+
+    def operand(self, op: Op, operand: int) -> ArrayType:
+        """What reshards of an operand depend on, for this op."""
+        array = self.arrays[op.operands[operand]]
+        return array.rounded if op.id in self._rounding else array
+
+    def ways(
+        self, op: Op, able: tuple[tuple[int, ...], ...], order: tuple[Axes | None, ...], passing: Axes
+    ) -> list[Way]:
+        """For every axis one of the factors that are ``able`` to take it (-1: none), or, on axes of ``passing``, passing
+        partial values on. ``order`` has the axes of every factor that may have several, major first; None for any order."""
+        alike = self.structure.alike[op.id]
+        key: object = (alike, able, order, passing)
+        if op.kind in BORDERS:
+            key = (op.kind, op.id)
+            names = self.mesh.names
+            if key not in self._known:
+                assigned = tuple(tuple(names.index(n) for n in own if n in names) for own in op.attribute("axes"))
+                self._known[key] = [self._way(op, assigned, ())]
+        if key in self._known:
+            return self._known[key]
+        options = [[*((None,) if axis in passing else ()), *factors] for axis, factors in enumerate(able)]
+        found = []
+        for choice in itertools.product(*options):
+            passed = tuple(a for a, f in enumerate(choice) if f is None)
+            for assigned in self._assignments(op, choice, order):
+                one = (alike, assigned, passed)
+                if one not in self._one:
+                    self._one[one] = self._way(op, assigned, passed)
+                found.append(self._one[one])
+        self._known[key] = found
+        return found
+
+    def _assignments(
+        self, op: Op, choice: Sequence[int | None], order: tuple[Axes | None, ...]
+    ) -> Iterable[tuple[Axes, ...]]:
+        """Axes by factor, in order; none where sizes do not divide, or windows do not fit the blocks."""
+        rule = op.rule
+        assert rule is not None
+        assigned: list[Axes] = [()] * len(rule.factors)
+        for a, f in enumerate(choice):
+            if f is not None and f >= 0:
+                assigned[f] += (a,)
+        for f, axes in enumerate(assigned):
+            pieces = 1
+            for a in axes:
+                pieces *= self.mesh.sizes[a]
+            if pieces > 1 and not self._divides(op, f, pieces):
+                return ()
+        chosen = tuple(assigned)
+        if rule.windows and self.fetches(op, chosen) is None:
+            return ()
+        if all(len(axes) < 2 for axes in chosen):
+            return (chosen,)
+        return itertools.product(*(_ordered(axes, own) for axes, own in zip(chosen, order, strict=True)))
+
+    def _divides(self, op: Op, factor: int, pieces: int) -> bool:
+        key = (self.structure.alike[op.id], factor, pieces)
+        if key not in self._divided:
+            self._divided[key] = not any(size % pieces for size in cut_sizes(self.program, op, factor))
+        return self._divided[key]
+
+    def _way(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> Way:
+        rule, values = op.rule, self.program.values
+        assert rule is not None
+        needs = tuple(tensor_sharding(majors, assigned) for majors in rule.operand_majors)
+        made = tuple(result_sharding(rule, r, assigned, passed) for r in range(len(op.results)))
+        parts = tuple(sharding.shards(self.mesh) for sharding in (*needs, *made))
+        used = [(values[v], n) for v, n in zip(op.operands, parts, strict=False) if v >= 0]
+        moved = sum(value.nbytes / n for value, n in used)
+        moved += sum(values[v].nbytes / n for v, n in zip(op.results, parts[len(needs) :], strict=True))
+        dtype = max((value for value, _ in used), key=lambda value: value.itemsize).dtype if used else "float32"
+        devices = math.prod(self.mesh.sizes[a] for axes in assigned for a in axes)
+        seconds = sum(self.cost.communication_s(halo.steps, False) for halo in self.halo_steps(op, assigned))
+        seconds += self.cost.compute_s(op.flops / devices, moved, op.unit, dtype)
+        return Way(assigned, passed, needs, made, seconds, parts, devices)
+
+    def fetches(self, op: Op, assigned: tuple[Axes, ...]) -> tuple[Fetch, ...] | None:
+        """What a windowed op fetches from other devices; None where it cannot be computed with these axes."""
+        rule, values = op.rule, self.program.values
+        assert rule is not None
+        pieces = tuple(math.prod(self.mesh.sizes[a] for a in axes) for axes in assigned)
+        key = (self.structure.alike[op.id], pieces)
+        if key not in self._fetched:
+            shapes = [values[v].shape if v >= 0 else () for v in (*op.operands, *op.results)]
+            self._fetched[key] = fetches(op.kind, rule, shapes, pieces)
+        return self._fetched[key]
+
+    def halo_steps(self, op: Op, assigned: tuple[Axes, ...]) -> list[Halo]:
+        """The permutes of each windowed operand. A second windowed dimension exchanges what the first has made wider. Of a
+        collective that the program states itself, in a ``shard_map``, that one."""
+        rule = op.rule
+        if op.kind in MANUAL:
+            return self._manual(op)
+        if rule is None or not rule.windows:
+            return []
+        own: dict[int, list[Fetch]] = {}
+        for fetch in self.fetches(op, assigned) or ():
+            own.setdefault(fetch.operand, []).append(fetch)
+        found = []
+        for k, fetched in own.items():
+            shards = tensor_sharding(rule.operand_majors[k], assigned).shards(self.mesh)
+            held = self.program.values[op.operands[k]].nbytes / shards
+            steps = []
+            for fetch in fetched:
+                row, axes = held / fetch.block, assigned[fetch.factor]
+                steps += [Collective(Kind.PERMUTE, axes, r.length * row, r.length * row, r.near) for r in fetch.rounds]
+                # Of several results, each looks into the operand as it came.
+                held = row * fetch.width if op.kind != "split" else held
+            if steps:
+                found.append(Halo(k, tuple(fetched), tuple(steps)))
+        return found
+
+    def _manual(self, op: Op) -> list[Halo]:
+        names = [n for n in op.attribute("axes", ()) if n in self.mesh.names]
+        axes = tuple(map(self.mesh.index, names))
+        found = []
+        for k, (v, r) in enumerate(zip(op.operands, op.results, strict=True)):
+            sizes = (self.program.values[r if v < 0 else v].nbytes, self.program.values[r].nbytes)
+            if axes and max(sizes) > 0:
+                step = Collective(Kind(MANUAL[op.kind]), axes, float(sizes[0]), float(sizes[1]))
+                found.append(Halo(k, (), (step,)))
+        return found
+
+
+def _ordered(axes: Axes, order: Axes | None) -> Iterable[Axes]:
+    """A factor's axes, major first: in one order, or in each."""
+    if len(axes) < 2:
+        return (axes,)
+    return itertools.permutations(axes) if order is None else (tuple(sorted(axes, key=order.index)),)

@@ -1,0 +1,1 @@
+"""The order of things: from a function and a mesh to a plan."""

@@ -1,0 +1,359 @@
+"""A planned function under ordinary ``jax.jit``: the device-local program of its plan, or the original program with the plan's
+constraints for XLA's partitioner."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shardwise.capture import jax_internals as internals
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import JitOptions, Traced
+from shardwise.errors import PlanError, SpmdError
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.program import Program
+from shardwise.partitioner.choose import choose_constraints
+from shardwise.partitioner.interpret import Interpreter
+from shardwise.partitioner.shardy import Constrain
+from shardwise.planner.fingerprint import check_version
+from shardwise.planner.relower import relowered
+from shardwise.plans.plan import ArrayPlan, Plan, Spec
+from shardwise.spmd.program import LocalProgram, check_expressible
+from shardwise.transforms.variants import trace_variant
+
+
+def to_partition_spec(spec: Spec) -> PartitionSpec:
+    entries = [axes[0] if len(axes) == 1 else axes or None for axes in spec]
+    while entries and entries[-1] is None:
+        entries.pop()
+    make: Any = PartitionSpec
+    made: PartitionSpec = make(*entries)
+    return made
+
+
+def named_sharding(array: ArrayPlan, mesh: Any) -> NamedSharding:
+    return NamedSharding(mesh, to_partition_spec(array.spec))
+
+
+def placed_shape(array: ArrayPlan, mesh: Any) -> Any:
+    struct: Any = jax.ShapeDtypeStruct
+    return struct(array.shape, _dtype(array.dtype), sharding=named_sharding(array, mesh))
+
+
+def _dtype(name: str) -> Any:
+    """A dtype by name; that of random keys too, which NumPy does not know."""
+    if name.startswith("key<"):
+        for kind in ("threefry2x32", "rbg", "unsafe_rbg"):
+            made = jax.eval_shape(functools.partial(jax.random.key, 0, impl=kind)).dtype
+            if str(made) == name:
+                return made
+    return jax.numpy.dtype(name)
+
+
+def init_sharded(plan: Plan, fn: Callable[..., Any], args: tuple[Any, ...], of: str, mesh: Any) -> Any:
+    """Runs an initialiser with the shardings of the arguments under a path."""
+    check_mesh(plan, mesh)
+    arrays = [a for a in plan.arguments if a.path == of or a.path.startswith(of + "/")]
+    made, tree = jax.tree.flatten(jax.eval_shape(fn, *args))
+    if [tuple(m.shape) for m in made] != [a.shape for a in arrays]:
+        raise PlanError(
+            f"the function makes {len(made)} arrays that are not those under {of!r} "
+            f"({len(arrays)} arrays): their shapes must agree one by one"
+        )
+    shardings = jax.tree.unflatten(tree, [named_sharding(a, mesh) for a in arrays])
+    return jax.jit(fn, out_shardings=shardings)(*args)
+
+
+def check_mesh(plan: Plan, mesh: Any) -> None:
+    """A real mesh must have the plan's axes, automatic, and its devices must be there."""
+    own = MeshAxes.of(mesh)
+    if own != plan.mesh:
+        raise PlanError(f"the plan is for a mesh of {plan.mesh}; this one is {own}")
+    kinds = getattr(mesh, "axis_types", None) or ()
+    if any(kind != jax.sharding.AxisType.Auto for kind in kinds):
+        raise PlanError(
+            "the mesh has Explicit or Manual axes; plans need Auto ones: jax.make_mesh(sizes, names, "
+            "axis_types=(jax.sharding.AxisType.Auto,) * len(names))"
+        )
+
+
+def make_mesh(axes: MeshAxes, devices: Sequence[Any] | None = None, order: Sequence[int] = ()) -> Any:
+    """A mesh of automatic axes over the first of some devices; by default of those that are there.
+
+    With ``order``, numbers of devices in the mesh's shape, the devices lie so (``Plan.device_order``); else as JAX sees fit.
+    """
+    there = jax.devices() if devices is None else devices
+    if len(there) < axes.devices:
+        raise PlanError(f"a mesh of {axes} needs {axes.devices} devices; there are {len(there)}")
+    kinds = (jax.sharding.AxisType.Auto,) * len(axes.names)
+    if len(order) == axes.devices == len(there):
+        placed = np.array(sorted(there, key=lambda device: device.id), dtype=object)[list(order)]
+        return jax.sharding.Mesh(placed.reshape(axes.sizes), axes.names, axis_types=kinds)
+    return jax.make_mesh(axes.sizes, axes.names, axis_types=kinds, devices=there[: axes.devices])
+
+
+#: What executes a plan: our device-local program, or XLA's partitioner, which is asked by constraints.
+PARTITIONERS: Final = ("shardwise", "xla")
+
+
+class Applied:
+    """One function under a plan on a mesh, as a function of flat arrays. ``reason`` says why XLA's partitioner executes it
+    where it was not asked for. ``rounds``: reshard operands of float32 products in bfloat16 if the plan was made for devices
+    that read them so; by default on TPUs only, which makes no difference to the results there."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        traced: Traced,
+        program: Program,
+        mesh: Any,
+        partitioner: str = "shardwise",
+        rounds: bool | None = None,
+    ):
+        check_version(plan, program)
+        self.program, self.mesh, self.reason = program, mesh, ""
+        self.in_shardings = [named_sharding(a, mesh) for a in plan.arguments]
+        self.out_shardings = [named_sharding(a, mesh) for a in plan.outputs]
+        self.donated = tuple(k for k, a in enumerate(plan.arguments) if a.donated)
+        self._plan, self._traced = plan, traced
+        self._rounds = mesh.devices.flat[0].platform == "tpu" if rounds is None else rounds
+        if partitioner == "shardwise":
+            try:
+                check_expressible(program)
+            except SpmdError as error:
+                self.reason, partitioner = str(error), "xla"
+        self.partitioner = partitioner
+        self._run = self._explicit() if partitioner == "shardwise" else self._constrained()
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        return self._run(*arrays)
+
+    def _explicit(self) -> Callable[..., list[Any]]:
+        """The device-local program on every device."""
+        local = LocalProgram(self.program, self._plan.sharded, self._traced.jaxpr, self._rounds)
+        specs = [tuple(s.spec for s in shardings) for shardings in (self.in_shardings, self.out_shardings)]
+        run: Callable[..., tuple[Any, ...]] = jax.shard_map(
+            lambda *blocks: tuple(local(*blocks)),
+            mesh=self.mesh,
+            in_specs=specs[0],
+            out_specs=specs[1],
+            check_vma=False,
+        )
+        weak = [internals.is_weak(v.aval) for v in internals.split_jaxpr(self._traced.jaxpr)[0].outvars]
+        return lambda *arrays: [internals.as_weak(x) if own else x for x, own in zip(run(*arrays), weak, strict=True)]
+
+    def _constrained(self) -> Callable[..., list[Any]]:
+        """The original program with constraints, which XLA's partitioner reads."""
+        plan, jaxpr = self._plan, self._traced.jaxpr
+        lowered = relowered(plan, self.program)
+        visitor = Constrain(choose_constraints(lowered, jaxpr).constraints, self.mesh, plan.mesh)
+        return lambda *arrays: Interpreter(self.program, visitor).run(jaxpr, arrays)
+
+    def jitted(self, donate: bool = True, run: Callable[..., Any] | None = None) -> Any:
+        """``jax.jit`` of this function, or of another one of the same arrays, with the plan's shardings."""
+        return jax.jit(
+            run or self.__call__,
+            in_shardings=self.in_shardings,
+            out_shardings=self.out_shardings,
+            donate_argnums=self.donated if donate else (),
+            keep_unused=True,
+        )
+
+
+class PlannedFunction:
+    """``plan.jit(fn)``: called like ``fn``, computed as planned. Arguments of other shapes than the plan's are an error.
+
+    As under ``jax.jit``, the function is traced again where a Python number stands for an array or the reverse (a weak type is
+    part of a type); the plan holds for both if they lead to the same program.
+    """
+
+    def __init__(
+        self, plan: Plan, fn: Callable[..., Any], mesh: Any, options: JitOptions, partitioner: str = "shardwise"
+    ):
+        if partitioner not in PARTITIONERS:
+            raise PlanError(f"partitioner is one of {', '.join(map(repr, PARTITIONERS))}, not {partitioner!r}")
+        self.plan, self.mesh, self.partitioner = plan, mesh, partitioner
+        self._fn, self._options = fn, options
+        self._static = static_split(fn, options)
+        self._known: dict[Any, _Call] = {}
+        self._names = _parameters(fn)
+        self._roots = list(dict.fromkeys(a.path.partition("/")[0] for a in plan.arguments))
+        functools.update_wrapper(self, fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(self._flat(args, kwargs))
+
+    def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
+        """Keyword arguments stand where the plan has them: by position, if it was made so."""
+        if kwargs:
+            names, count = self._names, len(args)
+            while count < len(names) and names[count] in kwargs:
+                count += 1
+            moved = {name: kwargs[name] for name in names[len(args) : count]}
+            if moved and self._ordered(names[: len(args)], kwargs) != self._roots:
+                rest = {name: value for name, value in kwargs.items() if name not in moved}
+                if self._ordered(names[:count], rest) == self._roots:
+                    args, kwargs = (*args, *moved.values()), rest
+        return Flat.of(args, kwargs, self._static)
+
+    def _ordered(self, positional: Sequence[str], named: Collection[str]) -> list[str]:
+        """The plan's arguments in the order in which a call has them."""
+        return [name for name in (*positional, *sorted(named)) if name in self._roots]
+
+    def call(self, flat: Flat) -> Any:
+        """The same for arguments that are flat already."""
+        known = self._find(flat)
+        return known.outputs.unflatten(known.jitted(*flat.leaves))
+
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        """The same without ``jax.jit``: constraints only, for use inside another jitted function."""
+        flat = self._flat(args, kwargs)
+        known = self._find(flat)
+        return known.outputs.unflatten(known.run(*flat.leaves))
+
+    def lower(self, *args: Any, **kwargs: Any) -> LoweredCall:
+        """As ``jax.jit``'s ``lower``: what is compiled is called with arguments of the same structure."""
+        flat = self._flat(args, kwargs)
+        known = self._find(flat)
+        return LoweredCall(known.jitted.lower(*flat.leaves), self, known.outputs)
+
+    def _find(self, flat: Flat) -> _Call:
+        known = self._known.get((flat.tree, flat.static))
+        if known is None:
+            known = _Call(self, flat.tree, dict(flat.static))
+            known.applied(flat.leaves)
+            self._known[flat.tree, flat.static] = known
+        return known
+
+
+class LoweredCall:
+    """``jax.stages.Lowered`` of a planned function; :meth:`compile` gives a call with the function's own structure."""
+
+    def __init__(self, lowered: Any, planned: PlannedFunction, outputs: Any):
+        self._lowered, self._planned, self._outputs = lowered, planned, outputs
+
+    def compile(self, *args: Any, **kwargs: Any) -> CompiledCall:
+        return CompiledCall(self._lowered.compile(*args, **kwargs), self._planned, self._outputs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lowered, name)
+
+
+class CompiledCall:
+    """``jax.stages.Compiled`` of a planned function, called with arguments as the function itself."""
+
+    def __init__(self, compiled: Any, planned: PlannedFunction, outputs: Any):
+        self._compiled, self._planned, self._outputs = compiled, planned, outputs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._outputs.unflatten(self._compiled(*self._planned._flat(args, kwargs).leaves))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiled, name)
+
+
+def _parameters(fn: Callable[..., Any]) -> list[str]:
+    """The names of a function's parameters; none of one that does not tell."""
+    try:
+        return list(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+class Flat(NamedTuple):
+    """A call's arguments: arrays, the tree they make, and static arguments by position or name."""
+
+    leaves: list[Any]
+    tree: Any
+    static: tuple[tuple[int | str, Any], ...]
+
+    @staticmethod
+    def of(args: Sequence[Any], kwargs: dict[str, Any], static: frozenset[int | str]) -> Flat:
+        if not static:
+            return Flat(*jax.tree.flatten((list(args), kwargs)), ())
+        rest = [a for k, a in enumerate(args) if k not in static], {k: v for k, v in kwargs.items() if k not in static}
+        pairs: list[tuple[int | str, Any]] = [*enumerate(args), *sorted(kwargs.items())]
+        return Flat(*jax.tree.flatten(rest), tuple((k, a) for k, a in pairs if k in static))
+
+
+class _Call:
+    """A planned function for one structure of arguments: what ``jax.jit`` holds, and a rewritten program for each combination
+    of types that it was traced for."""
+
+    def __init__(self, planned: PlannedFunction, tree: Any, static: dict[int | str, Any]):
+        self._planned, self._tree, self._static = planned, tree, static
+        self._known: dict[Any, Applied] = {}
+        self.outputs: Any = None
+        self.jitted: Any = None
+
+    def applied(self, leaves: Sequence[Any]) -> Applied:
+        """The rewritten function for leaves of these types, which may be tracers of another trace."""
+        types = tuple(map(array_type, leaves))
+        if types not in self._known:
+            args, kwargs = self._tree.unflatten(map(_shape, leaves))
+            for k in sorted(k for k in self._static if isinstance(k, int)):
+                args.insert(k, self._static[k])
+            kwargs |= {k: v for k, v in self._static.items() if isinstance(k, str)}
+            planned = self._planned
+            traced = trace_variant(planned._fn, tuple(args), kwargs, planned._options, planned.plan.variant)
+            made = self._known[types] = Applied(planned.plan, traced, lower(traced), planned.mesh, planned.partitioner)
+            self.outputs = traced.outputs
+            self.jitted = self.jitted or made.jitted(run=self.run)
+        return self._known[types]
+
+    def run(self, *arrays: Any) -> list[Any]:
+        """Called by ``jax.jit`` once for each combination of types: a shape that is not the plan's is found here."""
+        found: list[Any] = _not_differentiated(self.applied(arrays), self._planned.plan.function)(*arrays)
+        return found
+
+
+def _not_differentiated(run: Callable[..., Any], name: str) -> Any:
+    """A function that cannot be differentiated. Its custom derivatives were dropped when it was traced and inlined."""
+
+    @jax.custom_jvp
+    def planned(*arrays: Any) -> Any:
+        return run(*arrays)
+
+    @planned.defjvp
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise PlanError(
+            f"{name} was planned as it is, and its gradient is another program: plan the step that takes the gradient, as in "
+            f"shardwise.plan(jax.grad({name}), ...), or the whole training step"
+        )
+
+    return planned
+
+
+def array_type(leaf: Any) -> Any:
+    """Shape, dtype, and whether the dtype gives way to others; not where it lies."""
+    try:
+        found: Any = jax.typeof(leaf)
+    except TypeError:  # no array: tracing says so, with its path
+        return type(leaf)
+    return found.shape, found.dtype, found.weak_type
+
+
+def _shape(leaf: Any) -> Any:
+    return internals.plain_shape(leaf.aval) if isinstance(leaf, jax.core.Tracer) else leaf
+
+
+def static_split(fn: Callable[..., Any], options: JitOptions) -> frozenset[int | str]:
+    """Positions and names of static arguments, as far as they can be told without a call."""
+    if not options.static_argnums and not options.static_argnames:
+        return frozenset()
+    names = list(inspect.signature(fn).parameters)
+    numbers = options.static_argnums
+    given_numbers = [numbers] if isinstance(numbers, int) else numbers or ()
+    found: set[int | str] = {k + len(names) if k < 0 else k for k in given_numbers}
+    given = options.static_argnames
+    found |= set([given] if isinstance(given, str) else given or ())
+    for k, name in enumerate(names):
+        if k in found or name in found:
+            found |= {k, name}
+    return frozenset(found)

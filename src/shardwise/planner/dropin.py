@@ -1,0 +1,106 @@
+"""``shardwise.jit``: plans at the first call from the arguments' shapes, and then is ``jax.jit``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from shardwise.capture import jax_internals as internals
+from shardwise.capture.trace import JitOptions
+from shardwise.hardware.layout import Placement
+from shardwise.hardware.topology import Topology
+from shardwise.planner.apply import Flat, PlannedFunction, array_type, check_mesh, make_mesh, static_split
+from shardwise.planner.deciding import Asked
+from shardwise.planner.planning import plan_asked
+from shardwise.plans.plan import Plan
+from shardwise.search.result import Progress
+from shardwise.search.searcher import Options
+from shardwise.tactics.tactic import Tactic
+from shardwise.transforms.variants import Wanted
+
+
+class Planned:
+    """A function that is planned once for each combination of argument shapes."""
+
+    def __init__(self, fn: Callable[..., Any], asked: Asked):
+        self._fn, self._asked = fn, asked
+        self._static = static_split(fn, asked.jit)
+        self._known: dict[Any, PlannedFunction] = {}  # by JAX's types, which are quick to compare
+        self._planned: dict[Any, PlannedFunction] = {}  # by shape, dtype and weak type
+        functools.update_wrapper(self, fn)
+
+    def planned(self, *args: Any, **kwargs: Any) -> PlannedFunction:
+        """The planned function for arguments of these types."""
+        return self._find(Flat.of(args, kwargs, self._static), args, kwargs)
+
+    def _find(self, flat: Flat, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:
+        key = flat.tree, flat.static, *map(internals.type_key, flat.leaves)
+        found = self._known.get(key)
+        if found is None:
+            # JAX's types also tell where arrays lie, as results that are passed in again do; the plan is the same.
+            types = flat.tree, flat.static, *map(array_type, flat.leaves)
+            found = self._planned.get(types)
+            if found is None:
+                found = self._planned[types] = self._make(args, kwargs)
+            self._known[key] = found
+        return found
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan for arguments of these shapes."""
+        return self.planned(*args, **kwargs).plan
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        flat = Flat.of(args, kwargs, self._static)
+        return self._find(flat, args, kwargs).call(flat)
+
+    def _make(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:
+        asked = self._asked
+        made = plan_asked(self._fn, tuple(args), kwargs, asked)
+        real = asked.mesh if hasattr(asked.mesh, "devices") else make_mesh(made.mesh, order=made.device_order)
+        check_mesh(made, real)
+        return PlannedFunction(made, self._fn, real, asked.jit)
+
+
+def jit(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    mesh: Any = None,
+    topology: str | Topology | Placement | None = None,
+    tactics: Sequence[Tactic] | None = None,
+    pins: Mapping[str, Any] | None = None,
+    roles: Mapping[str, str | Sequence[str]] | None = None,
+    budget_s: float | None = None,
+    budget_evals: int | None = None,
+    seed: int = 0,
+    method: str = "mcts",
+    progress: Progress | Literal["auto"] | None = None,
+    allow_infeasible: bool = False,
+    microbatches: int | str | None = None,
+    remat: bool | str | None = None,
+    **jit_options: Any,
+) -> Any:
+    """``jax.jit`` with a plan: ``shardwise.jit(fn, mesh=...)``, or as a decorator.
+
+    Args:
+      fn: the function; leave it out to use this as a decorator.
+      mesh, topology, tactics, pins, roles, budget_s, budget_evals, seed, method, progress,
+        allow_infeasible, microbatches, remat: as in :func:`shardwise.plan`. A mesh of sizes takes the devices that are
+        there. Without tactics the first call with new shapes searches.
+      **jit_options: ``static_argnums``, ``static_argnames``, ``donate_argnums``, ``donate_argnames``.
+
+    >>> import jax.numpy as jnp, shardwise
+    >>> from shardwise.tactics.strategies import Shard
+    >>> double = shardwise.jit(lambda x: x * 2, mesh={"data": 1}, tactics=[Shard("x", 0, "data")])
+    >>> double(jnp.arange(4)).tolist()
+    [0, 2, 4, 6]
+    """
+    search = Options(method, seed, budget_s, budget_evals, progress)
+    options = JitOptions(**jit_options)
+    asked = Asked.of(
+        mesh, topology, tactics, pins, roles, search, allow_infeasible, options, Wanted(microbatches, remat)
+    )
+    if fn is None:
+        return functools.partial(Planned, asked=asked)
+    return Planned(fn, asked)

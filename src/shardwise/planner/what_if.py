@@ -1,0 +1,205 @@
+"""What a plan would take if something were decided otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import JitOptions
+from shardwise.cost.predict import Predicted
+from shardwise.errors import PlanError
+from shardwise.hardware.layout import place
+from shardwise.hardware.topology import topology as topology_of
+from shardwise.lowering.decisions import Pin
+from shardwise.lowering.local_cost import HardwareCost
+from shardwise.lowering.lowered import Lowered
+from shardwise.planner.deciding import decide
+from shardwise.planner.fingerprint import check_version
+from shardwise.planner.inquiry import Inquiry, Roles, decision_words
+from shardwise.planner.relower import inquiry_of
+from shardwise.plans.plan import Plan, Spec
+from shardwise.tactics.pins import make_pins
+from shardwise.tactics.tactic import Tactic
+from shardwise.transforms.variants import trace_variant
+
+#: Decisions to leave out: by number, from 1 as they are listed, or by words that they contain.
+Which = int | str | Sequence[int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A part of the step before and after: seconds of an op or a kind of collective by source line, or bytes at the peak."""
+
+    what: str
+    before: float
+    after: float
+
+    @property
+    def change(self) -> float:
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Respec:
+    """An argument or output that is sharded otherwise."""
+
+    path: str
+    before: Spec
+    after: Spec
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A plan beside what it would be with some changes. ``times`` and ``memory`` are what changes, the most first; the times
+    add up to the change of ``serial_s``, and what hides behind compute is the rest of the change of ``time_s``."""
+
+    changes: tuple[str, ...]
+    decisions: tuple[str, ...]
+    before: Predicted
+    after: Predicted
+    specs: tuple[Respec, ...]
+    times: tuple[Cause, ...]
+    memory: tuple[Cause, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        parts = {name: [asdict(row) for row in getattr(self, name)] for name in ("specs", "times", "memory")}
+        both = {"before": self.before.to_json(), "after": self.after.to_json()}
+        return {"schema": 1, "changes": list(self.changes), "decisions": list(self.decisions)} | both | parts
+
+    def __str__(self) -> str:
+        from shardwise.report.what_if_text import what_if_text
+
+        return what_if_text(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What the plan would take without one of its decisions."""
+
+    decision: str
+    time_s: float
+    peak_bytes: int
+    fits: bool
+
+
+def what_if(
+    plan: Plan,
+    tactics: Sequence[Tactic] = (),
+    without: Which = (),
+    pins: Mapping[str, Any] | None = None,
+    topology: str | None = None,
+) -> WhatIf:
+    """See :meth:`Plan.what_if`."""
+    own = plan.inquiry
+    words = plan.decisions[: len(plan.choices)]
+    dropped = _numbers(without, words)
+    given = own if topology is None else _elsewhere(own, topology)
+    new_pins = make_pins(own.analysis, own.cost.placement.mesh, pins or {}) if pins else ()
+    pinned = {p.value for p in new_pins if isinstance(p, Pin)}
+    kept = [
+        d for k, d in enumerate(plan.choices) if k not in dropped and not (isinstance(d, Pin) and d.value in pinned)
+    ]
+    decisions = decide(given.context, tactics, [*new_pins, *kept])
+    before = plan.predicted if plan.predicted.rows else own.settle(plan.choices).predicted
+    after = given.settle(decisions)
+    changes = [f"without {words[k]}" for k in sorted(dropped)]
+    changes += [decision_words(own.analysis, d) for d in decisions if d not in plan.choices]
+    changes += [f"on {topology}"] if topology is not None else []
+    return WhatIf(
+        tuple(changes),
+        tuple(decision_words(own.analysis, d) for d in decisions),
+        before,
+        after.predicted,
+        tuple(_respecs(plan, after.lowered)),
+        tuple(_times(before, after.predicted)),
+        tuple(_memory(before, after.predicted)),
+    )
+
+
+def effects(plan: Plan) -> tuple[Effect, ...]:
+    """See :attr:`Plan.effects`."""
+    found = []
+    for k, words in enumerate(plan.decisions[: len(plan.choices)]):
+        p = plan.inquiry.settle([d for j, d in enumerate(plan.choices) if j != k]).predicted
+        found.append(Effect(words, p.time_s, p.peak_bytes, p.fits))
+    return tuple(found)
+
+
+def bound(
+    plan: Plan, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: JitOptions, roles: Roles
+) -> Plan:
+    """A plan that was loaded, with what is not saved of it, from the function that it is one of."""
+    traced = trace_variant(fn, args, kwargs, options, plan.variant)
+    program = lower(traced)
+    check_version(plan, program)
+    inquiry = inquiry_of(plan, program, roles)
+    again, saved = inquiry.settle(plan.choices).predicted, plan.predicted
+    same = (again.time_s, again.peak_bytes) == (saved.time_s, saved.peak_bytes)
+    return replace(
+        plan,
+        trees=(traced.inputs, traced.outputs),
+        jaxpr=traced.jaxpr,
+        asked=inquiry,
+        predicted=again if same else saved,
+    )
+
+
+def _elsewhere(own: Inquiry, topology: str) -> Inquiry:
+    mesh = own.cost.placement.mesh
+    return Inquiry(own.analysis, HardwareCost(place(mesh, topology_of(topology))), own.roles)
+
+
+def _numbers(which: Which, words: Sequence[str]) -> set[int]:
+    """The places of decisions, from 0."""
+    asked = [which] if isinstance(which, int | str) else list(which)
+    found: set[int] = set()
+    for one in asked:
+        own = {k for k, text in enumerate(words) if (one in text if isinstance(one, str) else one == k + 1)}
+        if not own:
+            listed = "".join(f"\n  {k + 1}. {text}" for k, text in enumerate(words)) or " none"
+            raise PlanError(f"the plan has no decision {one!r}; it has:{listed}")
+        found |= own
+    return found
+
+
+def _respecs(plan: Plan, after: Lowered) -> list[Respec]:
+    program, mesh = after.program, after.mesh
+    values = [*(a.value for a in program.arguments), *program.outputs]
+    found = []
+    for array, value in zip((*plan.arguments, *plan.outputs), values, strict=True):
+        spec = tuple(tuple(mesh.names[a] for a in axes) for axes in after.storage[value].dims)
+        if spec != array.spec:
+            found.append(Respec(array.path, array.spec, spec))
+    return list(dict.fromkeys(found))
+
+
+def _times(before: Predicted, after: Predicted) -> list[Cause]:
+    parts: list[dict[str, float]] = []
+    for predicted in (before, after):
+        found: dict[str, float] = {}
+        for row in predicted.rows:
+            what = row.op if row.kind == "compute" else f"{row.kind} over {'·'.join(row.axes)}"
+            name = f"{what} at {row.source}" if row.source else what
+            found[name] = found.get(name, 0.0) + row.time_s
+        parts.append(found)
+    return _causes(*parts)
+
+
+def _memory(before: Predicted, after: Predicted) -> list[Cause]:
+    parts: list[dict[str, float]] = []
+    for predicted in (before, after):
+        found: dict[str, float] = {}
+        for row in predicted.alive:
+            name = f"{row.label} at {row.source}" if row.source else "all that is smaller"
+            found[name] = found.get(name, 0.0) + row.nbytes
+        parts.append(found)
+    return _causes(*parts)
+
+
+def _causes(before: dict[str, float], after: dict[str, float]) -> list[Cause]:
+    names = dict.fromkeys([*before, *after])
+    causes = [Cause(name, before.get(name, 0.0), after.get(name, 0.0)) for name in names]
+    return sorted((c for c in causes if c.change), key=lambda c: -abs(c.change))

@@ -1,0 +1,1 @@
+"""Program to program: remat, micro-batches."""

@@ -1,0 +1,127 @@
+"""Variants of a program: the same function, transformed to need less memory, traced like any other.
+
+``"auto"`` leaves the choice to the search. Every variant is a program of its own, with its own analysis, and is searched for a
+little, with more and more micro-batches, with and without rematerialisation, until some fit and more parts do not make it
+faster; then with one scan or family of repeated blocks after another left as it is, as far as that fits and is faster. The best
+is searched for longer. What a variant costs (computing again, gathering parameters once for every part) is the cost model's to
+tell.
+
+Weak: a number of parts that pays only with more than twice the next smaller one is not found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+
+from shardwise.capture import jax_internals as internals
+from shardwise.capture.trace import JitOptions, Traced, trace
+from shardwise.errors import CaptureError, VariantError
+from shardwise.transforms.microbatch import microbatched
+from shardwise.transforms.remat import rematerialised
+from shardwise.transforms.variant import Variant
+
+AUTO: Final = "auto"
+#: The most parts that are tried.
+_MOST_PARTS: Final = 64
+
+_Roles = Mapping[str, str | Sequence[str]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which variants are asked for: a number or ``"auto"``, true or ``"auto"``; None is the program as it is."""
+
+    microbatches: int | str | None = None
+    remat: bool | str | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        count = self.microbatches
+        whole = isinstance(count, int) and not isinstance(count, bool) and count >= 1
+        if not (count is None or count == AUTO or whole):
+            problems.append(f"microbatches is a whole number above zero or 'auto', not {count!r}")
+        if not (self.remat is None or isinstance(self.remat, bool) or self.remat == AUTO):
+            problems.append(f"remat is True, False or 'auto', not {self.remat!r}")
+        if problems:
+            raise VariantError("; ".join(problems))
+
+    @property
+    def open(self) -> bool:
+        """Is there something to choose?"""
+        return AUTO in (self.microbatches, self.remat)
+
+    def rounds(self, traced: Traced, roles: _Roles) -> Iterator[list[Variant]]:
+        """The variants to try, those with the same number of parts together."""
+        remat = [False, True] if self.remat == AUTO else [bool(self.remat)]
+        if self.microbatches in (None, 1):
+            yield [Variant(remat=again) for again in remat]
+            return
+        batch = batch_of(traced, roles)
+        if self.microbatches == AUTO:
+            counts = [n for n in (2**k for k in range(_MOST_PARTS.bit_length())) if batch.size % n == 0]
+        else:
+            assert isinstance(self.microbatches, int)
+            counts = [self.microbatches]
+        for count in counts:
+            yield [Variant(count, batch.paths if count > 1 else (), again) for again in remat]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The arguments that have the batch, and its number of examples."""
+
+    paths: tuple[str, ...]
+    size: int
+
+
+def batch_of(traced: Traced, roles: _Roles) -> Batch:
+    """The batch as the roles say; scalars among it have no examples."""
+    given = (roles or {}).get("batch", ())
+    prefixes = (given,) if isinstance(given, str) else tuple(given)
+    if not prefixes:
+        raise VariantError(
+            "micro-batches need to know which arguments are the batch: plan(..., roles={'batch': 'path'})"
+        )
+    variables = internals.split_jaxpr(traced.jaxpr)[0].invars
+    shapes = {leaf.path: internals.shape_of(v.aval) for leaf, v in zip(traced.leaves, variables, strict=True)}
+    under = {p: s for p, s in shapes.items() if any(p == b or p.startswith(f"{b}/") for b in prefixes)}
+    found = {path: shape for path, shape in under.items() if shape}
+    if not found:
+        raise VariantError(
+            f"no array argument has the path {' or '.join(map(repr, prefixes))}; there are {', '.join(shapes)}"
+        )
+    sizes = {shape[0] for shape in found.values()}
+    if len(sizes) > 1:
+        shown = ", ".join(f"{path} {list(shape)}" for path, shape in list(found.items())[:6])
+        raise VariantError(f"the first dimension of the batch's arguments must count its examples; they are {shown}")
+    return Batch(tuple(found), sizes.pop())
+
+
+def trace_variant(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: JitOptions, variant: Variant
+) -> Traced:
+    """Traces a variant of a function; of the function itself where the variant changes nothing."""
+    plain = trace(fn, args, kwargs, options)
+    traced = rematerialised(plain, variant.but) if variant.remat else plain
+    if variant.microbatches == 1:
+        return traced
+    count = variant.microbatches
+
+    def cut(path: str, shape: Any) -> Any:
+        if path not in variant.batch:
+            return shape
+        if shape.shape[0] % count:
+            raise VariantError(f"{path} {list(shape.shape)} cannot be cut into {count} micro-batches of one size")
+        struct: Any = jax.ShapeDtypeStruct
+        return struct((shape.shape[0] // count, *shape.shape[1:]), shape.dtype, weak_type=shape.weak_type)
+
+    try:
+        part = trace(fn, args, kwargs, options, cut)
+        part = rematerialised(part, variant.but, like=plain) if variant.remat else part
+        return microbatched(traced, part, dict.fromkeys(variant.batch, 0), count)
+    except (CaptureError, VariantError) as error:
+        raise VariantError(f"{traced.name} cannot be computed in {count} micro-batches: {error}") from None

@@ -1,0 +1,324 @@
+"""Profiles from readings that were made up, and the command ``shardwise hardware calibrate`` around them; nothing is timed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shardwise.calibration import calibrate as module
+from shardwise.calibration.calibrate import Calibration, base_of, calibrate, to_toml
+from shardwise.calibration.readings import KINDS, Machine, Measured, Reading, fastest, read_measured
+from shardwise.cli import hardware as cli
+from shardwise.cli.main import main
+from shardwise.cost.compute import stream_s
+from shardwise.errors import HardwareError
+from shardwise.hardware.collectives import collective
+from shardwise.hardware.layout import place
+from shardwise.hardware.load import load_profile
+from shardwise.hardware.profile import Profile
+from shardwise.hardware.topology import topology
+
+HOST = Machine("cpu", "cpu", 2, "0.9.0", memory_bytes=8 << 30, clock_hz=2.5e9)
+H200 = Machine("NVIDIA H200", "gpu", 1, "0.9.0", memory_bytes=112 << 30)
+
+
+def collectives(topology_text: str) -> list[Reading]:
+    """Times that the formulas give for a topology, of reduce-scatters that are such."""
+    where = topology(topology_text)
+    where = dataclasses.replace(where, profile=dataclasses.replace(where.profile, scatters=True))
+    placement = place({"d": where.devices}, where)
+    costs = {kind: collective(kind, ["d"], placement) for kind in KINDS}
+    sizes = [2.0**k for k in (12, 16, 20, 24)]
+    return [Reading(kind, f"{size}", size, cost.time_s(size)) for kind, cost in costs.items() for size in sizes]
+
+
+def passes(time_s: Callable[[float, float], float], round_s: float = 0.0) -> list[Reading]:
+    """Passes of one to three inputs, f32, bf16, and f32 of fewer elements, that take ``time_s(bytes, elements)``."""
+    found = []
+    for width, elements in ((4, 1e8), (2, 1e8), (4, 5e7)):
+        for arrays in (2, 3, 4):
+            nbytes = width * arrays * elements
+            size = f"{arrays} of {elements} by {width}"
+            found.append(Reading("memory", size, nbytes, round_s + time_s(nbytes, elements), elements))
+    return found
+
+
+def readings(memory: list[Reading] | None = None) -> list[Reading]:
+    read = {"matrix.bf16": 7e14, "matrix.f32": 3.5e14, "vector": 3e13, "transcendentals": 4e12}
+    found = [Reading(what, "", rate, 1.0) for what, rate in read.items()] + [Reading("launch", "", 1.0, 2e-6)]
+    return found + (memory or passes(lambda nbytes, _: nbytes / 4e12))
+
+
+def of(machine: Machine, memory: list[Reading] | None = None, *others: Reading) -> Calibration:
+    return calibrate(Measured(machine, (*readings(memory), *others), (), 1.0), "ours")
+
+
+@pytest.fixture
+def found() -> Calibration:
+    return of(HOST, None, *collectives("cpu:2"))
+
+
+def test_the_file_loads_and_has_every_figure_with_its_source(found: Calibration, tmp_path: Path) -> None:
+    profile = found.write(tmp_path / "ours.toml")
+    assert [p.name for p in tmp_path.iterdir()] == ["ours.toml"]
+    assert profile == load_profile(str(tmp_path / "ours.toml")) and profile.name == "ours"
+    for figure, _ in cli._figures(profile):
+        assert profile.source(figure) != "not stated", figure
+    by_whom = "shardwise hardware calibrate with jax 0.9.0 on cpu"
+    assert profile.source("matrix.f32") == profile.source("latency.collective_s") == f"measured by {by_whom}"
+    assert profile.source("memory.bytes") == f"told by the machine to {by_whom}"
+    assert profile.source("matrix.tile").startswith("taken from profile cpu: ")
+    assert dict(profile.matrix_flops_per_s).keys() == {"f32", "bf16"}, "rates of other machines are left out"
+    assert topology(f"{tmp_path / 'ours.toml'}:2").devices == 2
+
+
+def test_the_fit_of_links_inverts_the_formulas() -> None:
+    """Times that the formulas give lead back to the figures they were made with."""
+    links = module._fit_links(collectives("h100:8"), 8, load_profile("h100"))
+    assert links is not None and links.tier == "NVLink" and links.error < 1e-9
+    assert links.bytes_per_s == pytest.approx(4.5e11)
+    assert (links.collective_s, links.latency_s) == pytest.approx((6.6e-6, 1.9e-6))
+    assert module._fit_links([], 1, load_profile("h100")) is None
+    assert module._fit_links(collectives("h100:8x2"), 16, load_profile("h100")) is None, "two tiers"
+
+
+def test_kinds_have_rates_of_their_own() -> None:
+    """The fastest kind has the links' rate, the others a share of it; groups follow the same formulas."""
+    shares = {
+        "all-reduce": 0.5,
+        "all-gather": 1.0,
+        "reduce-scatter": 0.25,
+        "all-to-all": 0.2,
+        "collective-permute": 0.8,
+    }
+    h100 = load_profile("h100")
+    slower = dataclasses.replace(h100, efficiency=tuple(shares.items()), scatters=True)
+    where = dataclasses.replace(topology("h100:8"), profile=slower)
+    read = [
+        Reading(kind, "", size, collective(kind, ["d"], place({"o": 8 // n, "d": n}, where)).time_s(size), 0.0, n)
+        for kind in KINDS
+        for n in (2, 4, 8)
+        for size in (1024.0, 2.0**22)
+    ]
+    links = module._fit_links(read, 8, h100)
+    assert links is not None and links.shares == pytest.approx(shares) and links.error < 1e-9
+    assert links.bytes_per_s == pytest.approx(4.5e11)
+    assert (links.collective_s, links.latency_s) == pytest.approx((6.6e-6, 1.9e-6))
+
+
+def test_small_collectives_without_the_products_between() -> None:
+    between = Reading("between", "", 1.0, 3e-4)
+    shown = Reading("all-gather", "", 1024.0, 5e-4, between=True)
+    lost = Reading("all-reduce", "", 1024.0, 3.01e-4, between=True)
+    large = Reading("all-gather", "", 2.0**22, 1e-3)
+    assert module._alone([between, shown, lost, large]) == [
+        dataclasses.replace(shown, time_s=pytest.approx(2e-4)),
+        large,
+    ]
+
+
+def test_what_operands_and_turned_arrays_cost(tmp_path: Path) -> None:
+    """Both lead back to the rates they were made with; where nothing more is seen there is no figure."""
+    thin = [Reading("thin.forward", str(n), n * 1e9, n * 1e9 / 3.5e14 + n * 4e6 / 2e10, n * 1e6) for n in (1.0, 2.0)]
+    straight, turned = (Reading(w, "", 12e6, t, 1e6) for w, t in (("straight", 1e-3), ("turned", 3e-3)))
+    profile = of(HOST, None, *thin, straight, turned).write(tmp_path / "ours.toml")
+    assert profile.operand_bytes_per_s == pytest.approx(2e10, rel=1e-3)
+    assert profile.turned_bytes_per_s == pytest.approx(2e9, rel=1e-3) and profile.turns
+    same = of(HOST, None, straight, dataclasses.replace(turned, time_s=1e-3)).write(tmp_path / "ours.toml")
+    assert not same.turns and same.operand_bytes_per_s == float("inf")
+
+
+def test_a_compiler_that_turns_what_it_gathers(tmp_path: Path) -> None:
+    turning = profile_of(dataclasses.replace(HOST, minor_copies=True), tmp_path)
+    assert turning.minor_copies and turning.source("minor_copies").startswith("told by the machine ")
+    assert not profile_of(HOST, tmp_path).minor_copies
+
+
+def test_the_fastest_of_several_rounds_counts(found: Calibration) -> None:
+    read = found.measured.readings
+    rounds = [
+        tuple(dataclasses.replace(r, time_s=r.time_s * (3 if k % 2 == odd else 1)) for k, r in enumerate(read))
+        for odd in (0, 1)
+    ]
+    slowed = [dataclasses.replace(found.measured, readings=own, notes=("the same",)) for own in rounds]
+    joined = fastest(*slowed)
+    assert joined.readings == read
+    assert joined.notes == ("the same",) and joined.time_s == 2.0
+    with pytest.raises(HardwareError, match="different machines cannot be joined"):
+        fastest(slowed[0], dataclasses.replace(slowed[1], machine=H200))
+
+
+def test_readings_are_kept_and_fitted_again(
+    found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    measuring(monkeypatch, lambda *_, say: found.measured)
+    assert main(["hardware", "calibrate", "--name", "ours", "--readings", "kept.json"]) == 0
+    first = Path("ours.toml").read_text()
+    measuring(monkeypatch, lambda *_, say: pytest.fail("nothing is measured"))
+    assert main(["hardware", "calibrate", "--name", "ours", "--from", "kept.json", "kept.json"]) == 0
+    assert Path("ours.toml").read_text() == first
+    assert read_measured(Path("kept.json")) == found.measured
+    capsys.readouterr()
+    Path("wrong.json").write_text('{"schema": 1, "readings": [{"what": 1}]}')
+    assert main(["hardware", "calibrate", "--name", "ours", "--from", "wrong.json"]) == 1
+    assert "wrong.json has no readings" in capsys.readouterr().err
+
+
+def test_a_compiler_without_reduce_scatters(tmp_path: Path) -> None:
+    """What the machine's compiler does is kept, and the links are fitted to real reduce-scatters all the same."""
+    without = of(dataclasses.replace(HOST, scatters=False), None, *collectives("h100:2"))
+    assert without.links_error == pytest.approx(0.0, abs=1e-9)
+    profile = without.write(tmp_path / "ours.toml")
+    assert not profile.scatters and profile.source("reduce_scatter").startswith("told by the machine ")
+    assert of(dataclasses.replace(HOST, scatters=True)).write(tmp_path / "ours.toml").scatters
+    assert profile_of(HOST, tmp_path).scatters is load_profile("cpu").scatters is False, "the base's"
+    asked = dataclasses.replace(H200, scatters=False)
+    assert profile_of(asked, tmp_path).scatters, "a known device keeps its profile's"
+
+
+@pytest.mark.parametrize("name", ["v5e", "v5p", "v3"])
+def test_the_fit_of_passes_inverts_the_cost_model(name: str) -> None:
+    base = load_profile(name)
+    read = passes(lambda nbytes, elements: stream_s(nbytes, elements, 0.0, base), round_s=3e-6)
+    fit = module._fit_passes(read)
+    assert fit is not None and fit.elements_per_s == pytest.approx(base.elements_per_s)
+    assert fit.bytes_per_s == pytest.approx(base.memory_bytes_per_s * base.memory_efficiency)
+    alone = [r for r in passes(lambda nbytes, elements: stream_s(nbytes, elements, 0.0, base)) if r.elements == 1e8]
+    fit = module._fit_passes(alone)
+    assert fit is not None and fit.elements_per_s == pytest.approx(base.elements_per_s), "one count of elements"
+
+
+def test_elements_that_cost_nothing(tmp_path: Path) -> None:
+    """Less than noise is nothing, and what a round of the loop costs is no cost of elements."""
+    slight = passes(lambda nbytes, elements: nbytes / 4e12 + elements / 5e13, round_s=2e-5)
+    profile = of(H200, slight).write(tmp_path / "ours.toml")
+    assert profile.elements_per_s == 1e16
+    assert profile.source("vector.elements_per_s").startswith("measured by ")
+    assert profile.source("vector.elements_per_s").endswith("a rate so high that it does not matter")
+    assert profile.memory_bytes_per_s * profile.memory_efficiency == pytest.approx(4e12, rel=0.03)
+
+
+def test_passes_that_scatter_are_not_fitted(tmp_path: Path) -> None:
+    """On a busy machine the base's rate by the element stays, and the median rate of the passes is taken."""
+    noisy = [dataclasses.replace(r, time_s=r.time_s * (1, 4, 2)[k % 3]) for k, r in enumerate(readings()[-9:])]
+    found = of(HOST, noisy, *collectives("cpu:2"))
+    profile = found.write(tmp_path / "ours.toml")
+    assert "vector.elements_per_s" not in found.figures
+    assert profile.elements_per_s == load_profile("cpu").elements_per_s
+    assert profile.source("vector.elements_per_s").startswith("taken from profile cpu: ")
+    assert profile.memory_bytes_per_s * profile.memory_efficiency == pytest.approx(2e12, rel=1e-3)
+    assert any("scatter" in note for note in found.notes)
+
+
+def test_a_known_device_keeps_its_peaks() -> None:
+    """Efficiency is the share of the shipped peak; of another type the product of figure and efficiency is what was read."""
+    h200 = load_profile("h200")
+    fit = module._fit_passes(readings()[-9:])
+    figures = module._figures(readings(), h200, True, fit, None)
+    assert "matrix.bf16" not in figures and "memory.bytes_per_s" not in figures
+    assert figures["matrix.efficiency"] == pytest.approx(7e14 / 9.9e14)
+    assert figures["matrix.f32"] * figures["matrix.efficiency"] == pytest.approx(3.5e14)
+    assert figures["memory.efficiency"] == pytest.approx(4e12 / 4.8e12)
+    faster = module._figures([*readings(), Reading("matrix.bf16", "", 4e15, 1.0)], h200, True, fit, None)
+    assert faster["matrix.efficiency"] == 1.0 and faster["matrix.bf16"] == pytest.approx(2.35e15)
+
+
+def profile_of(machine: Machine, folder: Path) -> Profile:
+    return of(machine).write(folder / "ours.toml")
+
+
+def test_what_jax_takes_of_a_gpu_is_not_what_can_be_used(tmp_path: Path) -> None:
+    """Its default says nothing of the device, and the base's share is taken; what it was told counts."""
+    shipped, stand_in = load_profile("h200"), load_profile("a100-40")
+    default = profile_of(H200, tmp_path)
+    assert (default.memory_bytes, default.usable_share) == (shipped.memory_bytes, shipped.usable_share)
+    assert default.source("memory.usable_share").startswith("taken from profile h200: ")
+    assert any(note.startswith("memory.usable_share is that of h200") for note in of(H200).notes)
+    told = profile_of(dataclasses.replace(H200, memory_bytes=128 << 30, memory_fraction=0.92), tmp_path)
+    assert told.usable_share == pytest.approx((128 << 30) / shipped.memory_bytes, rel=1e-3)
+    assert told.source("memory.usable_share").startswith("told by the machine ")
+    other = Machine("NVIDIA L4", "gpu", 1, "0.9.0", memory_bytes=18 << 30)
+    unknown = profile_of(other, tmp_path)
+    assert (unknown.memory_bytes, unknown.usable_share) == (24 << 30, stand_in.usable_share)
+    unknown = profile_of(dataclasses.replace(other, memory_fraction=0.9), tmp_path)
+    assert (unknown.memory_bytes, unknown.usable_share) == (20 << 30, 0.9)
+
+
+def test_kinds_of_devices_find_their_profiles() -> None:
+    assert base_of("NVIDIA H200", "gpu") == ("h200", True)
+    assert base_of("NVIDIA A100-SXM4-80GB", "gpu") == ("a100-80", True)
+    assert base_of("NVIDIA H200 MIG 1g.18gb", "gpu") == ("a100-40", False)
+    assert base_of("NVIDIA GeForce RTX 4090", "gpu") == ("a100-40", False)
+    assert base_of("TPU v4", "tpu") == ("v4", True)
+    assert base_of("cpu", "cpu") == ("cpu", False)
+
+
+def test_odd_texts_survive_the_file(found: Calibration, tmp_path: Path) -> None:
+    odd = 'H200 "die 2"\\ ×8'
+    data = found.data | {"title": odd}
+    (tmp_path / "odd.toml").write_text(to_toml(data), encoding="utf-8")
+    assert load_profile(str(tmp_path / "odd.toml")).title == odd
+
+
+def measuring(monkeypatch: pytest.MonkeyPatch, measure: Callable[..., Measured]) -> None:
+    """Puts a function in the place of the one that needs JAX."""
+    stand_in = types.ModuleType("shardwise.calibration.measure")
+    stand_in.measure = measure  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shardwise.calibration.measure", stand_in)
+
+
+def test_outputs_that_cannot_be_written(
+    found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> Measured:
+        raise AssertionError("nothing is measured if the result cannot be kept")
+
+    measuring(monkeypatch, never)
+    (tmp_path / "folder.toml").mkdir()
+    wrong = {"missing/x.toml": "there is no folder", "folder.toml": "it is a folder", "x.json": "ends in .toml"}
+    for name, why in wrong.items():
+        assert main(["hardware", "calibrate", "--output", str(tmp_path / name)]) == 1
+        captured = capsys.readouterr()
+        assert not captured.out and why in captured.err and captured.err.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["folder.toml"]
+    # A disk that is full when the file is renamed.
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(HardwareError, match="No space left on device"):
+        found.write(tmp_path / "full.toml")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder.toml"]
+
+
+def test_the_command(
+    found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[object] = []
+    noted = dataclasses.replace(found.measured, notes=("matrix.f64 was not measured: " + "words " * 20,))
+    measuring(monkeypatch, lambda *given, say: asked.append(given) or noted)
+    assert main(["hardware", "calibrate", "--quick", "--devices", "2", "--name", "ours"]) == 0
+    out = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in out.splitlines() if "SHARDWISE_HARDWARE_PATH" not in line)
+    assert "matrix.f32 " in out and "Written to ours.toml." in out and "--topology ours:2" in out
+    assert "\nNote: matrix.f64 was not measured" in out and "\nvector.elements_per_s " in out
+    assert main(["hardware", "calibrate", "--quick", "--devices", "2", "--json", "--output", "other.toml"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert asked == [(2, True), (2, True)]
+    assert data["file"] == "other.toml" and data["measured"]["devices"] == 2
+    fields = {"what", "size", "work", "time_s", "elements", "group", "between", "rate"}
+    assert data["measured"]["readings"][0].keys() == fields
+    assert main(["hardware", "show", "other.toml"]) == 0
+
+
+def test_help_does_not_wait_for_jax() -> None:
+    code = "import sys\nfrom shardwise.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "sys.exit('jax' in sys.modules or 'shardwise.calibration.calibrate' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

@@ -1,0 +1,91 @@
+"""Tiny measurements on host devices: readings of every kind, and a profile of them that loads."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from shardwise.calibration import measure as module
+from shardwise.calibration.calibrate import calibrate
+from shardwise.calibration.measure import measure
+from shardwise.calibration.readings import KINDS, THIN, Measured
+from shardwise.calibration.timing import Scale, scale_for
+from shardwise.errors import HardwareError
+from shardwise.hardware.load import load_profile
+
+TINY = Scale(
+    types=("f32", "bf16"),
+    products=((64, 64),),
+    thin=((16, 64),),
+    stream_bytes=1 << 20,
+    arrays=6,
+    vector_elements=1 << 10,
+    collective_bytes=(1 << 12, 1 << 16),
+    target_s=1e-3,
+    limit_s=0.02,
+    repeats=2,
+)
+
+
+@pytest.fixture(scope="module")
+def measured() -> Measured:
+    return measure(devices=2, scale=TINY)
+
+
+def test_readings_are_positive_and_of_every_kind(measured: Measured) -> None:
+    assert all(math.isfinite(r.time_s) and r.time_s > 0 and r.work > 0 for r in measured.readings)
+    kinds = {r.what for r in measured.readings}
+    plain = {"memory", "straight", "turned", "vector", "transcendentals", "launch", "between"}
+    assert kinds == {"matrix.f32", "matrix.bf16", *THIN, *plain, *KINDS}
+    assert not measured.notes
+
+
+def test_passes_vary_in_bytes_and_in_elements(measured: Measured) -> None:
+    many = (1 << 20) // 2 // 4  # two devices share the bytes
+    read = [(r.elements, r.work / r.elements) for r in measured.readings if r.what == "memory"]
+    assert read == [(n, 4 * a) for n in (many, many // 2) for a in (2, 3, 4)]
+
+
+def test_the_machine_tells(measured: Measured) -> None:
+    machine = measured.machine
+    assert (machine.device_kind, machine.platform, machine.devices) == ("cpu", "cpu", 2)
+    assert machine.memory_bytes == module._host_bytes() // 2 and machine.memory_fraction is None
+
+
+def test_what_jax_was_told_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION", raising=False)
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    assert module._memory_fraction() is None
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".92")
+    assert module._memory_fraction() == 0.92
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.5")
+    assert module._memory_fraction() == 0.5
+
+
+def test_a_profile_of_the_readings_loads(measured: Measured, tmp_path: Path) -> None:
+    profile = calibrate(measured, "ours").write(tmp_path / "ours.toml")
+    rates = [profile.memory_bytes_per_s, profile.vector_flops_per_s, profile.transcendentals_per_s]
+    rates += [rate for _, rate in profile.matrix_flops_per_s] + [profile.links[0].bytes_per_s, profile.elements_per_s]
+    assert all(math.isfinite(x) and x > 0 for x in (*rates, profile.launch_s))
+    assert 0 < profile.matrix_efficiency <= 1 and 0 < profile.memory_efficiency <= 1
+    assert profile.source("matrix.f32").startswith("measured by shardwise hardware calibrate with jax ")
+
+
+def test_one_device_keeps_the_links_of_the_base(tmp_path: Path) -> None:
+    alone = calibrate(measure(devices=1, scale=TINY), "alone")
+    profile = alone.write(tmp_path / "alone.toml")
+    assert alone.links_error is None and profile.links == load_profile("cpu").links
+    assert not any(figure.startswith("links.") for figure in alone.figures)
+
+
+def test_more_devices_than_there_are() -> None:
+    with pytest.raises(HardwareError, match="4096 devices were asked for and JAX has 8"):
+        measure(devices=4096, scale=TINY)
+
+
+def test_quick_is_less() -> None:
+    full, quick = scale_for("gpu", False), scale_for("gpu", True)
+    assert quick.products == full.products[:2] and quick.budget_s < full.budget_s
+    assert set(quick.collective_bytes) < set(full.collective_bytes) and quick.stream_bytes < full.stream_bytes

@@ -1,0 +1,83 @@
+"""Constraints are few, and are those under which Shardy arrives at the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+from shardwise import zoo
+from shardwise.capture import jax_internals as internals
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import JitOptions, Traced, trace
+from shardwise.dims.analysis import Analysis, analyze_program
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.lowering.decisions import Decision, State
+from shardwise.lowering.local_cost import HardwareCost
+from shardwise.lowering.lowered import Lowered, lower_state
+from shardwise.partitioner import choose
+from shardwise.partitioner.interpret import Interpreter
+from shardwise.partitioner.shardy import Constrain, Constraints, Propagation, abstract_mesh
+from tests.planner.programs import CASES
+from tests.planner.test_apply import random_decisions
+
+MESH = MeshAxes.of({"x": 2, "y": 4})
+
+
+def analysed(fn: Any, args: tuple[Any, ...]) -> tuple[Traced, Analysis]:
+    traced = trace(fn, args, {}, JitOptions())
+    return traced, analyze_program(lower(traced))
+
+
+def lowered_on(analysis: Analysis, decisions: list[Decision], mesh: MeshAxes = MESH) -> Lowered:
+    return lower_state(analysis, State(mesh, tuple(decisions)), HardwareCost.of(mesh))
+
+
+def propagated_directly(traced: Traced, lowered: Lowered, constraints: Constraints) -> list[Any]:
+    """Every op with its shardings, by lowering the program with the constraints in it."""
+    mesh, program = lowered.mesh, lowered.program
+    visitor = Constrain(constraints, abstract_mesh(mesh), mesh)
+    propagation = Propagation(program, traced.jaxpr, mesh, *ends(lowered), ())
+    shapes = [internals.plain_shape(v.aval) for v in internals.split_jaxpr(traced.jaxpr)[0].invars]
+    shardings = [[propagation._named(s) for s in of] for of in ends(lowered)]
+    jitted = jax.jit(
+        lambda *arrays: Interpreter(program, visitor).run(traced.jaxpr, arrays),
+        in_shardings=shardings[0],
+        out_shardings=shardings[1],
+        keep_unused=True,
+    )
+    module = internals.MarkedModule(jitted.trace(*shapes).lower(lowering_platforms=("cpu",)), mesh.names)
+    return [(name, per_result) for name, _, per_result in module.propagated({})]
+
+
+def ends(lowered: Lowered) -> list[list[Any]]:
+    program = lowered.program
+    return [[lowered.storage[v] for v in of] for of in ([a.value for a in program.arguments], program.outputs)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_marks_are_what_lowering_with_constraints_gives(name: str) -> None:
+    traced, analysis = analysed(*CASES[name]())
+    lowered = lowered_on(analysis, random_decisions(analysis, MESH, seed=3))
+    constraints = choose.choose_constraints(lowered, traced.jaxpr).constraints
+    others = {p for p in constraints if p.place != "stored"}
+    propagation = Propagation(lowered.program, traced.jaxpr, MESH, *ends(lowered), others)
+    stated = {propagation._numbers[p]: propagation._named(s) for p, s in constraints.items()}
+    found = [(name, per_result) for name, _, per_result in propagation._module.propagated(stated)]
+    assert found == propagated_directly(traced, lowered, constraints)
+    bare = [(name, per_result) for name, _, per_result in propagation._module.propagated({})]
+    assert bare == propagated_directly(traced, lowered, {})
+
+
+def test_parts_of_an_unrolled_program_are_settled_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = zoo.parse("mlp:tiny,layers=20")
+    mesh = MeshAxes.of({"x": 2, "y": 2, "z": 2})
+    traced, analysis = analysed(program.fn, program.args)
+    lowered = lowered_on(analysis, random_decisions(analysis, mesh, seed=18), mesh)
+    together = choose.choose_constraints(lowered, traced.jaxpr)
+    monkeypatch.setattr(choose, "MANY", len(lowered.program.values))
+    one_by_one = choose.choose_constraints(lowered, traced.jaxpr)
+    assert together.open == one_by_one.open == ()
+    assert together.rounds < one_by_one.rounds / 2
+    assert len(together.constraints) <= len(one_by_one.constraints)

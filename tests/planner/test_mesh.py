@@ -1,0 +1,209 @@
+"""Meshes that are found: which are looked at, how the budget is shared out, and what comes out of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardwise
+from shardwise.errors import DecisionError, InfeasibleError, MeshError
+from shardwise.hardware.topology import topology
+from shardwise.planner.mesh import OpenMesh, meshes, race
+from shardwise.search.result import Budget, Ended, Improvement
+from shardwise.search.searcher import Purse
+from shardwise.tactics.strategies import DataParallel, Megatron
+from tests.planner.test_plan_search import shapes, small_memory, step
+
+P = jax.sharding.PartitionSpec
+
+
+def sizes(text: str, mesh: Any = None, ordered: bool = False) -> list[tuple[int, ...]]:
+    wanted = OpenMesh.of(mesh)
+    assert wanted is not None
+    return [p.mesh.sizes for p in meshes(wanted, topology(text), ordered)]
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("v5e:1", [(1,)]),
+        ("v5e:2x4", [(8,), (2, 4), (2, 2, 2)]),
+        ("v5e:4x4", [(16,), (4, 4), (2, 8), (2, 2, 4)]),
+        ("16 v5e", [(16,), (4, 4), (2, 8), (2, 2, 4)]),
+        ("v5p:2x2x2", [(8,), (2, 4), (2, 2, 2)]),
+        ("h100:8", [(8,), (2, 4), (2, 2, 2)]),
+    ],
+)
+def test_the_meshes_that_lie_well(text: str, want: list[tuple[int, ...]]) -> None:
+    assert sizes(text) == want
+
+
+def test_a_torus_is_cut_once_at_most() -> None:
+    found = sizes("v5e:8x8")
+    assert found[:2] == [(64,), (8, 8)] and (2, 4, 8) in found and (4, 4, 4) not in found
+
+
+def test_of_two_tiers_both_orders_count() -> None:
+    found = sizes("h100:8x4")
+    assert {(4, 8), (8, 4)} <= set(found) and all(math.prod(s) == 32 for s in found) and len(found) <= 16
+
+
+def test_axes_with_names_and_sizes() -> None:
+    assert sizes("v5e:4x4", {"data": None, "model": 4}, True) == [(4, 4)]
+    assert sizes("v5e:2x2", {"data": -1, "model": None}, True) == [(1, 4), (4, 1), (2, 2)]
+    assert sizes("v5e:4x4", {"data": 4, "model": None, "more": 1}, True) == [(4, 4, 1)]
+    assert OpenMesh.of({"data": 4}) is None and str(OpenMesh.of({"data": None, "model": 2})) == "data ? × model 2"
+    with pytest.raises(MeshError, match=r"16 devices: the mesh data \? × model 3 cannot have as many"):
+        sizes("v5e:4x4", {"data": None, "model": 3})
+    with pytest.raises(MeshError, match="axis 'model' has size 0"):
+        OpenMesh.of({"data": None, "model": 0})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    rank: tuple[int, int]
+    settled: bool = False
+    evaluations: int = 0
+
+
+def test_the_better_half_goes_on_with_more() -> None:
+    given: dict[int, list[int]] = {}
+    dropped: list[int] = []
+
+    def run(number: int, turn: int, budget: Budget) -> Outcome:
+        given.setdefault(number, []).append(budget.evaluations)
+        purse.spend(budget.evaluations)
+        return Outcome((0, abs(number - 3)), evaluations=budget.evaluations)
+
+    purse = Purse(Budget(math.inf, 800))
+    found = race(8, run, dropped.append, purse, lambda: False)
+    assert found.order[0] == 3 and [len(given[k]) for k in range(8)] == [1, 2, 3, 4, 2, 1, 1, 1]
+    assert dropped == [0, 5, 6, 7, 4, 1, 2]
+    assert sum(map(sum, given.values())) == 800 and given[3][1:] == sorted(given[3][1:])
+
+
+def test_what_is_settled_is_not_searched_again_and_what_fails_drops_out() -> None:
+    calls: list[int] = []
+
+    def run(number: int, turn: int, budget: Budget) -> Outcome:
+        calls.append(number)
+        if number == 0:
+            raise DecisionError("no")
+        return Outcome((0, number), settled=number == 1)
+
+    found = race(3, run, lambda _: None, Purse(Budget(math.inf, 100)), lambda: False)
+    assert calls == [0, 1, 2, 2] and found.order[0] == 1 and str(found.failed[0]) == "no"
+
+
+def test_a_worse_second_look_is_not_taken() -> None:
+    def run(number: int, turn: int, budget: Budget) -> Outcome:
+        return Outcome((0, 5 + turn))
+
+    found = race(2, run, lambda _: None, Purse(Budget(math.inf, 10)), lambda: False)
+    assert found.outcomes[0].rank == (0, 5)
+
+
+def planned(**asked: Any) -> shardwise.Plan:
+    asked = {"topology": "v5e:2x4", "budget_evals": 300, "donate_argnums": (0, 1)} | asked
+    args = asked.pop("args", None) or shapes(8192, 512)
+    return shardwise.plan(step, *args, **asked)
+
+
+def test_a_mesh_is_found_for_a_topology() -> None:
+    plan = planned()
+    assert plan.mesh.devices == 8 and sorted(plan.device_order) == list(range(8)) and plan.placement
+    log = plan.search
+    assert log is not None and {m.mesh.sizes for m in log.meshes} == {(8,), (2, 4), (2, 2, 2)}
+    assert log.meshes[0].mesh == plan.mesh and log.improvements[-1].mesh == plan.mesh
+    assert log.meshes[0].time_s == min(m.time_s for m in log.meshes if m.time_s is not None)
+    for tried in log.meshes[1:]:
+        given = dict(zip(tried.mesh.names, tried.mesh.sizes, strict=True))
+        alone = planned(mesh=given, budget_evals=150)
+        assert plan.predicted.time_s <= alone.predicted.time_s, "a longer search on another mesh finds nothing better"
+    assert planned().to_json() == plan.to_json()
+
+
+def test_the_budget_is_for_all_meshes_together() -> None:
+    plan = planned(budget_evals=40, method="greedy")
+    assert plan.search is not None and plan.search.evaluations <= 40 + len(plan.search.meshes)
+
+
+def test_some_axes_are_given() -> None:
+    plan = planned(mesh={"data": None, "model": 2})
+    assert plan.mesh.names == ("data", "model") and plan.mesh.sizes == (4, 2)
+
+
+def test_the_best_mesh_for_tactics_without_a_search() -> None:
+    asked: dict[str, Any] = {
+        "tactics": [DataParallel("data"), Megatron("model")],
+        "roles": {"batch": "x", "params": "params"},
+    }
+    plan = planned(mesh={"data": None, "model": None}, **asked)
+    log = plan.search
+    assert log is not None and log.evaluations == 0 and log.ended is Ended.EXHAUSTED
+    assert [m.mesh.sizes for m in log.meshes if m.time_s is None] == []
+    for tried in log.meshes:
+        given = dict(zip(tried.mesh.names, tried.mesh.sizes, strict=True))
+        assert plan.predicted.time_s <= planned(mesh=given, **asked).predicted.time_s
+
+
+def test_meshes_that_cannot_be_used_are_left_out_with_their_reasons() -> None:
+    args = shapes(8192, 6)
+    plan = planned(args=args, mesh={"data": None, "model": None}, pins={"x": P("data")})
+    assert plan.mesh.sizes[0] in (1, 2) and plan.search is not None
+    why = {m.mesh.sizes: m.why for m in plan.search.meshes if m.why}
+    assert set(why) == {(4, 2), (8, 1)} and all("size 6 does not divide" in text for text in why.values())
+    pins = {"x": P("data"), "params/up": P(None, "model")}
+    with pytest.raises(MeshError) as caught:
+        planned(args=shapes(12, 7), mesh={"data": None, "model": None}, pins=pins)
+    text = str(caught.value)
+    assert "no mesh of v5e:2x4 can be used" in text and "x[0]: size 7 does" in text and "up[1]: size 12 does" in text
+
+
+def test_the_same_fault_everywhere_is_said_once() -> None:
+    with pytest.raises(DecisionError, match="needs to know which arguments are the batch"):
+        planned(mesh={"data": None, "model": None}, tactics=[DataParallel("data")])
+
+
+def test_an_open_mesh_needs_a_topology() -> None:
+    with pytest.raises(MeshError, match="say what to plan for: mesh="):
+        planned(topology=None)
+    with pytest.raises(MeshError, match=r"the mesh data \? × model 2 has open sizes: give a topology as well"):
+        planned(topology=None, mesh={"data": None, "model": 2})
+
+
+def test_nothing_fits_on_any_mesh() -> None:
+    with pytest.raises(InfeasibleError, match=r"(?s)no plan can fit.*on other meshes:\n  .*a 2 × b 2 × c 2"):
+        planned(topology=small_memory("v5e:2x4", 2**20), budget_evals=60)
+
+
+def test_an_interrupt_gives_the_best_mesh_so_far() -> None:
+    seen: list[Improvement] = []
+
+    def stop(improvement: Improvement, share: float) -> None:
+        seen.append(improvement)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    plan = planned(progress=stop)
+    assert plan.search is not None and plan.search.ended is Ended.INTERRUPTED and "interrupted" in plan.notes[0]
+    assert sum(not m.why for m in plan.search.meshes) < 3
+
+
+def test_a_found_mesh_runs() -> None:
+    def fn(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ w)
+
+    rng = np.random.default_rng(0)
+    w, x = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in [(64, 128), (256, 64)])
+    planned = shardwise.jit(fn, topology="v5e:2x4", budget_evals=60)
+    np.testing.assert_allclose(planned(w, x), fn(w, x), rtol=1e-4, atol=1e-5)
+    plan = planned.plan(w, x)
+    used = planned.planned(w, x).mesh.devices
+    assert tuple(d.id for d in used.reshape(-1)) == plan.device_order

@@ -154,19 +154,15 @@ def ilp() -> list[Row]:
 
 def local_problem(analysis: Analysis, cost: HardwareCost) -> Problem:
     """A problem whose time is what the integer program minimises."""
-    import numpy as np
-
-    from shardwise.evaluator.evaluator import Costs
+    from shardwise.cost.model import Cost
     from shardwise.search.ilp import local_s
     from shardwise.search.problem import Problem
 
     class Local(Problem):
-        def evaluated(self, states: Sequence[Sequence[int]]) -> Costs:
+        def evaluated(self, states: Sequence[Sequence[int]]) -> list[Cost]:
             seconds = [local_s(self.model, self.evaluator.lowered(tuple(state))) for state in states]
-            none = np.zeros(len(states), np.int64)
-            return Costs(
-                np.rint(np.array(seconds) * 1e12).astype(np.int64), none, none, super().evaluated(states).peak_blocks
-            )
+            peaks = [cost.peak_blocks for cost in super().evaluated(states)]
+            return [Cost(round(s * 1e12), 0, 0, peak) for s, peak in zip(seconds, peaks, strict=True)]
 
     return Local(analysis, cost)
 

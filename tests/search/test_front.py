@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.evaluator.evaluator import Costs
+from shardwise.cost.model import Cost
 from shardwise.plans.search_log import MOST_TRADES
 from shardwise.search.front import Front, thinned
 from tests.planner.test_plan_search import planned
@@ -16,10 +15,8 @@ from tests.planner.test_plan_search import planned
 POINTS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=60)
 
 
-def costs(points: list[tuple[int, int]]) -> Costs:
-    times, peaks = (np.array(column) for column in zip(*points, strict=True))
-    zero = np.zeros_like(times)
-    return Costs(times, zero, zero, peaks)
+def costs(points: list[tuple[int, int]]) -> list[Cost]:
+    return [Cost(time, 0, 0, peak) for time, peak in points]
 
 
 @given(POINTS, st.integers(1, 60))

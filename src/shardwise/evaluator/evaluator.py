@@ -1,273 +1,328 @@
-"""The cost of many states at once, from tables (design, section 7).
+"""The cost of many states, each computed from a state that is near it (design, section 7).
 
-Problem: a search asks for the cost of tens of thousands of states, and working one out takes tens of milliseconds.
+The problem. A search asks for the costs of thousands of states, and lowering one of them from nothing takes tens of
+milliseconds.
 
-Idea. The cost is a sum of local terms (``shardwise.cost.model``), and a term rests on few decisions
-(``shardwise.evaluator.locality``). Terms that rest on the same decisions share a *table*; terms that are alike under every
-state are worked out once and counted as often as they occur. A table's row is what its terms cost, in sum, under one way to
-take the decisions that it rests on: three times, and blocks of memory at each point of the program. A state is then
+The idea. The cost is a sum of local terms (``shardwise.cost.model``), and what a term reads depends on few decisions
+(``shardwise.evaluator.dependencies``). A *snapshot* holds everything that was computed for a state. A new state starts from
+the most similar of the recent snapshots. The nodes that read a changed decision are computed again, in order; where a result
+differs, so are the nodes that read it. Terms that read a changed result are computed again, and the difference is added to the
+sums. Terms that are equal in every state are one *class*, which is computed once and counted as often as it occurs. Results
+are looked up by what they were computed from, so that nothing is computed twice in the same situation.
 
-1. a key for every table (``shardwise.evaluator.keys``): equal for states that agree on what the table rests on;
-2. the rows with these keys, from one hash table;
-3. sums of the rows; the peak is the maximum of the summed curve.
-
-All of it is done for a batch of states in NumPy; there is no loop over ops or over states. A row that is missing is made by
-the specification, from what a table's terms read of the state. A table has two keys: a narrow one that counts only what is
-read where no use is asked what it would like (``Lowered.asked``), and a wide one for the states where some is.
-
-Two keys that differ are taken for equal with a chance of 2**-64 a pair. What limits the speed: adding the curves (a row for
-every table and state), and the making of rows while they are new. Making one looks up, in turn, what was worked out of its
-ops and values under other states, and what its terms cost where these came out alike.
+Costs are whole picoseconds and blocks, so they equal those of the specification exactly. What limits the speed is situations
+that were never seen: new local choices and new terms.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 
-from shardwise.cost.memory import BLOCK
-from shardwise.cost.model import Cost, CostModel, Term
-from shardwise.evaluator.index import Array, Index
-from shardwise.evaluator.keys import Action, Keys, Mask
-from shardwise.evaluator.locality import Locality, Place, Space
-from shardwise.evaluator.remembering import Group, Memory, Places, Remembering
-from shardwise.evaluator.rows import Class, Part, Rows
-from shardwise.lowering.decisions import Decision, Keep, Shard, State
+from shardwise.cost.model import Cost, CostModel, Figures, Term
+from shardwise.evaluator.dependencies import Dependencies, Node
+from shardwise.evaluator.space import Action, Seen, Space
+from shardwise.lowering.decisions import Decision, State
 from shardwise.lowering.lowered import Known, Lowered
-from shardwise.lowering.ways import Ways
+from shardwise.lowering.ways import NO_WAY, Ways
 
-#: Stands for a row that must be looked up under the wide key.
-WIDE: Final = 0
-_SEED: Final = 20250815
+Array = np.ndarray[Any, Any]
+#: Snapshots from which new states can start.
+_RECENT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
-    """Terms that rest on the same decisions, what they read, and the rows by how that comes out."""
+class Part:
+    """What the terms of a class cost in sum: three times, and how the memory in use changes at some points."""
 
-    groups: tuple[Group, ...]
-    classes: tuple[Class, ...]
-    rows: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    times_ps: tuple[int, int, int]
+    points: Array
+    blocks: Array
 
 
-@dataclass(frozen=True)
-class Costs:
-    """The costs of a batch of states, arrays of one length."""
+@dataclass(frozen=True, slots=True)
+class Class:
+    """Terms that are equal in every state: the first of them, their number, and for each of its points those of all of them.
+    ``read`` picks what the term reads from the results of all nodes."""
 
-    compute_ps: Array
-    comm_ps: Array
-    hidden_ps: Array
-    peak_blocks: Array
+    term: Term
+    count: int
+    points: dict[int, Array]
+    read: Callable[[Sequence[Any]], Hashable]
+    parts: dict[Hashable, Part] = field(default_factory=dict)
+
+    def part(self, figures: Figures) -> Part:
+        changes: dict[int, int] = {}
+        for a in figures.allocations:
+            for first, last in zip(self.points[a.first].tolist(), self.points[a.last].tolist(), strict=True):
+                changes[first] = changes.get(first, 0) + a.blocks
+                changes[last + 1] = changes.get(last + 1, 0) - a.blocks
+        times = (self.count * figures.compute_ps, self.count * figures.comm_ps, self.count * figures.hidden_ps)
+        return Part(times, np.array([*changes], np.int64), np.array([*changes.values()], np.int64))
+
+
+_NO_PART: Final = Part((0, 0, 0), np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+class _Rule:
+    """A node with the results that it had so far, by what it read."""
+
+    __slots__ = ("_index", "_kind", "_wide_read", "_wide_view", "known", "read", "view")
+
+    def __init__(self, node: Node):
+        self._kind, self._index, self.view, self._wide_view = node.kind, node.index, node.view, node.wide_view
+        self.read: Callable[[Sequence[Any]], Hashable] = itemgetter(*node.reads) if node.reads else _nothing
+        self._wide_read = itemgetter(*node.wide_reads) if node.wide_reads else _nothing
+        self.known: dict[Hashable, Any] = {}
+
+    def result(self, key: Hashable, seen: list[int], lowered: _Later) -> Any:
+        """The result where it is not found under ``key``, or depends on more."""
+        wide = (seen[self._wide_view], self._wide_read(lowered.results), "wide")
+        if key in self.known and wide in self.known:
+            return self.known[wide]
+        made = lowered()
+        asked = made.asked
+        if self._kind == "stored":
+            found: Any = made._stored(self._index)[0]
+        else:
+            found = made.choose(self._index) if self._kind == "computes" else made.lie(self._index)
+        if made.asked == asked:
+            self.known[key] = found
+        else:
+            self.known[key], self.known[wide] = None, found
+        return found
+
+
+def _nothing(results: Sequence[Any]) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state with what it decides by view, the results of all nodes, the parts of all classes, and their sums."""
+
+    actions: frozenset[int]
+    seen: list[int]
+    results: list[Any]
+    parts: list[Part]
+    times_ps: tuple[int, int, int]
+    changes: Array
 
     @property
-    def time_ps(self) -> Array:
-        time: Array = self.compute_ps + self.comm_ps - np.minimum(self.hidden_ps, self.compute_ps)
-        return time
-
-    @property
-    def peak_bytes(self) -> Array:
-        return self.peak_blocks * BLOCK
-
-    def __getitem__(self, k: int) -> Cost:
-        parts = (self.compute_ps, self.comm_ps, self.hidden_ps, self.peak_blocks)
-        return Cost(*(int(part[k]) for part in parts))
+    def cost(self) -> Cost:
+        return Cost(*self.times_ps, int(np.cumsum(self.changes)[:-1].max(initial=0)))
 
 
 class Evaluator:
-    """A compiled cost model: ``evaluate`` gives the costs of states, each a sequence of action numbers in order."""
+    """A cost model made ready for many states: ``cost`` gives that of a sequence of action numbers."""
 
-    def __init__(self, model: CostModel, space: Space, actions: Sequence[Decision]):
+    def __init__(self, model: CostModel, space: Space, decisions: Sequence[Decision]):
         self.model, self.space = model, space
-        self.locality = Locality(model.structure, space)
-        self._known = Known(Ways(model.structure, space.mesh, model.cost), self.locality.reach)
-        self._memory: Memory = {}
-        self.actions = tuple(self._action(decision) for decision in actions)
-        self._places = Places(self.locality)
-        self._tables: list[_Table] = []
-        masks = self._classes()
-        self._keys = Keys(space, self.actions, list(map(Mask, masks)), _SEED)
-        self._moving = np.array([any(c.term.points for c in table.classes) for table in self._tables])
-        self._index, self._rows = Index(), Rows(model.life.points)
+        self.actions = tuple(Action.of(decision, space) for decision in decisions)
+        self.dependencies = nodes = Dependencies(model.structure, space)
+        self._known = Known(Ways(model.structure, space.mesh, model.cost), nodes.reach)
+        self._classes = self._make_classes()
+        readers: list[list[int]] = [[] for _ in nodes.nodes]
+        for number, same in enumerate(self._classes):
+            for node_number in self._term_nodes(same.term):
+                readers[node_number].append(number)
+        self._nodes = []
+        for number, node in enumerate(nodes.nodes):
+            rule = _Rule(node)
+            own = (nodes.readers[number], tuple(readers[number]))
+            self._nodes.append((node.view, rule.read, rule.known, rule, *own))
+        self._recent: dict[tuple[int, ...], Snapshot] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._views: list[tuple[dict[int, Seen], dict[tuple[Seen, ...], int]]] = []
+        for view in nodes.views:
+            seen = ((n, action.seen(*view)) for n, action in enumerate(self.actions))
+            self._views.append(({n: what for n, what in seen if what is not None}, {}))
 
-    # Building.
+    def _term_nodes(self, term: Term) -> list[int]:
+        nodes = self.dependencies
+        found = [nodes.computes[k] for k in term.ops]
+        return [*found, *(nodes.actual[v] for v in term.values), *(nodes.stored[v] for v in term.values)]
 
-    def _action(self, decision: Decision) -> Action:
-        space, mesh = self.space, self.space.mesh
-        if isinstance(decision, Shard):
-            unit, axis = space.units.index(decision.colors), mesh.index(decision.axis)
-            atoms = [(unit, axis)]
-            atoms += [(self.locality.bit_atom[bit], 2 * axis + side) for bit, side in decision.sides if side]
-            return Action(decision, unit, axis, unit * len(mesh.sizes) + axis, tuple(atoms))
-        assert isinstance(decision, Keep), "pins are part of the base"
-        keep, axis = space.keeps.index(decision.values), mesh.index(decision.axis)
-        return Action(decision, -1, axis, -1, ((self.locality.keep_atom[keep], axis),))
-
-    def _classes(self) -> list[int]:
-        """Makes the tables, and gives the masks: their narrow ones, their wide ones, and those that the lowering rests on."""
-        found: dict[Place, list[Term]] = {}
+    def _make_classes(self) -> list[Class]:
+        found: dict[Hashable, list[Term]] = {}
         for term in self.model.terms:
-            found.setdefault(self._signed(term), []).append(term)
-        tables: dict[tuple[int, int], list[list[Term]]] = {}
-        for place, terms in found.items():
-            tables.setdefault(place[:2], []).append(terms)
-        both = sorted(tables)
-        for masks in both:
-            self._tables.append(self._table(tables[masks]))
-        return [*(n for n, _ in both), *(w for _, w in both), *self._places.masks]
-
-    def _table(self, classes: Sequence[Sequence[Term]]) -> _Table:
-        """What alike ops and values come out as is read once."""
-        places = self._places
-        found: dict[int, list[dict[int, int]]] = {}  # by mask and kind, the first of those with one signature
-        reads: list[list[tuple[int, int, int]]] = []
-        for terms in classes:
-            wanted = [(0, k, places.choice[k]) for k in terms[0].ops]
-            wanted += [(1, v, places.actual[v]) for v in terms[0].values]
-            wanted += [(2, v, places.stored[v]) for v in terms[0].values]
-            for kind, number, place in wanted:
-                found.setdefault(place.narrow, [{}, {}, {}])[kind].setdefault(place.sign, number)
-            reads.append([(place.narrow, kind, place.sign) for kind, _, place in wanted])
-        groups = [
-            Group(
-                mask, self.locality.number(("group", len(self._tables), mask)), *(tuple(own.values()) for own in kinds)
-            )
-            for mask, kinds in found.items()
-        ]
-        order = [(mask, kind, sign) for mask, kinds in found.items() for kind in range(3) for sign in kinds[kind]]
-        at = {item: n for n, item in enumerate(order)}
-        made = []
-        for terms, read in zip(classes, reads, strict=True):
+            found.setdefault(self._key(term), []).append(term)
+        classes = []
+        for terms in found.values():
             all_points = np.array([t.points for t in terms], np.int64).reshape(len(terms), -1)
             points = {p: all_points[:, n] for n, p in reversed(list(enumerate(terms[0].points)))}
-            made.append(Class(terms[0], len(terms), points, itemgetter(*[at[item] for item in read])))
-        return _Table(tuple(groups), tuple(made))
+            nodes = self._term_nodes(terms[0])
+            classes.append(Class(terms[0], len(terms), points, itemgetter(*nodes)))
+        return classes
 
-    def _signed(self, term: Term) -> Place:
-        """What a term rests on, and its signature."""
-        own, structure = self.locality, self.model.structure
-        program = structure.program
-        narrow = wide = 0
-        signs: list[Hashable] = []
-        for v in term.values:
-            actual, stored = own.actual(v), own.stored(v)
-            narrow, wide = narrow | actual.narrow | stored[0], wide | actual.wide | stored[0]
-            signs.append((actual.sign, stored[1], structure.early[v], structure.late[v], structure.overlapped[v]))
+    def _key(self, term: Term) -> Hashable:
+        """Equal for terms that cost the same in every state."""
+        nodes, structure = self.dependencies, self.model.structure
+        values = tuple(
+            (nodes.actual[v], nodes.stored[v], structure.early[v], structure.late[v], structure.overlapped[v])
+            for v in term.values
+        )
         place = {v: k for k, v in enumerate(term.values)}
-        for k in term.ops:
-            op, choice = program.ops[k], own.choice(k)
-            narrow, wide = narrow | choice.narrow, wide | choice.wide
-            signs.append((choice.sign, tuple(place.get(v, -1) for v in (*op.operands, *op.results))))
-        # Intervals go from the earliest to the latest of some points: their order is part of the signature.
+        ops = [structure.program.ops[k] for k in term.ops]
+        used = tuple(
+            (nodes.computes[op.id], tuple(place.get(v, -1) for v in (*op.operands, *op.results))) for op in ops
+        )
+        # Allocations go from the earliest to the latest of some points: their order is part of the key.
         order = tuple(np.unique(term.points, return_inverse=True)[1].tolist()) if term.points else ()
-        runs = float(program.runs[term.region])
-        return Place(narrow, wide, own.number((term.kind, tuple(signs), order, runs, self.model.shape(term))))
+        runs = float(structure.program.runs[term.region])
+        return term.kind, values, used, order, runs, self.model.shape(term)
 
     # Evaluating.
 
-    def evaluate(self, states: Sequence[Sequence[int]]) -> Costs:
+    def evaluate(self, states: Sequence[Sequence[int]]) -> list[Cost]:
         """The costs of states, each a sequence of action numbers in the order in which they are taken."""
-        depth = max((len(s) for s in states), default=0)
-        taken = np.full((len(states), max(depth, 1)), len(self.actions), np.int64)
-        for k, state in enumerate(states):
-            taken[k, : len(state)] = state
-        rows = self._find(taken)
-        return Costs(*self._rows.sums(rows, self._moving))
+        return [self._snapshot(tuple(state)).cost for state in states]
 
-    def _find(self, taken: Array) -> Array:
-        """The row of every table for every state: under its narrow key, or where that says so, under its wide one."""
-        count = len(self._tables)
-        keys = self._keys(taken, slice(0, 2 * count))
-        narrow, wide = keys[:, :count], keys[:, count:]
-        rows = self._look(narrow, wide)
-        missing = np.flatnonzero((rows < 0).any(axis=1))
-        if not len(missing):
-            return rows
-        with _uncollected():
-            keys = self._keys(taken[missing], slice(2 * count, None)).tolist()
-            for state, own in zip(missing.tolist(), keys, strict=True):
-                again = self._look(narrow[state : state + 1], wide[state : state + 1])[0]
-                self._fill(taken[state], np.flatnonzero(again < 0), narrow[state], wide[state], own)
-        return self._look(narrow, wide)
+    def _snapshot(self, state: tuple[int, ...]) -> Snapshot:
+        found = self._recent.pop(state, None)
+        if found is None:
+            found = self._updated(self._nearest(state), state)
+        self._recent[state] = found
+        if len(self._recent) > _RECENT:
+            del self._recent[next(iter(self._recent))]
+        return found
 
-    def _look(self, narrow: Array, wide: Array) -> Array:
-        rows = self._index.find(narrow)
-        asked = rows == WIDE
-        if asked.any():
-            rows[asked] = self._index.find(wide[asked])
-        return rows
+    def _nearest(self, state: tuple[int, ...]) -> Snapshot:
+        """The recent snapshot that shares most actions with a state; the last of several."""
+        wanted = frozenset(state)
+        nearest, key, least = None, None, len(wanted)
+        for other, snapshot in self._recent.items():
+            differing = len(wanted ^ snapshot.actions)
+            if differing <= least:
+                nearest, key, least = snapshot, other, differing
+        if nearest is None or key is None:
+            return self._root
+        self._recent[key] = self._recent.pop(key)  # it stays recent
+        return nearest
 
-    def _fill(self, taken: Array, tables: Array, narrow: Array, wide: Array, keys: list[int]) -> None:
-        """Makes the rows of some tables for a state."""
-        decisions = tuple(self.actions[n].decision for n in taken.tolist() if n < len(self.actions))
-        state = State(self.space.mesh, (*self.space.base, *decisions))
-        lowered = Remembering(self.model, state, self._known, self._places, self._memory, keys)
-        for table in tables.tolist():
-            asked = lowered.asked
-            row = self._row(self._tables[table], lowered)
-            if lowered.asked == asked:
-                self._index.put_one(narrow[table], row)
-                continue
-            self._index.put_one(narrow[table], WIDE)
-            self._index.put_one(wide[table], row)
-        vars(lowered).clear()  # its lazy lists refer to it
+    @cached_property
+    def _root(self) -> Snapshot:
+        """The state in which nothing but the base is decided."""
+        results: list[Any] = [*[None] * len(self._nodes), NO_WAY]  # the last, -1, is for ops without a rule
+        parts = [_NO_PART] * len(self._classes)
+        changes = np.zeros(self.model.life.points + 1, np.int64)
+        nothing = Snapshot(frozenset(), [-1] * len(self.dependencies.views), results, parts, (0, 0, 0), changes)
+        return self._updated(nothing, ())
 
-    def _row(self, table: _Table, lowered: Remembering) -> int:
-        """What the terms of a table cost under a state: the same wherever its ops compute and its values lie in the same
-        way."""
-        try:
-            read = lowered.read(table.groups)
-        except RecursionError:  # a long chain: work it out from its beginning
-            lowered.work_out()
-            read = lowered.read(table.groups)
-        row = table.rows.get(read)
-        if row is None:
-            row = table.rows[read] = self._rows.add(*self._sum([self._part(c, read, lowered) for c in table.classes]))
-        return row
+    def _updated(self, base: Snapshot, state: tuple[int, ...]) -> Snapshot:
+        """The snapshot of a state, computed from that of another."""
+        seen, results = self._seen(state), base.results.copy()
+        lowered = _Later(self, state, results)
+        dirty = bytearray(len(self._nodes))
+        for before, after, numbers in zip(base.seen, seen, self.dependencies.by_view, strict=True):
+            if before != after:
+                for number in numbers:
+                    dirty[number] = 1
+        classes: set[int] = set()
+        number = dirty.find(1)
+        while number >= 0:
+            view, read, known, rule, readers, class_readers = self._nodes[number]
+            key = (seen[view], read(results))
+            found = known.get(key)
+            if found is None:
+                found = rule.result(key, seen, lowered)
+            if found is not results[number]:
+                results[number] = found
+                classes.update(class_readers)
+                for reader in readers:
+                    dirty[reader] = 1
+            number = dirty.find(1, number + 1)
+        parts, times, changes = base.parts.copy(), list(base.times_ps), base.changes.copy()
+        points, blocks = [], []
+        for number in classes:
+            own, old = self._classes[number], parts[number]
+            situation = own.read(results)
+            new = own.parts.get(situation)
+            if new is None:
+                new = own.parts[situation] = own.part(self.model.figures(lowered(), own.term))
+            if old is not new:
+                parts[number] = new
+                for n in range(3):
+                    times[n] += new.times_ps[n] - old.times_ps[n]
+                points += [new.points, old.points]
+                blocks += [new.blocks, -old.blocks]
+        if points:
+            np.add.at(changes, np.concatenate(points), np.concatenate(blocks))
+        lowered.close()
+        return Snapshot(frozenset(state), seen, results, parts, tuple(times), changes)  # type: ignore[arg-type]
 
-    def _part(self, own: Class, read: tuple[Any, ...], lowered: Lowered) -> Part:
-        key = own.read(read)
-        part = own.known.get(key)
-        if part is None:
-            part = own.known[key] = own.part(self.model.figures(lowered, own.term))
-        return part
-
-    def _sum(self, parts: list[Part]) -> tuple[tuple[int, ...], Array]:
-        """The times, and the blocks alive at each point."""
-        change = np.zeros(self.model.life.points + 1, np.int64)
-        changes = [own for p in parts for own in p.changes]
-        if changes:
-            points = [at for at, _ in changes]
-            blocks = np.repeat([n for _, n in changes], [len(at) for at in points])
-            np.add.at(change, np.concatenate(points), blocks)
-        times = tuple(map(sum, zip(*[p.times_ps for p in parts], strict=True)))
-        return times, np.cumsum(change)[:-1]
-
-    def shape(self) -> str:
-        """How many tables, classes of terms and points there are."""
-        classes = sum(len(table.classes) for table in self._tables)
-        return f"{len(self._tables)}, {classes:,}, {self.model.life.points:,}"
+    def _seen(self, state: tuple[int, ...]) -> list[int]:
+        """By view a number for what a state decides about its units, bits and keeps: equal for states that agree on them."""
+        found = []
+        for choose, known in self._views:
+            own = tuple([choose[n] for n in state if n in choose])
+            number = known.get(own)
+            if number is None:
+                number = known[own] = self._numbers.setdefault(_decided(own), len(self._numbers))
+            found.append(number)
+        return found
 
     def lowered(self, state: Sequence[int]) -> Lowered:
-        """A state worked out plainly."""
+        """A state lowered by the specification."""
         decisions = (*self.space.base, *(self.actions[n].decision for n in state))
         made = Lowered(self.model.structure, State(self.space.mesh, decisions), self.model.cost)
         made.work_out()
         return made
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """What rows are made of stays: to search it for garbage again and again takes as long as to make it."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
+def _decided(seen: tuple[Seen, ...]) -> Hashable:
+    """Equal for sequences that decide the same: the order of two actions counts on one axis or for one unit."""
+    by_unit: dict[int, tuple[Seen, ...]] = {}
+    by_axis: dict[int, tuple[Seen, ...]] = {}
+    for one in seen:
+        if one[0] >= 0:
+            by_unit[one[0]] = (*by_unit.get(one[0], ()), one)
+            by_axis[one[2]] = (*by_axis.get(one[2], ()), one)
+    others = frozenset(one for one in seen if one[0] < 0)
+    return others, frozenset(by_unit.values()), frozenset(by_axis.values())
+
+
+class _Later:
+    """The lowering of a state that shares the results of nodes, made when first asked for."""
+
+    __slots__ = ("_evaluator", "_made", "_state", "results")
+
+    def __init__(self, evaluator: Evaluator, state: tuple[int, ...], results: list[Any]):
+        self._evaluator, self._state, self.results = evaluator, state, results
+        self._made: Lowered | None = None
+
+    def __call__(self) -> Lowered:
+        if self._made is None:
+            own = self._evaluator
+            decisions = (*own.space.base, *(own.actions[n].decision for n in self._state))
+            made = Lowered(own.model.structure, State(own.space.mesh, decisions), own.model.cost, own._known)
+            nodes = own.dependencies
+            made.storage = _Results(nodes.stored, self.results)  # type: ignore[assignment]
+            made.actual = _Results(nodes.actual, self.results)  # type: ignore[assignment]
+            made.computes = _Results(nodes.computes, self.results)  # type: ignore[assignment]
+            self._made = made
+        return self._made
+
+    def close(self) -> None:
+        if self._made is not None:
+            vars(self._made).clear()  # its lazy lists refer to it
+
+
+class _Results(Sequence[Any]):
+    """The results of nodes, by value or op."""
+
+    __slots__ = ("_nodes", "_results")
+
+    def __init__(self, nodes: list[int], results: list[Any]):
+        self._nodes, self._results = nodes, results
+
+    def __getitem__(self, index: int) -> Any:  # type: ignore[override]
+        return self._results[self._nodes[index]]
+
+    def __len__(self) -> int:
+        return len(self._nodes)

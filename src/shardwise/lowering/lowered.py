@@ -214,11 +214,12 @@ class Lowered:
         joins = [self._joins(v) for v in op.results]
         crossed = [s.stays[v] and self.crossed(v) for v in op.results]
         stored = [self.storage[v] for v in op.results]
-        key = (menu, s.placed[number], passing, *given, *inputs, *stored, *joins, *crossed)
+        left = menu.left(given, passing)
+        key = (menu, s.placed[number], left, *inputs, *stored, *joins, *crossed)
         found = self.known.chosen.get(key)
         if found is None:
             asked = self.asked
-            found = self._fastest(op, menu, menu.left(given, passing), inputs, stored, joins, crossed)
+            found = self._fastest(op, menu, left, inputs, stored, joins, crossed)
             if self.asked == asked:  # else it rests on what its uses would like, too
                 self.known.chosen[key] = found
         return found[0] if len(found) == 1 else self.first(op, found)

@@ -75,22 +75,24 @@ class Menu:
         """The least time of the ways that are left, and the times of those that might have it."""
         least = most = math.inf
         found: dict[int, float] = {}
-        for n in self._making.get(tuple(stored), ()):
-            if left >> n & 1:
-                found[n] = time = self.time(n, arriving, leaving)
-                if time < least:
-                    least, most = time, time * (1 + 2 * SAME)
-        while left:
-            bit = left & -left
-            n = bit.bit_length() - 1
-            if self._seconds[n] > most:
-                break
-            left ^= bit
-            # Sums in another order differ by less than the margin of ``most``.
-            if n not in found and self.time(n, (), leaving) <= most:
-                found[n] = time = self.time(n, arriving, leaving)
-                if time < least:
-                    least, most = time, time * (1 + 2 * SAME)
+        moves = (*arriving, *leaving)
+        first = sum([1 << n for n in self._making.get(tuple(stored), ())]) & left
+        for some in (first, left & ~first):
+            while some:
+                bit = some & -some
+                n = bit.bit_length() - 1
+                some ^= bit
+                time = self._seconds[n]
+                if time > most:
+                    break
+                for seconds, ends, sharers in moves:
+                    time += seconds[ends[n]] / sharers
+                    if time > most:
+                        break
+                else:
+                    found[n] = time
+                    if time < least:
+                        least, most = time, time * (1 + 2 * SAME)
         return least, found
 
     def time(self, way: int, arriving: Sequence[Moves], leaving: Sequence[Moves]) -> float:

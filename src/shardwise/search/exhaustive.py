@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from shardwise.evaluator.evaluator import Costs
 from shardwise.search.problem import Problem, Scored
 from shardwise.search.result import Budget, Ended, Found, Progress
 from shardwise.search.run import Run, SearchError, searched
@@ -48,9 +47,9 @@ class _Alphabet:
     def __init__(self, problem: Problem):
         actions = problem.evaluator.actions[: len(problem.actions)]
         count = len(actions)
-        masks = problem.evaluator.locality.masks()
-        units = len(problem.space.units)
-        meet = np.array([[any(m >> u & m >> w & 1 for m in masks) for w in range(units)] for u in range(units)])
+        units = range(len(problem.space.units))
+        sets = problem.evaluator.dependencies.unit_sets()
+        meet = np.array([[any({u, w} <= own for own in sets) for w in units] for u in units])
         self.excludes = np.eye(count, dtype=bool)
         self.ordered = np.eye(count, dtype=bool)
         for i, one in enumerate(actions):
@@ -114,16 +113,8 @@ def exhaustive(
             while len(states):
                 part, states = np.split(states, [run.left()])
                 costs = problem.costs_once(part.tolist())
-                k = _best(problem, costs)
-                run.offer(Scored(tuple(part[k].tolist()), costs[k]))
+                scored = (Scored(tuple(state), cost) for state, cost in zip(part.tolist(), costs, strict=True))
+                run.offer(min(scored, key=problem.rank))
         return Ended.EXHAUSTED
 
     return searched(problem, budget, progress, explore)
-
-
-def _best(problem: Problem, costs: Costs) -> int:
-    """The first of the best states of one length, as ``Problem.rank`` has it."""
-    time, peak = costs.time_ps, costs.peak_blocks
-    over = peak > problem.model.usable_blocks
-    first, second = np.where(over, peak, time), np.where(over, time, peak)
-    return int(np.lexsort((second, first, over))[0])

@@ -5,13 +5,12 @@ Only costs are kept, not the states: the front is there to be looked at.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
-from shardwise.evaluator.evaluator import Costs
+from shardwise.cost.model import Cost
 
 #: States that differ by less in both are shown as one.
 _SAME: Final = 0.001
@@ -30,16 +29,12 @@ class Front:
 
     points: Points = ()
 
-    def add(self, costs: Costs) -> None:
-        """More states. Nearly all are beaten by what is there, which is seen at once."""
-        times, peaks = costs.time_ps, costs.peak_blocks
-        if self.points:
-            fastest = np.array([time for time, _ in self.points])
-            before = np.searchsorted([peak for _, peak in self.points], peaks, side="right")
-            new = (before == 0) | (times < fastest[before - 1])
-            times, peaks = times[new], peaks[new]
-        if len(times):
-            self.points = self.merged([zip(times.tolist(), peaks.tolist(), strict=True)])
+    def add(self, costs: Iterable[Cost]) -> None:
+        """Adds more states, nearly all of which are beaten by a known one."""
+        for cost in costs:
+            before = bisect.bisect_right(self.points, cost.peak_blocks, key=lambda point: point[1])
+            if not before or cost.time_ps < self.points[before - 1][0]:
+                self.points = self.merged([[(cost.time_ps, cost.peak_blocks)]])
 
     def merged(self, others: Iterable[Iterable[tuple[int, int]]]) -> Points:
         """The front of this one and of others."""

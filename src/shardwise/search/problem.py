@@ -20,8 +20,8 @@ from typing import Final
 
 from shardwise.cost.model import Cost, CostModel
 from shardwise.dims.analysis import Analysis, Group
-from shardwise.evaluator.evaluator import Costs, Evaluator
-from shardwise.evaluator.locality import Space, shard
+from shardwise.evaluator.evaluator import Evaluator
+from shardwise.evaluator.space import Space
 from shardwise.ir.program import HEAVY
 from shardwise.lowering.decisions import Decision, Keep, State
 from shardwise.lowering.local_cost import HardwareCost
@@ -96,7 +96,7 @@ class Problem:
                 ways = (
                     [resolved.get(b, s) for b, s in zip(group.bits, w, strict=True)] for w in _sides(len(group.bits))
                 )
-                found += [shard(self.space, unit, axis, way) for way in dict.fromkeys(map(tuple, ways))]
+                found += [self.space.shard(unit, axis, way) for way in dict.fromkeys(map(tuple, ways))]
         return found
 
     def allowed(self, state: Actions) -> list[int]:
@@ -129,17 +129,17 @@ class Problem:
         new = {key: state for key, state in zip(keys, states, strict=True) if key not in self._known}
         if new:
             found = self.costs_once(list(new.values()))
-            self._known.update((key, found[k]) for k, key in enumerate(new))
+            self._known.update(zip(new, found, strict=True))
         return [self._known[key] for key in keys]
 
-    def costs_once(self, states: Sequence[Sequence[int]]) -> Costs:
+    def costs_once(self, states: Sequence[Sequence[int]]) -> list[Cost]:
         """The costs of many different states that nobody will ask for again: they are not remembered."""
         self.evaluations += len(states)
         found = self.evaluated(states)
         self.front.add(found)
         return found
 
-    def evaluated(self, states: Sequence[Sequence[int]]) -> Costs:
+    def evaluated(self, states: Sequence[Sequence[int]]) -> list[Cost]:
         """By the cost model."""
         return self.evaluator.evaluate(states)
 

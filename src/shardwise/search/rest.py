@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from shardwise.evaluator.index import Array
+from shardwise.evaluator.evaluator import Array
 from shardwise.lowering.decisions import Decision, Keep, Shard
 from shardwise.search.problem import Actions, Problem
 

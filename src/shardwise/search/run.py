@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from shardwise.errors import ShardwiseError
@@ -88,9 +90,22 @@ def searched(
     run = Run(problem, budget or Budget(), progress)
     try:
         run.note()
-        ended = explore(run) if problem.actions else Ended.NOTHING
+        with _without_collector():
+            ended = explore(run) if problem.actions else Ended.NOTHING
     except Stop as stop:
         ended = stop.why
     except KeyboardInterrupt:
         ended = Ended.INTERRUPTED
     return run.found(ended)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Nearly all that a search makes stays: looking for garbage in it again and again would take longer than making it."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

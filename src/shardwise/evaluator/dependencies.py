@@ -1,0 +1,285 @@
+"""The dependency graph of a lowering: which results change when a decision is added, and which are equal in every state.
+
+The problem. A new state differs from a known one by a decision or two. Only what depends on these has to be computed again, and
+the repeated layers of an unrolled model need not be computed once each.
+
+The idea. ``shardwise.lowering.lowered`` computes three things: how a value is *stored*, how an op *computes*, and the *actual*
+sharding in which a value leaves its op. Each is a node here, with an edge from every node that its rule reads. The decisions
+that a rule reads itself (axes of colors, sides of conflicts, kept values) are listed by unit, bit and keep. Nodes are numbered
+so that edges go from smaller to larger numbers.
+
+Values and ops whose results are equal in every state share a node. They are found by their *keys*, which are built from the
+leaves up as the hashes of a Merkle tree: shapes, rules and units, and the nodes that are read. The layers of an unrolled model
+meet here, because storage depends on colors alone.
+
+The weak point. The functions here name what each rule of ``Lowered`` reads. A reading that is missing here gives wrong costs;
+``tests/evaluator`` compares both on random programs and states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+
+from shardwise.evaluator.space import Space
+from shardwise.ir.program import Op
+from shardwise.lowering.decisions import State
+from shardwise.lowering.menu import Reach
+from shardwise.lowering.storage import VIEWS, kept_axes, views
+from shardwise.lowering.structure import Structure
+
+
+@dataclass(slots=True)
+class Reads:
+    """What a rule reads: decisions about units, bits and keeps, and other nodes."""
+
+    units: set[int] = field(default_factory=set)
+    bits: set[int] = field(default_factory=set)
+    keeps: set[int] = field(default_factory=set)
+    nodes: set[int] = field(default_factory=set)
+
+    def add(self, other: Reads) -> None:
+        self.units |= other.units
+        self.bits |= other.bits
+        self.keeps |= other.keeps
+        self.nodes |= other.nodes
+
+
+#: The decisions that a node reads itself: units, bits and keeps.
+View = tuple[frozenset[int], frozenset[int], frozenset[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """``kind`` is "stored", "computes" or "actual"; ``index`` the first value or op that it stands for; ``view`` the number of
+    the decisions that it reads, ``reads`` the nodes. In the few states in which the uses of a result are compared
+    (``Lowered.stays``) it reads ``wide_view`` and ``wide_reads``."""
+
+    kind: str
+    index: int
+    view: int
+    reads: tuple[int, ...]
+    wide_view: int
+    wide_reads: tuple[int, ...]
+
+
+class Dependencies:
+    """The nodes of a program in a space of states: ``stored`` and ``actual`` by value, ``computes`` by op."""
+
+    def __init__(self, structure: Structure, space: Space):
+        self.structure, self.space, self.program = structure, space, structure.program
+        self._base = State(space.mesh, space.base)
+        self._unit = {c: (u, k) for u, colors in enumerate(space.units) for k, c in enumerate(colors)}
+        self._base_axes: dict[int, list[tuple[int, int]]] = {}  # by color: (rank, axis)
+        for rank, (color, axis) in enumerate(self._base.order):
+            self._base_axes.setdefault(color, []).append((rank, axis))
+        self._kept: dict[int, frozenset[int]] = {}  # by value or view of it: the keeps that name it
+        self._named: dict[int, frozenset[int]] = {}  # by value: the keeps that name the value itself
+        for k, values in enumerate(space.keeps):
+            for v in views(self.program, values):
+                self._kept[v] = self._kept.get(v, frozenset()) | {k}
+            for v in values:
+                self._named[v] = self._named.get(v, frozenset()) | {k}
+        self._base_kept = kept_axes(self.program, self._base)
+        self._base_named = {v for v, _ in self._base.kept}
+        self._uses: dict[int, tuple[int, Reads]] = {}
+        self._use_numbers: dict[Hashable, int] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self.nodes: list[Node] = []
+        self.views: dict[View, int] = {}
+        count = len(self.program.values)
+        self.stored, self.actual, self.computes = [-1] * count, [-1] * count, [-1] * len(self.program.ops)
+        for value in self.program.definitions:
+            self.stored[value] = self._stored(value)
+        self.actual = list(self.stored)
+        differs = [self._may_differ(v) for v in range(count)]
+        for op in self._in_order(differs):
+            self.computes[op.id] = self._computes(op)
+            for value in op.results:
+                if differs[value]:
+                    self.actual[value] = self._actual(op, value)
+        readers: list[list[int]] = [[] for _ in self.nodes]
+        for number, node in enumerate(self.nodes):
+            for read in node.wide_reads:
+                readers[read].append(number)
+        self.readers = [tuple(own) for own in readers]
+        self.by_view: list[list[int]] = [[] for _ in self.views]
+        for number, node in enumerate(self.nodes):
+            for view in {node.view, node.wide_view}:
+                self.by_view[view].append(number)
+
+    def _in_order(self, differs: list[bool]) -> Iterator[Op]:
+        """The ops with a rule, each after those whose choice it reads: a loop's carry comes after the body that makes it."""
+        ops, definitions, joins = self.program.ops, self.program.definitions, self.structure.joins
+        done = [op.rule is None for op in ops]
+        queued = [False] * len(ops)
+        for first in self.program.schedule:
+            waiting = [first.id]
+            while waiting:
+                op = ops[waiting[-1]]
+                read = [*op.operands, *(w for v in op.results for w in joins[v])]
+                makers = [definitions[v][0] for v in read if v >= 0 and differs[v]]
+                missing = [] if done[op.id] else [m for m in dict.fromkeys(makers) if not done[m] and not queued[m]]
+                if missing:
+                    waiting += missing
+                    for m in missing:
+                        queued[m] = True
+                    continue
+                waiting.pop()
+                if not done[op.id]:
+                    done[op.id] = True
+                    yield op
+
+    def unit_sets(self) -> set[frozenset[int]]:
+        """The sets of units on which nodes depend, directly or through other nodes."""
+        masks: list[frozenset[int]] = []
+        views = list(self.views)
+        for node in self.nodes:
+            masks.append(views[node.wide_view][0].union(*(masks[n] for n in node.wide_reads)))
+        return set(masks)
+
+    def reach(self, op: Op) -> Reach:
+        """The axes that any state of the space can give to an op's factors, and those on which it can pass partial sums on."""
+        axes = tuple(range(len(self.space.mesh.sizes)))
+        colors = self.structure.factor_colors[op.id]
+        factors = tuple(axes if c in self._unit or c in self._base_axes else () for c in colors)
+        return factors, axes if self._may_pass(op) else ()
+
+    def _node(self, kind: str, index: int, key: Hashable, reads: Reads, uses: Reads | None = None) -> int:
+        number = self._numbers.setdefault((kind, key), len(self.nodes))
+        if number == len(self.nodes):
+            wide = Reads()
+            for own in (reads, uses or reads):
+                wide.add(own)
+            self.nodes.append(Node(kind, index, *self._numbered(reads), *self._numbered(wide)))
+        return number
+
+    def _numbered(self, reads: Reads) -> tuple[int, tuple[int, ...]]:
+        view = (frozenset(reads.units), frozenset(reads.bits), frozenset(reads.keeps))
+        return self.views.setdefault(view, len(self.views)), tuple(sorted(reads.nodes))
+
+    # What decisions say about colors.
+
+    def _colored(self, colors: tuple[int, ...], reads: Reads) -> Hashable:
+        """How some colors look to a state: their units, which of a unit's colors they are, and what the base gave them."""
+        seen = sorted({self._unit[c] for c in colors if c in self._unit})
+        place = {pair: k for k, pair in enumerate(seen)}
+        looks: list[Hashable] = []
+        for c in colors:
+            unit = self._unit.get(c)
+            if unit is not None:
+                reads.units.add(unit[0])
+            looks.append((unit[0], place[unit]) if unit is not None else -1)
+        base = sorted((rank, axis, c) for c in set(colors) for rank, axis in self._base_axes.get(c, ()))
+        order = tuple((axis, colors.index(c)) for _, axis, c in base)
+        return tuple(looks), tuple(colors.index(c) for c in colors), order
+
+    def _conflicts(self, op: int, places: dict[int, int], reads: Reads) -> Hashable:
+        """The conflicts at an op between some of its dimension names, by their places."""
+        found = []
+        for first, second, bit in self.structure.clashes.by_op.get(op, ()):
+            if first in places and second in places:
+                reads.bits.add(bit)
+                sides = tuple(side for (b, _), side in sorted(self._base.sides.items()) if b == bit)
+                found.append((places[first], places[second], bit, sides))
+        return tuple(found)
+
+    def _candidates(self, op: Op, reads: Reads) -> Hashable:
+        """Of ``Lowered.candidates``."""
+        s = self.structure
+        assert op.rule is not None
+        start, count = s.first_node[op.id], len(op.rule.factors)
+        colors = self._colored(s.color[start : start + count], reads)
+        conflicts = self._conflicts(op.id, {start + f: f for f in range(count)}, reads)
+        return s.alike[op.id], colors, conflicts, self._may_pass(op)
+
+    # The three rules.
+
+    def _stored(self, value: int) -> int:
+        """Of ``Lowered.storage``."""
+        s, reads = self.structure, Reads()
+        colors = self._colored(s.colors[value], reads)
+        places = {n: d for d, n in enumerate(s.nodes[value]) if n >= 0}
+        conflicts = self._conflicts(self.program.definitions[value][0], places, reads)
+        kept = self._kept.get(value, frozenset())
+        reads.keeps |= kept
+        array = self.program.values[value]
+        fixed = self._base_kept.get(value, frozenset()), self._base.pinned.get(value)
+        return self._node("stored", value, (array.type_text, array.origin, colors, conflicts, kept, fixed), reads)
+
+    def _computes(self, op: Op) -> int:
+        """Of ``Lowered.computes``."""
+        s, reads, asked = self.structure, Reads(), Reads()
+        inputs: list[Hashable] = []
+        for k, v in enumerate(op.operands):
+            if v >= 0:
+                reads.nodes.add(self.actual[v])
+                inputs.append((self.actual[v], s.early[v], s.sharers[op.id][k], op.operands.index(v)))
+            else:
+                inputs.append(-1)
+        candidates = self._candidates(op, reads)
+        outputs: list[Hashable] = []
+        for v in op.results:
+            joins = tuple(self.actual[other] for other in s.joins[v])
+            reads.nodes |= {self.stored[v], *joins}
+            uses = -1
+            if self._may_stay(v):
+                self._colored(s.colors[v], reads)
+                uses = self._uses_of(v, asked)
+            outputs.append((self.stored[v], self._waits(v, reads), joins, uses))
+        return self._node("computes", op.id, (candidates, tuple(inputs), tuple(outputs)), reads, asked)
+
+    def _actual(self, op: Op, value: int) -> int:
+        """Of ``Lowered.actual``, where that may differ from storage."""
+        reads = Reads(nodes={self.computes[op.id], self.stored[value]})
+        self._waits(value, reads)
+        asked = Reads()
+        if self._may_stay(value):
+            self._colored(self.structure.colors[value], reads)
+            self._uses_of(value, asked)
+        key = (self.computes[op.id], op.results.index(value), self.stored[value])
+        return self._node("actual", value, key, reads, asked)
+
+    def _may_pass(self, op: Op) -> bool:
+        return self.structure.linear[op.id] != () and any(v >= 0 and self.structure.waits[v] for v in op.operands)
+
+    def _waits(self, value: int, reads: Reads) -> Hashable:
+        """Of ``Lowered.may_wait``."""
+        if not self.structure.waits[value] or value in self._base.pinned or value in self._base_named:
+            return False
+        named = self._named.get(value, frozenset())
+        reads.keeps |= named
+        return True, named
+
+    def _may_stay(self, value: int) -> bool:
+        colors = [c for c in self.structure.colors[value] if c in self._unit or c in self._base_axes]
+        return self.structure.stays[value] and len(colors) > 1 and value not in self._base.pinned
+
+    def _may_differ(self, value: int) -> bool:
+        """Can a value leave its op in another sharding than it is stored in?"""
+        return bool(self._waits(value, Reads())) or self._may_stay(value)
+
+    def _uses_of(self, value: int, reads: Reads) -> int:
+        """Of ``Lowered.stays``: the uses of a value, through views."""
+        if value not in self._uses:
+            s, own = self.structure, Reads(nodes={self.stored[value]})
+            self._colored(s.colors[value], own)
+            keys: list[Hashable] = []
+            for number in dict.fromkeys(user for user, _ in s.uses[value]):
+                use = self.program.ops[number]
+                if use.rule is None:
+                    continue
+                arrays = (*use.operands, *use.results)
+                stored = [self.stored[v] if v >= 0 else -1 for v in arrays]
+                own.nodes |= {n for n in stored if n >= 0}
+                if use.kind in VIEWS:
+                    result = use.results[0]
+                    more = self._uses_of(result, own)
+                    keys.append((s.alike[number], stored[-1], more, self._may_stay(result)))
+                    continue
+                given = tuple((n, v == value, s.early[v] if v >= 0 else 0) for n, v in zip(stored, arrays, strict=True))
+                keys.append((self._candidates(use, own), given, s.sharers[number]))
+            self._uses[value] = self._use_numbers.setdefault(tuple(keys), len(self._use_numbers)), own
+        key, own = self._uses[value]
+        reads.add(own)
+        return key

@@ -23,7 +23,8 @@ from jax._src.interpreters.pxla import _discharge_internal_refs
 from jax._src.lax.lax import _convert_element_type
 from jax._src.state.types import AbstractRef
 
-from shardwise.ir.program import MANUAL, Spec
+from shardwise.ir.program import Spec
+from shardwise.ir.traits import MANUAL
 from shardwise.rules.attention import fused_attention_flops
 from shardwise.rules.kernels import jaxpr_flops, pallas_flops
 

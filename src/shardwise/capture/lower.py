@@ -23,9 +23,10 @@ from shardwise.capture.expand import called
 from shardwise.capture.trace import Traced
 from shardwise.errors import CaptureError
 from shardwise.ir.collector import collector_paused
-from shardwise.ir.program import WIDER, Argument, Op, Origin, Program, Region, Scope, Source, Sources, Unit, Value
+from shardwise.ir.program import Argument, Op, Origin, Program, Region, Scope, Source, Sources, Unit, Value
 from shardwise.ir.rule import Factor, Rule
 from shardwise.ir.rule import Kind as FactorKind
+from shardwise.ir.traits import WIDER
 from shardwise.rules.call import OpCall, pointwise
 from shardwise.rules.flops import count_flops
 from shardwise.rules.registry import KERNELS, Found, find_rule

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardwise.ir.program import Op, Program, Unit
-from shardwise.lowering.structure import SCATTERS, SUMS
+from shardwise.ir.traits import ADDING_SCATTERS, BORDERS, SUMS
 from shardwise.rules.elementwise import ELEMENTWISE, PASSING
 
 
@@ -67,10 +67,6 @@ _CHEAP: Final = frozenset(
 _DEAR: Final = frozenset({"div", "sqrt", "rem", "atan2"})
 #: What is smaller may be made ahead of time for a kernel that runs early.
 _LITTLE_BYTES: Final = 1 << 20
-#: Results lie where the first operand did, if nobody needs that any more.
-IN_PLACE: Final = frozenset(
-    {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter-min", "scatter-max"}
-)
 
 
 def role(program: Program, op: Op, library: bool = False) -> Role:
@@ -122,7 +118,7 @@ def _find_updates(program: Program, roles: list[Role], library: bool) -> None:
         own = users.get(op.results[0], [])
         if updates.elements * indices.shape[-1] == indices.elements and not library:
             roles[op.id] = Role.CHEAP
-        elif op.kind in SCATTERS and len(own) == 1 and own[0].kind in SUMS:
+        elif op.kind in ADDING_SCATTERS and len(own) == 1 and own[0].kind in SUMS:
             roles[op.id], roles[own[0].id] = Role.CHEAP, Role.UPDATE
 
 
@@ -323,9 +319,7 @@ class _Ordering:
         self.items = [
             k
             for k in self.program.regions[region].ops
-            if k not in linked
-            and ops[k].kind not in ("argument", "constant", "output")
-            and (ops[k].regions or clusters.is_kernel(ops[k]))
+            if k not in linked and ops[k].kind not in BORDERS and (ops[k].regions or clusters.is_kernel(ops[k]))
         ]
         self.made = {k: self._made(k, region) for k in self.items}
         self.reads = {k: sorted(self._read(k) - set(self.made[k])) for k in self.items}

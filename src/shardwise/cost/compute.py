@@ -48,24 +48,15 @@ from shardwise.cost.clusters import Clusters, Role
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import Profile
 from shardwise.ir.program import Op, Program, Unit, Value
+from shardwise.ir.traits import BORDERS, LOOP_SLICES, READ_PARTS, WRITE_PARTS
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.sharding import Axes, is_moved
 from shardwise.lowering.ways import Way
 
-#: Ops that touch no more of their first operand than they give.
-_READ_PARTS: Final = frozenset({"scan.input", "slice", "dynamic_slice", "gather", "split"})
-#: Ops that write one operand into a place of their result: the operand's number.
-_WRITE_PARTS: Final = {
-    "scan.output": 0,
-    "dynamic_update_slice": 1,
-    **dict.fromkeys(("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter-min", "scatter-max"), 2),
-}
-#: Links that are slices.
-_SLICES: Final = frozenset({"scan.input", "scan.output"})
 #: Roles of ops that can share a pass.
 _PLAIN: Final = (Role.VIEW, Role.CHEAP, Role.DEAR, Role.REDUCTION, Role.PRODUCT)
 #: Kinds that do nothing at run time.
-_FREE: Final = frozenset({"argument", "output", "constant", "literal"})
+_FREE: Final = BORDERS | {"literal"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +308,7 @@ def _joined(clusters: Clusters, kernels: list[_Kernel], seen: set[int]) -> Pass:
 
 def _begins(clusters: Clusters, op: Op) -> bool:
     """Does an op run as a kernel of its own, with what is made inside it?"""
-    if op.rule is None or op.kind in _FREE or (clusters.roles[op.id] is Role.LINK and op.kind not in _SLICES):
+    if op.rule is None or op.kind in _FREE or (clusters.roles[op.id] is Role.LINK and op.kind not in LOOP_SLICES):
         return False
     if clusters.roles[op.id] is Role.VIEW:
         return False
@@ -336,13 +327,13 @@ def _kernel(clusters: Clusters, op: Op, region: int) -> _Kernel:
             continue
         members[inner.id] = inner
         for k, v in enumerate(inner.operands):
-            if v < 0 or (k == 0 and _WRITE_PARTS.get(inner.kind, 0)):
+            if v < 0 or (k == 0 and WRITE_PARTS.get(inner.kind, 0)):
                 continue  # what is written into is not read
             base, maker = clusters.base[v], program.ops[made_by[v][0]]
             if base in clusters.reads[inner.id] and clusters.stored[base]:
                 if clusters.roles[inner.id] is not Role.UPDATE:
                     reads.setdefault(base, []).append(Tensor(inner.id, k, program.values[base].itemsize))
-            elif maker.rule is not None and (clusters.roles[maker.id] is not Role.LINK or maker.kind in _SLICES):
+            elif maker.rule is not None and (clusters.roles[maker.id] is not Role.LINK or maker.kind in LOOP_SLICES):
                 todo.append(maker)
     first = len(op.operands)
     written = [(r, v) for r, v in enumerate(op.results) if v >= 0 and clusters.stored[v]]
@@ -380,9 +371,9 @@ def _whole(program: Program, op: int, number: int) -> int:
 
 def _touched(op: Op, number: int) -> int:
     """The operand or result whose size is what is touched of another one: of what is sliced, the slice."""
-    if op.kind in _READ_PARTS and number == 0:
+    if op.kind in READ_PARTS and number == 0:
         return len(op.operands)
-    part = _WRITE_PARTS.get(op.kind)
+    part = WRITE_PARTS.get(op.kind)
     if part is not None and (number >= len(op.operands) or (part and number == 0)):
         return part
     return number

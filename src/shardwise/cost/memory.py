@@ -39,10 +39,11 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Final
 
-from shardwise.cost.clusters import IN_PLACE, Clusters, Role, cluster, kernel_order
+from shardwise.cost.clusters import Clusters, Role, cluster, kernel_order
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import Profile
 from shardwise.ir.program import HEAVY, Op, Origin, Program, Value
+from shardwise.ir.traits import IN_PLACE
 from shardwise.lowering.lowered import Lowered, Reshard
 from shardwise.lowering.sharding import ROUNDED_BYTES, Kind, Sharding
 

@@ -37,7 +37,8 @@ from shardwise.cost.memory import (
     use_points,
     value_allocations,
 )
-from shardwise.ir.program import MANUAL, Op
+from shardwise.ir.program import Op
+from shardwise.ir.traits import MANUAL
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, Reshard
 from shardwise.lowering.structure import Structure

@@ -15,6 +15,7 @@ from shardwise.dims.names import Names, build_names
 from shardwise.dims.why import Chain, find_chain
 from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import HEAVY, Op, Origin, Program
+from shardwise.ir.traits import BORDERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class Analysis:
         values = np.bincount(value_color[:, 1], minlength=count)
         loop = np.zeros(count, dtype=bool)
         loop[names.color[names.trip]] = True
-        border = np.array([op.kind in ("argument", "output", "constant") for op in program.ops], dtype=bool)
+        border = np.array([op.kind in BORDERS for op in program.ops], dtype=bool)
         product = np.array([op.unit in HEAVY for op in program.ops], dtype=bool)
         inner, multiplied = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
         inner[names.color[names.splittable & ~border[names.node_op]]] = True

@@ -12,6 +12,7 @@ from shardwise.dims.names import Names
 from shardwise.errors import QueryError
 from shardwise.ir.program import Program
 from shardwise.ir.rule import letter
+from shardwise.ir.traits import BORDERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def find_chain(program: Program, names: Names, a: tuple[str, int], b: tuple[str,
     steps = []
     for k, (node, _) in enumerate(path):
         op = program.ops[int(names.node_op[node])]
-        if op.kind in ("argument", "output", "constant") and k in (0, len(path) - 1):
+        if op.kind in BORDERS and k in (0, len(path) - 1):
             continue
         assert op.rule is not None
         edge = path[k + 1][1] if k + 1 < len(path) else -1

@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 
 from shardwise.evaluator.space import Space
 from shardwise.ir.program import Op
+from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import State
 from shardwise.lowering.menu import Reach
-from shardwise.lowering.storage import VIEWS, kept_axes, views
+from shardwise.lowering.storage import kept_axes, views
 from shardwise.lowering.structure import Structure
 
 

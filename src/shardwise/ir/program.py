@@ -19,15 +19,8 @@ from typing import Any, Final
 import numpy as np
 
 from shardwise.ir.rule import Rule
+from shardwise.ir.traits import SAME_ELEMENTS, WIDER
 
-#: Collectives that a program may state itself, in a ``shard_map``, and what they are called in compiled programs.
-MANUAL: Final = {
-    **dict.fromkeys(("psum", "psum_invariant", "pmax", "pmin"), "all-reduce"),
-    **dict.fromkeys(("all_gather", "all_gather_invariant"), "all-gather"),
-    "reduce_scatter": "reduce-scatter",
-    "all_to_all": "all-to-all",
-    "ppermute": "collective-permute",
-}
 #: Mesh axes by dimension, major first; None for a dimension that is left open. Missing trailing dimensions are whole.
 Spec = tuple[tuple[str, ...] | None, ...]
 
@@ -185,25 +178,6 @@ class Sources:
         return self._known[index]
 
 
-#: Ops whose result has the elements of their operand, seen otherwise or in another type.
-_SAME_ELEMENTS: Final = frozenset(
-    """broadcast_in_dim convert_element_type copy optimization_barrier reshape scan.const scan.input scan.output squeeze
-    transpose""".split()
-)
-#: Types that hold every value of a narrower one; all of them hold those of ``bool``.
-WIDER: Final = {
-    "bfloat16": ("float32", "float64"),
-    "float16": ("float32", "float64"),
-    "float32": ("float64",),
-    "int8": ("int16", "int32", "int64"),
-    "int16": ("int32", "int64"),
-    "int32": ("int64",),
-    "uint8": ("uint16", "uint32", "uint64", "int16", "int32", "int64"),
-    "uint16": ("uint32", "uint64", "int32", "int64"),
-    "uint32": ("uint64", "int64"),
-}
-
-
 @dataclass(frozen=True)
 class Program:
     """A captured function. ``regions[0]`` is the program itself. Equations are named by scope and number: ``repeats`` maps
@@ -259,7 +233,7 @@ class Program:
         that is used of the value is what was narrowed to it; views of a value are seen through in both cases."""
         found: dict[int, int] = {}
         for op in self.schedule:
-            if op.kind in _SAME_ELEMENTS and op.operands[0] >= 0:
+            if op.kind in SAME_ELEMENTS and op.operands[0] >= 0:
                 operand, result = op.operands[0], op.results[0]
                 old, new = self.values[operand].dtype, self.values[result].dtype
                 if operand in found and (old == new or new in WIDER.get(old, ())):
@@ -272,7 +246,7 @@ class Program:
                 if v < 0:
                     continue
                 seen = {-1}
-                if op.kind in _SAME_ELEMENTS:
+                if op.kind in SAME_ELEMENTS:
                     (result,) = op.results
                     old, new = self.values[v].dtype, self.values[result].dtype
                     seen = {result} if old in WIDER.get(new, ()) else used.get(result, {-1}) if old == new else {-1}
@@ -294,7 +268,7 @@ class Program:
         """Values whose elements are all the same: a scalar that was broadcast, and views of it."""
         found: set[int] = set()
         for op in self.schedule:
-            if op.kind not in _SAME_ELEMENTS or op.kind == "scan.output":  # each trip may have another scalar
+            if op.kind not in SAME_ELEMENTS or op.kind == "scan.output":  # each trip may have another scalar
                 continue
             operand = op.operands[0]
             scalar = op.kind == "broadcast_in_dim" and (operand < 0 or not self.values[operand].shape)

@@ -28,13 +28,14 @@ from typing import Any, Final
 
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.program import Op, Origin
+from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import State
 from shardwise.lowering.lazy import Lazy
 from shardwise.lowering.local_cost import LocalCost
 from shardwise.lowering.menu import SAME, Menu, Menus, Moves, Reach
 from shardwise.lowering.moves import Mover, goes
 from shardwise.lowering.sharding import Axes, Collective, Kind, Sharding, tensor_sharding
-from shardwise.lowering.storage import VIEWS, kept_axes, store
+from shardwise.lowering.storage import kept_axes, store
 from shardwise.lowering.structure import Structure
 from shardwise.lowering.ways import NO_WAY, Way, Ways, can_pass
 

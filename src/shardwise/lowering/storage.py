@@ -9,28 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.program import Program
+from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import State
 from shardwise.lowering.sharding import Sharding
-
-#: Ops whose result is their operand seen otherwise. A view of a parameter is ready as early as the parameter, and what keeps
-#: a parameter whole keeps its views whole.
-VIEWS: Final = (
-    "convert_element_type",
-    "transpose",
-    "reshape",
-    "squeeze",
-    "copy",
-    "optimization_barrier",
-    "scan.input",
-    "scan.const",
-    "scan.output",
-)
 
 
 def views(program: Program, sources: Iterable[int]) -> set[int]:

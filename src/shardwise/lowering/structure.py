@@ -5,51 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.program import HEAVY, Op, Origin, Program, Unit
+from shardwise.ir.traits import ADDING_SCATTERS, VIEWS, linear_operands
 from shardwise.lowering.sharding import PAIRED, ArrayType
-from shardwise.lowering.storage import VIEWS, Clashes
-
-#: Ops that are linear in each of these operands when the others are whole (None: in every operand at once). Divisions are
-#: linear in floating-point numbers only, and so are conversions between types of one kind (see ``linear_operands``).
-LINEAR: Final[dict[str, tuple[int, ...] | None]] = {
-    "add": None,
-    "add_any": None,
-    "sub": None,
-    "neg": (0,),
-    "convert_element_type": (0,),
-    "transpose": (0,),
-    "reshape": (0,),
-    "squeeze": (0,),
-    "copy": (0,),
-    "mul": (0, 1),
-    "div": (0,),
-    "reduce_sum": (0,),
-}
-#: Types to which partial sums of floating-point numbers may be converted: they have the range of float32.
-_RANGES: Final = frozenset({"bfloat16", "float32", "float64"})
-SUMS: Final = frozenset({"add", "add_any"})
-SCATTERS: Final = frozenset({"scatter-add", "scatter_add"})
-
-
-def linear_operands(program: Program, op: Op) -> tuple[int, ...] | None:
-    """The operands in which an op is linear, one at a time; None where it is linear in all of them at once."""
-    if op.kind == "convert_element_type" and op.operands[0] >= 0:
-        old, new = (program.values[v] for v in (op.operands[0], op.results[0]))
-        kinds = {_number_kind(value.dtype) for value in (old, new)}
-        if kinds == {"integer"}:  # what wrapped around in a short type is another number in a longer one
-            return (0,) if new.itemsize <= old.itemsize else ()
-        # Sums of large addends may be small, which a type of a smaller range does not hold.
-        return (0,) if kinds == {"real"} and new.dtype in _RANGES else ()
-    if op.kind == "div" and _number_kind(program.values[op.results[0]].dtype) != "real":
-        return ()
-    return LINEAR.get(op.kind, ())
-
-
-def _number_kind(dtype: str) -> str:
-    return "real" if "float" in dtype else "integer" if "int" in dtype else dtype
+from shardwise.lowering.storage import Clashes
 
 
 @dataclass(frozen=True)
@@ -223,7 +185,7 @@ def _waits(
 ) -> bool:
     """Has a partial sum one use only, linear and in the same region, with no loop in between, through which every device would
     keep a whole array? Then the use decides."""
-    if len(uses) != 1 or not (op.unit is Unit.MATRIX or linear[op.id] != () or op.kind in SCATTERS):
+    if len(uses) != 1 or not (op.unit is Unit.MATRIX or linear[op.id] != () or op.kind in ADDING_SCATTERS):
         return False
     user, operand = uses[0]
     own = linear[user]

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.ir.program import MANUAL, Op
+from shardwise.ir.program import Op
+from shardwise.ir.traits import MANUAL
 from shardwise.lowering.halo import Fetch, cut_sizes, fetches
 from shardwise.lowering.local_cost import LocalCost
 from shardwise.lowering.moves import still_partial
@@ -21,7 +22,7 @@ from shardwise.lowering.sharding import ArrayType, Axes, Collective, Kind, Shard
 from shardwise.lowering.structure import Structure
 
 #: Ops that state the axes of their factors.
-BORDERS: Final = ("shard_map.input", "shard_map.output")
+_SHARD_MAP: Final = ("shard_map.input", "shard_map.output")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +97,7 @@ class Ways:
         partial values on. ``order`` has the axes of every factor that may have several, major first; None for any order."""
         alike = self.structure.alike[op.id]
         key: object = (alike, able, order, passing)
-        if op.kind in BORDERS:
+        if op.kind in _SHARD_MAP:
             key = (op.kind, op.id)
             names = self.mesh.names
             if key not in self._known:

@@ -18,12 +18,12 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.interruption import interruptible
 from shardwise.ir.program import Program
+from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, collectives
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import Sharding
-from shardwise.lowering.storage import VIEWS
 from shardwise.planner.deciding import Asked
 from shardwise.planner.fingerprint import fingerprint
 from shardwise.planner.infeasible import Change, does_not_fit, size

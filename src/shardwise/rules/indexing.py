@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from shardwise.ir.rule import Kind, Rule
+from shardwise.ir.traits import SCATTERS
 from shardwise.rules.call import OpCall, RuleBuilder
-
-SCATTER_REDUCERS: Final = {
-    "scatter-add": "sum",
-    "scatter-sub": "sum",
-    "scatter-mul": "prod",
-    "scatter-min": "min",
-    "scatter-max": "max",
-}
 
 _PART_WINDOW: Final = "a window narrower than the dimension may lie anywhere in it"
 _VECTOR: Final = "an index vector is read as one"
@@ -58,7 +51,7 @@ def scatter(call: OpCall) -> Rule:
     n = len(call.results)
     numbers = call.params["dimension_numbers"]
     operand, indices, updates = call.operands[0], call.operands[n], call.operands[n + 1]
-    combiner = SCATTER_REDUCERS.get(call.kind, "")
+    combiner = SCATTERS.get(call.kind, "")
     window = tuple(numbers.update_window_dims)
     batching = tuple(numbers.operand_batching_dims)
     index_batching = tuple(numbers.scatter_indices_batching_dims)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from shardwise.errors import RuleError
 from shardwise.ir.notation import parse_rule
 from shardwise.ir.rule import Rule, check_rule
+from shardwise.ir.traits import SCATTERS
 from shardwise.rules import contraction, indexing, reduction, shape, transforms
 from shardwise.rules.attention import fused_attention
 from shardwise.rules.call import OpCall, opaque, passing, pointwise
@@ -41,7 +42,7 @@ RULES: Final[dict[str, Callable[[OpCall], Rule]]] = {
     **{name: _first_form(forms) for name, forms in {**LINEAR_ALGEBRA, **RANDOM}.items()},
     **{name: reduction.simple_reducer(reducer) for name, reducer in reduction.REDUCERS_BY_KIND.items()},
     **dict.fromkeys(reduction.CUMULATIVE, reduction.cumulative),
-    **dict.fromkeys(["scatter", *indexing.SCATTER_REDUCERS], indexing.scatter),
+    **dict.fromkeys(SCATTERS, indexing.scatter),
     **dict.fromkeys(
         ["reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min", "select_and_gather_add"],
         reduction.reduce_window,

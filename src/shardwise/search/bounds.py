@@ -32,14 +32,13 @@ from shardwise.cost.model import CostModel, memory_curve
 from shardwise.cost.predict import Alive
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Origin, Value
+from shardwise.ir.traits import BORDERS
 from shardwise.lowering.decisions import Decision, State
 from shardwise.lowering.sharding import Sharding
 from shardwise.lowering.storage import kept_axes
 
 #: How many of the tensors to blame are named.
 _NAMED: Final = 20
-#: Ops that take no time.
-_BORDERS: Final = ("argument", "constant", "output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +174,7 @@ def _cut(
 def _source(model: CostModel, at: int) -> str:
     """The line that runs at a point."""
     program = model.structure.program
-    ran = [(p, k) for k, p in model.life.point.items() if p <= at and program.ops[k].kind not in _BORDERS]
+    ran = [(p, k) for k, p in model.life.point.items() if p <= at and program.ops[k].kind not in BORDERS]
     if not ran:
         return ""
     source = program.source_of(program.ops[max(ran)[1]])

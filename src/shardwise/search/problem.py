@@ -23,10 +23,10 @@ from shardwise.dims.analysis import Analysis, Group
 from shardwise.evaluator.evaluator import Evaluator
 from shardwise.evaluator.space import Space
 from shardwise.ir.program import HEAVY
+from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import Decision, Keep, State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.small import small_together
-from shardwise.lowering.storage import VIEWS
 from shardwise.lowering.structure import Structure
 from shardwise.search.front import Front
 

@@ -15,7 +15,8 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from shardwise.ir.rule import Kind
-from shardwise.spmd.local import SCATTERS, Array, LocalOp, form
+from shardwise.ir.traits import SCATTERS
+from shardwise.spmd.local import Array, LocalOp, form
 
 
 def _wide(indices: Array) -> Array:
@@ -83,7 +84,7 @@ def _fill_value(given: Any, dtype: Any) -> Any:
 
 
 #: What an update that is dropped has in its place; elsewhere what stands there already.
-_NEUTRAL: Final = {"scatter-add": 0, "scatter-sub": 0, "scatter-mul": 1, "scatter_add": 0, "scatter_mul": 1}
+_NEUTRAL: Final = {kind: {"sum": 0, "prod": 1}[how] for kind, how in SCATTERS.items() if how in ("sum", "prod")}
 
 
 @form(*SCATTERS)

@@ -17,8 +17,9 @@ import numpy as np
 
 from shardwise.capture import jax_internals as internals
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.ir.program import MANUAL, Op
+from shardwise.ir.program import Op
 from shardwise.ir.rule import Kind, Rule
+from shardwise.ir.traits import MANUAL, SCATTERS
 from shardwise.lowering.halo import Fetch, fetches
 from shardwise.lowering.sharding import Axes
 from shardwise.spmd.collectives import block_index, fetch, fill_outside, pieces
@@ -26,9 +27,6 @@ from shardwise.spmd.collectives import block_index, fetch, fill_outside, pieces
 Array = Any
 Form = Callable[["LocalOp", list[Array]], list[Array]]
 
-SCATTERS: Final = (
-    "scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max", "scatter_add", "scatter_mul",
-)  # fmt: skip
 #: Primitives that have a local form even where they are computed whole.
 _ALWAYS: Final = frozenset({"dynamic_slice", "dynamic_update_slice", "fft", *SCATTERS})
 #: Local forms by primitive.

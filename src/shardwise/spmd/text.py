@@ -22,7 +22,8 @@ from functools import cache
 from typing import Any, Final
 
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.ir.program import MANUAL, Op, Program, Region, Value
+from shardwise.ir.program import Op, Program, Region, Value
+from shardwise.ir.traits import MANUAL
 from shardwise.lowering.halo import Fetch, fetches
 from shardwise.lowering.moves import still_partial
 from shardwise.lowering.sharded_program import ShardedProgram

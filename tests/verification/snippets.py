@@ -1,4 +1,4 @@
-"""Compiled HLO in small: what XLA prints, cut down to what the reader looks at."""
+"""Compiled HLO in small: what XLA prints, reduced to what is read."""
 
 ADD = """%add (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)

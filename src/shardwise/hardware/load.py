@@ -101,6 +101,11 @@ def load_profile(name: str) -> Profile:
     return _build(*_read(name, ()))
 
 
+def profile_data(name: str) -> dict[str, Any]:
+    """Returns a profile in the layout of its file, with the figures of its base."""
+    return _read(name, ())[0]
+
+
 def profiles() -> tuple[tuple[Profile, ...], tuple[str, ...]]:
     """All profiles that can be found, by name, and what is wrong with files that cannot be read."""
     found: dict[str, Profile] = {}
@@ -123,7 +128,7 @@ def canonical(name: str) -> str:
     return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
-def known(name: str) -> bool:
+def is_known_name(name: str) -> bool:
     return is_path(name) or canonical(name) in _names()
 
 
@@ -202,7 +207,7 @@ def _read(name: str, asked_by: tuple[Path, ...]) -> tuple[dict[str, Any], Path]:
 
 
 def _over(data: dict[str, Any], under: dict[str, Any]) -> dict[str, Any]:
-    changed = {key for key, _ in _leaves(data)}
+    changed = {key for key, _ in figures_of(data)}
     sources = under.get("sources", {})
     kept = {k: v for k, v in sources.items() if k not in changed} if isinstance(sources, dict) else {}
     merged = under | {"aliases": []} | data
@@ -210,12 +215,12 @@ def _over(data: dict[str, Any], under: dict[str, Any]) -> dict[str, Any]:
         if isinstance(under.get(table), dict) and isinstance(data.get(table), dict):
             merged[table] = under[table] | data[table]
     own = data.get("sources", {})
-    left = dict(_leaves(merged))
+    left = dict(figures_of(merged))
     merged["sources"] = {k: v for k, v in kept.items() if k in left} | own if isinstance(own, dict) else own
     return merged
 
 
-def _leaves(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def figures_of(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Figures with their dotted keys: ``memory.bytes``, ``links.ICI.bytes_per_s``."""
     for key, value in data.items():
         if key == "sources":
@@ -232,7 +237,7 @@ def _leaves(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _build(data: dict[str, Any], path: Path) -> Profile:
     problems: list[str] = []
-    leaves = dict(_leaves(data))
+    leaves = dict(figures_of(data))
     known_keys = {*_TEXTS, "aliases", "links", *_TILES, *(f.key for f in FIGURES)}
     for key, value in leaves.items():
         if not key.startswith("links.") and key not in known_keys:

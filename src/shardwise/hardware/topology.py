@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shardwise.errors import HardwareError
-from shardwise.hardware.load import is_path, known, load_profile
+from shardwise.hardware.load import is_known_name, is_path, load_profile
 from shardwise.hardware.profile import LinkTier, Profile
 from shardwise.hardware.wrap import wraps
 
@@ -105,10 +105,10 @@ def topology(text: str) -> Topology:
             return _counted(text, profile, slices, dims[0], "chips")
         return _shaped(text, profile, slices, dims)
     match = re.fullmatch(r"(\d+)(\s*)(?:x\s+)?(\D.*)", rest)
-    if match and (match[2] or known(match[3])):
+    if match and (match[2] or is_known_name(match[3])):
         profile = load_profile(match[3])
         return _counted(text, profile, slices, int(match[1]), "devices")
-    if not known(rest) and (match := re.fullmatch(r"(.+)-(\d+)", rest)) and known(match[1]):
+    if not is_known_name(rest) and (match := re.fullmatch(r"(.+)-(\d+)", rest)) and is_known_name(match[1]):
         profile = load_profile(match[1])
         return _counted(text, profile, slices, int(match[2]), "names")
     if colon and not is_path(rest):
@@ -228,7 +228,7 @@ def _written(profile: Profile, sizes: list[tuple[int, ...]]) -> str:
     outer = list(itertools.chain.from_iterable(growing[1:]))
     while outer and outer[-1] == 1:
         outer.pop()
-    name = profile.file if is_path(profile.file) and not known(profile.name) else profile.name
+    name = profile.file if is_path(profile.file) and not is_known_name(profile.name) else profile.name
     if inner.kind == "torus":
         return "".join(f"{size}*" for size in outer) + f"{name}:{_by(growing[0])}"
     return f"{name}:{_by((*growing[0], *outer))}"

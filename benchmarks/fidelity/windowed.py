@@ -56,7 +56,7 @@ def _merged(names: AxisNames, several: list[Collective], ring: list[Instruction]
         several[0],
         kind="all-gather" if gathers else "reduce-scatter",
         form="windowed",
-        parts=(Part(shard.dtype, *sizes, shard.dtype, axes=axes, group_size=size),),
+        parts=(Part(shard.dtype, *sizes, shard.dtype),),
         reduction="" if gathers else "sum",
         pairs=(),
         axes=axes,

@@ -81,12 +81,6 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "two axes": dict(
         fn=lambda x: jnp.max(x, axis=0), args=(shape(16, 4),), in_shardings=P(("data", "model")), out_shardings=P()
     ),
-    "two dimensions": dict(
-        fn=lambda x: jnp.max(x, axis=(0, 1)),
-        args=(shape(16, 16, 4),),
-        in_shardings=P("data", "model"),
-        out_shardings=P(),
-    ),
     "nothing": dict(fn=jnp.sin, args=(X,), in_shardings=P("data", "model"), out_shardings=P("data", "model")),
     "donated": dict(
         fn=jnp.sin, args=(shape(64, 64),), in_shardings=P("data"), out_shardings=P("data"), donate_argnums=0

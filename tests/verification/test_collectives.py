@@ -57,42 +57,6 @@ def test_reduce_scatters_as_fusions_and_as_sliced_all_reduces() -> None:
     assert [(t.kind, t.nbytes) for t in sliced.transfers()] == [("reduce-scatter", 1024), ("all-reduce", 2048)]
 
 
-def test_reductions_over_one_axis_after_another_are_one() -> None:
-    found = read(snippets.ONE_BY_ONE)
-    assert [c.axes for c in found] == [("model",), ("data",)]
-    assert [(t.axes, t.nbytes) for c in found for t in c.transfers()] == [(("data", "model"), 32), (("data",), 16)]
-    assert totals(found) == {
-        ("all-reduce", ("data", "model")): Total(1, 1, 32),
-        ("all-reduce", ("data",)): Total(1, 1, 16),
-    }
-
-
-def test_a_reduced_value_that_is_used_is_not_absorbed() -> None:
-    text = snippets.ONE_BY_ONE.replace("%q = f32[4]{0} parameter(1)", "%q = f32[8]{0} negate(%all-reduce.1)")
-    found = read(text)
-    assert [t.axes for c in found for t in c.transfers()] == [("model",), ("data",), ("data",)]
-
-
-def test_reduced_values_that_are_only_added_up_count_once() -> None:
-    found = read(snippets.ADDED)
-    assert [p.counted_elsewhere for c in found for p in c.parts] == [False, True]
-    assert totals(found) == {("all-reduce", ("model",)): Total(1, 1, 32)}
-    assert sum(c.nbytes for c in found) == 64
-
-
-def test_reduced_values_are_not_joined_over_other_devices_or_where_one_is_used() -> None:
-    others = snippets.ADDED.replace(
-        "all-reduce(%q), replica_groups=[2,4]<=[8]", "all-reduce(%q), replica_groups=[1,8]<=[8]"
-    )
-    used = snippets.ADDED.replace(
-        "%w = bf16[8]{0} parameter(2)\n  %all", "%w = bf16[8]{0} convert(%all-reduce.2)\n  %all"
-    )
-    product = snippets.ADDED.replace("add(%first, %b.16)", "multiply(%first, %b.16)")
-    for text in (others, used, product):
-        assert text != snippets.ADDED
-        assert not any(p.counted_elsewhere for c in read(text) for p in c.parts)
-
-
 def test_loops() -> None:
     (c,) = read(snippets.LOOPS)
     assert (c.runs, c.axes) == (12, None)

@@ -82,15 +82,6 @@ def test_reduction_over_two_axes(compiled: dict[str, Any]) -> None:
     assert program["collectives"][0]["reduction"] == "max"
 
 
-def test_dimensions_reduced_one_by_one_are_one_reduction(compiled: dict[str, Any]) -> None:
-    program = compiled["two dimensions"]
-    assert sorted((c["kind"], *c["axes"]) for c in program["collectives"]) == [
-        ("all-reduce", "data"),
-        ("all-reduce", "model"),
-    ]
-    assert logical(program) == [("all-reduce", "data", "model", 1, 1, 16)]
-
-
 def test_local_program_has_none(compiled: dict[str, Any]) -> None:
     assert compiled["nothing"]["collectives"] == []
 

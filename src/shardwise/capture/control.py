@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
 from shardwise.ir.program import Spec
 from shardwise.ir.rule import TRIP, Rule
@@ -135,8 +136,8 @@ def shard_map(b: Builder, equation: Any, operands: list[int]) -> list[int]:
 
     The ops at the border state the axes that their specs have; inside nothing can be sharded any more.
     """
-    inputs, outputs = (internals.specs_of(equation, key) for key in ("in_specs", "out_specs"))
-    mesh = internals.manual_mesh(equation)
+    inputs, outputs = (equations.specs_of(equation, key) for key in ("in_specs", "out_specs"))
+    mesh = equations.manual_mesh(equation)
     inner, consts = internals.split_jaxpr(equation.params["jaxpr"])
 
     def border(part: str, value: int, result: int, spec: Spec, position: int) -> int:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from shardwise.capture import control
+from shardwise.capture import control, equations
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import called
 from shardwise.capture.trace import Traced
@@ -169,7 +169,7 @@ class Builder:
             return self._call(equation, inner, operands)
         if name in control.LOWERINGS:
             return control.LOWERINGS[name](self, equation, operands)
-        if internals.is_identity(equation):
+        if equations.is_identity(equation):
             return operands
         key = self._key(equation, operands)
         simpler = self._simplified(equation, operands, key)
@@ -182,9 +182,9 @@ class Builder:
                 self.op(name, (operand,), (result,), rule, attributes=(("position", k),))
             return results
         found, flops, unit = self._rule(equation)
-        attributes = internals.equation_attributes(equation)
+        attributes = equations.equation_attributes(equation)
         if found.opaque:
-            attributes += (("kernel", internals.kernel_name(equation)),)
+            attributes += (("kernel", equations.kernel_name(equation)),)
         read, made = self._narrow_gather(equation, operands, results)
         op = self.op(
             name,
@@ -213,7 +213,7 @@ class Builder:
             return results
         before = self._reshaped.get((self.region, self._section, operands[0] if operands else LITERAL), LITERAL)
         shape = internals.shape_of(equation.outvars[0].aval) if equation.outvars else ()
-        if before != LITERAL and internals.only_reshapes(equation) and self.values[before].shape == shape:
+        if before != LITERAL and equations.only_reshapes(equation) and self.values[before].shape == shape:
             self.undone.add(place)
             return [before]
         return None
@@ -223,7 +223,7 @@ class Builder:
         narrow = self._widened.get((self.region, self._section, operands[0] if operands else LITERAL))
         if equation.primitive.name != "gather" or narrow is None:
             return operands, results
-        if not internals.fills_alike(equation, self.values[narrow].dtype):
+        if not equations.fills_alike(equation, self.values[narrow].dtype):
             return operands, results
         return [narrow, *operands[1:]], [self._retyped(results[0], narrow)]
 
@@ -234,7 +234,7 @@ class Builder:
         if key is not None and not any(f.kind is FactorKind.FREE for f in rule.factors):
             self._known[key] = results, (self._scope, self._equation)
         place = (self.region, self._section, results[0] if results else LITERAL)
-        if internals.only_reshapes(equation):
+        if equations.only_reshapes(equation):
             self._reshaped[place] = operands[0]
         if name == "convert_element_type" and operands[0] >= 0 and self._is_widening(operands[0], results[0]):
             self._widened[place] = operands[0]
@@ -311,10 +311,10 @@ class Builder:
             tuple(d for _, d in shapes),
             tuple(d for _, d in results),
         )
-        found = find_rule(call, internals.kernel_name(equation), internals.stated_rule(equation))
+        found = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation))
         flops, unit = count_flops(call, found.rule)
         if found.opaque or call.kind in KERNELS:
-            flops, unit = internals.kernel_flops(equation), Unit.KERNEL
+            flops, unit = equations.kernel_flops(equation), Unit.KERNEL
         if key is not None:
             self._rules[key] = found, flops, unit
         return found, flops, unit
@@ -417,13 +417,13 @@ class Builder:
             """The names an equation stands under; a called jaxpr knows only those inside the call."""
             info, scope = sources[index]
             outer = name_stack(call_sites[scope]) if call_sites[scope] >= 0 else ""
-            return "/".join(filter(None, (outer, internals.name_stack(info))))
+            return "/".join(filter(None, (outer, equations.name_stack(info))))
 
         def resolve(index: int) -> Source:
             info, scope = sources[index]
             library: list[str] = []
             names = name_stack(index)
-            for frame, own in internals.frames(info):
+            for frame, own in equations.frames(info):
                 if own:
                     library.append(frame.function)
                     continue

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
 from shardwise.errors import CaptureError
 from shardwise.ir.program import Spec
@@ -85,9 +86,9 @@ def trace(
     except Exception as error:
         raise CaptureError(_trace_failure(name, error)) from None
     infos = jax.tree.leaves(traced.args_info)
-    stated = internals.stated_specs(traced)
+    stated = [equations.spec_of(sharding) for sharding in internals.in_shardings(traced)]
     found = tuple(
-        Leaf(path, bool(info.donated), internals.spec_of(getattr(leaf, "sharding", None)) or spec)
+        Leaf(path, bool(info.donated), equations.spec_of(getattr(leaf, "sharding", None)) or spec)
         for path, (_, leaf), info, spec in zip(paths, leaves, infos, stated, strict=True)
     )
     root = "out" if not any(path.split("/")[0] == "out" for path in paths) else "result"
@@ -223,7 +224,7 @@ def _user_line(error: Exception) -> str:
     traceback = error.__traceback__
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith((internals._JAX_FOLDER, internals._OWN_FOLDER)) and "site-packages" not in file:
+        if not file.startswith((equations.JAX_FOLDER, equations.CAPTURE_FOLDER)) and "site-packages" not in file:
             found = f"{file.rsplit('/', 1)[-1]}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
+from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
 from shardwise.transforms.paired import Atom, Number
 
@@ -89,7 +90,7 @@ class Flat:
 
         for equation in inner.eqns:
             operands = tuple(read(atom) for atom in equation.invars)
-            transposed = backward or internals.is_transposed(equation)
+            transposed = backward or equations.is_transposed(equation)
             called = internals.inner_jaxpr(equation)
             if called is not None and _is_open(equation, called):
                 body, held = internals.split_jaxpr(called)

@@ -25,6 +25,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import implementation
 from shardwise.errors import VariantError
@@ -363,4 +364,4 @@ def _rule(equation: Any) -> Rule:
 
     ins, outs = equation.invars, equation.outvars
     call = OpCall(equation.primitive.name, equation.params, shapes(ins), shapes(outs), types(ins), types(outs))
-    return find_rule(call, internals.kernel_name(equation), internals.stated_rule(equation)).rule
+    return find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation)).rule

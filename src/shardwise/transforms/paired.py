@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
 from shardwise.errors import VariantError
 
@@ -48,7 +49,7 @@ class Pair(NamedTuple):
     @property
     def line(self) -> str:
         """``model.py:12``, or a question mark where none is known."""
-        return internals.user_line(self.full.source_info)
+        return equations.user_line(self.full.source_info)
 
     @property
     def where(self) -> str:

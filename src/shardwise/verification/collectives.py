@@ -11,9 +11,7 @@ have to be recognized:
 
 Rewrites of XLA:CPU are undone per part. An all-reduce whose result is only sliced into as many pieces as its group has
 devices is a reduce-scatter. ``logical_dtype`` is the dtype before widening: XLA:CPU computes products in 32 bits and
-communicates their 16-bit operands and results in 32 bits. All-reduces of one value over one axis after another are one over
-all of these axes, and all-reduces whose results are only added to each other are one, since XLA reassociates such sums
-elsewhere.
+communicates their 16-bit operands and results in 32 bits.
 
 Weak. A slice counts as the slice of its device because of its size alone.
 """
@@ -26,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.verification.dataflow import final_sum, narrow_dtype, preceding_all_reduce, slice_count
+from shardwise.verification.dataflow import narrow_dtype, slice_count
 from shardwise.verification.hlo import Instruction, Module, bits
 from shardwise.verification.replica_groups import Axes, AxisNames, replica_groups, source_target_pairs
 
@@ -48,18 +46,14 @@ _CHAIN: Final = re.compile(r'chain_id="(\w+)"')
 class Part:
     """One value that a collective communicates, with the sizes of one device.
 
-    ``slices`` is how many slices an all-reduced value is cut into before any other use. ``counted_elsewhere`` marks a value
-    that another part includes.
+    ``slices`` is how many slices an all-reduced value is cut into before any other use.
     """
 
     dtype: str
     bytes_in: int
     bytes_out: int
     logical_dtype: str
-    axes: Axes | None = None
-    group_size: int = 1
     slices: int = 1
-    counted_elsewhere: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -102,9 +96,8 @@ class Collective:
     def transfers(self) -> Iterator[Transfer]:
         """Yields the parts one by one, as a plan states them."""
         for p in self.parts:
-            if not p.counted_elsewhere:
-                scattered = self.kind == "all-reduce" and p.slices == p.group_size > 1
-                yield Transfer("reduce-scatter" if scattered else self.kind, p.axes, p.logical_bytes, self.runs)
+            scattered = self.kind == "all-reduce" and p.slices == self.group_size > 1
+            yield Transfer("reduce-scatter" if scattered else self.kind, self.axes, p.logical_bytes, self.runs)
 
 
 class Transfer(NamedTuple):
@@ -142,11 +135,8 @@ def read_collectives(module: Module, mesh: MeshAxes) -> tuple[Collective, ...]:
             chain = _CHAIN.search(i.attributes) if kind != "collective-permute" else None
             key = (i.attribute("channel_id"), chain.group(1)) if chain else (i.name,)
             chains.setdefault(key, []).append(_read(module, names, mesh.devices, i))
-    by_name = {c.name: c for c in (pieces[0] if len(key) == 1 else _join(pieces) for key, pieces in chains.items())}
-    reduces = [i for i in module.instructions() if i.name in by_name and by_name[i.name].kind == "all-reduce"]
-    _merge_consecutive(module, names, reduces, by_name)
-    _merge_added(module, reduces, by_name)
-    return tuple(c for c in by_name.values() if c.group_size > 1 or c.pairs)
+    collectives = (pieces[0] if len(key) == 1 else _join(pieces) for key, pieces in chains.items())
+    return tuple(c for c in collectives if c.group_size > 1 or c.pairs)
 
 
 def _join(pieces: list[Collective]) -> Collective:
@@ -164,7 +154,7 @@ def _read(module: Module, names: AxisNames, devices: int, instruction: Instructi
     groups = () if pairs else replica_groups(instruction.attributes, devices)
     axes = names.of_pairs(pairs) if pairs else names.of_groups(groups)
     size = len(groups[0]) if groups else 1
-    parts = tuple(replace(p, axes=axes, group_size=size) for p in _parts(module, instruction, kind))
+    parts = tuple(_parts(module, instruction, kind))
     if form == "fused" and kind == "all-reduce" and all(p.slices == size for p in parts):
         kind = "reduce-scatter"
         parts = tuple(replace(p, bytes_out=p.bytes_in // size, slices=1) for p in parts)
@@ -202,7 +192,7 @@ def _parts(module: Module, instruction: Instruction, kind: str) -> Iterator[Part
         dtype = narrow_dtype(module, instruction, index, promoted) or array.dtype
         element = index if len(inputs) > 1 else None
         slices = slice_count(module, instruction, element) if kind == "all-reduce" else 1
-        yield Part(array.dtype, array.nbytes, result.nbytes, dtype, slices=slices)
+        yield Part(array.dtype, array.nbytes, result.nbytes, dtype, slices)
 
 
 def _op_name(module: Module, instruction: Instruction) -> str:
@@ -219,43 +209,3 @@ def _reduction(module: Module, instruction: Instruction) -> str:
     if applied is None:
         return ""
     return next((_REDUCTIONS[i.opcode] for i in applied.instructions if i.opcode in _REDUCTIONS), "other")
-
-
-def _merge_consecutive(
-    module: Module, names: AxisNames, reduces: list[Instruction], by_name: dict[str, Collective]
-) -> None:
-    """Merges all-reduces of one value over one axis after another into the last of them."""
-    for instruction in reduces:
-        for index in range(len(by_name[instruction.name].parts)):
-            late = by_name[instruction.name]
-            preceding = preceding_all_reduce(module, instruction, index)
-            if preceding is None or preceding[0].name not in by_name:
-                continue
-            early, part = by_name[preceding[0].name], by_name[preceding[0].name].parts[preceding[1]]
-            axes = names.union(part.axes, late.axes)
-            if axes is None or early.kind != late.kind or early.reduction != late.reduction or early.runs != late.runs:
-                continue
-            size = part.group_size * late.group_size
-            by_name[early.name] = _with_part(early, preceding[1], replace(part, counted_elsewhere=True))
-            by_name[late.name] = _with_part(late, index, replace(late.parts[index], axes=axes, group_size=size))
-
-
-def _merge_added(module: Module, reduces: list[Instruction], by_name: dict[str, Collective]) -> None:
-    """Counts all-reduces once whose results are only added to each other."""
-    counted = set[tuple[object, ...]]()
-    for instruction in reduces:
-        collective = by_name[instruction.name]
-        for index, part in enumerate(collective.parts if collective.reduction == "sum" else ()):
-            total = final_sum(module, instruction, index if len(instruction.operands) > 1 else None)
-            if total is None or part.counted_elsewhere or part.axes is None:
-                continue
-            key = total.name, part.axes, collective.runs
-            if key in counted:
-                by_name[collective.name] = _with_part(
-                    by_name[collective.name], index, replace(part, counted_elsewhere=True)
-                )
-            counted.add(key)
-
-
-def _with_part(collective: Collective, index: int, part: Part) -> Collective:
-    return replace(collective, parts=(*collective.parts[:index], part, *collective.parts[index + 1 :]))

@@ -47,42 +47,6 @@ def narrow_dtype(module: Module, collective: Instruction, part: int, promoted: b
     return next((d for d in dtypes if d and bits(d) < bits(operand.arrays[0].dtype)), "")
 
 
-def preceding_all_reduce(module: Module, collective: Instruction, part: int) -> tuple[Instruction, int] | None:
-    """Returns the all-reduce, and which of its results, that is used as this operand and nowhere else."""
-    value, element = module.operand(collective, part), 0
-    fusions: Fusions = ()
-    while value is not None and value.opcode not in ("all-reduce", "all-reduce-done"):
-        if value.opcode == "get-tuple-element" and not fusions:
-            element = int(value.attribute("index"))
-            value = module.operand(value)
-        else:
-            value, fusions = _producer(module, value, fusions, _SAME_OR_CONVERTED)
-    if value is not None and value.opcode.endswith("-done"):
-        value = module.operand(value)
-    if value is None or fusions:
-        return None
-    users = uses(module, value, element if len(value.operands) > 1 else None, (), _SAME_OR_CONVERTED)
-    return (value, element) if all(u is not None and u.name == collective.name for u in users) else None
-
-
-def final_sum(module: Module, value: Instruction, element: int | None) -> Instruction | None:
-    """Returns the last of the additions that a value, or an element of it, goes into and nowhere else."""
-    total = None
-    while True:
-        users = list(uses(module, value, element, _enclosing_fusions(module, value), _SAME_OR_CONVERTED))
-        if len(users) != 1 or users[0] is None or users[0].opcode != "add":
-            return total
-        total = value = users[0]
-        element = None
-
-
-def _enclosing_fusions(module: Module, value: Instruction) -> Fusions:
-    callers = module.callers.get(value.computation, ())
-    if len(callers) != 1 or callers[0].opcode != "fusion":
-        return ()
-    return (*_enclosing_fusions(module, callers[0]), callers[0])
-
-
 def uses(
     module: Module, value: Instruction, element: int | None, fusions: Fusions, unchanged: frozenset[str]
 ) -> Iterator[Instruction | None]:

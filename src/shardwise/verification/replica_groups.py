@@ -88,12 +88,6 @@ class AxisNames:
             moved |= source != target
         return tuple(itertools.compress(self._mesh.names, moved))
 
-    def union(self, first: Axes | None, second: Axes | None) -> Axes | None:
-        """Returns two sets of axes in mesh order, ``None`` where one is unknown or they overlap."""
-        if first is None or second is None or set(first) & set(second):
-            return None
-        return tuple(name for name in self._mesh.names if name in first or name in second)
-
 
 def _partition(groups: Iterable[Iterable[int]]) -> frozenset[frozenset[int]]:
     return frozenset(frozenset(group) for group in groups)

@@ -45,8 +45,9 @@ from typing import Final
 
 from shardwise.errors import HardwareError
 from shardwise.hardware.layout import Placement, Run
+from shardwise.hardware.profile import COLLECTIVES
 
-KINDS: Final = ("slice", "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute", "halo")
+KINDS: Final = ("slice", *COLLECTIVES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ FREE: Final = AlphaBeta(0.0, 0.0)
 
 
 def collective_s(kind: str, axes: Iterable[int | str], nbytes: float, placement: Placement) -> float:
-    """Seconds of a collective over mesh axes, given by name or number.
+    """Returns the seconds of a collective over mesh axes, given by name or number.
 
     >>> from shardwise.hardware.layout import place
     >>> from shardwise.hardware.topology import topology
@@ -76,7 +77,7 @@ def collective_s(kind: str, axes: Iterable[int | str], nbytes: float, placement:
 
 
 def collective(kind: str, axes: Iterable[int | str], placement: Placement) -> AlphaBeta:
-    """The cost of a collective over mesh axes; a slice, or a group of one device, is free."""
+    """Returns the cost of a collective over mesh axes; a slice, or a group of one device, is free."""
     if kind not in KINDS:
         raise HardwareError(f"{kind!r} is no collective; there are {', '.join(KINDS)}")
     runs = placement.runs(axes)
@@ -91,7 +92,7 @@ def collective(kind: str, axes: Iterable[int | str], placement: Placement) -> Al
 
 
 def table(placement: Placement) -> dict[tuple[str, frozenset[int]], AlphaBeta]:
-    """Every kind over every set of mesh axes, by number."""
+    """Returns the cost of every kind over every set of mesh axes, by number."""
     count = len(placement.mesh.names)
     sets = [frozenset(c) for k in range(count + 1) for c in itertools.combinations(range(count), k)]
     return {(kind, axes): collective(kind, axes, placement) for kind in KINDS for axes in sets}
@@ -111,7 +112,7 @@ def _s_per_byte(kind: str, tiers: list[list[Run]]) -> float:
 
 
 def _load(kind: str, run: Run) -> float:
-    """How many times the bytes of one device cross the busiest link."""
+    """Returns how many times the bytes of one device use the busiest link."""
     n = run.size
     if kind == "halo":
         return 1.0

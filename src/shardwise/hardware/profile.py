@@ -1,6 +1,6 @@
-"""What one device can do and how devices are linked, as figures with their sources.
+"""The figures of one kind of device and of its links, with their sources.
 
-All figures are those of one JAX device (on TPU v2 and v3 that is one of the two cores of a chip) and come from TOML files
+All figures are per JAX device (on TPU v2 and v3 that is one of the two cores of a chip) and come from TOML files
 (``shardwise.hardware.load``), never from code. Links come in tiers, innermost first: the cores of a chip, the chips of a
 slice or the GPUs of a node, the slices or nodes of a cluster.
 """
@@ -11,10 +11,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-#: Where a rate is missing the next wider type's is taken: what a device lacks it computes in something wider.
+#: The dtype whose rate counts where one is missing: a device computes in a wider dtype what it has no unit for.
 WIDER: Final = {"i4": "i8", "i8": "bf16", "f8": "bf16", "f16": "f32", "bf16": "f32", "f64": "f32"}
 
-#: Element types as the rates of a profile call them.
+#: The collectives that profiles have figures for.
+COLLECTIVES: Final = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute", "halo")
+
+#: The names of dtypes in profiles.
 MATRIX_TYPES: Final = ("f64", "f32", "bf16", "f16", "f8", "i8", "i4")
 
 _LONG_NAMES: Final = {
@@ -33,10 +36,9 @@ _LONG_NAMES: Final = {
 class LinkTier:
     """One kind of link.
 
-    ``bytes_per_s`` is one way: of one link of a torus (the devices of a chip share it), of one device's port on a switch.
-    ``size`` is set where the number of members never changes (the cores of a chip); ``largest`` bounds each dimension of a
-    torus or the members of a switch; both are empty where there is no such bound. ``wrap`` is the rule in words
-    (``shardwise.hardware.topology``).
+    ``bytes_per_s`` is per direction: of one link of a torus (the devices of a chip share it), of one device's port on a switch.
+    ``size`` is set where the number of members is fixed (the cores of a chip); ``largest`` bounds each dimension of a torus or
+    the members of a switch; both are empty where there is no such bound. ``wrap`` is a rule of ``shardwise.hardware.wrap``.
     """
 
     name: str
@@ -53,19 +55,21 @@ class LinkTier:
 class Profile:
     """One kind of device.
 
-    ``matrix_efficiency`` and ``memory_efficiency`` are the shares of the peak that a large product and a long stream reach.
-    ``matrix_tile`` is (rows, columns, depth), the sizes to which a product is padded; ``vector_tile`` the last two
-    dimensions of any array. ``elements_per_s`` is what a pass over an array costs beside its bytes, whatever is computed.
-    ``launch_s`` is paid once a kernel, ``collective_s`` once a collective. ``hidden`` says, for each kind of collective, which
-    share of its time hides behind compute where its operand is ready early or, of a reduction, where its result is used late;
-    ``efficiency`` which share of the links' rate it reaches. ``operand_bytes_per_s`` is what a product takes to lay out its
-    operands beside its FLOPs, ``turned_bytes_per_s`` what a pass takes to read an array the other way round beside its bytes
-    (both infinite where that is not known). ``minor_copies`` says whether the compiler turns an array round before and after it
-    is gathered along any dimension but the first. ``type_count`` is what one chip counts in names such as v4-32. ``sources``
-    has one entry a figure. ``scatters`` says whether the compiler makes a reduce-scatter of a sum of which every device keeps a
-    piece; where it does not, it all-reduces and slices. ``rings`` says whether it runs permutes beside compute and
-    reduce-scatters never, as XLA's TPU compiler does, which has reduce-scatters along some dimensions only. ``rounds`` says
-    whether products of float32 arrays at default precision read bfloat16.
+    - ``matrix_efficiency``, ``memory_efficiency``: the fraction of the peak that a large product and a long stream reach;
+    - ``matrix_tile``: the (rows, columns, depth) to which a product is padded; ``vector_tile``: the same for the last two
+      dimensions of any array;
+    - ``elements_per_s``: the cost of a kernel over an array beside its bytes, whatever is computed;
+    - ``launch_s``, ``collective_s``: the fixed cost of a kernel and of a collective;
+    - ``hidden``: by kind of collective, the fraction of its time that overlaps with compute where its operand is ready early
+      or, of a reduction, where its result is used late; ``efficiency``: the fraction of the links' rate that it reaches;
+    - ``operand_bytes_per_s``: the cost of laying out a product's operands beside its FLOPs; ``turned_bytes_per_s``: the cost of
+      a transposed read beside its bytes (both infinite where unknown);
+    - ``minor_copies``: whether the compiler transposes an array around a gather along any dimension but the first;
+    - ``scatters``: whether the compiler has reduce-scatters; if not, it all-reduces and slices;
+    - ``rings``: whether permutes overlap with compute and reduce-scatters do not, as with XLA's TPU compiler, which has
+      reduce-scatters along some dimensions only;
+    - ``rounds``: whether products of float32 arrays at default precision read bfloat16;
+    - ``type_count``: what one chip counts in names such as v4-32; ``sources``: the source of every figure.
     """
 
     name: str
@@ -100,30 +104,27 @@ class Profile:
 
     @property
     def usable_bytes(self) -> int:
-        """What a program may take of a device's memory."""
+        """The memory that a program may use."""
         return int(self.memory_bytes * self.usable_share)
 
     @property
     def calls_library(self) -> bool:
-        """Are products calls of a library, as on GPUs? So they are where arrays lie in memory without tiles."""
+        """Whether products are library calls, as on GPUs: arrays have no tiles in memory."""
         return self.vector_tile[0] == 1
 
     @property
     def turns(self) -> bool:
-        """Does it cost to read an array the other way round?"""
+        """Whether a transposed read has a cost."""
         return math.isfinite(self.turned_bytes_per_s)
 
     @property
     def devices_per_chip(self) -> int:
-        count = 1
-        for tier in self.links:
-            count *= tier.size or 1
-        return count
+        return math.prod(tier.size or 1 for tier in self.links)
 
     def matrix_rate(self, dtype: str) -> float:
-        """Peak FLOP/s of products of a type, named as in the profile (``bf16``) or as NumPy does (``bfloat16``).
+        """Returns the peak FLOP/s of products of a dtype, named as in the profile (``bf16``) or in NumPy (``bfloat16``).
 
-        A type without a rate has that of the next wider one (``WIDER``); any other type that of ``f32``.
+        A dtype without a rate has that of the next wider one (``WIDER``); any other dtype that of ``f32``.
         """
         rates = dict(self.matrix_flops_per_s)
         short: str | None = short_type(dtype)
@@ -132,11 +133,11 @@ class Profile:
         return rates[short or "f32"]
 
     def hidden_share(self, kind: str) -> float:
-        """The share of a collective's time that hides behind compute where it can (``hidden``)."""
+        """Returns the fraction of a collective's time that can overlap with compute."""
         return dict(self.hidden).get(kind, 0.0)
 
     def link_share(self, kind: str) -> float:
-        """The share of the links' rate that a kind of collective reaches; a halo is a permute to neighbours."""
+        """Returns the fraction of the links' rate that a kind of collective reaches; a halo is a permute to neighbors."""
         shares = dict(self.efficiency)
         return shares.get(kind, shares.get("collective-permute", 1.0) if kind == "halo" else 1.0)
 
@@ -144,7 +145,7 @@ class Profile:
         return dict(self.sources).get(figure, "not stated")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, laid out as the file is."""
+        """Returns plain data in the layout of the file."""
         return {
             "schema": 1,
             "name": self.name,

@@ -79,14 +79,11 @@ class Calibration:
     links_error: float | None
     notes: tuple[str, ...]
 
-    def toml(self) -> str:
-        return to_toml(self.data)
-
     def write(self, path: str | os.PathLike[str]) -> Profile:
         """Writes the profile, checked, and returns it as it is read back. No partial file is left behind."""
         target = Path(path)
         check_output(target)
-        write_whole(target, self.toml(), HardwareError, check=load_profile)
+        write_whole(target, to_toml(self.data), HardwareError, check=load_profile)
         return load_profile(str(target))
 
 

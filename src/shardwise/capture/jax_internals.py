@@ -420,8 +420,8 @@ def _replace_marks(operation: Any, stated: Mapping[int, jax.sharding.NamedShardi
         sharding: Any = stated.get(ir.IntegerAttr(op.attributes[_MARKED]).value)
         if sharding is not None:
             with ir.InsertionPoint(op), op.location:
-                made = sharding._to_sdy_sharding(ir.RankedTensorType(array.type).rank)
-                cache: list[Any] = [{}] if signature(made.build).parameters else []  # not in all versions of JAX
-                array = sdy.ShardingConstraintOp(array, made.build(*cache)).result
+                attribute = sharding._to_sdy_sharding(ir.RankedTensorType(array.type).rank)
+                cache: list[Any] = [{}] if signature(attribute.build).parameters else []  # not in all versions of JAX
+                array = sdy.ShardingConstraintOp(array, attribute.build(*cache)).result
         result.replace_all_uses_with(array)
         op.erase()

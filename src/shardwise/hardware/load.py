@@ -8,83 +8,19 @@ figures that the file has; an inherited figure keeps its source. All problems of
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from shardwise.errors import HardwareError
-from shardwise.hardware.profile import COLLECTIVES, MATRIX_TYPES, LinkTier, Profile
+from shardwise.hardware.profile import COLLECTIVES, FIGURES, LINK_FIGURES, MATRIX_TYPES, Figure, LinkTier, Profile
 from shardwise.hardware.wrap import WRAP_RULES, wrap_problem
 
 ENVIRONMENT: Final = "SHARDWISE_HARDWARE_PATH"
 BUILT_IN: Final = Path(__file__).parent / "profiles"
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A number in a profile: its key, its bounds, and the field of ``Profile`` that it sets. With a default it is optional."""
-
-    key: str
-    low: float
-    high: float
-    hint: str
-    field: str = ""
-    kind: type = float
-    default: float | None = None
-    optional: bool = False
-
-    def problem(self, values: Mapping[str, Any]) -> str | None:
-        if self.key not in values:
-            return None if self.optional or self.default is not None else f"{self.key} is missing"
-        value = values[self.key]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return f"{self.key} is {value!r}, not a number"
-        if self.kind is not float and value != int(value):
-            return f"{self.key} is {value!r}, not a whole number"
-        if not self.low <= value <= self.high:
-            return f"{self.key} is {value:g}, which cannot be: {self.hint}"
-        return None
-
-
-_SHARE: Final = "a share lies above 0 and is at most 1"
-_RATE: Final = "a rate per second, in FLOPs and not in TFLOPs"
-_FLOW: Final = "bytes per second, not GB"
-_TIME: Final = "seconds, at most 1"
-
-FIGURES: Final = (
-    Figure("clock_hz", 1e7, 1e11, "in Hz, not GHz", "clock_hz"),
-    Figure("type_count", 1, 8, "1 or 2: what one chip counts in names like v4-32", "type_count", int, 1),
-    Figure("rings", 0, 1, "1 if permutes run beside compute and reduce-scatters do not, else 0", "rings", bool, 0),
-    Figure("rounds", 0, 1, "1 if products of float32 read bfloat16 by default, else 0", "rounds", bool, 0),
-    Figure("reduce_scatter", 0, 1, "1 if the compiler makes reduce-scatters, else 0", "scatters", bool, 1),
-    Figure("minor_copies", 0, 1, "1 if arrays are transposed to be gathered, else 0", "minor_copies", bool, 0),
-    Figure("memory.bytes", 2**20, 2**50, "in bytes, not GB", "memory_bytes", int),
-    Figure("memory.usable_share", 1e-3, 1, _SHARE, "usable_share"),
-    Figure("memory.bytes_per_s", 1e6, 1e16, _FLOW, "memory_bytes_per_s"),
-    Figure("memory.efficiency", 1e-3, 1, _SHARE, "memory_efficiency"),
-    Figure("memory.turned_bytes_per_s", 1e6, 1e18, _FLOW, "turned_bytes_per_s", default=math.inf),
-    *(Figure(f"matrix.{t}", 1e6, 1e19, _RATE, optional=t != "f32") for t in MATRIX_TYPES),
-    Figure("matrix.efficiency", 1e-3, 1, _SHARE, "matrix_efficiency"),
-    Figure("matrix.operand_bytes_per_s", 1e6, 1e16, _FLOW, "operand_bytes_per_s", default=math.inf),
-    Figure("vector.flops_per_s", 1e6, 1e18, _RATE, "vector_flops_per_s"),
-    Figure("vector.transcendentals_per_s", 1e6, 1e18, _RATE, "transcendentals_per_s"),
-    Figure("vector.elements_per_s", 1e6, 1e18, "elements per second", "elements_per_s", optional=True),
-    Figure("latency.launch_s", 0, 1, _TIME, "launch_s"),
-    Figure("latency.collective_s", 0, 1, _TIME, "collective_s"),
-    *(Figure(f"hidden.{kind}", 0, 1, "a share between 0 and 1", optional=True) for kind in COLLECTIVES),
-    *(Figure(f"efficiency.{kind}", 1e-3, 1, _SHARE, optional=True) for kind in COLLECTIVES),
-)
-LINK_FIGURES: Final = (
-    Figure("bytes_per_s", 1e3, 1e16, _FLOW, "bytes_per_s"),
-    Figure("latency_s", 0, 1, _TIME, "latency_s"),
-    Figure("dims", 1, 6, "a torus has 1 to 6 dimensions", "dims", int, 1),
-    Figure("size", 2, 1024, "the fixed number of members is 2 or more", "size", int, 0),
-)
 _TILES: Final = {"matrix.tile": 3, "vector.tile": 2}
 _TEXTS: Final = ("name", "title", "base")
 #: Tables with one figure per kind of collective.

@@ -25,6 +25,10 @@ shardings; ``tests/partitioner/test_quirks.py`` runs programs with them. Device-
 7. A scatter or convolution that is sharded unevenly is wrong or aborts. Operands and results are stated (``UNEVEN_FAILS``).
 8. A constraint on a value that Shardy shards unevenly undoes the padding, which costs, and makes concatenations wrong. None is
    stated there (``constraints.py``).
+9. Not avoided: wrong numbers of grouped 1x1 convolutions with sharded channels, of the gradient of stride-1 pooling along a
+   sharded dimension, of a ``dynamic_update_slice`` beyond the end of a sharded dimension, and of a sort along a sharded
+   dimension followed by a scatter of one row; JAX 0.11.2 aborts on some scatters on a 2×2×2 mesh ("Check failed:
+   grouped_sharding").
 """
 
 from __future__ import annotations

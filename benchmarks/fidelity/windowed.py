@@ -57,7 +57,6 @@ def _merged(names: AxisNames, several: list[Collective], ring: list[Instruction]
         kind="all-gather" if gathers else "reduce-scatter",
         form="windowed",
         parts=(Part(shard.dtype, *sizes, shard.dtype),),
-        reduction="" if gathers else "sum",
         pairs=(),
         axes=axes,
         group_size=size,

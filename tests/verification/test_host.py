@@ -22,7 +22,6 @@ def logical(program: dict[str, Any]) -> list[tuple[Any, ...]]:
 def test_data_parallel_reduces_every_gradient_once(compiled: dict[str, Any]) -> None:
     program = compiled["data parallel"]
     assert logical(program) == [("all-reduce", "data", 2, 2, 2 * D * F * 4)]
-    assert {c["reduction"] for c in program["collectives"]} == {"sum"}
 
 
 def test_megatron_reduces_once_forward(compiled: dict[str, Any]) -> None:
@@ -79,7 +78,6 @@ def test_unknown_trips_count_once(compiled: dict[str, Any]) -> None:
 def test_reduction_over_two_axes(compiled: dict[str, Any]) -> None:
     program = compiled["two axes"]
     assert logical(program) == [("all-reduce", "data", "model", 1, 1, 16)]
-    assert program["collectives"][0]["reduction"] == "max"
 
 
 def test_local_program_has_none(compiled: dict[str, Any]) -> None:

@@ -38,7 +38,6 @@ KINDS: Final = (
     "collective-broadcast",
 )
 _OPCODES: Final = {opcode: kind for kind in KINDS for opcode in (kind, f"{kind}-start")}
-_REDUCTIONS: Final = {"add": "sum", "maximum": "max", "minimum": "min", "and": "and", "or": "or", "multiply": "product"}
 _CHAIN: Final = re.compile(r'chain_id="(\w+)"')
 
 
@@ -75,7 +74,6 @@ class Collective:
     kind: str
     form: str
     parts: tuple[Part, ...]
-    reduction: str
     pairs: tuple[tuple[int, int], ...]
     axes: Axes | None
     group_size: int
@@ -163,7 +161,6 @@ def _read(module: Module, names: AxisNames, devices: int, instruction: Instructi
         kind=kind,
         form=form,
         parts=parts,
-        reduction=_reduction(module, instruction),
         pairs=pairs,
         axes=axes,
         group_size=size,
@@ -202,10 +199,3 @@ def _op_name(module: Module, instruction: Instruction) -> str:
             return ""
         instruction = callers[0]
     return instruction.op_name
-
-
-def _reduction(module: Module, instruction: Instruction) -> str:
-    applied = module.computations.get(instruction.attribute("to_apply"))
-    if applied is None:
-        return ""
-    return next((_REDUCTIONS[i.opcode] for i in applied.instructions if i.opcode in _REDUCTIONS), "other")

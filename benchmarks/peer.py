@@ -47,7 +47,10 @@ def child(who: str, target: str) -> Row:
     """Plans and compiles one program."""
     import jax
 
+    from benchmarks.fidelity.windowed import merge_windowed
     from shardwise import zoo
+    from shardwise.hardware.mesh import MeshAxes
+    from shardwise.verification import hlo
     from shardwise.verification.compiled import make_mesh, read_compiled
 
     program = zoo.parse(target)
@@ -71,7 +74,8 @@ def child(who: str, target: str) -> Row:
         executable = plan.jit(program.fn, mesh).lower(*program.args).compile()
     seconds = time.perf_counter() - start
     found = read_compiled(executable, mesh, TOPOLOGY)
-    rows = [{"kind": c.kind, "axes": c.axes, "bytes": c.nbytes, "runs": c.runs, "count": 1} for c in found.collectives]
+    collectives = merge_windowed(hlo.read(executable.as_text()), MeshAxes.of(mesh), found.collectives)
+    rows = [{"kind": c.kind, "axes": c.axes, "bytes": c.nbytes, "runs": c.runs, "count": 1} for c in collectives]
     assert found.memory is not None
     figures = {"plan_s": plan_s, "seconds": seconds, "cycles": found.estimated_cycles}
     versions = {name: importlib.metadata.version(name) for name in ("jax", "libtpu")}

@@ -18,13 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.fidelity.buffers import Assignment
-from shardwise.verification.collectives import Collective, Form
-from shardwise.verification.hlo import Module
-from shardwise.verification.instructions import Instruction, bits
+from shardwise.verification.collectives import KINDS, Collective
+from shardwise.verification.hlo import Instruction, Module, bits
 
-_COLLECTIVES: Final = frozenset(
-    {"all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all"}
-)
 _PRODUCTS: Final = frozenset({"convolution", "dot"})
 #: Ops that only say where something is, and those that only move it.
 _SILENT: Final = frozenset({"parameter", "bitcast", "tuple", "get-tuple-element", "constant", "iota", "reshape", "add"})
@@ -136,7 +132,7 @@ class Reader:
     def kind(self, i: Instruction) -> str:
         """matmul, matmul+collective, collective, copy, slice, gather, reduce, loop, or the opcode."""
         inside = self._contents(i)
-        collective = any(op.removesuffix("-start") in _COLLECTIVES for op in inside)
+        collective = any(op.removesuffix("-start") in KINDS for op in inside)
         if inside & _PRODUCTS:
             return "matmul+collective" if collective else "matmul"
         if collective:
@@ -185,9 +181,9 @@ class Reader:
             axes = None if c.axes is None else tuple(c.axes)
             beside = self._beside(c)
             if c.nbytes * c.runs < little and not beside:
-                small.setdefault((c.kind, "+".join(kinds), axes, c.form.value, c.dtype), []).append(c)
+                small.setdefault((c.kind, "+".join(kinds), axes, c.form, c.dtype), []).append(c)
                 continue
-            row = (c.kind, "+".join(kinds), axes, c.form.value, c.dtype, c.nbytes, logical, c.runs, beside)
+            row = (c.kind, "+".join(kinds), axes, c.form, c.dtype, c.nbytes, logical, c.runs, beside)
             rows[(*row, len(c.parts), _short(c.op_name))] += 1
         for key, several in small.items():
             nbytes = sum(c.nbytes * c.runs for c in several)
@@ -200,7 +196,7 @@ class Reader:
     def _beside(self, c: Collective) -> int:
         """Cycles that the schedule puts between start and end, in one run; what several steps share counts once."""
         module = self._module
-        if c.form is Form.PLAIN or c.form is Form.FUSED:
+        if c.form in ("plain", "fused"):
             return 0
         beside: dict[tuple[str, str], int] = {}
         for name in c.instructions:
@@ -229,9 +225,8 @@ class Reader:
         """Cycles of an instruction with the loop it may be."""
         if i.opcode != "while":
             return i.estimated_cycles
-        loop = next((x for x in self._module.loops if x.name == i.name and x.computation == i.computation), None)
         body = self._module.computations[i.attribute("body")]
-        return (loop.trips or 1 if loop else 1) * sum(self._whole(x) for x in body.instructions)
+        return (self._module.trips[i] or 1) * sum(self._whole(x) for x in body.instructions)
 
     def arguments(self) -> dict[str, int]:
         """Bytes of the arguments as they are and in tiles."""

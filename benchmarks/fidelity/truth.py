@@ -235,10 +235,10 @@ def _read(executable: Any, mesh: Any, dump: Path, keep: Path) -> Record:
     """The figures of one case; the texts go to files that begin with ``keep``."""
     from benchmarks.fidelity.buffers import names, read_assignment
     from benchmarks.fidelity.reading import Reader, live
+    from benchmarks.fidelity.windowed import merge_windowed
     from shardwise.hardware.mesh import MeshAxes
     from shardwise.verification import hlo
-    from shardwise.verification.collectives import collectives
-    from shardwise.verification.summary import logical_totals
+    from shardwise.verification.collectives import read_collectives, totals
 
     def file(end: str) -> Path:
         return next(dump.glob(f"*.{end}"))
@@ -250,15 +250,16 @@ def _read(executable: Any, mesh: Any, dump: Path, keep: Path) -> Record:
     _zip(Path(f"{keep}.buffers.txt.gz"), buffers)
     assignment = read_assignment(file("after_optimizations.hlo.pb"))
     module = hlo.read(text)
-    reader, found = Reader(module), list(collectives(module, MeshAxes.of(mesh)))
+    axes = MeshAxes.of(mesh)
+    reader, found = Reader(module), merge_windowed(module, axes, read_collectives(module, axes))
     told: Record = {
         "memory": assignment.figures() | reader.arguments(),
         "live": live(assignment, names(buffers, assignment), module),
-        "loops": sorted((loop.trips or 0 for loop in module.loops), reverse=True)[:12],
+        "loops": sorted((trips or 0 for trips in module.trips.values()), reverse=True)[:12],
         "remats": sum(".remat" in i.name for i in module.instructions()),
-        "unknown_trips": sum(loop.trips is None for loop in module.loops),
+        "unknown_trips": sum(trips is None for trips in module.trips.values()),
         "collectives": reader.collectives(found),
-        "compiled_bytes": [[t.kind, t.axes, t.run_bytes] for t in logical_totals(found)],
+        "compiled_bytes": [[*key, total.nbytes] for key, total in totals(found).items()],
     }
     if executable is not None:
         stats, costs = executable.memory_analysis(), executable.cost_analysis() or {}

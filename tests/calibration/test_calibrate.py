@@ -74,7 +74,7 @@ def test_the_file_loads_and_has_every_figure_with_its_source(found: Calibration,
         assert profile.source(figure) != "not stated", figure
     by_whom = "shardwise hardware calibrate with jax 0.9.0 on cpu"
     assert profile.source("matrix.f32") == profile.source("latency.collective_s") == f"measured by {by_whom}"
-    assert profile.source("memory.bytes") == f"told by the machine to {by_whom}"
+    assert profile.source("memory.bytes") == f"reported by the machine to {by_whom}"
     assert profile.source("matrix.tile").startswith("taken from profile cpu: ")
     assert dict(profile.matrix_flops_per_s).keys() == {"f32", "bf16"}, "rates of other machines are left out"
     assert topology(f"{tmp_path / 'ours.toml'}:2").devices == 2
@@ -109,7 +109,7 @@ def test_kinds_have_rates_of_their_own() -> None:
         for size in (1024.0, 2.0**22)
     ]
     links = module._fit_links(read, 8, h100)
-    assert links is not None and links.shares == pytest.approx(shares) and links.error < 1e-9
+    assert links is not None and links.efficiency == pytest.approx(shares) and links.error < 1e-9
     assert links.bytes_per_s == pytest.approx(4.5e11)
     assert (links.collective_s, links.latency_s) == pytest.approx((6.6e-6, 1.9e-6))
 
@@ -119,7 +119,7 @@ def test_small_collectives_without_the_products_between() -> None:
     shown = Reading("all-gather", "", 1024.0, 5e-4, between=True)
     lost = Reading("all-reduce", "", 1024.0, 3.01e-4, between=True)
     large = Reading("all-gather", "", 2.0**22, 1e-3)
-    assert module._alone([between, shown, lost, large]) == [
+    assert module._without_products([between, shown, lost, large]) == [
         dataclasses.replace(shown, time_s=pytest.approx(2e-4)),
         large,
     ]
@@ -138,7 +138,7 @@ def test_what_operands_and_turned_arrays_cost(tmp_path: Path) -> None:
 
 def test_a_compiler_that_turns_what_it_gathers(tmp_path: Path) -> None:
     turning = profile_of(dataclasses.replace(HOST, minor_copies=True), tmp_path)
-    assert turning.minor_copies and turning.source("minor_copies").startswith("told by the machine ")
+    assert turning.minor_copies and turning.source("minor_copies").startswith("reported by the machine ")
     assert not profile_of(HOST, tmp_path).minor_copies
 
 
@@ -178,7 +178,7 @@ def test_a_compiler_without_reduce_scatters(tmp_path: Path) -> None:
     without = of(dataclasses.replace(HOST, scatters=False), None, *collectives("h100:2"))
     assert without.links_error == pytest.approx(0.0, abs=1e-9)
     profile = without.write(tmp_path / "ours.toml")
-    assert not profile.scatters and profile.source("reduce_scatter").startswith("told by the machine ")
+    assert not profile.scatters and profile.source("reduce_scatter").startswith("reported by the machine ")
     assert of(dataclasses.replace(HOST, scatters=True)).write(tmp_path / "ours.toml").scatters
     assert profile_of(HOST, tmp_path).scatters is load_profile("cpu").scatters is False, "the base's"
     asked = dataclasses.replace(H200, scatters=False)
@@ -237,15 +237,15 @@ def profile_of(machine: Machine, folder: Path) -> Profile:
 
 
 def test_what_jax_takes_of_a_gpu_is_not_what_can_be_used(tmp_path: Path) -> None:
-    """Its default says nothing of the device, and the base's share is taken; what it was told counts."""
+    """Its default says nothing of the device, and the base's share is taken; a limit that was set counts."""
     shipped, stand_in = load_profile("h200"), load_profile("a100-40")
     default = profile_of(H200, tmp_path)
     assert (default.memory_bytes, default.usable_share) == (shipped.memory_bytes, shipped.usable_share)
     assert default.source("memory.usable_share").startswith("taken from profile h200: ")
     assert any(note.startswith("memory.usable_share is that of h200") for note in of(H200).notes)
-    told = profile_of(dataclasses.replace(H200, memory_bytes=128 << 30, memory_fraction=0.92), tmp_path)
-    assert told.usable_share == pytest.approx((128 << 30) / shipped.memory_bytes, rel=1e-3)
-    assert told.source("memory.usable_share").startswith("told by the machine ")
+    limited = profile_of(dataclasses.replace(H200, memory_bytes=128 << 30, memory_fraction=0.92), tmp_path)
+    assert limited.usable_share == pytest.approx((128 << 30) / shipped.memory_bytes, rel=1e-3)
+    assert limited.source("memory.usable_share").startswith("reported by the machine ")
     other = Machine("NVIDIA L4", "gpu", 1, "0.9.0", memory_bytes=18 << 30)
     unknown = profile_of(other, tmp_path)
     assert (unknown.memory_bytes, unknown.usable_share) == (24 << 30, stand_in.usable_share)

@@ -54,7 +54,7 @@ def test_the_machine_tells(measured: Measured) -> None:
     assert machine.memory_bytes == module._host_bytes() // 2 and machine.memory_fraction is None
 
 
-def test_what_jax_was_told_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fraction_of_memory_that_jax_preallocates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION", raising=False)
     monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
     assert module._memory_fraction() is None
@@ -81,7 +81,7 @@ def test_one_device_keeps_the_links_of_the_base(tmp_path: Path) -> None:
 
 
 def test_more_devices_than_there_are() -> None:
-    with pytest.raises(HardwareError, match="4096 devices were asked for and JAX has 8"):
+    with pytest.raises(HardwareError, match="4096 devices were requested and JAX has 8"):
         measure(devices=4096, scale=TINY)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -92,12 +91,6 @@ def test_placements_are_different_and_the_default_is_first() -> None:
     assert len({p.segments for p in found}) == len(found)
     assert len(placements({"a": 4, "b": 4, "c": 4, "d": 4}, topology("v5e:16x16"), limit=5)) == 5
     assert len(placements({"a": 4, "b": 4}, topology("v5e:4x4"), split=False)) == 1
-
-
-def test_json_has_the_device_order() -> None:
-    data = json.loads(json.dumps(place({"a": 2, "b": 4}, topology("v5e:2x4")).to_json()))
-    assert data["axes"] == {"a": [{"axis": "x", "size": 2, "stride": 1}], "b": [{"axis": "y", "size": 4, "stride": 1}]}
-    assert data["device_order"] == [0, 2, 4, 6, 1, 3, 5, 7]
 
 
 @st.composite

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shardwise.errors import HardwareError
-from shardwise.hardware.load import BUILT_IN, ENVIRONMENT, FIGURES, load_profile, profiles
-from shardwise.hardware.profile import Profile
+from shardwise.hardware.load import BUILT_IN, ENVIRONMENT, load_profile, profiles
+from shardwise.hardware.profile import FIGURES, Profile
 
 NAMES = ["a100-40", "a100-80", "b200", "cpu", "h100", "h200", "p100", "v2", "v3", "v4", "v5e", "v5p", "v6e", "v100"]
 

@@ -34,14 +34,14 @@ def random_decisions(analysis: Analysis, mesh: MeshAxes, seed: int) -> list[Deci
     return made
 
 
-def check(name: str, mesh: dict[str, int], seed: int) -> None:
+def check(name: str, mesh: dict[str, int], seed: int, partitioner: str = "shardwise") -> None:
     fn, args = CASES[name]()
     traced = trace(fn, args, {}, JitOptions())
     analysis = analyze_program(lower(traced))
     axes = MeshAxes.of(mesh)
     plan = plan_decisions(traced, analysis, axes, random_decisions(analysis, axes, seed))
     expected = jax.tree.leaves(jax.jit(fn)(*args))
-    found = jax.tree.leaves(plan.jit(fn)(*args))
+    found = jax.tree.leaves(plan.jit(fn, partitioner=partitioner)(*args))
     for array, want, have in zip(plan.outputs, expected, found, strict=True):
         want, have = np.asarray(want), np.asarray(have)
         scale = float(np.max(np.abs(want), initial=1e-3))

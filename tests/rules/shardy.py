@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import jax
 
-from shardwise.capture import jax_internals as internals
 from shardwise.ir.rule import Kind, Rule
+from tests.rules import jax_tools
 from tests.rules.cases import Case
 
 _PIPELINE = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
@@ -35,7 +35,7 @@ class ShardyRule:
 def shardy_rules(case: Case) -> list[ShardyRule]:
     """The rules of all ops that the case's primitive becomes on a TPU, where most primitives stay one op."""
     traced = jax.jit(lambda *xs: case.primitive.bind(*xs, **case.params)).trace(*case.operands)
-    text = internals.run_shardy(traced.lower(lowering_platforms=("tpu",)), _PIPELINE)
+    text = jax_tools.run_shardy(traced.lower(lowering_platforms=("tpu",)), _PIPELINE)
     found, open_ops = [], []
     for line in text.splitlines():
         names = _OP.findall(line)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from shardwise.capture import jax_internals as internals
 from shardwise.ir.rule import Kind
 from shardwise.rules.registry import RULES
+from tests.rules import jax_tools
 from tests.rules.blocked import BLOCKED, WHY
 from tests.rules.cases import Case
 from tests.rules.generators import CASES, NO_CASE
@@ -90,7 +90,7 @@ def test_rule_is_right_by_computation_more_examples(label: str) -> None:
 
 def test_every_rule_has_a_case() -> None:
     covered = {label.split("/")[0] for label in CASES}
-    known = set(RULES) & internals.all_primitives()
+    known = set(RULES) & jax_tools.all_primitives()
     missing = known - covered - set(NO_CASE)
     assert not missing, f"no case in tests/rules for {sorted(missing)}"
     assert not covered & set(NO_CASE), "listed as having no case, but has one"

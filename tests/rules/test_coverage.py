@@ -20,8 +20,8 @@ from shardwise.rules.elementwise import ELEMENTWISE, PASSING
 _ENUMERATE = """
 import jax, jax.nn, jax.numpy, jax.random, jax.scipy, jax.export, jax.experimental.pallas
 import jax.experimental.custom_partitioning, jax.experimental.checkify, jax.experimental.scheduling_groups
-from shardwise.capture import jax_internals
-print(*sorted(jax_internals.all_primitives()))
+from tests.rules import jax_tools
+print(*sorted(jax_tools.all_primitives()))
 """
 
 #: Names with a rule that the JAX at hand may not know: other supported versions do (0.9, 0.10, 0.12 were looked at).

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.sharding import ArrayType, Axes, Kind, Ring, Sharding, reshard
-from shardwise.partitioner.shardy import partition_spec
+from shardwise.partitioner.propagation import partition_spec
 from shardwise.spmd.collectives import emit
 
 MESHES = ({"x": 8}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})

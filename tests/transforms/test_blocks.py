@@ -22,8 +22,8 @@ from shardwise.errors import VariantError
 from shardwise.tactics.strategies import FSDP
 from shardwise.transforms.blocks import blocks_by_step, find_blocks, find_families
 from shardwise.transforms.flat import Flat
-from shardwise.transforms.remat import Again, rematerialisable
-from shardwise.transforms.scans import ScansAgain
+from shardwise.transforms.remat import Rematerialized, count_candidates
+from shardwise.transforms.scans import RematerializedScans
 from shardwise.transforms.variant import Variant
 from shardwise.transforms.variants import batch_of, trace_variant
 from tests.planner.test_plan_search import small_memory
@@ -160,7 +160,7 @@ def test_wherever_the_cuts_are(layer: Layer, data: st.DataObject) -> None:
     flat = Flat(plain)
     forward = next(k for k, step in enumerate(flat.steps) if step.is_backward)
     cuts = data.draw(st.lists(st.integers(0, forward), min_size=2, max_size=6, unique=True).map(sorted))
-    again = Again(flat, ScansAgain(flat, ()), blocks_by_step(flat, [tuple(cuts)]))
+    again = Rematerialized(flat, RematerializedScans(flat, ()), blocks_by_step(flat, [tuple(cuts)]))
     made = internals.retrace(again.run, plain)
     for have, want in zip(run(made, *args), run(plain, *args), strict=True):
         np.testing.assert_allclose(have, want, rtol=2e-5, atol=1e-6)
@@ -294,7 +294,7 @@ def test_scans_inside_read_what_a_scan_before_them_leaves_out() -> None:
         return jax.value_and_grad(loss)(params)
 
     args = layers(), batch()
-    assert rematerialisable(traced(step, args, remat=False)) == 2, "a scan, and a family of blocks with a scan in each"
+    assert count_candidates(traced(step, args, remat=False)) == 2, "a scan, and a family of blocks with a scan in each"
     check(step, args)
 
 

@@ -1,4 +1,4 @@
-"""Compiled HLO in small: what XLA prints, cut down to what the reader looks at."""
+"""Compiled HLO in small: what XLA prints, reduced to what is read."""
 
 ADD = """%add (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
@@ -307,39 +307,5 @@ ENTRY %main (p: f32[8], b: s32[]) -> f32[8] {{
   %b = s32[] parameter(1)
   %alone = f32[8]{{0}} all-reduce(%p), replica_groups=[8,1]<=[8], to_apply=%add
   ROOT %choice = f32[8]{{0}} conditional(%b, %alone, %alone), branch_computations={{%yes, %no}}
-}}
-"""
-
-#: CPU: a value reduced over one axis after the other, another one over the second axis alone.
-ONE_BY_ONE = f"""HloModule jit_step
-{ADD}
-ENTRY %main (p: f32[8], q: f32[4]) -> (f32[8], f32[4]) {{
-  %p = f32[8]{{0}} parameter(0)
-  %q = f32[4]{{0}} parameter(1)
-  %all-reduce.1 = f32[8]{{0}} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add
-  %flat = f32[8]{{0}} bitcast(%all-reduce.1)
-  ROOT %all-reduce.2 = (f32[8]{{0}}, f32[4]{{0}}) all-reduce(%flat, %q), replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%add
-}}
-"""
-
-#: Two all-reduces added up, one of them to something else first.
-ADDED = f"""HloModule jit_step
-{ADD}
-%fused (a: f32[8], b: f32[8], w: bf16[8]) -> bf16[8] {{
-  %a = f32[8]{{0}} parameter(0)
-  %b = f32[8]{{0}} parameter(1)
-  %w = bf16[8]{{0}} parameter(2)
-  %a.16 = bf16[8]{{0}} convert(%a)
-  %b.16 = bf16[8]{{0}} convert(%b)
-  %first = bf16[8]{{0}} add(%w, %a.16)
-  ROOT %second = bf16[8]{{0}} add(%first, %b.16)
-}}
-ENTRY %main (p: f32[8], q: f32[8], w: bf16[8]) -> bf16[8] {{
-  %p = f32[8]{{0}} parameter(0)
-  %q = f32[8]{{0}} parameter(1)
-  %w = bf16[8]{{0}} parameter(2)
-  %all-reduce.1 = f32[8]{{0}} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add
-  %all-reduce.2 = f32[8]{{0}} all-reduce(%q), replica_groups=[2,4]<=[8], to_apply=%add
-  ROOT %sum = bf16[8]{{0}} fusion(%all-reduce.1, %all-reduce.2, %w), kind=kLoop, calls=%fused
 }}
 """

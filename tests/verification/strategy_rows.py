@@ -13,7 +13,7 @@ from typing import Any
 import shardwise
 from shardwise import zoo
 from shardwise.tactics import strategies as s
-from shardwise.verification.summary import logical_totals
+from shardwise.verification.collectives import totals
 from shardwise.verification.verify import Verification
 
 TRANSFORMER = "t2b:layers=2,d=512,heads=8,head=64,ffn=2048,vocab=1024,batch=32,seq=256"
@@ -126,7 +126,10 @@ def main(names: list[str]) -> None:
         results[name] = {
             "matched": found.matched,
             "bytes": bytes_by_kind(found),
-            "runs": {f"{t.kind} {' '.join(t.axes)}": t.runs for t in logical_totals(found.compiled.collectives)},
+            "runs": {
+                f"{kind} {' '.join(axes or ())}": t.runs
+                for (kind, axes), t in totals(found.compiled.collectives).items()
+            },
             "text": str(found),
         }
     print(json.dumps(results))

@@ -1,24 +1,24 @@
-"""What the devices at hand do, measured through JAX: readings for ``shardwise.calibration.calibrate``.
+"""Measures the devices of this process through JAX, for ``shardwise.calibration.calibrate``.
 
-Problem: a cost model is as good as its figures, and data sheets give peaks. Idea: time small programs whose work is known, on
+Problem. A cost model is as good as its figures, and data sheets have peaks. Idea. Time small programs whose work is known, on
 all devices at once (``shardwise.calibration.timing``).
 
 | reading | work |
 |---|---|
-| ``matrix.*`` | chains of large square and tall products, by type |
-| ``thin.*`` | chains of f32 products of few rows, each with a second operand of its own, in both orders of its dimensions |
-| ``memory`` | passes over arrays much larger than caches: one to three inputs, and fewer elements |
-| ``straight``, ``turned`` | a pass over two arrays, and the same with one of them transposed |
+| ``matrix.*`` | chains of large square and tall products, by dtype |
+| ``thin.*`` | chains of f32 products of few rows, each with another second operand, as it is and transposed |
+| ``memory`` | kernels over arrays much larger than caches: one to three inputs, and fewer elements |
+| ``straight``, ``turned`` | a kernel over two arrays, and the same with a transposed read of one of them |
 | ``vector`` | long chains of multiply-adds in one fusion; each counts once, as everywhere in profiles |
 | ``transcendentals`` | chains of exp and tanh in one fusion |
 | ``launch`` | programs of few and many dependent 32×32 products: the slope is one tiny kernel |
-| ``all-reduce``, … | programs of few and many collectives, by kind, size and group (``shardwise.calibration.links``) |
+| ``all-reduce``, … | collectives by kind, size and group (``shardwise.calibration.links``) |
 
-Passes vary in bytes and in elements: so what an element costs can be told from what a byte costs, and both from what a round
-of the loop costs. A step seldom touches the same array twice in a row: so thin products and collectives have many arrays.
+Kernels over arrays vary in bytes and in elements, which separates the cost of an element from that of a byte and of a round of
+the loop. A step rarely uses the same array twice in a row, so thin products and collectives have many arrays.
 
-Weak: one tier of links; passes of f32 only (a host without units for bf16 widens it, which would read as a cost of elements);
-tiles, windows and the shares that hide behind compute are not measured.
+Weak. One tier of links; kernels of f32 only (a host without bf16 units widens it, which would read as a cost of elements);
+tiles, windows and overlap are not measured.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwise.calibration.links import collectives
+from shardwise.calibration.links import measure_collectives
 from shardwise.calibration.readings import Machine, Measured, Reading
 from shardwise.calibration.timing import TYPES, Bench, Scale, scale_for
 from shardwise.errors import HardwareError
 
-#: Products in one round of the loop: with two or more the loop needs no copy of what it carries.
+#: Products in one round of the loop: with two or more the loop does not copy its carry.
 _ROUND: Final = 4
 _CHAINS, _LINKS = 4, 64
-#: Passes: how many arrays are read, and what is computed of them.
-_PASSES: Final[Mapping[int, Callable[..., Any]]] = {
+#: Kernels over arrays, by number of inputs.
+_KERNELS: Final[Mapping[int, Callable[..., Any]]] = {
     1: lambda x: x * 0.5 + 0.25,
     2: lambda x, a: x * 0.5 + a,
     3: lambda x, a, b: x * a + b,
@@ -56,19 +56,19 @@ def measure(
     scale: Scale | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Measured:
-    """Measures the devices of this process.
+    """Measures some or all devices of this process.
 
     Args:
       devices: how many to use; by default all.
       quick: coarse readings within seconds.
       scale: sizes, instead of those for the platform.
-      say: is told what is measured next.
+      say: called with what is measured next.
     """
     started = time.perf_counter()
-    there = jax.local_devices()
-    if devices is not None and not 1 <= devices <= len(there):
-        raise HardwareError(f"{devices} devices were asked for and JAX has {len(there)} here ({there[0].device_kind})")
-    used = there[:devices]
+    local = jax.local_devices()
+    if devices is not None and not 1 <= devices <= len(local):
+        raise HardwareError(f"{devices} devices were requested and JAX has {len(local)} here ({local[0].device_kind})")
+    used = local[:devices]
     bench = Bench(used, scale or scale_for(str(used[0].platform), quick))
     readings: list[Reading] = []
     notes: list[str] = []
@@ -77,16 +77,13 @@ def measure(
         readings += read(bench, notes)
     if len(used) > 1:
         say("collectives")
-        readings += collectives(bench)
+        readings += measure_collectives(bench)
     return Measured(_machine(used), tuple(readings), tuple(notes), time.perf_counter() - started)
-
-
-# What the machine says of itself.
 
 
 def _machine(devices: Sequence[Any]) -> Machine:
     first, count = devices[0], len(devices)
-    host = first.platform == "cpu"
+    host, several = first.platform == "cpu", count > 1
     limit = _host_bytes() // count if host else int((first.memory_stats() or {}).get("bytes_limit", 0))
     return Machine(
         device_kind=str(first.device_kind),
@@ -96,33 +93,26 @@ def _machine(devices: Sequence[Any]) -> Machine:
         memory_bytes=limit,
         memory_fraction=_memory_fraction() if first.platform == "gpu" else None,
         clock_hz=_host_clock_hz() if host else None,
-        scatters=_scatters(devices) if count > 1 else None,
-        minor_copies=_minor_copies(devices) if count > 1 else None,
+        # A sum of which each device keeps a piece; a gather along the second dimension.
+        scatters="reduce-scatter" in _compiled(devices, jnp.dot, ((None, "d"), ("d",)), ("d",)) if several else None,
+        minor_copies=" copy(" in _compiled(devices, lambda x: x, ((None, "d"),), ()) if several else None,
     )
 
 
-def _scatters(devices: Sequence[Any]) -> bool:
-    """Does the compiler make a reduce-scatter of a sum of which each device keeps a piece?"""
+def _compiled(devices: Sequence[Any], fn: Callable[..., Any], operands: Any, result: Any) -> str:
+    """Returns the compiled text of a function of small square arrays, given the mesh axes of their dimensions."""
     mesh = jax.sharding.Mesh(np.array(devices), ("d",))
-    spec: Any = jax.sharding.PartitionSpec
-    rows, columns = (jax.sharding.NamedSharding(mesh, spec(*axes)) for axes in (("d",), (None, "d")))
-    x = jax.ShapeDtypeStruct((16 * len(devices),) * 2, jnp.float32)
-    product = jax.jit(jnp.dot, in_shardings=(columns, rows), out_shardings=rows)
-    return "reduce-scatter" in (product.lower(x, x).compile().as_text() or "")
 
+    def sharding(axes: Any) -> Any:
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
 
-def _minor_copies(devices: Sequence[Any]) -> bool:
-    """Does the compiler turn an array round before and after it is gathered along its second dimension?"""
-    mesh = jax.sharding.Mesh(np.array(devices), ("d",))
-    spec: Any = jax.sharding.PartitionSpec
-    columns, whole = (jax.sharding.NamedSharding(mesh, spec(*axes)) for axes in ((None, "d"), ()))
     x = jax.ShapeDtypeStruct((16 * len(devices),) * 2, jnp.float32)
-    gather = jax.jit(lambda x: x, in_shardings=columns, out_shardings=whole)
-    return " copy(" in (gather.lower(x).compile().as_text() or "")
+    jitted = jax.jit(fn, in_shardings=tuple(map(sharding, operands)), out_shardings=sharding(result))
+    return jitted.lower(*(x for _ in operands)).compile().as_text() or ""
 
 
 def _memory_fraction() -> float | None:
-    """The share of a GPU's memory that JAX was told to take."""
+    """Returns the fraction of a GPU's memory that JAX is set to preallocate."""
     for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         with contextlib.suppress(ValueError):
             return float(os.environ.get(name, ""))
@@ -130,7 +120,7 @@ def _memory_fraction() -> float | None:
 
 
 def _host_bytes() -> int:
-    """The memory of the machine, or of the container."""
+    """Returns the memory of the machine or container."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with contextlib.suppress(OSError, ValueError):
         sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -145,11 +135,8 @@ def _host_clock_hz() -> float | None:
     return None
 
 
-# What is timed.
-
-
 def _products(bench: Bench, notes: list[str]) -> list[Reading]:
-    found: list[Reading] = []
+    readings: list[Reading] = []
     for short in bench.scale.types:
         if short == "f64" and bench.platform == "tpu":
             continue
@@ -157,18 +144,18 @@ def _products(bench: Bench, notes: list[str]) -> list[Reading]:
             notes.append(f"matrix.{short} was not measured: the machine is too slow")
             continue
         try:
-            with _wide(short == "f64"):
-                found += _products_of(bench, short)
+            with jax.enable_x64(True) if short == "f64" else contextlib.nullcontext():
+                readings += _products_of(bench, short)
         except Exception as error:
             if short == "f32":
                 raise
             notes.append(f"matrix.{short} was not measured: {str(error).splitlines()[0][:100]}")
-    return found
+    return readings
 
 
 def _products_of(bench: Bench, short: str) -> list[Reading]:
     dtype = TYPES[short]
-    found: list[Reading] = []
+    readings: list[Reading] = []
 
     def body(x: Any, w: Any) -> Any:
         for _ in range(_ROUND):
@@ -177,67 +164,63 @@ def _products_of(bench: Bench, short: str) -> list[Reading]:
 
     for rows, depth in bench.scale.products:
         flops = 2.0 * rows * depth * depth
-        # A type that the device has no unit for may be a hundred times slower.
-        if found and _ROUND * 12 * flops / found[-1].rate > bench.scale.limit_s * 4:
+        # A dtype without a hardware unit may be a hundred times slower.
+        if readings and _ROUND * 12 * flops / readings[-1].rate > bench.scale.limit_s * 4:
             break
         x = bench.random((rows, depth), dtype)
         w = bench.random((depth, depth), dtype, depth**-0.5)
         time_s = bench.once(body, x, w) / _ROUND
-        found.append(Reading(f"matrix.{short}", f"{rows}x{depth}x{depth}", flops, time_s))
-    return found
-
-
-def _wide(wanted: bool) -> Any:
-    return jax.enable_x64(True) if wanted else contextlib.nullcontext()
+        readings.append(Reading(f"matrix.{short}", f"{rows}x{depth}x{depth}", flops, time_s))
+    return readings
 
 
 def _thin(bench: Bench, notes: list[str]) -> list[Reading]:
-    """Products of few rows, each with a second operand of its own, in both orders of its dimensions."""
-    found: list[Reading] = []
+    """Times products of few rows, each with another second operand, as it is and transposed."""
+    readings: list[Reading] = []
     for rows, depth in bench.scale.thin:
         x = bench.random((rows, depth), "float32")
         squares = tuple(bench.random((depth, depth), "float32", depth**-0.5) for _ in range(bench.scale.arrays))
         flops, elements = 2.0 * rows * depth * depth, float(depth * (rows + depth))
         for form in ("forward", "transposed"):
 
-            def body(x: Any, squares: Any, turn: bool = form == "transposed") -> Any:
+            def body(x: Any, squares: Any, transpose: bool = form == "transposed") -> Any:
                 for w in squares:
-                    x = x @ (w.T if turn else w)
+                    x = x @ (w.T if transpose else w)
                 return x
 
             time_s = bench.once(body, x, squares) / bench.scale.arrays
-            found.append(Reading(f"thin.{form}", f"{rows}x{depth}x{depth}", flops, time_s, elements))
-    return found
+            readings.append(Reading(f"thin.{form}", f"{rows}x{depth}x{depth}", flops, time_s, elements))
+    return readings
 
 
 def _streams(bench: Bench, notes: list[str]) -> list[Reading]:
     many = bench.stream_bytes // 4
-    found: list[Reading] = []
+    readings: list[Reading] = []
     for count in (many, many // 2):
-        arrays = [bench.random((count,), "float32", 0.5) for _ in _PASSES]
-        for inputs, body in _PASSES.items():
+        arrays = [bench.random((count,), "float32", 0.5) for _ in _KERNELS]
+        for inputs, body in _KERNELS.items():
             time_s = bench.once(body, *arrays[:inputs])
             size = f"{inputs + 1} arrays of {count} float32"
-            found.append(Reading("memory", size, 4.0 * (inputs + 1) * count, time_s, float(count)))
-    return found
+            readings.append(Reading("memory", size, 4.0 * (inputs + 1) * count, time_s, float(count)))
+    return readings
 
 
-def _turned(bench: Bench, notes: list[str]) -> list[Reading]:
-    """A pass that reads one of its arrays the other way round, and the same without."""
-    # No power of two: at such a stride all reads of a column fall into the same few lines of a cache.
+def _transposed_reads(bench: Bench, notes: list[str]) -> list[Reading]:
+    """Times a kernel with and without a transposed read."""
+    # No power of two: at such a stride all reads of a column fall into the same few cache lines.
     side = round(bench.scale.vector_elements**0.5) * 31 // 8
     x, y = (bench.random((side, side), "float32") for _ in range(2))
-    found = []
-    for what, turn in (("straight", False), ("turned", True)):
+    readings = []
+    for what, transpose in (("straight", False), ("turned", True)):
 
-        def body(state: Any, turn: bool = turn) -> Any:
+        def body(state: Any, transpose: bool = transpose) -> Any:
             x, y = state
-            x = x * 0.5 + (y.T if turn else y)
+            x = x * 0.5 + (y.T if transpose else y)
             return x, y.at[0, 0].set(x[0, 0])
 
         time_s = bench.once(body, (x, y))
-        found.append(Reading(what, f"{side}x{side}", 12.0 * side * side, time_s, float(side * side)))
-    return found
+        readings.append(Reading(what, f"{side}x{side}", 12.0 * side * side, time_s, float(side * side)))
+    return readings
 
 
 def _vectors(bench: Bench, notes: list[str]) -> list[Reading]:
@@ -281,11 +264,11 @@ def _launches(bench: Bench, notes: list[str]) -> list[Reading]:
 
 
 _MEASUREMENTS: Final[Mapping[str, Callable[[Bench, list[str]], list[Reading]]]] = {
-    # Before the products: on a host those of five types take most of the budget.
+    # Before the products: on a host those of five dtypes take most of the budget.
     "memory": _streams,
     "matrix products": _products,
     "thin products": _thin,
     "elementwise work": _vectors,
     "tiny kernels": _launches,
-    "transposed arrays": _turned,
+    "transposed arrays": _transposed_reads,
 }

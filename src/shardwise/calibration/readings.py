@@ -1,8 +1,7 @@
-"""What was read on a machine: times of small programs whose work is known, and what the machine says of itself.
+"""Measurements of a machine: times of small programs whose work is known, and what the machine reports about itself.
 
-``shardwise.calibration.measure`` reads, ``shardwise.calibration.calibrate`` makes a profile of it. In between readings can be
-kept in a file, and those of different times joined: of each the fastest counts, since what else a machine does only ever
-slows.
+``shardwise.calibration.measure`` makes them, ``shardwise.calibration.calibrate`` fits a profile to them. They can be saved, and
+measurements made at different times can be combined.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ THIN: Final = ("thin.forward", "thin.transposed")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One measurement on one device: of what, at which size, how much work, how long.
+    """The time that one device takes for some work.
 
     ``what`` is ``"matrix.bf16"`` and so on (FLOPs), ``"thin.forward"`` and so on (FLOPs, and the ``elements`` of the operands),
-    ``"memory"`` (bytes read and written in one pass over ``elements``), ``"vector"`` and ``"transcendentals"`` (operations),
-    ``"launch"`` (kernels), ``"straight"`` and ``"turned"`` (bytes of a pass over ``elements``), or one of ``KINDS`` (bytes), in
-    groups of so many devices, 0 for all; ``between`` products, whose time is the reading ``"between"`` (FLOPs).
+    ``"memory"`` (bytes that a kernel over ``elements`` reads and writes), ``"vector"`` and ``"transcendentals"`` (operations),
+    ``"launch"`` (kernels), ``"straight"`` and ``"turned"`` (bytes of a kernel over ``elements``, the second with a transposed
+    read), or one of ``KINDS`` (bytes) in groups of ``group`` devices, 0 for all. ``between``: it was measured between products,
+    whose time is the reading ``"between"`` (FLOPs).
     """
 
     what: str
@@ -46,9 +46,9 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a machine says of itself. ``memory_bytes`` is one device's part of a host's memory, or the limit that JAX has (0 if
-    it tells none); ``memory_fraction`` what JAX was told to take of a GPU's memory, None if nothing; ``scatters`` whether its
-    compiler makes reduce-scatters, ``minor_copies`` whether it turns arrays round to gather them; None if it was not asked."""
+    """What a machine reports. ``memory_bytes`` is a device's share of a host's memory, or JAX's limit (0 if there is none);
+    ``memory_fraction`` the fraction of a GPU's memory that JAX is set to preallocate; ``scatters`` whether the compiler has
+    reduce-scatters; ``minor_copies`` whether it transposes arrays to gather them. ``None`` means not set, or not tried."""
 
     device_kind: str
     platform: str
@@ -63,7 +63,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A machine, what was read on it, and what could not be."""
+    """A machine, its readings, and notes on what could not be measured."""
 
     machine: Machine
     readings: tuple[Reading, ...]
@@ -77,13 +77,13 @@ class Measured:
     def from_json(data: Any) -> Measured:
         """Raises KeyError, TypeError or ValueError where the data are no readings."""
         if data["schema"] != 1:
-            raise ValueError(f"readings of schema {data['schema']!r} are not known")
-        read = tuple(Reading(**reading) for reading in data["readings"])
-        return Measured(Machine(**data["machine"]), read, tuple(map(str, data["notes"])), float(data["time_s"]))
+            raise ValueError(f"readings of schema {data['schema']!r} are not supported")
+        readings = tuple(Reading(**reading) for reading in data["readings"])
+        return Measured(Machine(**data["machine"]), readings, tuple(map(str, data["notes"])), float(data["time_s"]))
 
 
 def read_measured(path: Path) -> Measured:
-    """Readings that ``--readings`` wrote."""
+    """Reads a file that ``--readings`` wrote."""
     try:
         return Measured.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -91,7 +91,7 @@ def read_measured(path: Path) -> Measured:
 
 
 def fastest(*rounds: Measured) -> Measured:
-    """Of the same readings at different times the fastest each: what else a machine does only ever slows."""
+    """Combines measurements: the fastest of each reading counts, since other work on a machine only ever slows it."""
     kinds = {(m.machine.device_kind, m.machine.devices) for m in rounds}
     if len(kinds) != 1:
         raise HardwareError(

@@ -1,17 +1,14 @@
-"""Timing of small programs on all devices at once: the bench on which ``shardwise.calibration.measure`` lays its programs.
+"""Times small programs on all devices at once.
 
-Host devices share cores and memory: what counts is what one device has when all are busy. So every program runs on every
-device, and times are those of the slowest.
+Host devices share cores and memory, so every program runs on every device, and times are those of the slowest.
 
-Seconds of one piece of work are ``(T(k + 1) − T(1)) / k`` with T(k) the fastest time of a program that does it k times, each
-time with the result of the last: what a call costs beside its work cancels. In a loop (``Bench.once``) k is an argument, so
-that nothing is unrolled or fused; where a loop's own cost would show, or every piece is to have arrays of its own, two
-programs of different length are compared (``Bench.slope``).
+The time of one piece of work is ``(T(k + 1) − T(1)) / k`` with T(k) the fastest time of a program that does it k times, each
+time with the previous result, so that the overhead of a call cancels. In a loop (``Bench.once``) k is an argument, so that
+nothing is unrolled or fused; where the overhead of a loop would matter, two programs of different length are compared
+(``Bench.slope``). The fastest of several calls counts, since other work on a machine only ever slows it.
 
-The fastest of several calls counts, not their median: what else a machine does only ever slows.
-
-Weak: a disturbance that lasts as long as all calls of a reading is in it; ``shardwise.calibration.readings.fastest`` joins
-readings of different times.
+Weak. A disturbance that lasts as long as all calls of a reading is part of it; ``shardwise.calibration.readings.fastest``
+combines readings made at different times.
 """
 
 from __future__ import annotations
@@ -27,16 +24,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-#: Types of products, as profiles and as NumPy call them.
+#: Dtypes of products, by their names in profiles.
 TYPES: Final = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "i8": "int8", "f64": "float64"}
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured. Products are (rows, columns and depth); ``thin`` ones have few rows. Bytes and elements are those
-    of one device, save that host devices share ``stream_bytes``, which must not fit their caches. Thin products and collectives
-    have ``arrays`` different ones, which together do not fit them either. The first of ``collective_bytes`` is mostly latency;
-    a slow machine may not come to the last."""
+    """How much is measured. Products are (rows, columns and depth); ``thin`` ones have few rows. Bytes and elements are per
+    device, except that host devices share ``stream_bytes``, which must exceed their caches. Thin products and collectives use
+    ``arrays`` different arrays, which together exceed the caches too. The first of ``collective_bytes`` is mostly latency; a
+    slow machine may not reach the last."""
 
     types: tuple[str, ...]
     products: tuple[tuple[int, int], ...]
@@ -45,10 +42,10 @@ class Scale:
     arrays: int
     vector_elements: int
     collective_bytes: tuple[int, ...]
-    target_s: float  # of one timed call
+    target_s: float  # of one call
     limit_s: float  # of all calls for one reading
     repeats: int
-    budget_s: float = 75.0  # after which nothing is started that can be done without
+    budget_s: float = 75.0  # after which only required readings are started
 
 
 _HOST: Final = Scale(
@@ -62,7 +59,7 @@ _ACCELERATOR: Final = Scale(
 
 
 def scale_for(platform: str, quick: bool) -> Scale:
-    """The sizes for a platform (``"cpu"``, ``"gpu"``, ``"tpu"``)."""
+    """Returns the sizes for a platform (``"cpu"``, ``"gpu"``, ``"tpu"``)."""
     full = _HOST if platform == "cpu" else _ACCELERATOR
     if not quick:
         return full
@@ -82,14 +79,14 @@ def scale_for(platform: str, quick: bool) -> Scale:
 
 
 def _call(run: Callable[[], Any]) -> float:
-    """Seconds of a call and of all that it started."""
+    """Returns the seconds until the results of a call are ready."""
     start = time.perf_counter()
     jax.block_until_ready(run())
     return time.perf_counter() - start
 
 
 class Bench:
-    """Programs that run on every device at once, and how long they take. Arrays have the device as their first dimension."""
+    """Runs and times programs on every device at once. The first dimension of arrays is the device."""
 
     def __init__(self, devices: Sequence[Any], scale: Scale):
         self.scale, self.count = scale, len(devices)
@@ -97,15 +94,14 @@ class Bench:
         self._started = time.perf_counter()
         self._mesh = jax.sharding.Mesh(np.array(devices), ("d",))
         self._spec = jax.sharding.PartitionSpec("d")
-        self._whole = jax.sharding.PartitionSpec()
         host = self.platform == "cpu"
         limit = 0 if host else (devices[0].memory_stats() or {}).get("bytes_limit", 0)
         shared = max(scale.stream_bytes // self.count, 1 << 16)
         self.stream_bytes = shared if host else min(scale.stream_bytes, (limit or 1 << 34) // 16)
 
     def random(self, shape: tuple[int, ...], dtype: str, spread: float = 1.0) -> Any:
-        """Values that look random, of that standard deviation (whole ones from -4 to 4), made on the devices. A hash of the
-        position: JAX's own generators take longer to compile than anything else here."""
+        """Returns pseudo-random values with a standard deviation (integers from -4 to 4), made on the devices by a hash of the
+        position, since JAX's generators take longer to compile than anything else here."""
 
         def make() -> Any:
             count = self.count * math.prod(shape)
@@ -118,15 +114,15 @@ class Bench:
 
         return jax.jit(make, out_shardings=jax.sharding.NamedSharding(self._mesh, self._spec))()
 
-    def program(self, fn: Callable[..., Any], whole: int = 0) -> Callable[..., Any]:
-        """``fn`` of what one device holds, jitted; the first ``whole`` arguments are the same everywhere."""
+    def program(self, fn: Callable[..., Any], replicated: int = 0) -> Callable[..., Any]:
+        """Returns ``fn`` of local arrays, jitted; the first ``replicated`` arguments are the same on all devices."""
 
         def local(*args: Any) -> Any:
-            own = jax.tree.map(lambda a: a[0], args[whole:])
-            return jax.tree.map(lambda y: y[None], fn(*args[:whole], *own))
+            sharded = jax.tree.map(lambda a: a[0], args[replicated:])
+            return jax.tree.map(lambda y: y[None], fn(*args[:replicated], *sharded))
 
         def run(*args: Any) -> Any:
-            specs = (self._whole,) * whole + (self._spec,) * (len(args) - whole)
+            specs = (jax.sharding.PartitionSpec(),) * replicated + (self._spec,) * (len(args) - replicated)
             mapped = jax.shard_map(local, mesh=self._mesh, in_specs=specs, out_specs=self._spec, check_vma=False)
             return mapped(*args)
 
@@ -134,7 +130,7 @@ class Bench:
         return jitted
 
     def seconds(self, run: Callable[[], Any]) -> float:
-        """The fastest of several calls, after two; fewer where they are slow."""
+        """Returns the fastest of several calls after two others; fewer where they are slow."""
         for _ in range(2):
             last = _call(run)
         times: list[float] = []
@@ -143,16 +139,16 @@ class Bench:
         return min(times)
 
     def late(self, share: float = 1.0) -> bool:
-        """Is this share of the budget spent?"""
+        """Returns whether this share of the time budget is exhausted."""
         return time.perf_counter() - self._started > share * self.scale.budget_s
 
     def once(self, body: Callable[..., Any], x: Any, *rest: Any) -> float:
-        """Seconds of ``x = body(x, *rest)``, arrays or trees of them, from a loop of few and of many rounds."""
+        """Returns the seconds of ``x = body(x, *rest)``, from a loop of few and of many rounds."""
 
         def looped(rounds: Any, x: Any, *rest: Any) -> Any:
             return jax.lax.fori_loop(0, rounds, lambda _, x: body(x, *rest), x)
 
-        loop = self.program(looped, whole=1)
+        loop = self.program(looped, replicated=1)
         one, three = (self.seconds(lambda n=n: loop(n, x, *rest)) for n in (1, 3))  # type: ignore[misc]
         rough = max((three - one) / 2, three / 30, 1e-7)
         more = max(2, min(10_000, round(self.scale.target_s / rough)))
@@ -160,12 +156,12 @@ class Bench:
         return (many - one) / more if many > one else many / (1 + more)
 
     def slope(self, chain: Callable[[int], Callable[..., Any]], few: int, many: int, *arrays: Any) -> float:
-        """Seconds of one link of a chain, from two programs with chains of different length."""
+        """Returns the seconds of one link of a chain, from two programs with chains of different length."""
         short, long = (self.program(chain(n)) for n in (few, many))
         runs = [lambda: short(*arrays), lambda: long(*arrays)]
         for run in (*runs, *runs):
             _call(run)
-        # In turns, so that what else the machine does slows both.
+        # Alternating, so that other work on the machine slows both.
         pairs: list[list[float]] = []
         while len(pairs) < 3 * self.scale.repeats and (len(pairs) < 3 or sum(map(sum, pairs)) < self.scale.limit_s):
             pairs.append([_call(run) for run in runs])

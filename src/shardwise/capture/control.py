@@ -1,8 +1,8 @@
-"""Loops and branches: regions, and one link op for every tensor that crosses their border.
+"""Loops and branches: regions, and one link op for every value that enters or leaves them.
 
-A carry is one value with one sharding, so its link ties initial operand, body input, body output and result. A scanned
-operand's leading dimension is the trip count: blocked, and one factor for the whole loop. Branches are alternatives, tied
-at both ends.
+A carry has one sharding, so its link connects initial operand, body input, body output and result. The leading dimension of a
+scanned operand is the trip count: blocked, and one factor for the loop. The inputs of all branches are linked, and so are their
+outputs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
 from shardwise.ir.program import Spec
 from shardwise.ir.rule import TRIP, Rule
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _trip_rule(shape: tuple[int, ...], leading_in_operand: bool, trips: int) -> Rule:
-    """``(l,i,j)->(i,j); blocked l`` for a scanned operand, the mirror image for a stacked result."""
+    """Returns ``(l,i,j)->(i,j); blocked l`` for a scanned operand, and the reverse for a stacked result."""
     stacked = (trips, *shape)
     call = OpCall("trip", {}, (stacked if leading_in_operand else shape,), (shape if leading_in_operand else stacked,))
     b = RuleBuilder(call)
@@ -33,7 +34,7 @@ def _trip_rule(shape: tuple[int, ...], leading_in_operand: bool, trips: int) -> 
 
 
 class _Loop:
-    """A loop or branch op being built. Its own operands are what decides how it runs: the branch index, the loop test."""
+    """A loop or branch op under construction. Its operands are those that control it: the branch index, the loop condition."""
 
     def __init__(self, builder: Builder, kind: str, results: Sequence[int], needs: Sequence[int] = ()):
         self.b = builder
@@ -55,7 +56,7 @@ class _Loop:
         )
 
     def region(self, jaxpr: Any, part: str, inputs: Sequence[int], trips: int = 1, known: bool = True) -> list[int]:
-        """Lowers a body whose inputs exist already; returns its outputs."""
+        """Lowers a body with these inputs and returns its outputs."""
         inner, consts = internals.split_jaxpr(jaxpr)
         constants = [self.b.constant(c) for c in consts]
         scope = self.b.new_scope(self.kind, part)
@@ -131,21 +132,21 @@ def cond(b: Builder, equation: Any, operands: list[int]) -> list[int]:
 
 
 def shard_map(b: Builder, equation: Any, operands: list[int]) -> list[int]:
-    """A manual region: each operand becomes its local block, the body is inlined on blocks, and each result is put together.
+    """Lowers a manual region: each operand becomes its local block, the body is inlined on blocks, and results are assembled.
 
-    The ops at the border state the axes that their specs have; inside nothing can be sharded any more.
+    The ops at the border have the axes of their specs; inside nothing can be sharded.
     """
-    inputs, outputs = (internals.specs_of(equation, key) for key in ("in_specs", "out_specs"))
-    mesh = internals.manual_mesh(equation)
+    inputs, outputs = (equations.specs_of(equation, key) for key in ("in_specs", "out_specs"))
+    mesh = equations.manual_mesh(equation)
     inner, consts = internals.split_jaxpr(equation.params["jaxpr"])
 
     def border(part: str, value: int, result: int, spec: Spec, position: int) -> int:
         shapes = tuple(b.values[v].shape if v >= 0 else () for v in (value, result))
         rule = opaque(OpCall(f"shard_map.{part}", {}, shapes[:1], shapes[1:]), "the border of a shard_map")
         axes: list[tuple[str, ...]] = [()] * len(rule.factors)
-        for dim, own in zip(rule.operands[0] if part == "input" else rule.results[0], spec, strict=False):
+        for dim, names in zip(rule.operands[0] if part == "input" else rule.results[0], spec, strict=False):
             if dim:
-                axes[dim[0]] = own or ()
+                axes[dim[0]] = names or ()
         stated = (("axes", tuple(axes)), ("spec", spec), ("mesh", mesh), ("position", position))
         b.op(f"shard_map.{part}", (value,), (result,), rule, attributes=stated)
         return result
@@ -155,10 +156,10 @@ def shard_map(b: Builder, equation: Any, operands: list[int]) -> list[int]:
         blocks.append(border("input", value, b.value(var.aval), inputs[k], k) if value >= 0 else value)
     scope = b.new_scope("shard_map", "")
     with b.manually():
-        made = b.inline(inner, [b.constant(c) for c in consts], blocks, scope)
+        results = b.inline(inner, [b.constant(c) for c in consts], blocks, scope)
     return [
         border("output", value, b.value(var.aval), outputs[k], k)
-        for k, (value, var) in enumerate(zip(made, equation.outvars, strict=True))
+        for k, (value, var) in enumerate(zip(results, equation.outvars, strict=True))
     ]
 
 

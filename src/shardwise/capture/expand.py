@@ -1,12 +1,12 @@
-"""Equations that stand for other equations: calls, primitives that are only a name for a function, loops over a batch.
+"""Expands equations to jaxprs: calls, primitives that only name a function, loops over a batch.
 
 Libraries define primitives to give a function other transformation rules (Equinox does so throughout); what they compute is
 ordinary JAX code, and their implementation can be traced.
 
-``vmap`` of a ``while_loop`` whose condition depends on the example gives a ``while`` with one condition for each example: it
-runs as long as any of them holds, and examples whose own condition fails stay as they are. Such a loop is written out with
-both, as JAX's lowering does, so that all code behind here meets loops with one condition only. Of a linear solve with functions
-for its derivatives only the solve is left, and of a ``scan`` that runs once its body.
+``vmap`` of a ``while_loop`` whose condition depends on the example is a ``while`` with one condition per example: it runs as
+long as any of them holds, and the carry of other examples does not change. It is expanded as in JAX's lowering, so that later
+stages have loops with one condition only. A linear solve is expanded to its solve without the functions for its derivatives,
+and a ``scan`` of length one to its body.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import jax.numpy as jnp
 from shardwise.capture import jax_internals as internals
 from shardwise.rules.registry import is_known
 
-#: By jaxpr and number of the equation what ``called`` found, which must not depend on where the jaxpr is walked again.
-_FOUND: Final[WeakKeyDictionary[Any, dict[int, Any]]] = WeakKeyDictionary()
+#: The results of ``called`` by jaxpr and equation number: they must be the same whenever the jaxpr is walked again.
+_CACHE: Final[WeakKeyDictionary[Any, dict[int, Any]]] = WeakKeyDictionary()
 
 
 def called(jaxpr: Any, number: int) -> Any | None:
-    """The jaxpr that an equation of an open jaxpr stands for; None where it stands for itself."""
-    known = _FOUND.setdefault(jaxpr, {})
-    if number not in known:
-        known[number] = _called(jaxpr.eqns[number])
-    return known[number]
+    """Returns the jaxpr that an equation of an open jaxpr is expanded to; None where it is not expanded."""
+    cached = _CACHE.setdefault(jaxpr, {})
+    if number not in cached:
+        cached[number] = _called(jaxpr.eqns[number])
+    return cached[number]
 
 
 def _called(equation: Any) -> Any | None:
@@ -42,7 +42,7 @@ def _called(equation: Any) -> Any | None:
 
 
 def _one_condition(equation: Any) -> Any | None:
-    """A loop with one condition for each example, written as a loop with one condition; None where it has one already."""
+    """Expands a loop with one condition per example to a loop with one condition; None where it has one already."""
     p = equation.params
     test_jaxpr, body_jaxpr = p["cond_jaxpr"], p["body_jaxpr"]
     tests, bodies = p["cond_nconsts"], p["body_nconsts"]
@@ -56,9 +56,9 @@ def _one_condition(equation: Any) -> Any | None:
 
         def body(carried: list[Any]) -> list[Any]:
             each = goes_on(carried)
-            found = internals.evaluate(body_jaxpr, [*operands[tests : tests + bodies], *carried])
+            updated = internals.evaluate(body_jaxpr, [*operands[tests : tests + bodies], *carried])
             masks = (jnp.broadcast_to(each.reshape(*shape, *[1] * (x.ndim - len(shape))), x.shape) for x in carried)
-            return [jax.lax.select(m, new, old) for m, new, old in zip(masks, found, carried, strict=True)]
+            return [jax.lax.select(m, new, old) for m, new, old in zip(masks, updated, carried, strict=True)]
 
         results: list[Any] = jax.lax.while_loop(lambda c: jnp.any(goes_on(c)), body, [*operands[tests + bodies :]])
         return results
@@ -67,7 +67,7 @@ def _one_condition(equation: Any) -> Any | None:
 
 
 def _solve(equation: Any) -> Any:
-    """Only the solve of a ``custom_linear_solve`` runs forward; its other functions are for derivatives."""
+    """Expands a ``custom_linear_solve`` to its solve; its other functions are for derivatives."""
     lengths = equation.params["const_lengths"]
     start, end = lengths.matvec + lengths.vecmat, sum(lengths)
 
@@ -79,7 +79,7 @@ def _solve(equation: Any) -> Any:
 
 
 def _one_trip(equation: Any) -> Any | None:
-    """The body of a ``scan`` that runs once, which XLA takes for no loop; None for other scans."""
+    """Expands a ``scan`` of length one, which is no loop to XLA, to its body; None for other scans."""
     p = equation.params
     if p["length"] != 1:
         return None
@@ -89,7 +89,7 @@ def _one_trip(equation: Any) -> Any | None:
     # The body is not traced again: its equations may name the axes of a shard_map around it.
     slices = internals.reshapes(equation.invars[before:], body.invars[before:])
     stacks = internals.reshapes(body.outvars[carries:], equation.outvars[carries:])
-    whole = body.replace(
+    expanded = body.replace(
         invars=[*body.invars[:before], *slices.invars],
         outvars=[*body.outvars[:carries], *stacks.outvars],
         eqns=[
@@ -98,24 +98,24 @@ def _one_trip(equation: Any) -> Any | None:
             *(e.replace(invars=[v]) for e, v in zip(stacks.eqns, body.outvars[carries:], strict=True)),
         ],
     )
-    return internals.ClosedJaxpr(whole, internals.split_jaxpr(p["jaxpr"])[1])
+    return internals.ClosedJaxpr(expanded, internals.split_jaxpr(p["jaxpr"])[1])
 
 
-#: Primitives that are written out, and how.
+#: Primitives that are expanded, and how.
 EXPANDED: Final = {"while": _one_condition, "custom_linear_solve": _solve, "scan": _one_trip}
 
 
 def implementation(equation: Any) -> Any | None:
-    """What a primitive does, as a jaxpr, where its own implementation is plain JAX code; else None."""
+    """Returns the implementation of a primitive as a jaxpr where it is plain JAX code, else None."""
     primitive, params = equation.primitive, equation.params
     try:
         shapes = [internals.abstract(v.aval) for v in equation.invars]
-        made = jax.make_jaxpr(lambda *xs: primitive.impl(*xs, **params))(*shapes)
-    except Exception:  # whatever an implementation may raise: it is then no plain JAX code
+        jaxpr = jax.make_jaxpr(lambda *xs: primitive.impl(*xs, **params))(*shapes)
+    except Exception:  # an implementation that is no plain JAX code may raise anything
         return None
-    if _types(internals.split_jaxpr(made)[0].outvars) != _types(equation.outvars) or _mentions(made, primitive):
+    if _types(internals.split_jaxpr(jaxpr)[0].outvars) != _types(equation.outvars) or _mentions(jaxpr, primitive):
         return None
-    return made
+    return jaxpr
 
 
 def _types(variables: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:

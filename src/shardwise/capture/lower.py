@@ -3,10 +3,9 @@
 Calls are inlined, each leaving a :class:`Scope`; loops and branches become regions with link ops at their borders (see
 ``control.py``); everything else is one op with the rule that ``rules.registry`` gives it.
 
-Programs are simplified as XLA does it, so that costs are counted once: equations of one section that compute the same are one
-op, a reshape back to an earlier shape is no op, and ops that no output depends on are removed. One simplification is not XLA's:
-``gather(convert(x))`` becomes ``convert(gather(x))`` where the conversion widens. Otherwise logits that a loss converts to
-float32 are stored in both types.
+Programs are simplified as XLA does it, so that costs are counted once: equal equations of one section are one op, a reshape
+back to an earlier shape is no op, and dead ops are removed. One simplification is not XLA's: ``gather(convert(x))`` becomes
+``convert(gather(x))`` where the conversion widens. Otherwise logits that a loss converts to float32 are stored in both dtypes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from shardwise.capture import control
+from shardwise.capture import control, equations
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import called
 from shardwise.capture.trace import Traced
@@ -32,9 +31,9 @@ from shardwise.rules.flops import count_flops
 from shardwise.rules.registry import KERNELS, Found, find_rule
 from shardwise.rules.shape import free_results
 
-#: An operand that is a scalar written into the program.
+#: An operand that is a scalar literal.
 LITERAL = -1
-#: What nothing needs, in places that are counted by position: inputs, outputs and results of loops and branches.
+#: A dead input, output or result of a loop or branch; these are counted by position.
 DEAD = -1
 
 _Attributes = tuple[tuple[str, Any], ...]
@@ -61,7 +60,7 @@ def lower(traced: Traced) -> Program:
 
 @cache
 def _blocked(rule: Rule) -> Rule:
-    """A rule of which no factor can be split."""
+    """Returns the rule with all factors blocked."""
     reason = "inside of a shard_map arrays are local"
     kept = (f if f.kind is FactorKind.BLOCKED else Factor(f.size, FactorKind.BLOCKED, "", reason) for f in rule.factors)
     return replace(rule, factors=tuple(kept))
@@ -85,7 +84,7 @@ class Builder:
         self._manual = False
         self._rules: dict[Any, tuple[Found, float, Unit]] = {}
         self._section = 0
-        self._known: dict[Any, tuple[list[int], tuple[int, int]]] = {}
+        self._memo: dict[Any, tuple[list[int], tuple[int, int]]] = {}
         self.repeats: dict[tuple[int, int], tuple[int, int]] = {}
         self.undone: set[tuple[int, int]] = set()
         self._widened: dict[tuple[int, int, int], int] = {}
@@ -118,7 +117,7 @@ class Builder:
         return op.id
 
     def source_value(self, kind: str, aval: Any, origin: Origin, path: str = "") -> int:
-        """A value that comes from outside: an argument or a constant, with a factor per dimension."""
+        """Returns the value of an argument or a constant, with a factor per dimension."""
         value = self.value(aval, origin, path)
         self.op(kind, (), (value,), free_results(OpCall(kind, {}, (), (self.values[value].shape,))))
         return value
@@ -130,7 +129,7 @@ class Builder:
         return self.source_value("constant", aval, Origin.CONSTANT)
 
     def identity(self, shape: tuple[int, ...], results: int, operands: int = 1) -> Rule:
-        """Same position in and out, for ``operands`` inputs and ``results`` outputs of one shape."""
+        """Returns the elementwise rule of ``operands`` inputs and ``results`` outputs of one shape."""
         key = (shape, results, operands)
         if key not in self._identities:
             self._identities[key] = pointwise(OpCall("identity", {}, (shape,) * operands, (shape,) * results))
@@ -170,7 +169,7 @@ class Builder:
             return self._call(equation, inner, operands)
         if name in control.LOWERINGS:
             return control.LOWERINGS[name](self, equation, operands)
-        if internals.is_identity(equation):
+        if equations.is_identity(equation):
             return operands
         key = self._key(equation, operands)
         simpler = self._simplified(equation, operands, key)
@@ -183,59 +182,59 @@ class Builder:
                 self.op(name, (operand,), (result,), rule, attributes=(("position", k),))
             return results
         found, flops, unit = self._rule(equation)
-        attributes = internals.equation_attributes(equation)
+        attributes = equations.equation_attributes(equation)
         if found.opaque:
-            attributes += (("kernel", internals.kernel_name(equation)),)
-        read, made = self._narrow_gather(equation, operands, results)
+            attributes += (("kernel", equations.kernel_name(equation)),)
+        op_operands, op_results = self._narrow_gather(equation, operands, results)
         op = self.op(
             name,
-            read,
-            made,
+            op_operands,
+            op_results,
             found.rule,
             flops=flops,
             unit=unit,
             opaque="" if self._manual else found.opaque,
             attributes=attributes,
         )
-        if made is not results:
-            self.op("convert_element_type", made, results, self.identity(self.values[results[0]].shape, 1))
+        if op_results is not results:
+            self.op("convert_element_type", op_results, results, self.identity(self.values[results[0]].shape, 1))
         if equation.effects:
             self.effects.add(op)
-        self._remember(equation, operands, results, found.rule, key)
+        self._memoize(equation, operands, results, found.rule, key)
         return results
 
     # Simplifications. They hold within a section: a region, or a remat with a barrier in it.
 
     def _simplified(self, equation: Any, operands: list[int], key: Any) -> list[int] | None:
-        """The earlier values that an equation computes again; None if it computes something new."""
+        """Returns the earlier values that an equation computes again; None if it computes something new."""
         place = (self._scope, self._equation)
-        if key in self._known:
-            results, self.repeats[place] = self._known[key]
+        if key in self._memo:
+            results, self.repeats[place] = self._memo[key]
             return results
         before = self._reshaped.get((self.region, self._section, operands[0] if operands else LITERAL), LITERAL)
         shape = internals.shape_of(equation.outvars[0].aval) if equation.outvars else ()
-        if before != LITERAL and internals.only_reshapes(equation) and self.values[before].shape == shape:
+        if before != LITERAL and equations.only_reshapes(equation) and self.values[before].shape == shape:
             self.undone.add(place)
             return [before]
         return None
 
     def _narrow_gather(self, equation: Any, operands: list[int], results: list[int]) -> tuple[list[int], list[int]]:
-        """The operands and results of an op. A gather from a widened array gets the array before it was widened."""
+        """Returns the operands and results of an op. A gather from a widened array reads the array before widening."""
         narrow = self._widened.get((self.region, self._section, operands[0] if operands else LITERAL))
         if equation.primitive.name != "gather" or narrow is None:
             return operands, results
-        if not internals.fills_alike(equation, self.values[narrow].dtype):
+        if not equations.fills_alike(equation, self.values[narrow].dtype):
             return operands, results
         return [narrow, *operands[1:]], [self._retyped(results[0], narrow)]
 
-    def _remember(self, equation: Any, operands: list[int], results: list[int], rule: Rule, key: Any) -> None:
-        """Stores what later equations can be simplified by."""
+    def _memoize(self, equation: Any, operands: list[int], results: list[int], rule: Rule, key: Any) -> None:
+        """Stores the results with which later equations can be simplified."""
         name = equation.primitive.name
         # Two results with a dimension that no operand has could be sharded differently.
         if key is not None and not any(f.kind is FactorKind.FREE for f in rule.factors):
-            self._known[key] = results, (self._scope, self._equation)
+            self._memo[key] = results, (self._scope, self._equation)
         place = (self.region, self._section, results[0] if results else LITERAL)
-        if internals.only_reshapes(equation):
+        if equations.only_reshapes(equation):
             self._reshaped[place] = operands[0]
         if name == "convert_element_type" and operands[0] >= 0 and self._is_widening(operands[0], results[0]):
             self._widened[place] = operands[0]
@@ -245,17 +244,18 @@ class Builder:
         return "float" in old and new in WIDER.get(old, ())
 
     def _retyped(self, value: int, like: int) -> int:
-        """A new value with the shape of one and the type of another."""
-        own, other = self.values[value], self.values[like]
-        self.values.append(replace(own, id=len(self.values), dtype=other.dtype, itemsize=other.itemsize))
+        """Returns a new value with the shape of one and the dtype of another."""
+        other = self.values[like]
+        new = replace(self.values[value], id=len(self.values), dtype=other.dtype, itemsize=other.itemsize)
+        self.values.append(new)
         return len(self.values) - 1
 
     def _key(self, equation: Any, operands: list[int]) -> Any:
-        """A key that is equal for equations of one section that compute the same; None if they cannot be compared."""
+        """Returns a key that is equal for equal equations of one section; None if they cannot be compared."""
         if equation.effects or equation.primitive.name == "optimization_barrier":
             return None
         scalars = [a for a, v in zip(equation.invars, operands, strict=True) if v == LITERAL]
-        if not all(map(internals.is_literal, scalars)):  # handed into a call
+        if not all(map(internals.is_literal, scalars)):  # arguments of a call
             return None
         literals = tuple((str(a.aval), str(a.val)) for a in scalars)
         key = (
@@ -299,11 +299,11 @@ class Builder:
         results = tuple((internals.shape_of(v.aval), internals.dtype_of(v.aval)[0]) for v in equation.outvars)
         key: Any = (equation.primitive.name, shapes, results, tuple(equation.params.values()))
         try:
-            known = self._rules.get(key)
+            cached = self._rules.get(key)
         except TypeError:  # a parameter that cannot be hashed
-            key, known = None, None
-        if known is not None:
-            return known
+            key, cached = None, None
+        if cached is not None:
+            return cached
         call = OpCall(
             equation.primitive.name,
             equation.params,
@@ -312,17 +312,17 @@ class Builder:
             tuple(d for _, d in shapes),
             tuple(d for _, d in results),
         )
-        found = find_rule(call, internals.kernel_name(equation), internals.stated_rule(equation))
+        found = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation))
         flops, unit = count_flops(call, found.rule)
         if found.opaque or call.kind in KERNELS:
-            flops, unit = internals.kernel_flops(equation), Unit.KERNEL
+            flops, unit = equations.kernel_flops(equation), Unit.KERNEL
         if key is not None:
             self._rules[key] = found, flops, unit
         return found, flops, unit
 
     @contextmanager
     def manually(self) -> Iterator[None]:
-        """What is lowered here is local already: its factors cannot be split."""
+        """Blocks the factors of everything that is lowered inside: its arrays are local."""
         outer, self._manual = self._manual, True
         yield
         self._manual = outer
@@ -332,7 +332,7 @@ class Builder:
     def in_region(
         self, kind: str, owner: int, trips: int, known: bool, body: Callable[[], tuple[list[int], list[int]]]
     ) -> int:
-        """Runs ``body`` (which returns inputs and outputs) with its ops going to a new region."""
+        """Runs ``body`` (which returns inputs and outputs) with its ops in a new region, and returns the region."""
         region = Region(len(self.regions), kind, self.region, owner, (), (), (), trips, known)
         self.regions.append(region)
         outer, self.region = self.region, region.id
@@ -390,11 +390,11 @@ class Builder:
         )
 
     def _alive(self) -> set[int]:
-        """Ops that an output or an effect depends on, and all arguments. A carry nobody reads is dead; so is its update."""
-        makers: dict[int, int] = {}
+        """Returns the ops that an output or an effect depends on, and all arguments; an unused carry is dead."""
+        producers: dict[int, int] = {}
         for op in self.ops:
             if op.rule is not None:
-                makers.update((v, op.id) for v in op.results)
+                producers.update((v, op.id) for v in op.results)
         owner_of = {region.id: region.owner for region in self.regions}
         alive: set[int] = set()
         stack = [op.id for op in self.ops if op.kind in ("output", "argument") or op.id in self.effects]
@@ -404,7 +404,7 @@ class Builder:
                 continue
             alive.add(k)
             op = self.ops[k]
-            stack += [makers[v] for v in op.operands if v != LITERAL and makers[v] not in alive]
+            stack += [producers[v] for v in op.operands if v != LITERAL and producers[v] not in alive]
             owner = op.attribute("owner", owner_of[op.region])
             if owner >= 0:
                 stack.append(owner)
@@ -415,20 +415,20 @@ class Builder:
         call_sites = self._call_sites()
 
         def name_stack(index: int) -> str:
-            """The names an equation stands under; a called jaxpr knows only those inside the call."""
+            """Returns the name stack of an equation; that of a called jaxpr starts at the call."""
             info, scope = sources[index]
             outer = name_stack(call_sites[scope]) if call_sites[scope] >= 0 else ""
-            return "/".join(filter(None, (outer, internals.name_stack(info))))
+            return "/".join(filter(None, (outer, equations.name_stack(info))))
 
         def resolve(index: int) -> Source:
             info, scope = sources[index]
             library: list[str] = []
             names = name_stack(index)
-            for frame, own in internals.frames(info):
-                if own:
+            for frame, is_library in equations.frames(info):
+                if is_library:
                     library.append(frame.function)
                     continue
-                # A jitted function of JAX itself is traced once: its lines are those of whoever called it first.
+                # A jitted function of JAX is traced once: its lines are those of its first caller.
                 called = scopes[scope]
                 site = call_sites[scope]
                 if site >= 0 and any(called.name and f.split(".")[-1] == called.name for f in library):
@@ -439,7 +439,7 @@ class Builder:
         return resolve
 
     def _call_sites(self) -> list[int]:
-        """For every scope the number of the source entry of the equation that called it."""
+        """Returns, for every scope, the source entry of the equation that called it."""
         entries: dict[tuple[int, int], int] = {}
         counts: dict[int, int] = {}
         for index, (_, scope) in enumerate(self._sources):

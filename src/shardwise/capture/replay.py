@@ -1,7 +1,7 @@
-"""Finds the ops of a captured program again while its jaxpr is walked a second time.
+"""Maps the equations of a captured jaxpr to the ops of its program.
 
 Capture inlines calls and numbers equations by scope. Code that walks the jaxpr in the same order (to state constraints, to emit
-the device-local program) finds the ops of an equation, and the scope of what an equation calls, here.
+the device-local program) looks up the ops of an equation, and the scope of its call, here.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Replay:
         }
 
     def ops(self, scope: int, equation: int) -> list[Op]:
-        """The ops of an equation that something needs."""
+        """Returns the live ops of an equation."""
         place = scope, equation
         return self._ops.get(self._repeats.get(place, place), [])
 
     def repeats(self, scope: int, equation: int) -> bool:
-        """Does an equation compute what an earlier one of its section did, so that both have the same ops?"""
+        """Returns whether an equation is equal to an earlier one of its section, so that both have the same ops."""
         return (scope, equation) in self._repeats
 
     def inner(self, scope: int, equation: int, part: str = "") -> int:
-        """The scope of what an equation calls; of a loop or branch that of one ``part``."""
+        """Returns the scope of an equation's call, or of one ``part`` of a loop or branch."""
         return self._scopes[scope, equation, part]

@@ -1,4 +1,4 @@
-"""From a function and abstract arguments to a jaxpr, with errors a person can act on. Nothing runs."""
+"""Traces a function of abstract arguments to a jaxpr, with helpful errors. Nothing runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
 from shardwise.errors import CaptureError
 from shardwise.ir.program import Spec
@@ -31,7 +32,7 @@ class JitOptions:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One array argument: its path for people, whether it is donated, and a sharding it already has."""
+    """One array argument: its path, whether it is donated, and its sharding if it has one."""
 
     path: str
     donated: bool
@@ -55,9 +56,9 @@ def trace(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     options: JitOptions,
-    taken_as: Callable[[str, Any], Any] = lambda path, shape: shape,
+    reshape: Callable[[str, Any], Any] = lambda path, shape: shape,
 ) -> Traced:
-    """Traces ``fn`` as ``jax.jit`` would, with each array argument for what ``taken_as`` makes of its path and shape.
+    """Traces ``fn`` as ``jax.jit`` does, with the shape of each array argument replaced by ``reshape(path, shape)``.
 
     Raises :class:`CaptureError` for anything that is wrong with the function or its arguments.
     """
@@ -75,7 +76,7 @@ def trace(
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     paths = _unique([_argument_path(path, [names[i] for i in dynamic]) for path, _ in leaves])
     _check_leaves(name, [(path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)])
-    shapes = [taken_as(path, internals.abstract(leaf)) for path, (_, leaf) in zip(paths, leaves, strict=True)]
+    shapes = [reshape(path, internals.abstract(leaf)) for path, (_, leaf) in zip(paths, leaves, strict=True)]
     positional, keywords = structure.unflatten(shapes)
     abstract_args = tuple(a if i in static else positional[dynamic.index(i)] for i, a in enumerate(args))
     abstract_kwargs = {**kwargs, **keywords}
@@ -85,19 +86,19 @@ def trace(
     except Exception as error:
         raise CaptureError(_trace_failure(name, error)) from None
     infos = jax.tree.leaves(traced.args_info)
-    stated = internals.stated_specs(traced)
-    found = tuple(
-        Leaf(path, bool(info.donated), internals.spec_of(getattr(leaf, "sharding", None)) or spec)
+    stated = [equations.spec_of(sharding) for sharding in internals.in_shardings(traced)]
+    arguments = tuple(
+        Leaf(path, bool(info.donated), equations.spec_of(getattr(leaf, "sharding", None)) or spec)
         for path, (_, leaf), info, spec in zip(paths, leaves, infos, stated, strict=True)
     )
     root = "out" if not any(path.split("/")[0] == "out" for path in paths) else "result"
     outputs, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info)
     out_paths = _unique([(root, tuple(path)) for path, _ in outputs])
-    return Traced(name, jaxpr, found, out_paths, structure, out_tree)
+    return Traced(name, jaxpr, arguments, out_paths, structure, out_tree)
 
 
 def _jitted(name: str, fn: Callable[..., Any], options: JitOptions) -> Any:
-    """``fn`` under ``jax.jit``, which knows its static and donated arguments."""
+    """Returns ``fn`` under ``jax.jit``, with its static and donated arguments."""
     if internals.is_jitted(fn):
         if options.given():
             raise CaptureError(
@@ -138,7 +139,7 @@ def _check_call(
 
 
 def _bound_names(signature: inspect.Signature | None, args: tuple[Any, ...]) -> list[str]:
-    """A name for every positional argument: the parameter's, or its number."""
+    """Returns a name for every positional argument: the parameter's, or its number."""
     names = [f"arg{i}" for i in range(len(args))]
     if signature is None:
         return names
@@ -155,18 +156,18 @@ def _bound_names(signature: inspect.Signature | None, args: tuple[Any, ...]) -> 
     return names
 
 
-#: Where a leaf is: the argument's name or the root of the outputs, and the way from there.
+#: The argument's name or the root of the outputs, and the path from there.
 _Path = tuple[str, tuple[Any, ...]]
 
 
 def _argument_path(path: Sequence[Any], names: Sequence[str]) -> _Path:
-    """The path in (positional arguments, keyword arguments) with the argument's name for its number."""
+    """Returns the path in (positional arguments, keyword arguments) with the argument's name instead of its number."""
     part, argument, *rest = path
     return (names[argument.idx] if part.idx == 0 else str(argument.key)), tuple(rest)
 
 
 def _unique(paths: Sequence[_Path]) -> tuple[str, ...]:
-    """Paths as text: ``params/w``, and ``params['a/b']`` for those that would read alike."""
+    """Returns paths as text: ``params/w``, and ``params['a/b']`` for those whose text would be equal."""
 
     def text(simple: bool, root: str, path: tuple[Any, ...]) -> str:
         rest = jax.tree_util.keystr(path, simple=simple, separator="/" if simple else "")
@@ -174,13 +175,13 @@ def _unique(paths: Sequence[_Path]) -> tuple[str, ...]:
 
     short = [text(True, *path) for path in paths]
     counts = Counter(short)
-    found = [text(False, *path) if counts[s] > 1 else s for s, path in zip(short, paths, strict=True)]
+    texts = [text(False, *path) if counts[s] > 1 else s for s, path in zip(short, paths, strict=True)]
     seen: Counter[str] = Counter()
-    for k, path in enumerate(found):
+    for k, path in enumerate(texts):
         seen[path] += 1
         if seen[path] > 1:
-            found[k] = f"{path}#{seen[path]}"
-    return tuple(found)
+            texts[k] = f"{path}#{seen[path]}"
+    return tuple(texts)
 
 
 def _check_leaves(name: str, leaves: Sequence[tuple[str, Any]]) -> None:
@@ -218,12 +219,12 @@ def _trace_failure(name: str, error: Exception) -> str:
 
 
 def _user_line(error: Exception) -> str:
-    """The innermost line of the user's own code in the error's traceback."""
-    found = ""
+    """Returns the innermost line of the user's code in the error's traceback."""
+    line = ""
     traceback = error.__traceback__
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith((internals._JAX_FOLDER, internals._OWN_FOLDER)) and "site-packages" not in file:
-            found = f"{file.rsplit('/', 1)[-1]}:{traceback.tb_lineno}"
+        if not file.startswith((equations.JAX_FOLDER, equations.CAPTURE_FOLDER)) and "site-packages" not in file:
+            line = f"{file.rsplit('/', 1)[-1]}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
-    return found
+    return line

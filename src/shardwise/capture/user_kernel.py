@@ -1,7 +1,7 @@
-"""``shardwise.kernel``: a function of arrays that is one op for the analysis, and is called again on local blocks.
+"""``shardwise.kernel``: a function of arrays that is one op for the analysis, and is called on local blocks when it runs.
 
 A call binds the primitive ``shardwise_kernel`` with the function and its rule. The gradient is another such op, whose function
-is the vector-Jacobian product of the first; what it may split follows from the first rule. Under ``vmap`` the rule gets one
+is the vector-Jacobian product of the first; its rule follows from the first rule. Under ``vmap`` the rule gets one
 more parallel factor.
 """
 
@@ -19,13 +19,13 @@ from shardwise.errors import RuleError
 from shardwise.ir.notation import parse_rule, read_rule
 from shardwise.ir.rule import Factor, Kind, Rule, Tensor
 
-_NOT_WHOLE: Final = "the gradient of an operand without it is a sum over it"
-#: Functions derived from kernels that are kept, so that JAX knows them again.
-_CACHED: Final = 256
+_SUMMED: Final = "the gradient of an operand without it is a sum over it"
+#: Functions derived from kernels that are cached, so that JAX finds them in its caches.
+_CACHE_SIZE: Final = 256
 
 
 def kernel(fn: Callable[..., Any], rule: str) -> Callable[..., Any]:
-    """Makes a function of arrays one op, with a rule that says which dimensions devices can share.
+    """Makes a function of arrays one op, with a rule for the dimensions that can be sharded.
 
     Where a plan splits the op, every device calls ``fn`` on its blocks of the arrays. It can be anything that JAX can trace: a
     Pallas kernel with the code around it, a call to a library, a custom derivative.
@@ -55,7 +55,7 @@ def kernel(fn: Callable[..., Any], rule: str) -> Callable[..., Any]:
     if not isinstance(rule, str):
         raise RuleError(f"shardwise.kernel of {name}: a rule is a text such as '(i,j)->(i,j)', got {rule!r}")
     try:
-        text = _whole_text(rule)
+        text = _complete_rule(rule)
     except RuleError as error:
         raise RuleError(f"shardwise.kernel of {name}: {error}") from None
 
@@ -68,17 +68,17 @@ def kernel(fn: Callable[..., Any], rule: str) -> Callable[..., Any]:
         results, tree = jax.tree.flatten(jax.eval_shape(fn, *arrays))
         shapes = [tuple(x.shape) for x in arrays], [tuple(x.shape) for x in results]
         try:
-            own = parse_rule(text, *shapes)
+            parsed = parse_rule(text, *shapes)
         except RuleError as error:
             sizes = f"operands {[list(s) for s in shapes[0]]}, results {[list(s) for s in shapes[1]]}"
             raise RuleError(f"shardwise.kernel of {name}: its rule does not fit {sizes}: {error}") from None
-        return tree.unflatten(_call(fn, own, *arrays))
+        return tree.unflatten(_call(fn, parsed, *arrays))
 
     return call
 
 
-def _whole_text(text: str) -> str:
-    """The text of a rule with a clause for factors that stand on one side only and have none."""
+def _complete_rule(text: str) -> str:
+    """Returns the text of a rule with factors blocked that are on one side only and have no clause."""
     operands, results, kinds, _ = read_rule(text)
     unfit = sorted(name for name, (kind, _) in kinds.items() if kind in (Kind.HALO, Kind.INDEXED))
     if unfit:
@@ -86,8 +86,8 @@ def _whole_text(text: str) -> str:
             f"rule {text!r}: {', '.join(unfit)} cannot be halo or indexed, since devices see only their blocks"
         )
     sides = [{n for tensor in side for dim in tensor for n in dim} for side in (operands, results)]
-    lonely = sorted((sides[0] ^ sides[1]) - set(kinds) - {"..."})
-    return f"{text}; blocked {' '.join(lonely)}" if lonely else text
+    one_sided = sorted((sides[0] ^ sides[1]) - set(kinds) - {"..."})
+    return f"{text}; blocked {' '.join(one_sided)}" if one_sided else text
 
 
 def _bind(fn: Any, rule: Rule, arrays: Sequence[Any]) -> tuple[Any, ...]:
@@ -102,9 +102,6 @@ def _primitive() -> Any:
 
 def _run(*arrays: Any, fn: Any, rule: Rule, name: str) -> list[Any]:
     return jax.tree.leaves(fn(*arrays))
-
-
-# The gradient.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -131,9 +128,9 @@ def _backward(fn: Any, rule: Rule, arrays: tuple[Any, ...], cotangents: tuple[An
 _call.defvjp(_forward, _backward)
 
 
-@functools.lru_cache(maxsize=_CACHED)
+@functools.lru_cache(maxsize=_CACHE_SIZE)
 def _pullback(fn: Any, count: int, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Callable[..., Any]:
-    """The function from the arguments and the gradients of some results to the gradients of some arguments."""
+    """Returns the function from the arguments and the gradients of some results to the gradients of some arguments."""
 
     def pullback(*operands: Any) -> Any:
         args = list(operands[:count])
@@ -151,7 +148,7 @@ def _pullback(fn: Any, count: int, inputs: tuple[int, ...], outputs: tuple[int, 
 
 
 def gradient_rule(rule: Rule, inputs: Sequence[int], outputs: Sequence[int]) -> Rule:
-    """The rule of the op that takes the operands and the gradients of some results, and returns those of some operands.
+    """Returns the rule of the op from the operands and the gradients of some results to those of some operands.
 
     A factor that all these operands and results have stays parallel, and so does one that results are summed over. Any other
     is blocked.
@@ -161,7 +158,7 @@ def gradient_rule(rule: Rule, inputs: Sequence[int], outputs: Sequence[int]) -> 
     for f, factor in enumerate(rule.factors):
         everywhere = all(_has(t, f) for t in ins) and (factor.reducer == "sum" or all(_has(t, f) for t in outs))
         kept = everywhere and factor.kind in (Kind.PARALLEL, Kind.REDUCTION)
-        reason = factor.reason or _NOT_WHOLE
+        reason = factor.reason or _SUMMED
         factors.append(Factor(factor.size, Kind.PARALLEL) if kept else Factor(factor.size, Kind.BLOCKED, reason=reason))
     return _numbered(factors, [*rule.operands, *outs], ins)
 
@@ -171,7 +168,7 @@ def _has(tensor: Tensor, factor: int) -> bool:
 
 
 def _numbered(factors: Sequence[Factor], operands: Sequence[Tensor], results: Sequence[Tensor]) -> Rule:
-    """A rule of those factors that stand in some tensor."""
+    """Returns a rule of the factors that are in some tensor."""
     used = [f for f in range(len(factors)) if any(_has(t, f) for t in (*operands, *results))]
     number = {f: n for n, f in enumerate(used)}
 
@@ -181,11 +178,8 @@ def _numbered(factors: Sequence[Factor], operands: Sequence[Tensor], results: Se
     return Rule(tuple(factors[f] for f in used), renumbered(operands), renumbered(results))
 
 
-# Batches.
-
-
 def _batch(arrays: Sequence[Any], dims: Sequence[int | None], *, fn: Any, rule: Rule, name: str) -> tuple[Any, Any]:
-    """The kernel over a batch, which is in front: one more parallel factor."""
+    """Binds the kernel to a batch, which is the first dimension: one more parallel factor."""
     (size,) = {x.shape[d] for x, d in zip(arrays, dims, strict=True) if d is not None}
     moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(arrays, dims, strict=True)]
     front = ((len(rule.factors),),) if size > 1 else ((),)
@@ -196,7 +190,7 @@ def _batch(arrays: Sequence[Any], dims: Sequence[int | None], *, fn: Any, rule: 
     return results, [0] * len(results)
 
 
-@functools.lru_cache(maxsize=_CACHED)
+@functools.lru_cache(maxsize=_CACHE_SIZE)
 def _mapped(fn: Any, dims: tuple[int | None, ...]) -> Callable[..., Any]:
     mapped: Callable[..., Any] = jax.vmap(fn, in_axes=dims)
     return mapped

@@ -131,10 +131,10 @@ def _tier_text(tier: LinkTier) -> str:
 
 
 def _show(arguments: argparse.Namespace) -> str:
-    from shardwise.hardware.load import known, load_profile
+    from shardwise.hardware.load import is_known_name, load_profile
     from shardwise.hardware.topology import topology
 
-    place = None if known(arguments.name) else topology(arguments.name)
+    place = None if is_known_name(arguments.name) else topology(arguments.name)
     profile = place.profile if place else load_profile(arguments.name)
     if arguments.json:
         data = profile.to_json() | ({"topology": place.to_json()} if place else {})
@@ -272,8 +272,8 @@ def calibration_text(found: Calibration, profile: Profile, path: Path) -> str:
     time_s = found.measured.time_s
     lines = [f"{machine.device_kind}: {count}, all busy at once, jax {machine.jax}, {time_s:.0f} s", ""]
     for figure, value in _figures(profile):
-        timed, told = figure in found.figures, figure in found.told
-        origin = "measured" if timed else "told by the machine" if told else f"from profile {found.base}"
+        timed, reported = figure in found.figures, figure in found.reported
+        origin = "measured" if timed else "reported by the machine" if reported else f"from profile {found.base}"
         lines.append(f"{figure:30} {value:24} {origin}")
     if found.links_error is not None:
         lines += [

@@ -1,7 +1,7 @@
-"""What a collective costs on the links under its mesh axes: ``time = alpha_s + nbytes * s_per_byte``, exactly linear.
+"""The cost of a collective on the links of its mesh axes: ``time = alpha_s + nbytes * s_per_byte``, exactly linear.
 
 ``nbytes`` is the larger side on one device: the result of an all-gather, the operand of a reduce-scatter, either side of the
-others; for a halo, what goes to one neighbour. A collective over mesh axes meets *runs* of devices
+others; for a halo, the bytes to one neighbor. A collective over mesh axes uses *runs* of devices
 (``shardwise.hardware.layout.Run``): rings, lines (a torus axis without wrap-around) and switches, of n members with one-way
 rate b and step latency a. N is the product of the members of a tier.
 
@@ -17,22 +17,22 @@ Seconds per byte of one tier:
 
 Derivations. A device of a ring receives (N−1)/N of the result through two links, the end of a line through one. In an
 all-to-all each device sends nbytes/n to each other one: on a ring the mean distance n/4 fills 2n directed links evenly; on a
-line the middle link carries ⌊n/2⌋⌈n/2⌉ messages. A permutation of shards may be any: the mean load of the middle link under a
-random one, and never less than one shard.
+line the middle link carries ⌊n/2⌋⌈n/2⌉ messages. For a permutation it is the mean load of the middle link under a random
+permutation, and never less than one shard.
 
 Two tiers: an all-gather goes over the outer tier first, with a shard of the inner one, so an outer tier's bytes are divided
-by the members of the tiers inside it; a reduce-scatter goes the other way. An all-to-all pays every tier in full, a
+by the members of the tiers inside it; a reduce-scatter goes over the inner tier first. An all-to-all pays every tier in full, a
 permutation and a halo the slowest tier.
 
-All of it is divided by the share of the links' rate that the kind reaches (``Profile.efficiency``), 1 unless it was measured.
+All of it is divided by the fraction of the links' rate that the kind reaches (``Profile.efficiency``), 1 unless measured.
 
-Where the compiler makes no reduce-scatters (``Profile.scatters``), one costs what the all-reduce does that stands for it.
+Where the compiler has no reduce-scatters (``Profile.scatters``), one costs as much as an all-reduce.
 
 Latency: once a collective (``Profile.collective_s``) plus, for every run, its steps: ⌊n/2⌋ on a ring, n−1 on a line,
 ⌈log₂ n⌉ on a switch; twice for an all-reduce, one step for a halo.
 
 Rates that add over several torus axes follow "How to Scale Your Model" (jax-ml.github.io/scaling-book/sharding). Weak:
-twisted tori are taken as plain ones; other collectives that run at the same time are not seen, save groups of the same one.
+twisted tori count as plain ones, and collectives that run at the same time do not affect each other.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ from typing import Final
 
 from shardwise.errors import HardwareError
 from shardwise.hardware.layout import Placement, Run
+from shardwise.hardware.profile import COLLECTIVES
 
-KINDS: Final = ("slice", "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute", "halo")
+KINDS: Final = ("slice", *COLLECTIVES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ FREE: Final = AlphaBeta(0.0, 0.0)
 
 
 def collective_s(kind: str, axes: Iterable[int | str], nbytes: float, placement: Placement) -> float:
-    """Seconds of a collective over mesh axes, given by name or number.
+    """Returns the seconds of a collective over mesh axes, given by name or number.
 
     >>> from shardwise.hardware.layout import place
     >>> from shardwise.hardware.topology import topology
@@ -76,7 +77,7 @@ def collective_s(kind: str, axes: Iterable[int | str], nbytes: float, placement:
 
 
 def collective(kind: str, axes: Iterable[int | str], placement: Placement) -> AlphaBeta:
-    """The cost of a collective over mesh axes; a slice, or a group of one device, is free."""
+    """Returns the cost of a collective over mesh axes; a slice, or a group of one device, is free."""
     if kind not in KINDS:
         raise HardwareError(f"{kind!r} is no collective; there are {', '.join(KINDS)}")
     runs = placement.runs(axes)
@@ -91,7 +92,7 @@ def collective(kind: str, axes: Iterable[int | str], placement: Placement) -> Al
 
 
 def table(placement: Placement) -> dict[tuple[str, frozenset[int]], AlphaBeta]:
-    """Every kind over every set of mesh axes, by number."""
+    """Returns the cost of every kind over every set of mesh axes, by number."""
     count = len(placement.mesh.names)
     sets = [frozenset(c) for k in range(count + 1) for c in itertools.combinations(range(count), k)]
     return {(kind, axes): collective(kind, axes, placement) for kind in KINDS for axes in sets}
@@ -111,7 +112,7 @@ def _s_per_byte(kind: str, tiers: list[list[Run]]) -> float:
 
 
 def _load(kind: str, run: Run) -> float:
-    """How many times the bytes of one device cross the busiest link."""
+    """Returns how many times the bytes of one device use the busiest link."""
     n = run.size
     if kind == "halo":
         return 1.0

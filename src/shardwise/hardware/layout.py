@@ -1,17 +1,17 @@
-"""Which mesh axis lies on which links.
+"""Assigns mesh axes to physical axes of a topology.
 
-Problem: a mesh is names and sizes; collectives run on links. Each mesh axis is given factors of physical axes whose product
-is its size; together the mesh axes use up every physical axis. A physical axis may be divided: of a row of 16 cut into 4 × 4
-the inner factor's groups are 4 neighbours (stride 1), the outer factor's groups are 4 devices at distance 4 (stride 4).
+Problem. A mesh is names and sizes; collectives run on links. Each mesh axis gets factors of physical axes whose product is its
+size; together the mesh axes use every physical axis. A physical axis may be split: of a row of 16 split into 4 × 4 the groups
+of the inner factor are 4 neighbors (stride 1), those of the outer factor 4 devices at distance 4 (stride 4).
 
-Idea: enumerate the factorings, first those that keep physical axes whole, and rank them by
-1. tiers: the outer (slow) tiers go to the first mesh axes, as meshes are usually written with the busiest axis last;
-2. torus axes cut in pieces, fewer first (a switch can be cut freely);
-3. pieces in order: of a cut axis the later mesh axis has the inner piece.
+Idea. Enumerate the factorings, first those that do not split physical axes, and rank them by
+1. tiers: the outer (slow) tiers go to the first mesh axes, since meshes are usually written with the busiest axis last;
+2. split torus axes, fewer first (a switch can be split freely);
+3. order: the later mesh axis has the inner factor of a split axis.
 Placements that differ only by exchanging equal physical axes are one.
 
-Weak: the rank knows nothing of the program. ``placements`` gives the others for a search to try. JAX's own
-``topologies.make_mesh`` builds only placements whose axes are whole (``Placement.whole``); for others build the mesh from
+Weak. The rank does not depend on the program; ``placements`` returns the others for a search to try. JAX's
+``topologies.make_mesh`` builds only placements without split axes (``Placement.whole``); for others build the mesh from
 ``Placement.order``.
 """
 
@@ -30,7 +30,7 @@ from shardwise.hardware.load import load_profile
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import PhysicalAxis, Topology
 
-#: Candidates looked at before ranking: whole axes come first, so that only cut ones can be missed.
+#: The most candidates that are ranked: those without split axes come first, so that none of them is missed.
 _MOST: Final = 5000
 
 
@@ -45,10 +45,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A group of devices along one physical axis, as a collective meets it.
+    """A group of devices along one physical axis.
 
-    ``bytes_per_s`` is one way for one device: groups at a distance share the links between them. ``latency_s`` is that of
-    one step to the next member.
+    ``bytes_per_s`` is per direction and device: groups at a distance share the links between them. ``latency_s`` is that of one
+    step to the next member.
     """
 
     kind: str  # "ring", "line" or "switch"
@@ -68,11 +68,11 @@ class Placement:
 
     @property
     def whole(self) -> bool:
-        """Whether every physical axis belongs to one mesh axis."""
+        """Whether no physical axis is split."""
         return all(segment.size == self.topology.axes[segment.axis].size for row in self.segments for segment in row)
 
     def order(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Device numbers in the mesh's shape; they are ``device.id``s, and JAX's lists are not always in that order:
+        """Returns device numbers in the mesh's shape; they are ``device.id``s, and JAX's lists are not always in that order:
         ``Mesh(np.array(sorted(devices, key=lambda d: d.id))[placement.order()], names)``."""
         sizes = [axis.size for axis in self.topology.axes]
         number = np.zeros((), np.int64)
@@ -85,17 +85,17 @@ class Placement:
         return number.reshape(self.mesh.sizes)
 
     def runs(self, axes: Iterable[int | str]) -> tuple[Run, ...]:
-        """The groups of a collective over mesh axes, one for each contiguous piece of a physical axis."""
+        """Returns the groups of a collective over mesh axes, one for each contiguous piece of a physical axis."""
         chosen = [axis if isinstance(axis, int) else self.mesh.index(axis) for axis in axes]
         pieces = [segment for m in sorted(set(chosen)) for segment in self.segments[m]]
-        found: list[Run] = []
+        runs: list[Run] = []
         for p, axis in enumerate(self.topology.axes):
             here = sorted((s for s in pieces if s.axis == p), key=lambda s: s.stride)
-            found += _switch_run(axis, here) if axis.kind == "switch" else _torus_runs(axis, here)
-        return tuple(found)
+            runs += _switch_run(axis, here) if axis.kind == "switch" else _torus_runs(axis, here)
+        return tuple(runs)
 
     def lines(self) -> tuple[str, ...]:
-        """One line for each mesh axis.
+        """Returns one line for each mesh axis.
 
         >>> from shardwise.hardware.topology import topology
         >>> place({"data": 4, "model": 16}, topology("v5p:4x4x4")).lines()
@@ -116,37 +116,23 @@ class Placement:
         text += f" in pieces of {segment.size}"
         return text + (f" at distance {segment.stride}" if segment.stride > 1 and axis.kind == "torus" else "")
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "topology": self.topology.to_json(),
-            "mesh": dict(zip(self.mesh.names, self.mesh.sizes, strict=True)),
-            "axes": {
-                name: [
-                    {"axis": self.topology.axes[s.axis].name, "size": s.size, "stride": s.stride}
-                    for s in self.segments[m]
-                ]
-                for m, name in enumerate(self.mesh.names)
-            },
-            "device_order": self.order().reshape(-1).tolist(),
-        }
-
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
 
 def place(mesh: Any, topology: Topology, *, split: bool = True) -> Placement:
-    """The default placement of a mesh. With ``split=False`` no physical axis may be cut, as JAX's own meshes demand."""
+    """Returns the default placement of a mesh. With ``split=False`` no physical axis is split, as in JAX's meshes."""
     return placements(mesh, topology, split=split, limit=1)[0]
 
 
 def placements(mesh: Any, topology: Topology, *, split: bool = True, limit: int = 32) -> tuple[Placement, ...]:
-    """Placements of a mesh that differ in what they cost, the default one first, at most ``limit``.
+    """Returns placements of a mesh that differ in cost, the default one first.
 
     Args:
-      mesh: axis names and sizes, in whatever form ``MeshAxes.of`` takes.
-      topology: where it goes; it must have as many devices as the mesh.
-      split: whether a physical axis may be divided among mesh axes.
-      limit: how many to give at most.
+      mesh: axis names and sizes, in any form that ``MeshAxes.of`` takes.
+      topology: it must have as many devices as the mesh.
+      split: whether a physical axis may be split among mesh axes.
+      limit: the most placements.
     """
     axes = MeshAxes.of(mesh)
     if axes.devices != topology.devices:
@@ -171,8 +157,8 @@ def placements(mesh: Any, topology: Topology, *, split: bool = True, limit: int 
 
 
 def ideal(mesh: MeshAxes, hardware: str = "v5e") -> Placement:
-    """Where no topology is given: a row of the device's first growing tier for every mesh axis, no wrap-around. The program
-    may run anywhere, so that nothing is rounded."""
+    """Returns the placement without a topology: every mesh axis is a row of the first tier that can grow, without wrap-around.
+    The program may run anywhere, so that nothing is rounded."""
     profile = replace(load_profile(hardware), rounds=False)
     number, tier = next((k, tier) for k, tier in enumerate(profile.links) if not tier.size)
     axes = tuple(
@@ -189,8 +175,8 @@ Cut = tuple[tuple[tuple[int, int], ...], ...]
 
 
 def _matrices(mesh: tuple[int, ...], left: tuple[int, ...], sizes: tuple[int, ...], split: bool) -> Iterator[Matrix]:
-    """Factors of every physical axis for every mesh axis, whole ones first. There are no dead ends if splits are allowed:
-    what is left always has the prime factors that the remaining mesh axes need."""
+    """Yields factors of every physical axis for every mesh axis, those without splits first. There are no dead ends if splits
+    are allowed: the rest always has the prime factors that the remaining mesh axes need."""
     if not mesh:
         if all(size == 1 for size in left):
             yield ()
@@ -217,7 +203,7 @@ def _pieces(row: tuple[int, ...], sizes: tuple[int, ...]) -> int:
 
 
 def _cuts(matrix: Matrix, topology: Topology) -> Iterator[Cut]:
-    """Orders of the pieces of every physical axis: the later mesh axis inside first; on a switch no order is better."""
+    """Yields the orders of the factors of every physical axis, later mesh axes inside first; on a switch just one."""
     columns = []
     for p, axis in enumerate(topology.axes):
         pieces = [(m, row[p]) for m, row in enumerate(matrix) if row[p] > 1][::-1]
@@ -247,7 +233,7 @@ def _rank(matrix: Matrix, cut: Cut, topology: Topology) -> tuple[Any, ...]:
 
 
 def _signature(cut: Cut, topology: Topology) -> tuple[Any, ...]:
-    """Equal for placements that differ by exchanging equal physical axes."""
+    """Returns a key that is equal for placements that differ by exchanging equal physical axes."""
     columns = []
     for axis, pieces in zip(topology.axes, cut, strict=True):
         columns.append((axis.tier, axis.kind, axis.size, axis.wrap, axis.bytes_per_s, axis.latency_s, pieces))
@@ -260,7 +246,7 @@ def _switch_run(axis: PhysicalAxis, pieces: list[Segment]) -> list[Run]:
 
 
 def _torus_runs(axis: PhysicalAxis, pieces: list[Segment]) -> list[Run]:
-    """Pieces that continue each other are one run. A run that reaches all around a ring is a ring."""
+    """Returns the runs of an axis: adjacent pieces are one run, and one that spans a ring is a ring."""
     joined: list[Segment] = []
     for piece in pieces:
         last = joined[-1] if joined else None
@@ -281,15 +267,15 @@ def _torus_runs(axis: PhysicalAxis, pieces: list[Segment]) -> list[Run]:
 
 
 def _shapes(topology: Topology, count: int, most: int = 6) -> str:
-    """Meshes of that many axes on whole physical axes, in words."""
-    found = set()
+    """Returns text with meshes of ``count`` axes that split no physical axis."""
+    candidates = set()
     sizes = [axis.size for axis in topology.axes]
     for owners in itertools.islice(itertools.product(range(max(count, 1)), repeat=len(sizes)), 5000):
         shape = [1] * max(count, 1)
         for owner, size in zip(owners, sizes, strict=True):
             shape[owner] *= size
-        found.add(tuple(shape))
-    # The even ones are what people want.
-    shapes = sorted(found, key=lambda shape: (max(shape), shape))[:most]
+        candidates.add(tuple(shape))
+    # Users usually want even ones.
+    shapes = sorted(candidates, key=lambda shape: (max(shape), shape))[:most]
     texts = ["(" + ", ".join(str(size) for size in shape) + ")" for shape in shapes]
     return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1]

@@ -1,99 +1,36 @@
-"""Profiles from TOML files: the built-in ones, those of the user, and what is wrong with one.
+"""Loads and checks hardware profiles: TOML files, built in or the user's.
 
 A profile is looked up by name or alias in the folders (or files) of ``SHARDWISE_HARDWARE_PATH`` and then among the built-in
-ones; a path to a ``.toml`` file may stand wherever a name may. ``base = "h100"`` starts from another profile and changes
-what the file says; an inherited figure keeps its source until the figure is changed. All problems of a file are collected
-and raised once.
+ones; a path to a ``.toml`` file works wherever a name does. ``base = "h100"`` starts from another profile and replaces the
+figures that the file has; an inherited figure keeps its source. All problems of a file are collected and raised once.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from shardwise.errors import HardwareError
-from shardwise.hardware.profile import MATRIX_TYPES, LinkTier, Profile
+from shardwise.hardware.profile import COLLECTIVES, FIGURES, LINK_FIGURES, MATRIX_TYPES, Figure, LinkTier, Profile
 from shardwise.hardware.wrap import WRAP_RULES, wrap_problem
 
 ENVIRONMENT: Final = "SHARDWISE_HARDWARE_PATH"
 BUILT_IN: Final = Path(__file__).parent / "profiles"
-COLLECTIVES: Final = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute", "halo")
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A number in a profile: where it stands and between which bounds it can be true."""
-
-    key: str
-    low: float
-    high: float
-    hint: str
-    required: bool = True
-    whole: bool = False
-
-    def problem(self, value: Any) -> str | None:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return f"{self.key} is {value!r}, not a number"
-        if self.whole and value != int(value):
-            return f"{self.key} is {value!r}, not a whole number"
-        if not self.low <= value <= self.high:
-            return f"{self.key} is {value:g}, which cannot be: {self.hint}"
-        return None
-
-
-_SHARE: Final = "a share lies above 0 and is at most 1"
-_RATE: Final = "a rate per second, in FLOPs and not in TFLOPs"
-_FLOW: Final = "bytes per second, not GB"
-_TIME: Final = "seconds, at most 1"
-
-FIGURES: Final = (
-    Figure("clock_hz", 1e7, 1e11, "in Hz, not GHz"),
-    Figure("type_count", 1, 8, "1 or 2: what one chip counts in names like v4-32", required=False, whole=True),
-    Figure(
-        "rings", 0, 1, "1 if permutes run beside compute and reduce-scatters do not, else 0", required=False, whole=True
-    ),
-    Figure("rounds", 0, 1, "1 if products of float32 read bfloat16 by default, else 0", required=False, whole=True),
-    Figure("reduce_scatter", 0, 1, "1 if the compiler makes reduce-scatters, else 0", required=False, whole=True),
-    Figure("minor_copies", 0, 1, "1 if arrays are turned round to be gathered, else 0", required=False, whole=True),
-    Figure("memory.bytes", 2**20, 2**50, "in bytes, not GB", whole=True),
-    Figure("memory.usable_share", 1e-3, 1, _SHARE),
-    Figure("memory.bytes_per_s", 1e6, 1e16, _FLOW),
-    Figure("memory.efficiency", 1e-3, 1, _SHARE),
-    Figure("memory.turned_bytes_per_s", 1e6, 1e18, _FLOW, required=False),
-    *(Figure(f"matrix.{t}", 1e6, 1e19, _RATE, required=t == "f32") for t in MATRIX_TYPES),
-    Figure("matrix.efficiency", 1e-3, 1, _SHARE),
-    Figure("matrix.operand_bytes_per_s", 1e6, 1e16, _FLOW, required=False),
-    Figure("vector.flops_per_s", 1e6, 1e18, _RATE),
-    Figure("vector.transcendentals_per_s", 1e6, 1e18, _RATE),
-    Figure("vector.elements_per_s", 1e6, 1e18, "elements per second", required=False),
-    Figure("latency.launch_s", 0, 1, _TIME),
-    Figure("latency.collective_s", 0, 1, _TIME),
-    *(Figure(f"hidden.{kind}", 0, 1, "a share between 0 and 1", required=False) for kind in COLLECTIVES),
-    *(Figure(f"efficiency.{kind}", 1e-3, 1, _SHARE, required=False) for kind in COLLECTIVES),
-)
-LINK_FIGURES: Final = (
-    Figure("bytes_per_s", 1e3, 1e16, _FLOW),
-    Figure("latency_s", 0, 1, _TIME),
-    Figure("dims", 1, 6, "a torus has 1 to 6 dimensions", required=False, whole=True),
-    Figure("size", 2, 1024, "the fixed number of members is 2 or more", required=False, whole=True),
-)
 _TILES: Final = {"matrix.tile": 3, "vector.tile": 2}
 _TEXTS: Final = ("name", "title", "base")
-#: Tables with a figure for every kind of collective.
+#: Tables with one figure per kind of collective.
 BY_KIND: Final = ("hidden", "efficiency")
 _TABLES: Final = ("memory", "matrix", "vector", "latency", *BY_KIND)
 _LINK_KEYS: Final = ("name", "kind", "wrap", "largest", *(f.key for f in LINK_FIGURES))
 
 
 def load_profile(name: str) -> Profile:
-    """The profile of a name, an alias, or a path to a ``.toml`` file.
+    """Returns the profile of a name, an alias, or a path to a ``.toml`` file.
 
     >>> load_profile("v5e").title
     'TPU v5e'
@@ -101,9 +38,14 @@ def load_profile(name: str) -> Profile:
     return _build(*_read(name, ()))
 
 
+def profile_data(name: str) -> dict[str, Any]:
+    """Returns a profile in the layout of its file, with the figures of its base."""
+    return _read(name, ())[0]
+
+
 def profiles() -> tuple[tuple[Profile, ...], tuple[str, ...]]:
-    """All profiles that can be found, by name, and what is wrong with files that cannot be read."""
-    found: dict[str, Profile] = {}
+    """Returns all profiles, by name, and the problems of files that cannot be used."""
+    by_name: dict[str, Profile] = {}
     problems: list[str] = []
     for path in _files():
         try:
@@ -111,8 +53,8 @@ def profiles() -> tuple[tuple[Profile, ...], tuple[str, ...]]:
         except HardwareError as error:
             problems.append(str(error))
             continue
-        found.setdefault(profile.name, profile)
-    return tuple(found[name] for name in sorted(found, key=_natural)), tuple(problems)
+        by_name.setdefault(profile.name, profile)
+    return tuple(by_name[name] for name in sorted(by_name, key=_natural)), tuple(problems)
 
 
 def canonical(name: str) -> str:
@@ -123,7 +65,7 @@ def canonical(name: str) -> str:
     return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
-def known(name: str) -> bool:
+def is_known_name(name: str) -> bool:
     return is_path(name) or canonical(name) in _names()
 
 
@@ -132,12 +74,12 @@ def is_path(name: str) -> bool:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Numbers in names count as numbers: v5e comes before v100."""
+    """Returns a sort key in which numbers count as numbers: v5e comes before v100."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _files() -> Iterator[Path]:
-    """Files with profiles, the user's first."""
+    """Yields the files of profiles, the user's first."""
     for entry in os.environ.get(ENVIRONMENT, "").split(os.pathsep):
         if not entry:
             continue
@@ -149,14 +91,14 @@ def _files() -> Iterator[Path]:
 
 
 def _names() -> dict[str, Path]:
-    """Names and aliases; names go before aliases, and the user's before the built-in ones."""
+    """Returns files by name and alias; names take precedence over aliases, and the user's over built-in ones."""
     names: dict[str, Path] = {}
     aliases: dict[str, Path] = {}
     for path in _files():
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            data = {}  # It is reported when it is asked for.
+            data = {}  # It is reported when it is loaded.
         name = data.get("name")
         names.setdefault(canonical(name if isinstance(name, str) else path.stem), path)
         others = data.get("aliases")
@@ -183,7 +125,7 @@ def _find(name: str) -> Path:
 
 
 def _read(name: str, asked_by: tuple[Path, ...]) -> tuple[dict[str, Any], Path]:
-    """The data of a file, laid over that of its base."""
+    """Returns the data of a file, merged with that of its base, and its path."""
     path = _find(name)
     if path in asked_by:
         raise HardwareError(f"{path}: its base leads back to itself")
@@ -195,28 +137,25 @@ def _read(name: str, asked_by: tuple[Path, ...]) -> tuple[dict[str, Any], Path]:
     base = data.get("base")
     if not isinstance(base, str):
         return data, path
-    # A path is seen from the file that names it.
-    given = str(path.parent / base) if is_path(base) else base
-    under, _ = _read(given, (*asked_by, path))
-    return _over(data, under), path
+    # A path is relative to the file that names it.
+    base_data, _ = _read(str(path.parent / base) if is_path(base) else base, (*asked_by, path))
+    return _merged(data, base_data), path
 
 
-def _over(data: dict[str, Any], under: dict[str, Any]) -> dict[str, Any]:
-    changed = {key for key, _ in _leaves(data)}
-    sources = under.get("sources", {})
-    kept = {k: v for k, v in sources.items() if k not in changed} if isinstance(sources, dict) else {}
-    merged = under | {"aliases": []} | data
+def _merged(data: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    merged = base | {"aliases": []} | data
     for table in _TABLES:
-        if isinstance(under.get(table), dict) and isinstance(data.get(table), dict):
-            merged[table] = under[table] | data[table]
-    own = data.get("sources", {})
-    left = dict(_leaves(merged))
-    merged["sources"] = {k: v for k, v in kept.items() if k in left} | own if isinstance(own, dict) else own
+        if isinstance(base.get(table), dict) and isinstance(data.get(table), dict):
+            merged[table] = base[table] | data[table]
+    old, new = base.get("sources", {}), data.get("sources", {})
+    if isinstance(old, dict) and isinstance(new, dict):
+        inherited = dict(figures_of(merged)).keys() - dict(figures_of(data)).keys()
+        merged["sources"] = {k: v for k, v in old.items() if k in inherited} | new
     return merged
 
 
-def _leaves(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Figures with their dotted keys: ``memory.bytes``, ``links.ICI.bytes_per_s``."""
+def figures_of(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields figures with their dotted keys: ``memory.bytes``, ``links.ICI.bytes_per_s``."""
     for key, value in data.items():
         if key == "sources":
             continue
@@ -232,86 +171,54 @@ def _leaves(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _build(data: dict[str, Any], path: Path) -> Profile:
     problems: list[str] = []
-    leaves = dict(_leaves(data))
-    known_keys = {*_TEXTS, "aliases", "links", *_TILES, *(f.key for f in FIGURES)}
-    for key, value in leaves.items():
-        if not key.startswith("links.") and key not in known_keys:
-            problems.append(_unknown(key, known_keys))
+    values = dict(figures_of(data))
+    keys = {*_TEXTS, "aliases", "links", *_TILES, *(f.key for f in FIGURES)}
+    for key, value in values.items():
+        if not key.startswith("links.") and key not in keys:
+            problems.append(_unknown(key, keys))
         elif key in _TABLES or (key in _TEXTS and not isinstance(value, str)):
             problems.append(f"{key} is {value!r}, not {'a table' if key in _TABLES else 'a text'}")
-    if "title" not in leaves:
+    if "title" not in values:
         problems.append("title is missing")
-    for figure in FIGURES:
-        problems += _figure_problems(figure, leaves)
+    problems += filter(None, (figure.problem(values) for figure in FIGURES))
     problems += [
-        f"{key} is {leaves.get(key)!r}, not {count} whole numbers"
+        f"{key} is {values.get(key)!r}, not {count} whole numbers"
         for key, count in _TILES.items()
-        if not _whole_numbers(leaves.get(key), count)
+        if not _whole_numbers(values.get(key), count)
     ]
-    if "aliases" in leaves and not _texts(leaves["aliases"]):
-        problems.append(f"aliases is {leaves['aliases']!r}, not a list of names")
+    aliases = values.get("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) and alias for alias in aliases):
+        problems.append(f"aliases is {aliases!r}, not a list of names")
     problems += _link_problems(data.get("links"))
-    problems += _source_problems(data.get("sources", {}), leaves)
+    problems += _source_problems(data.get("sources", {}), values)
     if problems:
         lines = "".join(f"\n  - {problem}" for problem in problems)
         raise HardwareError(f"the hardware profile {path} cannot be used:{lines}")
-    return _profile(data, leaves, path)
-
-
-def _profile(data: dict[str, Any], leaves: dict[str, Any], path: Path) -> Profile:
-    rows, columns, depth = leaves["matrix.tile"]
-    sublanes, lanes = leaves["vector.tile"]
+    # By default a kernel over an array costs one operation per element.
+    values.setdefault("vector.elements_per_s", values["vector.flops_per_s"])
+    by_kind = {t: tuple((k, float(values[f"{t}.{k}"])) for k in COLLECTIVES if f"{t}.{k}" in values) for t in BY_KIND}
+    fields: dict[str, Any] = _fields(FIGURES, values) | by_kind
     return Profile(
         name=data["name"],
         title=data["title"],
-        aliases=tuple(leaves.get("aliases", ())),
-        clock_hz=float(leaves["clock_hz"]),
-        memory_bytes=int(leaves["memory.bytes"]),
-        usable_share=float(leaves["memory.usable_share"]),
-        memory_bytes_per_s=float(leaves["memory.bytes_per_s"]),
-        memory_efficiency=float(leaves["memory.efficiency"]),
-        matrix_flops_per_s=tuple((t, float(leaves[f"matrix.{t}"])) for t in MATRIX_TYPES if f"matrix.{t}" in leaves),
-        matrix_efficiency=float(leaves["matrix.efficiency"]),
-        matrix_tile=(rows, columns, depth),
-        vector_flops_per_s=float(leaves["vector.flops_per_s"]),
-        transcendentals_per_s=float(leaves["vector.transcendentals_per_s"]),
-        # Where nothing is known a pass costs an operation an element.
-        elements_per_s=float(leaves.get("vector.elements_per_s", leaves["vector.flops_per_s"])),
-        vector_tile=(sublanes, lanes),
-        launch_s=float(leaves["latency.launch_s"]),
-        collective_s=float(leaves["latency.collective_s"]),
-        type_count=int(leaves.get("type_count", 1)),
+        aliases=tuple(aliases),
+        matrix_flops_per_s=tuple((t, float(values[f"matrix.{t}"])) for t in MATRIX_TYPES if f"matrix.{t}" in values),
+        matrix_tile=tuple(values["matrix.tile"]),
+        vector_tile=tuple(values["vector.tile"]),
         links=tuple(_link(link) for link in data["links"]),
         sources=tuple(data.get("sources", {}).items()),
         file=str(path),
-        scatters=bool(leaves.get("reduce_scatter", 1)),
-        rings=bool(leaves.get("rings", 0)),
-        rounds=bool(leaves.get("rounds", 0)),
-        operand_bytes_per_s=float(leaves.get("matrix.operand_bytes_per_s", math.inf)),
-        turned_bytes_per_s=float(leaves.get("memory.turned_bytes_per_s", math.inf)),
-        minor_copies=bool(leaves.get("minor_copies", 0)),
-        **{t: tuple((k, float(leaves[f"{t}.{k}"])) for k in COLLECTIVES if f"{t}.{k}" in leaves) for t in BY_KIND},
+        **fields,
     )
+
+
+def _fields(figures: tuple[Figure, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f.field: f.kind(values.get(f.key, f.default)) for f in figures if f.field}
 
 
 def _link(link: dict[str, Any]) -> LinkTier:
-    return LinkTier(
-        name=link["name"],
-        kind=link["kind"],
-        bytes_per_s=float(link["bytes_per_s"]),
-        latency_s=float(link["latency_s"]),
-        dims=int(link.get("dims", 1)),
-        wrap=link.get("wrap", "never"),
-        size=int(link.get("size", 0)),
-        largest=tuple(link.get("largest", ())),
-    )
-
-
-def _figure_problems(figure: Figure, leaves: Mapping[str, Any], where: str = "") -> list[str]:
-    if figure.key not in leaves:
-        return [f"{where}{figure.key} is missing"] if figure.required else []
-    problem = figure.problem(leaves[figure.key])
-    return [f"{where}{problem}"] if problem else []
+    texts = {"name": link["name"], "kind": link["kind"], "wrap": link.get("wrap", "never")}
+    return LinkTier(**texts, largest=tuple(link.get("largest", ())), **_fields(LINK_FIGURES, link))
 
 
 def _link_problems(links: Any) -> list[str]:
@@ -324,8 +231,7 @@ def _link_problems(links: Any) -> list[str]:
         problems += [where + _unknown(key, _LINK_KEYS) for key in link if key not in _LINK_KEYS]
         if not isinstance(link.get("name"), str) or names.count(link["name"]) > 1:
             problems.append(f"{where}name is missing or used twice")
-        for figure in LINK_FIGURES:
-            problems += _figure_problems(figure, link, where)
+        problems += [where + problem for figure in LINK_FIGURES if (problem := figure.problem(link))]
         problems += [where + problem for problem in _shape_problems(link)]
     if all(link.get("size") for link in links):
         problems.append("links has only tiers of fixed size: the last one must be able to grow")
@@ -353,13 +259,13 @@ def _shape_problems(link: dict[str, Any]) -> list[str]:
     return problems
 
 
-def _source_problems(sources: Any, leaves: Mapping[str, Any]) -> list[str]:
+def _source_problems(sources: Any, figures: Mapping[str, Any]) -> list[str]:
     if not isinstance(sources, dict):
         return ["sources is not a table of figure = source"]
     problems = [
         f"the source of {key} is {text!r}, not a text" for key, text in sources.items() if not isinstance(text, str)
     ]
-    return problems + ["sources: " + _unknown(key, leaves) for key in sources if key not in leaves]
+    return problems + ["sources: " + _unknown(key, figures) for key in sources if key not in figures]
 
 
 def _unknown(key: str, keys: Any) -> str:
@@ -373,7 +279,3 @@ def _whole_numbers(value: Any, count: Any) -> bool:
         and len(value) == count
         and all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in value)
     )
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(v, str) and v for v in value)

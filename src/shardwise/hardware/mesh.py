@@ -1,4 +1,4 @@
-"""The mesh as planning sees it: named axes with sizes, in order."""
+"""The mesh in planning: named axes with sizes, in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from shardwise.errors import MeshError
 
-#: Far more than there are anywhere; XLA counts devices in 32 bits.
+#: More devices than any machine has; XLA counts them in 32 bits.
 _MOST_DEVICES: Final = 2**24
 
 
@@ -26,7 +26,7 @@ class MeshAxes:
 
     @staticmethod
     def of(mesh: Any) -> MeshAxes:
-        """From a ``jax.sharding.Mesh`` or ``AbstractMesh``, a mapping of sizes, or another ``MeshAxes``."""
+        """Returns the axes of a ``jax.sharding.Mesh`` or ``AbstractMesh``, a mapping of sizes, or another ``MeshAxes``."""
         if isinstance(mesh, MeshAxes):
             return mesh
         names, sizes = getattr(mesh, "axis_names", None), getattr(mesh, "axis_sizes", None)
@@ -51,10 +51,7 @@ class MeshAxes:
 
     @property
     def devices(self) -> int:
-        count = 1
-        for size in self.sizes:
-            count *= size
-        return count
+        return math.prod(self.sizes)
 
     def index(self, axis: str) -> int:
         if axis not in self.names:
@@ -66,7 +63,7 @@ class MeshAxes:
 
 
 def spec_problems(path: str, shape: tuple[int, ...], spec: tuple[tuple[str, ...], ...], mesh: MeshAxes) -> list[str]:
-    """What is wrong with a sharding: unknown axes, an axis twice, too many dimensions, sizes that do not divide."""
+    """Returns the problems of a spec: unknown axes, an axis twice, too many dimensions, sizes that do not divide."""
     name = path or "a constraint"
     problems = []
     if len(spec) > len(shape):

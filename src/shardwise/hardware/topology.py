@@ -1,4 +1,4 @@
-"""Which devices there are and how they are linked, from texts such as ``v5e:4x4``.
+"""Devices and their links, from texts such as ``v5e:4x4``.
 
 | text | meaning |
 |---|---|
@@ -10,7 +10,7 @@
 | ``v5litepod-16``, ``v4-32`` | the cloud's names: chips on v5e and v6e, TensorCores before |
 | ``16 v5e`` | 16 devices in their natural shape |
 | ``v5e`` | one chip |
-| ``mine.toml:4x4`` | a profile of your own |
+| ``mine.toml:4x4`` | a profile of the user |
 
 The natural shape of a torus is the one nearest to a cube, shorter dimensions first and ones last (2x4, 2x2x1), in as few
 slices as will do; that of a switched tier is full nodes.
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shardwise.errors import HardwareError
-from shardwise.hardware.load import is_path, known, load_profile
+from shardwise.hardware.load import is_known_name, is_path, load_profile
 from shardwise.hardware.profile import LinkTier, Profile
 from shardwise.hardware.wrap import wraps
 
@@ -39,10 +39,9 @@ _TORUS_AXES: Final = "xyzuvw"
 
 @dataclass(frozen=True, slots=True)
 class PhysicalAxis:
-    """A row of devices. ``bytes_per_s`` is one way for one device when all devices use the axis at once.
+    """A row of devices. ``bytes_per_s`` is per direction and device when all devices use the axis at once.
 
-    ``tier`` counts from the inside. On a torus neighbours are linked, and the ends too where ``wrap``; on a switch
-    everybody is.
+    ``tier`` counts from the inside. On a torus neighbors are linked, and with ``wrap`` the ends; on a switch all devices are.
     """
 
     name: str
@@ -88,7 +87,7 @@ class Topology:
 
 
 def topology(text: str) -> Topology:
-    """The topology that a text describes (see the module's table).
+    """Returns the topology that a text describes (see the module's table).
 
     >>> topology("v3:2x4").devices, topology("v4-32").text, topology("16 h100").text, topology("8v5e").text
     (16, 'v4:2x2x4', 'h100:8x2', 'v5e:2x4')
@@ -105,10 +104,10 @@ def topology(text: str) -> Topology:
             return _counted(text, profile, slices, dims[0], "chips")
         return _shaped(text, profile, slices, dims)
     match = re.fullmatch(r"(\d+)(\s*)(?:x\s+)?(\D.*)", rest)
-    if match and (match[2] or known(match[3])):
+    if match and (match[2] or is_known_name(match[3])):
         profile = load_profile(match[3])
         return _counted(text, profile, slices, int(match[1]), "devices")
-    if not known(rest) and (match := re.fullmatch(r"(.+)-(\d+)", rest)) and known(match[1]):
+    if not is_known_name(rest) and (match := re.fullmatch(r"(.+)-(\d+)", rest)) and is_known_name(match[1]):
         profile = load_profile(match[1])
         return _counted(text, profile, slices, int(match[2]), "names")
     if colon and not is_path(rest):
@@ -117,7 +116,7 @@ def topology(text: str) -> Topology:
 
 
 def _counted(text: str, profile: Profile, slices: int, count: int, unit: str) -> Topology:
-    """A number of chips (or of devices, or as the cloud's names count) in its natural shape."""
+    """Returns a number of chips (or of devices, or as the cloud's names count) in its natural shape."""
     per = {"chips": 1, "devices": profile.devices_per_chip, "names": profile.type_count}[unit]
     if count < 1:
         raise HardwareError(f"{text!r} is no topology: at least one device is needed")
@@ -133,7 +132,7 @@ def _counted(text: str, profile: Profile, slices: int, count: int, unit: str) ->
 
 
 def _natural(profile: Profile, chips: int) -> tuple[int, tuple[int, ...]] | None:
-    """The number of slices and the shape of one (with the nodes, where GPUs have several)."""
+    """Returns the number of slices and the shape of one (with the nodes, where GPUs have several)."""
     inner = _first_growing(profile)
     tier = profile.links[inner]
     groups = -(-chips // math.prod(tier.largest)) if tier.largest else 1
@@ -150,7 +149,7 @@ def _natural(profile: Profile, chips: int) -> tuple[int, tuple[int, ...]] | None
 
 
 def _factorings(size: int, dims: int, least: int = 1) -> Iterator[tuple[int, ...]]:
-    """Shapes with that many devices, shorter dimensions first."""
+    """Yields the shapes with ``size`` devices, shorter dimensions first."""
     if dims == 1:
         if size >= least:
             yield (size,)
@@ -163,7 +162,7 @@ def _factorings(size: int, dims: int, least: int = 1) -> Iterator[tuple[int, ...
 
 
 def _within(shape: tuple[int, ...], tier: LinkTier) -> bool:
-    """Whether a torus of that shape exists; it may be turned."""
+    """Returns whether a torus of a shape exists, in any order of its dimensions."""
     if not tier.largest:
         return True
     return all(size <= most for size, most in zip(sorted(shape), sorted(tier.largest), strict=True))
@@ -203,7 +202,7 @@ def _axes(profile: Profile, sizes: list[tuple[int, ...]]) -> Iterator[PhysicalAx
     sharing = 1
     for k, (tier, shape) in enumerate(zip(profile.links, sizes, strict=True)):
         torus = tier.kind == "torus"
-        closed = wraps(tier.wrap, shape, _turned(shape, tier.largest)) if torus else (False,) * len(shape)
+        closed = wraps(tier.wrap, shape, _bounds_by_size(shape, tier.largest)) if torus else (False,) * len(shape)
         rate = tier.bytes_per_s / (sharing if torus else 1)
         for d, size in enumerate(shape):
             name = _TORUS_AXES[d] if torus else tier.name.lower()
@@ -212,8 +211,8 @@ def _axes(profile: Profile, sizes: list[tuple[int, ...]]) -> Iterator[PhysicalAx
         sharing *= tier.size or 1
 
 
-def _turned(shape: tuple[int, ...], largest: tuple[int, ...]) -> tuple[int, ...]:
-    """The bounds in the order in which the shape's dimensions use them."""
+def _bounds_by_size(shape: tuple[int, ...], largest: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the bounds in the order in which the shape's dimensions use them."""
     order = sorted(range(len(shape)), key=lambda d: shape[d])
     bounds = [0] * len(shape)
     for d, most in zip(order, sorted(largest), strict=False):
@@ -222,13 +221,13 @@ def _turned(shape: tuple[int, ...], largest: tuple[int, ...]) -> tuple[int, ...]
 
 
 def _written(profile: Profile, sizes: list[tuple[int, ...]]) -> str:
-    """The topology's text in its usual form."""
+    """Returns the topology's text in its usual form."""
     growing = [shape for tier, shape in zip(profile.links, sizes, strict=True) if not tier.size]
     inner = profile.links[_first_growing(profile)]
     outer = list(itertools.chain.from_iterable(growing[1:]))
     while outer and outer[-1] == 1:
         outer.pop()
-    name = profile.file if is_path(profile.file) and not known(profile.name) else profile.name
+    name = profile.file if is_path(profile.file) and not is_known_name(profile.name) else profile.name
     if inner.kind == "torus":
         return "".join(f"{size}*" for size in outer) + f"{name}:{_by(growing[0])}"
     return f"{name}:{_by((*growing[0], *outer))}"

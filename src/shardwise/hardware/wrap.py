@@ -1,4 +1,4 @@
-"""When an axis of a torus closes into a ring. The rule is a text in the profile of the link.
+"""Which axes of a torus wrap around into rings: a rule in the profile of the link.
 
 | rule | an axis wraps when |
 |---|---|
@@ -20,14 +20,14 @@ WRAP_RULES: Final = ("never", "always", "whole", "at least N", "cubes of N")
 
 
 def wrap_problem(rule: Any) -> str | None:
-    """What is wrong with a rule."""
+    """Returns what is wrong with a rule, or None."""
     if not isinstance(rule, str):
         return "a rule is a text"
     return None if rule in WRAP_RULES[:3] or _counted(rule) else "no such rule"
 
 
 def wraps(rule: str, shape: tuple[int, ...], largest: tuple[int, ...]) -> tuple[bool, ...]:
-    """Which axes of a torus of that shape are rings.
+    """Returns which axes of a torus of a shape are rings.
 
     >>> wraps("at least 16", (8, 16), (16, 16)), wraps("cubes of 4", (2, 4, 4), ())
     ((False, True), (False, False, False))

@@ -1,1 +1,1 @@
-"""The constraints path: what XLA's partitioner is asked for, and what is known about it."""
+"""The constraints path: what is stated to XLA's partitioner, and its quirks."""

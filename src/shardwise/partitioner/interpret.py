@@ -1,57 +1,61 @@
-"""Runs a captured function's jaxpr again, with a say at every value: where constraints are put in.
+"""Interprets the jaxpr of a captured function under a visitor, which inserts constraints or marks.
 
-The interpreter walks the jaxpr exactly as capture did, so that every equation finds its op by (scope, equation number). Calls
+The interpreter walks the jaxpr in the order of capture, so that an equation's op is found by (scope, equation number). Calls
 are inlined; ``remat``, loops and branches are rebuilt around their rewritten bodies, with their parameters unchanged.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
-
-import jax
-import numpy as np
+from dataclasses import dataclass
+from typing import Any
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import called
 from shardwise.capture.replay import Replay
 from shardwise.ir.program import Op, Program
+from shardwise.partitioner.quirks import clamp_starts
 
 
-class Visitor(Protocol):
-    """What is done to arrays on the way. Each method returns the array to go on with."""
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """A place in the program where a sharding can be stated: value ``number`` as it is ``stored``, operand ``index`` of op
+    ``number`` as it is ``used``, or its result ``index`` as it is ``computed``."""
 
-    def use(self, op: Op, operand: int, array: Any) -> Any: ...
+    place: str
+    number: int
+    index: int = 0
 
-    def computed(self, op: Op, result: int, array: Any) -> Any: ...
 
-    def defined(self, value: int, array: Any) -> Any: ...
+class Visitor:
+    """Changes arrays and ops while a program is interpreted; by default nothing."""
 
-    def around(self, op: Op) -> Any:
-        """A context manager that an op is bound in."""
-        ...
+    def visit(self, place: Place, array: Any) -> Any:
+        """Returns the array to continue with."""
+        return array
+
+    def scope(self, op: Op) -> Any:
+        """Returns a context manager in which an op is bound."""
+        return contextlib.nullcontext()
 
     def bind(self, equation: Any, arrays: Sequence[Any]) -> list[Any]:
-        """The results of an equation that is no loop, branch or call."""
-        ...
+        """Returns the results of an equation that is no loop, branch or call."""
+        return internals.bind(equation, arrays)
 
 
 class Interpreter:
-    """One program's jaxpr, to be run under a visitor."""
+    """Runs a program's jaxpr under a visitor."""
 
     def __init__(self, program: Program, visitor: Visitor):
         self.program = program
         self.visitor = visitor
         self._replay = Replay(program)
 
-    def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
-        """Runs the whole program's jaxpr on arrays or tracers."""
-        inner, consts = internals.split_jaxpr(jaxpr)
-        return self._evaluate(inner, consts, args, 0)
-
-    def _evaluate(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], scope: int) -> list[Any]:
-        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
+    def run(self, closed: Any, args: Sequence[Any], scope: int = 0) -> list[Any]:
+        """Returns the outputs of the program's jaxpr, or of one that it calls in another scope, on arrays or tracers."""
+        jaxpr, consts = internals.split_jaxpr(closed)
+        env: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
         def read(atom: Any) -> Any:
             return atom.val if internals.is_literal(atom) else env[atom]
@@ -69,51 +73,46 @@ class Interpreter:
         if name in _REBUILD and call is None:
             return self._rebuild(equation, arrays, scope, number, ops)
         if name == "shard_map":  # keeps its own mesh and specs
-            made = {op.attribute("position"): op.results[0] for op in ops if op.kind == "shard_map.output"}
+            values = {op.attribute("position"): op.results[0] for op in ops if op.kind == "shard_map.output"}
             results = internals.bind(equation, arrays)
-            return [self.visitor.defined(made[k], r) if k in made else r for k, r in enumerate(results)]
+            return [self._stored(values[k], r) if k in values else r for k, r in enumerate(results)]
         if call is not None and name in internals.REMAT:
             inner = self._replay.inner(scope, number)
-            rebuilt = internals.retrace(lambda *xs: self._inline(call, xs, inner), call)
+            rebuilt = internals.retrace(lambda *xs: self.run(call, xs, inner), call)
             return internals.bind(equation, arrays, {"jaxpr": internals.open_jaxpr(rebuilt)})
         if call is not None:
-            return self._inline(call, arrays, self._replay.inner(scope, number))
+            return self.run(call, arrays, self._replay.inner(scope, number))
         return self._plain(equation, arrays, ops)
 
-    def _inline(self, jaxpr: Any, arrays: Sequence[Any], scope: int) -> list[Any]:
-        inner, consts = internals.split_jaxpr(jaxpr)
-        return self._evaluate(inner, consts, arrays, scope)
+    def _stored(self, value: int, array: Any) -> Any:
+        return self.visitor.visit(Place("stored", value), array)
 
     def _plain(self, equation: Any, arrays: list[Any], ops: list[Op]) -> list[Any]:
         if equation.primitive.name == "optimization_barrier":
             results = internals.bind(equation, arrays)
-            kept = {op.results[0]: op for op in ops}
-            # Dead operands have no op; live ones stand in the order of the equation.
-            return (
-                [self.visitor.defined(v, r) for v, r in zip(kept, results, strict=True)]
-                if len(kept) == len(results)
-                else results
-            )
+            # Dead operands have no op; the ops of live ones are in the order of the equation.
+            all_live = len(ops) == len(results)
+            return [self._stored(op.results[0], r) for op, r in zip(ops, results, strict=True)] if all_live else results
         if not ops:
             return self.visitor.bind(equation, arrays)
         *inner, op = ops
-        if inner:  # a gather from a widened array, which XLA's partitioner gets as it was written
-            return [self.visitor.defined(op.results[0], r) for r in self.visitor.bind(equation, arrays)]
+        if inner:  # a gather from a widened array, which XLA's partitioner reads as one op
+            return [self._stored(op.results[0], r) for r in self.visitor.bind(equation, arrays)]
         if op.attribute("spec") is not None and equation.primitive.name == "sharding_constraint":
-            return [self.visitor.defined(op.results[0], arrays[0])]  # the plan states it, on its own mesh
+            return [self._stored(op.results[0], arrays[0])]  # the plan states it, on the plan's mesh
         arrays = [
-            self.visitor.use(op, k, a) if v >= 0 else a
+            self.visitor.visit(Place("used", op.id, k), a) if v >= 0 else a
             for k, (a, v) in enumerate(zip(arrays, op.operands, strict=True))
         ]
-        with self.visitor.around(op):
+        with self.visitor.scope(op):
             if equation.primitive.name == "dynamic_slice":
-                arrays = _clamped(arrays, equation.params["slice_sizes"])
+                arrays = clamp_starts(arrays, equation.params["slice_sizes"])
             results = self.visitor.bind(equation, arrays)
-        results = [self.visitor.computed(op, k, r) for k, r in enumerate(results)]
-        return [self.visitor.defined(v, r) for v, r in zip(op.results, results, strict=True)]
+        results = [self.visitor.visit(Place("computed", op.id, k), r) for k, r in enumerate(results)]
+        return [self._stored(v, r) for v, r in zip(op.results, results, strict=True)]
 
     def _rebuild(self, equation: Any, arrays: list[Any], scope: int, number: int, ops: list[Op]) -> list[Any]:
-        """A loop or branch around its rewritten bodies. One that nothing needs is left as it is."""
+        """Binds a loop or branch with rewritten bodies. A dead one is left as it is."""
         if not ops:
             return internals.bind(equation, arrays)
         (op,) = ops
@@ -124,29 +123,15 @@ class Interpreter:
             inputs = regions[part].inputs
 
             def run(*xs: Any) -> list[Any]:
-                shown = [self.visitor.defined(v, x) if v >= 0 else x for v, x in zip(inputs, xs, strict=True)]
-                return self._inline(jaxpr, shown, inner)
+                visited = [self._stored(v, x) if v >= 0 else x for v, x in zip(inputs, xs, strict=True)]
+                return self.run(jaxpr, visited, inner)
 
             return internals.retrace(run, jaxpr)
 
         changed = _REBUILD[equation.primitive.name](equation.params, body)
-        with self.visitor.around(op):
+        with self.visitor.scope(op):
             results = internals.bind(equation, arrays, changed)
-        return [self.visitor.defined(v, r) if v >= 0 else r for v, r in zip(op.results, results, strict=True)]
-
-
-def _clamped(arrays: list[Any], sizes: Sequence[int]) -> list[Any]:
-    """A dynamic slice's operands with the starts in range, as the op itself would clamp them.
-
-    XLA's partitioner clamps by the size of one shard of the slice, not of the whole slice, where the sliced dimension is
-    sharded in the result.
-    """
-    array, *starts = arrays
-    inside = []
-    for start, whole, size in zip(starts, array.shape, sizes, strict=True):
-        last = min(whole - size, np.iinfo(start.dtype).max)
-        inside.append(jax.lax.clamp(start.dtype.type(0), start, start.dtype.type(last)))
-    return [array, *inside]
+        return [self._stored(v, r) if v >= 0 else r for v, r in zip(op.results, results, strict=True)]
 
 
 _Body = Callable[[Any, str], Any]

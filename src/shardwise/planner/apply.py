@@ -18,9 +18,9 @@ from shardwise.capture.trace import JitOptions, Traced
 from shardwise.errors import PlanError, SpmdError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Program
-from shardwise.partitioner.choose import choose_constraints
+from shardwise.partitioner.constraints import choose_constraints
 from shardwise.partitioner.interpret import Interpreter
-from shardwise.partitioner.shardy import Constrain
+from shardwise.partitioner.propagation import Constrain
 from shardwise.planner.fingerprint import check_version
 from shardwise.planner.relower import relowered
 from shardwise.plans.plan import ArrayPlan, Plan, Spec

@@ -21,7 +21,7 @@ from shardwise.planner.mesh import RACE_S, OpenMesh
 from shardwise.plans.search_log import SearchLog, VariantTried
 from shardwise.search.result import Ended, Improvement
 from shardwise.search.searcher import SETTLED, Options
-from shardwise.transforms.remat import rematerialisable
+from shardwise.transforms.remat import count_candidates
 from shardwise.transforms.variant import Variant
 from shardwise.transforms.variants import AUTO, trace_variant
 
@@ -120,7 +120,7 @@ def best_variant(
     if best is None:
         best = tries.smallest(asked)
     elif best.settled.predicted.fits and asked.wanted.remat == AUTO:
-        fewer = _with_loops_left(best, tries, quick, rematerialisable(plain.traced))
+        fewer = _with_loops_left(best, tries, quick, count_candidates(plain.traced))
         best, whole = fewer, whole and fewer is best
     if best.log is not None and not best.interrupted and not (whole and best.log.ended in SETTLED):
         best = min(tries.search(best.captured, asked), best, key=lambda one: one.rank)

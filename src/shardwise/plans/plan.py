@@ -165,7 +165,7 @@ class Plan:
         >>> plan.constraints
         ()
         """
-        from shardwise.partitioner.choose import stated_constraints
+        from shardwise.partitioner.constraints import stated_constraints
 
         if self.asked is None or self.jaxpr is None:
             return ()

@@ -88,7 +88,7 @@ RULES: Final[dict[str, Callable[[OpCall], Rule]]] = {
 }
 
 #: Kernels whose rule is derived from their parameters, or None where that finds nothing to split. Their FLOPs are those of
-#: :func:`shardwise.capture.jax_internals.kernel_flops`.
+#: :func:`shardwise.capture.equations.kernel_flops`.
 KERNELS: Final[dict[str, Callable[[OpCall], Rule | None]]] = {
     **dict.fromkeys(
         """dot_product_attention_fwd dot_product_attention_fwd_wrapper dot_product_attention_bwd

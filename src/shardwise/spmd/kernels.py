@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shardwise.capture import jax_internals as internals
+from shardwise.capture import equations
 from shardwise.errors import RuleError, SpmdError
 from shardwise.lowering.sharding import Axes
 from shardwise.rules.attention import broadcast_bias_dims
@@ -58,7 +58,7 @@ def _axes_by_split(op: LocalOp) -> dict[int, Axes]:
                 reason = (
                     f"its grid does not split dimension {d} of tensor {tensor}; wrap its caller with shardwise.kernel"
                 )
-                raise SpmdError(op.op.kind, internals.user_line(op.equation.source_info), reason)
+                raise SpmdError(op.op.kind, equations.user_line(op.equation.source_info), reason)
     return found
 
 

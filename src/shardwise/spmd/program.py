@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import called
 from shardwise.capture.replay import Replay
@@ -178,7 +179,7 @@ class LocalProgram:
             if self.program.scopes[inner].has_barrier:
                 given = self._behind_barrier(given)
             return self._inline(call, given, inner)
-        if internals.is_identity(equation):
+        if equations.is_identity(equation):
             return given
         ops = self._replay.ops(scope, number)
         if (scope, number) in self.program.undone:

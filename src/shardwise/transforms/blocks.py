@@ -1,18 +1,17 @@
-"""Repeated blocks that compute again: layers that are unrolled in the program (``transforms/remat``).
+"""Rematerialization of repeated blocks, such as unrolled layers (``transforms/remat``).
 
-Found by structure alone. Outside of the backward pass, which JAX marks as transposed, every step is a letter: its primitive and
-the types of what it makes; numbers and parameters are none of it, so that a layer that knows its index is like the others. The
-longest stretches of this text that repeat themselves (``text[i] == text[i + period]``) are stacks of layers. They are cut where
-the least goes over from one block to the next.
+Blocks are found by structure alone. Outside of the backward pass, which JAX marks as transposed, every step is a letter: its
+primitive and the types of its results, without literals and parameters, so that a layer that uses its index is like the others.
+The longest stretches of this text that repeat (``text[i] == text[i + period]``) are stacks of layers. They are cut where the
+fewest bytes pass from one block to the next.
 
-What a block makes and nothing but the backward pass reads is not kept. Before its first use the block is run again, as far as
-that takes, from what it read. A barrier goes around these values and a cotangent that the backward pass has just come to, as
-``jax.checkpoint`` does it: XLA cannot merge the second run with the first, and cannot begin it earlier. What the forward pass
-reads later on is kept, and so is what is read by no backward step. Cuts say only where to begin again: wherever they are the
-program computes the same.
+A result that only the backward pass reads is dropped. Before its first use the block is run again from its inputs, as far as
+needed. A barrier goes around these inputs and a cotangent that is ready at that point, as in ``jax.checkpoint``: XLA cannot
+merge the second run with the first, and cannot begin it earlier. Results that the forward pass reads later are kept, and so are
+those that no backward step reads. Cuts only determine where to begin again: the program computes the same wherever they are.
 
-A block is left alone where running it again would have an effect twice, and a family where its blocks would keep as much as
-they leave out, or leave out next to nothing.
+A block is not changed where running it again would have an effect twice, and a family where its blocks would keep as many bytes
+as they drop, or drop very few.
 """
 
 from __future__ import annotations
@@ -28,59 +27,55 @@ from numpy.typing import NDArray
 from shardwise.capture import jax_internals as internals
 from shardwise.transforms.flat import Flat
 
-#: How many of the distances between equal letters are tried as periods: the most frequent.
-_PERIODS: Final = 256
-#: Equal letters up to so many places apart are looked at: a letter may be in a block more than once.
-_NEIGHBOURS: Final = 4
-#: The share of what the backward pass reads that a family must leave out.
-_LEAST: Final = 0.02
+#: The number of distances between equal letters that are tried as periods, the most frequent first.
+_MAX_PERIODS: Final = 256
+#: The occurrences of a letter whose distances count: a letter may be in a block more than once.
+_OCCURRENCES: Final = 4
+#: The least fraction of the bytes read by the backward pass that a family must drop.
+_MIN_DROPPED: Final = 0.02
 
 _Cuts = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What is computed again before step ``at``: the ``steps``, which read ``given``, for the values ``dropped``. ``cotangent``
-    is a value of the backward pass that it waits for."""
+    """The ``steps`` that are computed again before step ``at``, from ``inputs``, for the values ``dropped``. ``cotangent`` is a
+    value of the backward pass that they wait for."""
 
     at: int
     steps: tuple[int, ...]
-    given: tuple[int, ...]
+    inputs: tuple[int, ...]
     dropped: tuple[int, ...]
     cotangent: int
 
 
 def find_families(flat: Flat) -> list[_Cuts]:
-    """Repeated blocks that have more to leave out than to keep instead, each family by its cuts: a block goes from one to the
-    next."""
-    made = {v for step in flat.steps if not step.is_backward for v in step.results}
+    """Returns families of repeated blocks that drop more bytes than they keep instead, by their cuts: a block goes from one to
+    the next."""
+    computed = {v for step in flat.steps if not step.is_backward for v in step.results}
     read = {v for step in flat.steps if step.is_backward for v in step.reads}
-    least = _LEAST * sum(map(flat.nbytes, made & read))
-    found: list[_Cuts] = []
+    least = _MIN_DROPPED * sum(map(flat.nbytes, computed & read))
+    families: list[_Cuts] = []
     for first, end, period in sorted(_repetitions(_text(flat))):
         cuts = _cut(flat, first, end, period)
-        if len(cuts) > 2 and _spared(flat, cuts) > least:
-            found.append(cuts)
-    return found
+        if len(cuts) > 2 and _saved_bytes(flat, cuts) > least:
+            families.append(cuts)
+    return families
 
 
 def find_blocks(flat: Flat, cuts: _Cuts) -> list[Block]:
-    """What the blocks between cuts compute again."""
+    """Returns the blocks between cuts that can be computed again."""
     outputs = {v for v in flat.outputs if isinstance(v, int)}
-    made = (_block(flat, first, end, outputs) for first, end in pairwise(cuts))
-    return [block for block in made if block is not None]
+    blocks = (_block(flat, first, end, outputs) for first, end in pairwise(cuts))
+    return [block for block in blocks if block is not None]
 
 
 def _text(flat: Flat) -> NDArray[np.int64]:
-    """A number for every step, equal for equal letters; those of the backward pass are like no other."""
+    """Returns a number for every step, equal for equal letters; those of the backward pass are unique."""
     letters: dict[Any, int] = {}
-    known: dict[int, tuple[Any, ...]] = {}
 
     def kind(value: int) -> tuple[Any, ...]:
-        if value not in known:
-            aval = flat.types[value]
-            known[value] = internals.shape_of(aval), internals.dtype_of(aval)[0]
-        return known[value]
+        return internals.shape_of(flat.types[value]), internals.dtype_of(flat.types[value])[0]
 
     text = np.empty(len(flat.steps), np.int64)
     for k, step in enumerate(flat.steps):
@@ -93,23 +88,23 @@ def _text(flat: Flat) -> NDArray[np.int64]:
 
 
 def _repetitions(text: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    """Stretches that repeat themselves with a period: where they begin and end, the longest first, none over another."""
+    """Returns begin, end and period of the stretches that repeat, the longest first, without overlaps."""
     order = np.argsort(text, kind="stable")
     apart = [
-        order[k:][same] - order[:-k][same] for k in range(1, _NEIGHBOURS + 1) if (same := _same(text[order], k)).any()
+        order[k:][same] - order[:-k][same] for k in range(1, _OCCURRENCES + 1) if (same := _same(text[order], k)).any()
     ]
     if not apart:
         return []
     periods, counts = np.unique(np.concatenate(apart), return_counts=True)
-    tried = sorted(periods[np.argsort(-counts, kind="stable")[:_PERIODS]].tolist())
+    tried = sorted(periods[np.argsort(-counts, kind="stable")[:_MAX_PERIODS]].tolist())
     every = [(end - first, -period, first) for period in tried for first, end in _runs(_same(text, period), period)]
     free = np.ones(len(text), bool)
-    found = []
+    stretches = []
     for length, period, first in sorted(every, key=lambda run: (-run[0], -run[1], run[2])):
         if free[first : first + length].all():
             free[first : first + length] = False
-            found.append((first, first + length, -period))
-    return found
+            stretches.append((first, first + length, -period))
+    return stretches
 
 
 def _same(text: NDArray[np.int64], apart: int) -> NDArray[np.bool_]:
@@ -117,7 +112,7 @@ def _same(text: NDArray[np.int64], apart: int) -> NDArray[np.bool_]:
 
 
 def _runs(same: NDArray[np.bool_], period: int) -> Iterator[tuple[int, int]]:
-    """The stretches that repeat at least once: as long as the period where each letter is as that a period later."""
+    """Yields begin and end of the stretches in which each letter equals that a period later, at least a period long."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
     for first, last in edges.reshape(-1, 2).tolist():
         if last - first >= period:
@@ -125,17 +120,17 @@ def _runs(same: NDArray[np.bool_], period: int) -> Iterator[tuple[int, int]]:
 
 
 def _cut(flat: Flat, first: int, end: int, period: int) -> _Cuts:
-    """Where the least goes over; a piece of at least half a block at either end is one, too."""
-    over = np.zeros(end - first + 2)
+    """Returns the cuts with the fewest bytes across; a piece of at least half a block at either end is a block, too."""
+    across = np.zeros(end - first + 2)
     for k in range(first, end):
         for v in flat.steps[k].results:
             forward = [u for u in flat.users.get(v, ()) if not flat.steps[u].is_backward]
             last = min(max(forward, default=k), end)
-            over[k + 1 - first] += flat.nbytes(v)
-            over[last + 1 - first] -= flat.nbytes(v)
-    over = np.cumsum(over)[: end - first + 1]
+            across[k + 1 - first] += flat.nbytes(v)
+            across[last + 1 - first] -= flat.nbytes(v)
+    across = np.cumsum(across)[: end - first + 1]
     phase = min(
-        range(period), key=lambda f: (float(over[f + period :: period].mean()), -((end - first - f) // period), f)
+        range(period), key=lambda f: (float(across[f + period :: period].mean()), -((end - first - f) // period), f)
     )
     cuts = list(range(first + phase, end + 1, period))
     if 2 * (cuts[0] - first) >= period:
@@ -164,37 +159,37 @@ def _block(flat: Flat, first: int, end: int, outputs: set[int]) -> Block | None:
             again.append(k)
             needed.update(v for v in steps[k].reads if v not in saved)
     read = {v for k in again for v in steps[k].reads}
-    given = sorted(read - {v for k in again for v in steps[k].results if v not in saved})
-    if not dropped or not given or any(steps[k].equation.effects for k in again):
+    inputs = sorted(read - {v for k in again for v in steps[k].results if v not in saved})
+    if not dropped or not inputs or any(steps[k].equation.effects for k in again):
         return None
     at = min(u for v in dropped for u in users[v] if u >= end)
     cotangent = _cotangent(flat, at)
-    return None if cotangent is None else Block(at, tuple(again[::-1]), tuple(given), tuple(dropped), cotangent)
+    return None if cotangent is None else Block(at, tuple(again[::-1]), tuple(inputs), tuple(dropped), cotangent)
 
 
 def _cotangent(flat: Flat, at: int) -> int | None:
-    """A value that the backward pass has at a step, and reads there or as soon as possible after."""
+    """Returns a value of the backward pass that is ready at a step, and read there or as soon as possible after."""
     for step in map(flat.steps.__getitem__, range(at, len(flat.steps))):
-        ready = [v for v in step.reads if (k := flat.maker.get(v, at)) < at and flat.steps[k].is_backward]
+        ready = [v for v in step.reads if (k := flat.producer.get(v, at)) < at and flat.steps[k].is_backward]
         if step.is_backward and ready:
-            return max(ready, key=lambda v: flat.maker[v])
+            return max(ready, key=lambda v: flat.producer[v])
     return None
 
 
-def _spared(flat: Flat, cuts: _Cuts) -> float:
-    """Bytes that a family leaves out, less those that it keeps instead."""
-    spared = 0.0
+def _saved_bytes(flat: Flat, cuts: _Cuts) -> float:
+    """Returns the bytes that a family drops, minus those that it keeps instead."""
+    saved = 0.0
     for block in find_blocks(flat, cuts):
-        spared += sum(map(flat.nbytes, block.dropped))
-        made = (v for v in block.given if v in flat.maker)
-        spared -= sum(flat.nbytes(v) for v in made if not any(flat.steps[u].is_backward for u in flat.users[v]))
-    return spared
+        saved += sum(map(flat.nbytes, block.dropped))
+        computed = (v for v in block.inputs if v in flat.producer)
+        saved -= sum(flat.nbytes(v) for v in computed if not any(flat.steps[u].is_backward for u in flat.users[v]))
+    return saved
 
 
 def blocks_by_step(flat: Flat, families: Sequence[_Cuts]) -> dict[int, list[Block]]:
-    """The blocks by the step before which they are computed again."""
-    found: dict[int, list[Block]] = {}
+    """Returns the blocks by the step before which they are computed again."""
+    by_step: dict[int, list[Block]] = {}
     for cuts in families:
         for block in find_blocks(flat, cuts):
-            found.setdefault(block.at, []).append(block)
-    return found
+            by_step.setdefault(block.at, []).append(block)
+    return by_step

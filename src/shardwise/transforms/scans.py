@@ -1,19 +1,19 @@
-"""Scans that compute again: one keeps what it carries, and the scan that reads its residuals computes them
+"""Rematerialization of scans: one keeps its carry, and the scan that reads its residuals computes them again
 (``transforms/remat``).
 
 Differentiation turns a scan over layers into a forward scan F that stacks residuals, every activation of every layer, and a
-backward scan G that reads them, step by step. A stacked output of F that is used by nothing but scans of the same length, as
-what they scan over, is not stacked. F stacks its carry at the start of each step instead, and G runs F's body on that, on F's
-own scanned operands and constants for the same step, as far as it takes for what was left out (dead code is not run). Positions
-agree whatever the direction of either scan, since both index by position. Inside of loops XLA cannot merge the second
-computation with the first, so that no barrier is needed.
+backward scan G that reads them, step by step. A stacked output of F whose only uses are as scanned operands of scans of the
+same length is not stacked. F stacks its carry at the start of each step instead, and G runs F's body on that and on F's scanned
+operands and constants for the same step, as far as the residuals need it (dead code is not run). Both scans index by position,
+so that their directions do not matter. Inside of loops XLA cannot merge the second computation with the first, so that no
+barrier is needed.
 
-A scan is left alone where its carries would take as much as what is left out.
+A scan is not changed where its stacked carries would take as much memory as its residuals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,30 +21,29 @@ import jax
 
 from shardwise.capture import jax_internals as internals
 from shardwise.transforms.flat import Flat, Step
-from shardwise.transforms.paired import Atom, read_atoms
+from shardwise.transforms.trace_pair import Atom, read_atoms
 
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """What scan ``step`` need not stack: positions among its stacked outputs, by value; and the carries that are stacked
-    instead, by number."""
+    """The residuals that scan ``step`` does not stack: positions among its stacked outputs, by value; and the carries that it
+    stacks instead, by number."""
 
     step: int
     dropped: Mapping[int, int]
     carries: tuple[int, ...]
 
 
-def find_scans(flat: Flat, taken: Collection[int]) -> tuple[list[int], list[int]]:
-    """The scans that have more to leave out than to stack instead: taken one by one, and all together. Those that are
-    ``taken`` are not looked at."""
-    scans = [k for k, step in enumerate(flat.steps) if step.is_scan and k not in taken]
-    first = [k for k in scans if _spares(flat, find_residuals(flat, k))]
-    return first, [k for k in first if _spares(flat, find_residuals(flat, k, first))]
+def find_scans(flat: Flat, excluded: Collection[int]) -> tuple[list[int], list[int]]:
+    """Returns the scans whose residuals take more than the carries stacked instead: each by itself, and all together."""
+    scans = [k for k, step in enumerate(flat.steps) if step.is_scan and k not in excluded]
+    first = [k for k in scans if _saves_memory(flat, find_residuals(flat, k))]
+    return first, [k for k in first if _saves_memory(flat, find_residuals(flat, k, first))]
 
 
 def find_residuals(flat: Flat, number: int, sources: Sequence[int] = ()) -> Residuals:
-    """Which stacked outputs of a scan are read by nothing but scans, in step with it; not by ``sources``, which need their
-    operands to be run again themselves."""
+    """Returns the stacked outputs of a scan that only scans read, step by step; not those in ``sources``, which need their
+    operands to be run again."""
     scan = _Scan(flat.steps[number])
     elsewhere = {v for v in flat.outputs if isinstance(v, int)}
     read: set[int] = set()
@@ -57,17 +56,17 @@ def find_residuals(flat: Flat, number: int, sources: Sequence[int] = ()) -> Resi
         elsewhere.update(v for v in step.reads if v not in in_step)
         read.update(v for v in in_step if isinstance(v, int))
     dropped = {v: k for k, v in enumerate(scan.stacked) if v in read - elsewhere}
-    needed = _needed(scan.body, {scan.carries + k for k in dropped.values()})
+    needed = scan.needed({scan.carries + k for k in dropped.values()})
     return Residuals(number, dropped, tuple(k for k in range(scan.carries) if scan.consts + k in needed))
 
 
-def _spares(flat: Flat, left: Residuals) -> bool:
-    scan = _Scan(flat.steps[left.step])
+def _saves_memory(flat: Flat, residuals: Residuals) -> bool:
+    scan = _Scan(flat.steps[residuals.step])
     inputs = set(scan.body.invars)
-    outputs = [scan.body.outvars[scan.carries + k] for k in left.dropped.values()]
-    spared = sum(map(flat.nbytes, left.dropped))
-    added = sum(flat.nbytes(scan.carried[k]) * scan.length for k in left.carries)
-    return spared > added and any(internals.is_literal(v) or v not in inputs for v in outputs)
+    outputs = [scan.body.outvars[scan.carries + k] for k in residuals.dropped.values()]
+    saved = sum(map(flat.nbytes, residuals.dropped))
+    added = sum(flat.nbytes(scan.carried[k]) * scan.length for k in residuals.carries)
+    return saved > added and any(internals.is_literal(v) or v not in inputs for v in outputs)
 
 
 class _Scan:
@@ -76,7 +75,7 @@ class _Scan:
     def __init__(self, step: Step):
         params = step.equation.params
         self.consts, self.carries = internals.scan_counts(params)
-        self.body, self.held = internals.split_jaxpr(params["jaxpr"])
+        self.body, self._arrays = internals.split_jaxpr(params["jaxpr"])
         self.length, self.reverse, self.unroll = params["length"], params["reverse"], params["unroll"]
         self.first_xs = self.consts + self.carries
         self.constants = step.operands[: self.consts]
@@ -85,110 +84,89 @@ class _Scan:
         self.carried = step.results[: self.carries]
         self.stacked = step.results[self.carries :]
 
+    def _live(self, outputs: Collection[int]) -> tuple[list[Any], set[Any]]:
+        """Returns the equations that some outputs need, and all the variables that these read."""
+        needed = {v for k in outputs if not internals.is_literal(v := self.body.outvars[k])}
+        live = []
+        for equation in reversed(self.body.eqns):
+            if any(v in needed for v in equation.outvars):
+                live.append(equation)
+                needed.update(v for v in equation.invars if not internals.is_literal(v))
+        return live[::-1], needed
+
+    def needed(self, outputs: Collection[int]) -> set[int]:
+        """Returns the inputs of the body that some of its outputs depend on."""
+        _, needed = self._live(outputs)
+        return {k for k, v in enumerate(self.body.invars) if v in needed}
+
     def run(self, args: Sequence[Any], wanted: set[int] | None = None) -> list[Any]:
-        """The body's outputs; those that are not wanted may be None."""
-        return _run_body(self.body, self.held, args, wanted)
-
-
-def _live(body: Any, wanted: set[int]) -> tuple[list[bool], set[Any]]:
-    """Which equations it takes for some of the outputs, and all the variables that are read on the way."""
-    needed = {body.outvars[k] for k in wanted if not internals.is_literal(body.outvars[k])}
-    live = [False] * len(body.eqns)
-    for k in reversed(range(len(body.eqns))):
-        equation = body.eqns[k]
-        if any(v in needed for v in equation.outvars):
-            live[k] = True
-            needed.update(v for v in equation.invars if not internals.is_literal(v))
-    return live, needed
-
-
-def _needed(body: Any, wanted: set[int]) -> set[int]:
-    """The inputs of a body that some of its outputs depend on."""
-    _, needed = _live(body, wanted)
-    return {k for k, v in enumerate(body.invars) if v in needed}
-
-
-def _run_body(body: Any, consts: Sequence[Any], args: Sequence[Any], wanted: set[int] | None = None) -> list[Any]:
-    live, _ = _live(body, set(range(len(body.outvars))) if wanted is None else wanted)
-    env: dict[Any, Any] = dict(zip((*body.constvars, *body.invars), (*consts, *args), strict=True))
-    for equation, runs in zip(body.eqns, live, strict=True):
-        if runs:
+        """Returns the body's outputs; those that are not wanted may be None."""
+        live, _ = self._live(range(len(self.body.outvars)) if wanted is None else wanted)
+        variables = (*self.body.constvars, *self.body.invars)
+        env: dict[Any, Any] = dict(zip(variables, (*self._arrays, *args), strict=True))
+        for equation in live:
             arrays = [a.val if internals.is_literal(a) else env[a] for a in equation.invars]
             env.update(zip(equation.outvars, internals.bind(equation, arrays), strict=True))
-    return [a.val if internals.is_literal(a) else env.get(a) for a in body.outvars]
+        return [a.val if internals.is_literal(a) else env.get(a) for a in self.body.outvars]
 
 
-class ScansAgain:
-    """Scans that leave residuals out, and those that read them and compute them again."""
+class RematerializedScans:
+    """Scans that do not stack some residuals, and those that read and recompute them."""
 
-    def __init__(self, flat: Flat, left: Sequence[Residuals]):
+    def __init__(self, flat: Flat, residuals: Sequence[Residuals]):
         self._flat = flat
-        self._left = {one.step: one for one in left}
-        self._source = {v: one for one in left for v in one.dropped}
+        self._residuals = {one.step: one for one in residuals}
+        self._source = {v: one for one in residuals for v in one.dropped}
         self._carries: dict[tuple[int, int], Any] = {}
 
-    def concerns(self, number: int) -> bool:
-        """Is a step a scan that is another one here?"""
+    def changes(self, number: int) -> bool:
+        """Returns whether a step is a scan that is rewritten."""
         step = self._flat.steps[number]
-        return step.is_scan and (number in self._left or any(v in self._source for v in _Scan(step).scanned))
+        return step.is_scan and (number in self._residuals or any(v in self._source for v in _Scan(step).scanned))
 
     def run(self, number: int, env: Mapping[int, Any]) -> list[Any]:
-        """A scan with its own residuals left out, and with those it reads computed again. What is left out is None."""
+        """Returns the results of a rewritten scan, None for residuals that are not stacked."""
         scan = _Scan(self._flat.steps[number])
-        own = self._left.get(number, Residuals(number, {}, ()))
-        kept = [k for k in range(len(scan.stacked)) if k not in own.dropped.values()]
+        residuals = self._residuals.get(number, Residuals(number, {}, ()))
+        kept = [k for k in range(len(scan.stacked)) if k not in residuals.dropped.values()]
         constants = read_atoms(env, scan.constants)
-        scanned = [v for v in scan.scanned if isinstance(v, int)]
-        sources = {s.step: s for v in scanned if (s := self._source.get(v)) is not None}
-        xs = {v: env[v] for v in scanned if v not in self._source}
-        again = [_Recomputed(self._flat, s, scan, env, self._carries) for s in sources.values()]
+        values = [v for v in scan.scanned if isinstance(v, int)]
+        sources = {s.step: s for v in values if (s := self._source.get(v)) is not None}
+        recomputed = [self._recomputed(s, scan, env) for s in sources.values()]
 
         def body(carry: list[Any], rows: tuple[dict[int, Any], list[Any]]) -> tuple[list[Any], Any]:
-            row, others = dict(rows[0]), rows[1]
-            for one, given in zip(again, others, strict=True):
-                row.update(one.run(given))
+            row = dict(rows[0])
+            for (_, recompute), operands in zip(recomputed, rows[1], strict=True):
+                row.update(recompute(operands))
             outputs = scan.run([*constants, *carry, *read_atoms(row, scan.scanned)])
             stacked = [outputs[scan.carries + k] for k in kept]
-            return outputs[: scan.carries], (stacked, [carry[k] for k in own.carries])
+            return outputs[: scan.carries], (stacked, [carry[k] for k in residuals.carries])
 
-        given = xs, [one.scanned for one in again]
+        xs = {v: env[v] for v in values if v not in self._source}, [scanned for scanned, _ in recomputed]
         options: dict[str, Any] = {"length": scan.length, "reverse": scan.reverse, "unroll": scan.unroll}
-        carried, (stacked, carries) = jax.lax.scan(body, read_atoms(env, scan.initial), given, **options)
-        self._carries.update(((number, k), c) for k, c in zip(own.carries, carries, strict=True))
-        found: list[Any] = [None] * len(scan.stacked)
-        for k, array in zip(kept, stacked, strict=True):
-            found[k] = array
-        return [*carried, *found]
+        carried, (stacked, carries) = jax.lax.scan(body, read_atoms(env, scan.initial), xs, **options)
+        self._carries.update(((number, k), c) for k, c in zip(residuals.carries, carries, strict=True))
+        by_position = dict(zip(kept, stacked, strict=True))
+        return [*carried, *(by_position.get(k) for k in range(len(scan.stacked)))]
 
+    def _recomputed(
+        self, residuals: Residuals, reader: _Scan, env: Mapping[int, Any]
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[int, Any]]]:
+        """Returns what has to be scanned over to run a forward scan's body inside of another scan, and a function from one row
+        of that to the residuals of one step, by value."""
+        scan = _Scan(self._flat.steps[residuals.step])
+        positions = {v: scan.carries + k for v, k in residuals.dropped.items() if v in reader.scanned}
+        needed = scan.needed(positions.values())
+        operands = [k for k in range(len(scan.scanned)) if scan.first_xs + k in needed]
+        constants = read_atoms(env, scan.constants)
+        places = [*(scan.consts + k for k in residuals.carries), *(scan.first_xs + k for k in operands)]
+        carries = [self._carries[residuals.step, k] for k in residuals.carries]
 
-class _Recomputed:
-    """One forward scan's body, run again inside of another scan."""
+        def run(rows: Sequence[Any]) -> dict[int, Any]:
+            inputs: list[Any] = [*constants, *[None] * (scan.carries + len(scan.scanned))]
+            for place, row in zip(places, rows, strict=True):
+                inputs[place] = row
+            outputs = scan.run(inputs, set(positions.values()))
+            return {v: outputs[k] for v, k in positions.items()}
 
-    def __init__(
-        self,
-        flat: Flat,
-        left: Residuals,
-        reader: _Scan,
-        env: Mapping[int, Any],
-        carries: Mapping[tuple[int, int], Any],
-    ):
-        self._scan = _Scan(flat.steps[left.step])
-        self._values = {v: k for v, k in left.dropped.items() if v in reader.scanned}
-        self._wanted = {self._scan.carries + k for k in self._values.values()}
-        self._carried = left.carries
-        needed = _needed(self._scan.body, self._wanted)
-        self._inputs = [k for k in range(len(self._scan.scanned)) if self._scan.first_xs + k in needed]
-        self._constants = read_atoms(env, self._scan.constants)
-        rows = read_atoms(env, [self._scan.scanned[k] for k in self._inputs])
-        #: What is scanned over: the carries at the start of each step, and the scanned operands that it takes.
-        self.scanned = [*(carries[left.step, k] for k in self._carried), *rows]
-
-    def run(self, rows: Sequence[Any]) -> dict[int, Any]:
-        """The residuals of one step, by the value that stacked them."""
-        scan = self._scan
-        inputs: list[Any] = [*self._constants, *[None] * (scan.carries + len(scan.scanned))]
-        places = [*(scan.consts + k for k in self._carried), *(scan.first_xs + k for k in self._inputs)]
-        for place, row in zip(places, rows, strict=True):
-            inputs[place] = row
-        outputs = scan.run(inputs, self._wanted)
-        return {v: outputs[scan.carries + k] for v, k in self._values.items()}
+        return [*carries, *read_atoms(env, [scan.scanned[k] for k in operands])], run

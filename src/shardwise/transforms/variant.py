@@ -1,4 +1,4 @@
-"""What a program is turned into before it is planned: the same function, with less memory for more time."""
+"""A transformation of a program before planning: the same function, with less memory and more time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """``microbatches``: in how many parts the batch is computed, one after the other; ``batch`` are the paths of its arguments,
-    whose first dimension counts the examples. ``remat``: whether loops and repeated blocks are computed again in the backward
-    pass; of those that could, first the loops and then the families of blocks, from 1, the ones in ``but`` are not."""
+    """``microbatches``: the number of parts in which the batch is computed, one after the other; ``batch``: the paths of its
+    arguments, whose first dimension is the examples. ``remat``: whether loops and repeated blocks are computed again in the
+    backward pass, except the candidates in ``but``, numbered from 1, first the loops and then the families of blocks."""
 
     microbatches: int = 1
     batch: tuple[str, ...] = ()
@@ -19,14 +19,14 @@ class Variant:
     but: tuple[int, ...] = ()
 
     def lines(self) -> tuple[str, ...]:
-        """What it does, in words; nothing for the program as it is."""
-        found = []
+        """Returns a description, empty for the unchanged program."""
+        lines = []
         if self.microbatches > 1:
             more = f" and {len(self.batch) - 1} more" if len(self.batch) > 1 else ""
-            found.append(f"{self.microbatches} micro-batches of {self.batch[0]}{more}, one after the other")
+            lines.append(f"{self.microbatches} micro-batches of {self.batch[0]}{more}, one after the other")
         if self.remat:
-            found.append(f"loops and repeated blocks{self._exception} keep what they carry, and compute the rest again")
-        return tuple(found)
+            lines.append(f"loops and repeated blocks{self._exception} keep what they carry, and compute the rest again")
+        return tuple(lines)
 
     def __str__(self) -> str:
         parts = f"{self.microbatches} micro-batches" if self.microbatches > 1 else ""
@@ -55,12 +55,12 @@ def ordinal(number: int) -> str:
     return f"{number}{'th' if number % 100 in (11, 12, 13) else ends.get(number % 10, 'th')}"
 
 
-#: The program itself.
+#: The unchanged program.
 AS_IS: Final = Variant()
 
 
 def read_variant(data: Any, arguments: Collection[str]) -> Variant:
-    """From plain data; raises KeyError, TypeError or ValueError where that is no variant for these arguments."""
+    """Returns a variant from plain data; raises KeyError, TypeError or ValueError where it is none for these arguments."""
     count, batch, remat = data["microbatches"], data["batch"], data["remat"]
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"microbatches is a whole number above zero, not {count!r}")

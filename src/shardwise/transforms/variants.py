@@ -1,12 +1,11 @@
-"""Variants of a program: the same function, transformed to need less memory, traced like any other.
+"""Variants of a program: the same function, transformed to need less memory.
 
-``"auto"`` leaves the choice to the search. Every variant is a program of its own, with its own analysis, and is searched for a
-little, with more and more micro-batches, with and without rematerialisation, until some fit and more parts do not make it
-faster; then with one scan or family of repeated blocks after another left as it is, as far as that fits and is faster. The best
-is searched for longer. What a variant costs (computing again, gathering parameters once for every part) is the cost model's to
-tell.
+``"auto"`` leaves the choice to the search. Every variant has its own analysis and gets a short search, with more and more
+micro-batches, with and without rematerialization, until some fit and more parts are not faster; then with one scan or family of
+repeated blocks after another unchanged, as far as that fits and is faster. The best gets a longer search. The cost model
+accounts for what a variant costs (computing again, gathering parameters once for every part).
 
-Weak: a number of parts that pays only with more than twice the next smaller one is not found.
+Weak. A number of parts that is only better beyond twice the next smaller one is not tried.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions, Traced, trace
 from shardwise.errors import CaptureError, VariantError
 from shardwise.transforms.microbatch import microbatched
-from shardwise.transforms.remat import rematerialised
+from shardwise.transforms.remat import rematerialize
 from shardwise.transforms.variant import Variant
 
 AUTO: Final = "auto"
-#: The most parts that are tried.
+#: The most parts.
 _MOST_PARTS: Final = 64
 
 _Roles = Mapping[str, str | Sequence[str]] | None
@@ -33,7 +32,7 @@ _Roles = Mapping[str, str | Sequence[str]] | None
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which variants are asked for: a number or ``"auto"``, true or ``"auto"``; None is the program as it is."""
+    """The requested variants: a number or ``"auto"``, true or ``"auto"``; None is the unchanged program."""
 
     microbatches: int | str | None = None
     remat: bool | str | None = None
@@ -41,8 +40,8 @@ class Wanted:
     def __post_init__(self) -> None:
         problems = []
         count = self.microbatches
-        whole = isinstance(count, int) and not isinstance(count, bool) and count >= 1
-        if not (count is None or count == AUTO or whole):
+        is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 1
+        if not (count is None or count == AUTO or is_count):
             problems.append(f"microbatches is a whole number above zero or 'auto', not {count!r}")
         if not (self.remat is None or isinstance(self.remat, bool) or self.remat == AUTO):
             problems.append(f"remat is True, False or 'auto', not {self.remat!r}")
@@ -51,11 +50,11 @@ class Wanted:
 
     @property
     def open(self) -> bool:
-        """Is there something to choose?"""
+        """Whether there is a choice."""
         return AUTO in (self.microbatches, self.remat)
 
     def rounds(self, traced: Traced, roles: _Roles) -> Iterator[list[Variant]]:
-        """The variants to try, those with the same number of parts together."""
+        """Yields the variants to try, those with the same number of parts together."""
         remat = [False, True] if self.remat == AUTO else [bool(self.remat)]
         if self.microbatches in (None, 1):
             yield [Variant(remat=again) for again in remat]
@@ -79,9 +78,9 @@ class Batch:
 
 
 def batch_of(traced: Traced, roles: _Roles) -> Batch:
-    """The batch as the roles say; scalars among it have no examples."""
-    given = (roles or {}).get("batch", ())
-    prefixes = (given,) if isinstance(given, str) else tuple(given)
+    """Returns the batch according to the roles, without scalars."""
+    paths = (roles or {}).get("batch", ())
+    prefixes = (paths,) if isinstance(paths, str) else tuple(paths)
     if not prefixes:
         raise VariantError(
             "micro-batches need to know which arguments are the batch: plan(..., roles={'batch': 'path'})"
@@ -89,24 +88,24 @@ def batch_of(traced: Traced, roles: _Roles) -> Batch:
     variables = internals.split_jaxpr(traced.jaxpr)[0].invars
     shapes = {leaf.path: internals.shape_of(v.aval) for leaf, v in zip(traced.leaves, variables, strict=True)}
     under = {p: s for p, s in shapes.items() if any(p == b or p.startswith(f"{b}/") for b in prefixes)}
-    found = {path: shape for path, shape in under.items() if shape}
-    if not found:
+    arrays = {path: shape for path, shape in under.items() if shape}
+    if not arrays:
         raise VariantError(
             f"no array argument has the path {' or '.join(map(repr, prefixes))}; there are {', '.join(shapes)}"
         )
-    sizes = {shape[0] for shape in found.values()}
+    sizes = {shape[0] for shape in arrays.values()}
     if len(sizes) > 1:
-        shown = ", ".join(f"{path} {list(shape)}" for path, shape in list(found.items())[:6])
+        shown = ", ".join(f"{path} {list(shape)}" for path, shape in list(arrays.items())[:6])
         raise VariantError(f"the first dimension of the batch's arguments must count its examples; they are {shown}")
-    return Batch(tuple(found), sizes.pop())
+    return Batch(tuple(arrays), sizes.pop())
 
 
 def trace_variant(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: JitOptions, variant: Variant
 ) -> Traced:
-    """Traces a variant of a function; of the function itself where the variant changes nothing."""
+    """Traces a variant of a function."""
     plain = trace(fn, args, kwargs, options)
-    traced = rematerialised(plain, variant.but) if variant.remat else plain
+    traced = rematerialize(plain, variant.but) if variant.remat else plain
     if variant.microbatches == 1:
         return traced
     count = variant.microbatches
@@ -121,7 +120,7 @@ def trace_variant(
 
     try:
         part = trace(fn, args, kwargs, options, cut)
-        part = rematerialised(part, variant.but, like=plain) if variant.remat else part
-        return microbatched(traced, part, dict.fromkeys(variant.batch, 0), count)
+        part = rematerialize(part, variant.but, like=plain) if variant.remat else part
+        return microbatched(traced, part, variant.batch, count)
     except (CaptureError, VariantError) as error:
         raise VariantError(f"{traced.name} cannot be computed in {count} micro-batches: {error}") from None

@@ -1,1 +1,1 @@
-"""What the compiler made of a program: its collectives, its memory, its own cost estimates."""
+"""Compares a plan with the compiled program: collectives, memory, cycle estimates and results."""

@@ -1,54 +1,170 @@
-"""Compiled HLO text as data: computations, instructions, who calls whom, how often everything runs.
+"""Compiled HLO text as data: computations, instructions, callers, and how often each computation runs.
 
-Problem. ``compiled.as_text()`` is the one place where the compiler says what it did. The text prints each loop body once,
-hides collectives inside fusions and asynchronous wrappers, and on TPUs leaves out the trip counts of loops.
+Problem. ``compiled.as_text()`` is the only complete record of the compiled program. The text prints each loop body once,
+nests collectives in fusions and asynchronous wrappers, and on TPUs leaves out the trip counts of loops.
 
-Idea. Computations form an acyclic graph whose edges carry a multiplicity (a loop body runs as often as the loop trips), so
-the runs of a computation are a sum over its callers. Trip counts come from ``known_trip_count`` where the backend writes it,
-otherwise from the condition: ``compare(element, limit)`` with the element's first value and its step. The step matters: a
-windowed product advances its counter by two.
+Idea. Computations form an acyclic graph whose edges carry a multiplicity (a loop body runs once per trip), so the number of
+runs of a computation is a sum over its callers. Trip counts come from ``known_trip_count`` where the backend writes it, and
+otherwise from the loop's condition (``trip_count.py``).
 
-Weak. Branches of a conditional all count as executed. A loop whose trips cannot be found counts as one trip and its
-``trips`` is ``None``. Only the text with ``%`` before names, which JAX prints, is read.
+Weak. All branches of a conditional count as executed. A loop of unknown trip count counts as one trip. Only text with ``%``
+before names, which JAX prints, is read.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from shardwise.errors import HloError
-from shardwise.verification.instructions import Computation, Instruction, parse_instruction
-from shardwise.verification.trips import trip_count
+from shardwise.verification.trip_count import trip_count
 
 _HEADER: Final = re.compile(r"(ENTRY )?%([\w.\-]+) .*\{$")
+_STARTS: Final = re.compile(r"\s+(?:ROOT )?%?[\w.\-]+ = ")
 _TRIP_COUNT: Final = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_BITS: Final = re.compile(r"(?:bf|[a-z]+?)(\d+)")
+_ARRAY: Final = re.compile(r"\b([a-z][a-z0-9]*)\[([^\]]*)\]")
+_NAME: Final = re.compile(r"%([\w.\-]+)")
+_OP_NAME: Final = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_CYCLES: Final = re.compile(r'"estimated_cycles":"(\d+)"')
+#: Attributes that name computations which run as part of the instruction.
+_CALLS: Final = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%([\w.\-]+)")
+_CALL_LISTS: Final = re.compile(r"\b(?:branch_computations|called_computations|calls)=\{([^}]*)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
-    """A ``while`` instruction; ``trips`` is ``None`` where they are not known before it runs."""
+class Array:
+    """One array of a (possibly tuple) shape, with the sizes of one device."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.ceil(math.prod(self.dims) * bits(self.dtype) / 8)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+
+@functools.cache
+def bits(dtype: str) -> int:
+    """Returns the number of bits of one element.
+
+    >>> bits("bf16"), bits("f8e4m3fn"), bits("pred"), bits("token")
+    (16, 8, 8, 0)
+    """
+    if dtype == "pred":
+        return 8
+    match = _BITS.match(dtype)
+    return int(match.group(1)) if match else 0
+
+
+@functools.lru_cache(maxsize=4096)
+def arrays(shape: str) -> tuple[Array, ...]:
+    """Returns the arrays of a shape in order, with tuples flattened and without layouts and comments.
+
+    >>> [str(a) for a in arrays("(f32[8,4]{1,0:T(8,128)}, /*index=1*/u32[]{:S(2)})")]
+    ['f32[8,4]', 'u32[]']
+    """
+    return tuple(
+        Array(dtype, tuple(int(d.lstrip("<= ")) for d in dims.split(",") if d.strip()))
+        for dtype, dims in _ARRAY.findall(shape)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One line of a computation: ``name = shape opcode(arguments), attributes``.
+
+    ``operands`` are the names in ``arguments``, defined in the same computation. Attributes stay text until they are read.
+    """
 
     name: str
+    opcode: str
+    shape: str
+    operands: tuple[str, ...]
+    arguments: str
+    attributes: str
     computation: str
-    body: str
-    condition: str
-    trips: int | None
-    op_name: str
+    root: bool
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        return arrays(self.shape)
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """Computations that run with this instruction, except loops. The ``-done`` half of a pair repeats their names."""
+        if self.opcode.endswith(("-done", "-update")):
+            return ()
+        lists = (name for inner in _CALL_LISTS.findall(self.attributes) for name in _NAME.findall(inner))
+        return (*_CALLS.findall(self.attributes), *lists)
+
+    @property
+    def op_name(self) -> str:
+        match = _OP_NAME.search(self.attributes)
+        return match.group(1) if match else ""
+
+    @property
+    def estimated_cycles(self) -> int:
+        """The TPU compiler's estimate for one run, 0 where there is none."""
+        match = _CYCLES.search(self.attributes) if "estimated_cycles" in self.attributes else None
+        return int(match.group(1)) if match else 0
+
+    def attribute(self, key: str) -> str:
+        """Returns the computation, number or braced text after ``key=``, or ``""``."""
+        value = r"(%[\w.\-]+|\{\{.*?\}\}|\{[^}]*\}|[^,\s]+)"
+        match = re.search(rf"(?<![\w.]){re.escape(key)}={value}", self.attributes)
+        return match.group(1).lstrip("%") if match else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """Instructions in order of execution, with lookups of definitions and users by name."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+    by_name: dict[str, Instruction] = field(repr=False, compare=False)
+    used_by: dict[str, list[Instruction]] = field(repr=False, compare=False)
+
+    @staticmethod
+    def of(name: str, instructions: Sequence[Instruction]) -> Computation:
+        used_by: dict[str, list[Instruction]] = {}
+        for i in instructions:
+            for operand in dict.fromkeys(i.operands):
+                used_by.setdefault(operand, []).append(i)
+        return Computation(name, tuple(instructions), {i.name: i for i in instructions}, used_by)
+
+    @property
+    def root(self) -> Instruction:
+        return next((i for i in self.instructions if i.root), self.instructions[-1])
+
+    def users(self, name: str) -> Sequence[Instruction]:
+        return self.used_by.get(name, ())
+
+    def parameter(self, number: int) -> Instruction | None:
+        text = str(number)
+        return next((i for i in self.instructions if i.opcode == "parameter" and i.arguments == text), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A compiled program. ``runs`` counts how often each computation runs in one call of the program."""
+    """A compiled program.
+
+    ``trips`` has the trip count of every ``while`` instruction, ``None`` where it is only known at run time. ``runs`` counts
+    how often each computation runs in one call of the program.
+    """
 
     entry: str
     computations: dict[str, Computation]
-    loops: tuple[Loop, ...]
-    runs: dict[str, int]
     callers: dict[str, tuple[Instruction, ...]]
-    sources: dict[int, tuple[str, int]] = field(repr=False)
+    trips: dict[Instruction, int | None]
+    runs: dict[str, int]
 
     def instructions(self) -> Iterator[Instruction]:
         for computation in self.computations.values():
@@ -59,165 +175,112 @@ class Module:
             return None
         return self.computations[instruction.computation].by_name.get(instruction.operands[index])
 
-    def enclosing_loop(self, computation: str) -> Loop | None:
-        """The innermost loop around a computation, through fusions and calls."""
-        bodies = {loop.body: loop for loop in self.loops}
-        seen = set()
-        while computation not in bodies and computation not in seen and self.callers.get(computation):
-            seen.add(computation)
-            computation = self.callers[computation][0].computation
-        return bodies.get(computation)
-
-    def in_branch(self, computation: str) -> bool:
-        """Whether a computation runs only if a conditional takes its branch."""
-        seen = set()
-        while computation not in seen and self.callers.get(computation):
-            seen.add(computation)
-            caller = self.callers[computation][0]
-            if caller.opcode == "conditional":
-                return True
-            computation = caller.computation
-        return False
-
-    def source(self, instruction: Instruction) -> tuple[str, int]:
-        """File and line of the user's program, ``("", 0)`` where the compiler kept none."""
-        frame = re.search(r"stack_frame_id=(\d+)", instruction.attributes)
-        if frame:
-            return self.sources.get(int(frame.group(1)), ("", 0))
-        file = re.search(r'source_file="([^"]*)"', instruction.attributes)
-        line = re.search(r"source_line=(\d+)", instruction.attributes)
-        return (file.group(1), int(line.group(1)) if line else 0) if file else ("", 0)
-
     @property
     def estimated_cycles(self) -> int:
-        """The compiler's estimates summed, loop bodies as often as they run; 0 where the backend gives none.
-
-        A fusion's estimate covers what is inside it.
-        """
+        """The sum of the compiler's estimates over all runs, 0 where the backend has none. A fusion's estimate covers the
+        instructions inside it."""
         fused = {name for name, callers in self.callers.items() if any(c.opcode == "fusion" for c in callers)}
-        return sum(
-            i.estimated_cycles * self.runs[name]
-            for name, computation in self.computations.items()
-            if name not in fused
-            for i in computation.instructions
-        )
-
-
-#: The start of an instruction in a computation's body.
-_STARTS: Final = re.compile(r"\s+(?:ROOT )?%?[\w.\-]+ = ")
-
-
-def _joined(text: str) -> Iterator[str]:
-    """The lines of a module, those of an instruction that goes on over several (a kernel's metadata) as one.
-
-    >>> list(_joined("a {\\n  %x = f32[] custom-call(), attributes={m={\\nk\\n}}\\n}"))
-    ['a {', '  %x = f32[] custom-call(), attributes={m={ k }}', '}']
-    """
-    held = ""
-    for line in text.splitlines():
-        if held and not _STARTS.match(line):
-            held += " " + line.strip()
-        else:
-            if held:
-                yield held
-            held = line if _STARTS.match(line) else ""
-            if not held:
-                yield line
-        if held and held.count("{") <= held.count("}"):
-            yield held
-            held = ""
-    if held:
-        yield held
+        outside = (i for i in self.instructions() if i.computation not in fused)
+        return sum(i.estimated_cycles * self.runs[i.computation] for i in outside)
 
 
 def read(text: str) -> Module:
-    """Read compiled HLO text.
+    """Reads compiled HLO text.
 
     >>> module = read("HloModule m\\n\\nENTRY %main (p: f32[8]) -> f32[8] {\\n  ROOT %p = f32[8]{0} parameter(0)\\n}\\n")
     >>> module.entry, module.runs
     ('main', {'main': 1})
     """
     computations: dict[str, Computation] = {}
-    tables: dict[str, dict[int, str]] = {}
-    table: dict[int, str] = {}
     entry, name, body = "", "", list[Instruction]()
-    for line in _joined(text):
+    for line in _logical_lines(text):
         if name:
             if line.startswith("}"):
                 computations[name] = Computation.of(name, body)
                 name, body = "", []
             elif line.strip():
-                body.append(parse_instruction(line, name))
+                body.append(_parse_instruction(line, name))
         elif line.endswith("{") and (header := _HEADER.match(line)):
             name = header.group(2)
             entry = name if header.group(1) else entry
-        elif line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
-            table = tables.setdefault(line, {})
-        elif line[:1].isdigit():
-            number, _, rest = line.partition(" ")
-            table[int(number)] = rest
     if not entry:
-        raise HloError(
-            "the text has no ENTRY computation: pass what compiled.as_text() returns, for one device program"
-        )
-    loops = tuple(_loops(computations))
-    callers = _callers(computations)
-    return Module(entry, computations, loops, _runs(entry, computations, loops, callers), callers, _sources(tables))
-
-
-def _sources(tables: dict[str, dict[int, str]]) -> dict[int, tuple[str, int]]:
-    """Innermost user line of every stack frame."""
-
-    def numbers(text: str) -> dict[str, int]:
-        return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", text)}
-
-    files = {key: value.strip('"') for key, value in tables.get("FileNames", {}).items()}
-    locations = {key: numbers(value) for key, value in tables.get("FileLocations", {}).items()}
-    sources = {}
-    for frame, value in tables.get("StackFrames", {}).items():
-        location = locations.get(numbers(value).get("file_location_id", -1), {})
-        sources[frame] = (files.get(location.get("file_name_id", -1), ""), location.get("line", 0))
-    return sources
-
-
-def _callers(computations: dict[str, Computation]) -> dict[str, tuple[Instruction, ...]]:
+        raise HloError("the text has no ENTRY computation: pass what compiled.as_text() returns for one device program")
+    trips: dict[Instruction, int | None] = {}
     callers: dict[str, list[Instruction]] = {name: [] for name in computations}
-    for computation in computations.values():
-        for instruction in computation.instructions:
-            inner = instruction.called
-            if instruction.opcode == "while":
-                inner += (instruction.attribute("body"), instruction.attribute("condition"))
-            for name in inner:
-                callers[name].append(instruction)
-    return {name: tuple(found) for name, found in callers.items()}
-
-
-def _runs(
-    entry: str,
-    computations: dict[str, Computation],
-    loops: tuple[Loop, ...],
-    callers: dict[str, tuple[Instruction, ...]],
-) -> dict[str, int]:
-    trips = {(loop.computation, loop.name): 1 if loop.trips is None else loop.trips for loop in loops}
+    for i in (i for computation in computations.values() for i in computation.instructions):
+        inner = i.called
+        if i.opcode == "while":
+            inner += (i.attribute("body"), i.attribute("condition"))
+            annotated = _TRIP_COUNT.search(i.attributes)
+            trips[i] = int(annotated.group(1)) if annotated else trip_count(computations, i)
+        for name in inner:
+            callers[name].append(i)
     runs = {entry: 1}
 
-    def count(name: str) -> int:
+    def count_runs(name: str) -> int:
         if name not in runs:
             total = 0
             for caller in callers[name]:
-                times = trips.get((caller.computation, caller.name), 1)
+                times = trips.get(caller, 1)
+                times = 1 if times is None else times
                 times += caller.opcode == "while" and caller.attribute("condition") == name
-                total += times * count(caller.computation)
+                total += times * count_runs(caller.computation)
             runs[name] = total
         return runs[name]
 
-    return {name: count(name) for name in computations}
+    all_callers = {name: tuple(instructions) for name, instructions in callers.items()}
+    return Module(entry, computations, all_callers, trips, {name: count_runs(name) for name in computations})
 
 
-def _loops(computations: dict[str, Computation]) -> Iterator[Loop]:
-    for computation in computations.values():
-        for i in computation.instructions:
-            if i.opcode == "while":
-                known = _TRIP_COUNT.search(i.attributes)
-                trips = int(known.group(1)) if known else trip_count(computations, i)
-                yield Loop(i.name, computation.name, i.attribute("body"), i.attribute("condition"), trips, i.op_name)
+def _logical_lines(text: str) -> Iterator[str]:
+    """Yields the lines of a module, with an instruction that spans several (a kernel's metadata) joined into one.
+
+    >>> list(_logical_lines("a {\\n  %x = f32[] custom-call(), attributes={m={\\nk\\n}}\\n}"))
+    ['a {', '  %x = f32[] custom-call(), attributes={m={ k }}', '}']
+    """
+    pending = ""
+    for line in text.splitlines():
+        starts = _STARTS.match(line)
+        if pending and not starts:
+            pending += " " + line.strip()
+        else:
+            if pending:
+                yield pending
+            pending = line if starts else ""
+            if not pending:
+                yield line
+        if pending and pending.count("{") <= pending.count("}"):
+            yield pending
+            pending = ""
+    if pending:
+        yield pending
+
+
+def _parse_instruction(line: str, computation: str) -> Instruction:
+    left, _, right = line.strip().partition(" = ")
+    end = _closing(right, 0) + 1 if right.startswith("(") else right.find(" ")
+    start = right.find("(", end)
+    if not right or end <= 0 or start < 0:
+        raise HloError(f"an instruction of %{computation} cannot be read: {line.strip()[:200]}")
+    close = _closing(right, start)
+    arguments = right[start + 1 : close]
+    return Instruction(
+        name=left.removeprefix("ROOT ").lstrip("%"),
+        opcode=right[end:start].strip(),
+        shape=right[:end],
+        operands=tuple(_NAME.findall(arguments)),
+        arguments=arguments,
+        attributes=right[close + 1 :].lstrip(", "),
+        computation=computation,
+        root=left.startswith("ROOT "),
+    )
+
+
+def _closing(text: str, start: int) -> int:
+    """Returns the position where the parenthesis that opens at ``start`` closes."""
+    depth = 0
+    for match in re.compile(r"[()]").finditer(text, start):
+        depth += 1 if match.group() == "(" else -1
+        if depth == 0:
+            return match.start()
+    return len(text)

@@ -1,8 +1,7 @@
-"""Predicted against compiled, side by side; and, on host devices, numbers against numbers.
+"""Compares a plan with its compiled program and, on host devices, the results of the planned and the plain function.
 
-A plan's collectives are compared with those of the compiled program by kind and axes, in bytes moved by one device in one
-step. Rewrites that XLA documents are taken off first (``Collective.transfers``): combining, an all-reduce that is only sliced,
-all-reduces that are only added up, 16-bit values that a CPU widens, windowed products.
+Collectives are compared by kind and axes, in bytes that one device communicates in one step, after rewrites of XLA are undone
+(``collectives.py``).
 """
 
 from __future__ import annotations
@@ -21,42 +20,37 @@ from shardwise.ir.program import Program
 from shardwise.planner.apply import Applied
 from shardwise.plans.plan import Plan
 from shardwise.transforms.variants import trace_variant
-from shardwise.verification.compiled import HOST, Compiled, make_mesh, read_or_refuse
-from shardwise.verification.summary import logical_totals
+from shardwise.verification.collectives import totals
+from shardwise.verification.compiled import HOST, Compiled, compile_lowered, make_mesh
 
-#: Half a unit in the last place of one, by type.
-_STEPS: Final = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float64": 2.0**-53}
-#: Differences up to here, of an output's largest value, need no explanation: sixteen steps of a short type; sums of thousands
-#: of terms in another order, for the long ones.
+#: The rounding error of 1.0, by dtype.
+_ROUNDING: Final = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float64": 2.0**-53}
+#: Differences that need no explanation, relative to an output's largest value: sixteen rounding errors of a 16-bit dtype;
+#: for others, sums of thousands of terms in another order.
 _TOLERANCES: Final = {"float32": 1e-4, "float16": 2.0**-7, "bfloat16": 2.0**-4, "float64": 1e-9}
-#: How often at most the inputs are moved to see a program's sensitivity: one entry with a tiny gradient turns over every other
-#: time, so that a difference of rounding is shown almost surely.
-NUDGES: Final = 16
+#: The most perturbations of the inputs: the update of an entry with a tiny gradient changes sign in every other one, so that
+#: sixteen show its sensitivity almost surely.
+_PERTURBATIONS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Collectives of one kind over the same axes: bytes predicted and compiled."""
+    """Bytes of the collectives of one kind over the same axes, predicted and compiled."""
 
     kind: str
     axes: tuple[str, ...]
     predicted_bytes: float
     compiled_bytes: float
 
-    @property
-    def matched_bytes(self) -> float:
-        return min(self.predicted_bytes, self.compiled_bytes)
-
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An output of the planned run beside the plain run's: the largest difference over the largest magnitude.
+    """The largest difference of one output between the planned and the plain run, relative to its largest magnitude.
 
-    ``sensitivity`` is the same figure between plain runs, some with their floating-point inputs moved by up to four rounding
-    steps of the program's coarsest type. A planned run adds in another order, which is a rounding-sized change too; where the
-    program magnifies such changes (Adam's first step turns the sign of a tiny gradient into a whole step) the plain runs show
-    it. A difference is explained if it is within the type's tolerance or within twice the sensitivity, which is the largest
-    of a few samples.
+    ``sensitivity`` is the same between plain runs whose floating-point inputs are perturbed by up to four rounding errors of
+    the program's coarsest dtype. A planned run sums in another order, which is a perturbation of that size; programs may
+    magnify it (Adam's first step turns the sign of a tiny gradient into a full step). A difference is explained if it is
+    within the dtype's tolerance or within twice the sensitivity, which is the largest of a few samples.
     """
 
     path: str
@@ -71,7 +65,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verification:
-    """What the compiler made of a plan. ``differences`` is None where the programs were not run."""
+    """A plan beside its compiled program. ``differences`` is ``None`` where the programs were not run."""
 
     plan: Plan
     compiled: Compiled
@@ -80,17 +74,17 @@ class Verification:
 
     @property
     def matched(self) -> float:
-        """The share of bytes that was predicted and compiled alike."""
+        """The fraction of bytes that was both predicted and compiled."""
         total = max(sum(r.predicted_bytes for r in self.rows), sum(r.compiled_bytes for r in self.rows))
-        return sum(r.matched_bytes for r in self.rows) / total if total else 1.0
+        return sum(min(r.predicted_bytes, r.compiled_bytes) for r in self.rows) / total if total else 1.0
 
     @property
     def agrees(self) -> bool:
-        """Were both programs run, and is every difference explained by rounding?"""
+        """Whether both programs were run and every difference is explained by rounding."""
         return self.differences is not None and all(d.explained for d in self.differences)
 
     def unexpected(self) -> tuple[Row, ...]:
-        """Kinds and axes of which more was compiled than predicted."""
+        """Returns the kinds and axes with more compiled than predicted bytes."""
         return tuple(r for r in self.rows if r.compiled_bytes > 1.01 * r.predicted_bytes)
 
     def __str__(self) -> str:
@@ -102,7 +96,7 @@ class Verification:
 def verify(
     plan: Plan, fn: Callable[..., Any], /, *args: Any, backend: str = HOST, run: bool | None = None, **kwargs: Any
 ) -> Verification:
-    """Compiles a function under a plan and compares.
+    """Compiles a function under a plan and compares the compiled program with the plan.
 
     Args:
       plan: a plan of this function for arguments of these shapes.
@@ -126,7 +120,7 @@ def verify(
     if run and (backend != HOST or not arrays):
         raise PlanError("only host devices can run the program, and all arguments must be arrays")
     lowered = applied.jitted(donate=any(donated) and not arrays).lower(*leaves)
-    compiled, executable = read_or_refuse(lowered, mesh, backend)
+    compiled, executable = compile_lowered(lowered, mesh, backend)
     differences = None
     if executable is not None and backend == HOST and (run if run is not None else arrays):
         if plan.sharded.rounds:  # the host computes products of float32 in float32
@@ -137,31 +131,31 @@ def verify(
 
 
 def _coarsest(program: Program) -> str:
-    """The coarsest floating-point type in a program."""
-    return max((v.dtype for v in program.values if v.dtype in _STEPS), key=_STEPS.__getitem__, default="float32")
+    """Returns the coarsest floating-point dtype in a program."""
+    return max((v.dtype for v in program.values if v.dtype in _ROUNDING), key=_ROUNDING.__getitem__, default="float32")
 
 
 def _compare(
-    plan: Plan, fn: Callable[..., Any], args: Any, kwargs: Any, found: Any, dtype: str
+    plan: Plan, fn: Callable[..., Any], args: Any, kwargs: Any, outputs: Any, dtype: str
 ) -> tuple[Difference, ...]:
     plain = jax.jit(fn)
     generator = np.random.default_rng(0)
 
-    def nudge(x: Any) -> Any:
+    def perturb(x: Any) -> Any:
         if not hasattr(x, "dtype") or _is_key(x) or not np.issubdtype(x.dtype, np.floating):
             return x
-        moved = np.asarray(x, np.float64) * (1 + 4 * _STEPS[dtype] * generator.uniform(-1, 1, np.shape(x)))
-        return jax.numpy.asarray(moved, x.dtype)
+        noise = 4 * _ROUNDING[dtype] * generator.uniform(-1, 1, np.shape(x))
+        return jax.numpy.asarray(np.asarray(x, np.float64) * (1 + noise), x.dtype)
 
-    want = jax.tree.leaves(plain(*args, **kwargs))
-    off = [_relative(x, z) for x, z in zip(want, found, strict=True)]
-    sensitivity = [0.0] * len(off)
-    for _ in range(NUDGES):
-        nudged_args, nudged_kwargs = jax.tree.map(nudge, (args, kwargs))
-        nudged = jax.tree.leaves(plain(*nudged_args, **nudged_kwargs))
-        sensitivity = [max(s, _relative(x, y)) for s, x, y in zip(sensitivity, want, nudged, strict=True)]
-        rows = zip(plan.outputs, off, sensitivity, strict=True)
-        differences = tuple(Difference(a.path, o, s, _TOLERANCES[dtype]) for a, o, s in rows)
+    expected = jax.tree.leaves(plain(*args, **kwargs))
+    relative = [_relative(x, y) for x, y in zip(expected, outputs, strict=True)]
+    sensitivity = [0.0] * len(relative)
+    for _ in range(_PERTURBATIONS):
+        perturbed_args, perturbed_kwargs = jax.tree.map(perturb, (args, kwargs))
+        perturbed = jax.tree.leaves(plain(*perturbed_args, **perturbed_kwargs))
+        sensitivity = [max(s, _relative(x, y)) for s, x, y in zip(sensitivity, expected, perturbed, strict=True)]
+        rows = zip(plan.outputs, relative, sensitivity, strict=True)
+        differences = tuple(Difference(a.path, r, s, _TOLERANCES[dtype]) for a, r, s in rows)
         if all(d.explained for d in differences):
             break
     return differences
@@ -171,24 +165,18 @@ def _is_key(x: Any) -> bool:
     return bool(jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key))
 
 
-def _relative(want: Any, have: Any) -> float:
-    a, b = (np.asarray(jax.random.key_data(x) if _is_key(x) else x).astype(np.float64) for x in (want, have))
-    if not a.size:
-        return 0.0
-    return float(np.max(np.abs(a - b)) / max(float(np.max(np.abs(a))), 1e-30))
+def _relative(expected: Any, output: Any) -> float:
+    a, b = (np.asarray(jax.random.key_data(x) if _is_key(x) else x).astype(np.float64) for x in (expected, output))
+    return float(np.max(np.abs(a - b)) / max(float(np.max(np.abs(a))), 1e-30)) if a.size else 0.0
 
 
 def _rows(plan: Plan, compiled: Compiled) -> tuple[Row, ...]:
     order = plan.mesh.names
-
-    def sort(axes: tuple[str, ...] | None) -> tuple[str, ...]:
-        return tuple(sorted(axes or (), key=lambda a: order.index(a) if a in order else len(order)))
-
-    predicted: dict[tuple[str, tuple[str, ...]], float] = {}
-    for (kind, axes), (_, nbytes) in plan.moved().items():
-        predicted[kind, sort(axes)] = predicted.get((kind, sort(axes)), 0.0) + nbytes
-    found: dict[tuple[str, tuple[str, ...]], float] = {}
-    for total in logical_totals(compiled.collectives):
-        key = total.kind, sort(total.axes)
-        found[key] = found.get(key, 0.0) + total.run_bytes
-    return tuple(Row(*key, predicted.get(key, 0.0), found.get(key, 0.0)) for key in sorted({*predicted, *found}))
+    bytes_by_key: dict[tuple[str, tuple[str, ...]], list[float]] = {}
+    predicted = ((key, (nbytes, 0.0)) for key, (_, nbytes) in plan.moved().items())
+    read = ((key, (0.0, total.nbytes)) for key, total in totals(compiled.collectives).items())
+    for (kind, axes), both in (*predicted, *read):
+        in_order = tuple(sorted(axes or (), key=lambda a: order.index(a) if a in order else len(order)))
+        sums = bytes_by_key.setdefault((kind, in_order), [0.0, 0.0])
+        sums[:] = sums[0] + both[0], sums[1] + both[1]
+    return tuple(Row(*key, *bytes_by_key[key]) for key in sorted(bytes_by_key))

@@ -1,4 +1,4 @@
-"""What the decoders with rotary positions share: sizes and the layout of their parameters."""
+"""Sizes and parameters of decoders with rotary positions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class DecoderConfig(LayeredConfig):
 
 
 def attention_layer(config: DecoderConfig, norm: Norm = ones) -> dict[str, Tree]:
-    """The half of a layer that attends."""
+    """Returns the parameters of the attention half of a layer."""
     return {
         "attention_norm": norm(config.d),
         "attention": attention_spec(config.d, config.heads, config.kv_heads, config.head),
@@ -36,12 +36,12 @@ def attention_layer(config: DecoderConfig, norm: Norm = ones) -> dict[str, Tree]
 
 
 def dense_layer(config: DecoderConfig, norm: Norm = ones) -> dict[str, Tree]:
-    """A layer with a gated MLP."""
+    """Returns the parameters of a layer with a gated MLP."""
     return attention_layer(config, norm) | {"mlp_norm": norm(config.d), "mlp": gated_mlp_spec(config.d, config.ffn)}
 
 
 def decoder(config: DecoderConfig, layer: Tree, norm: Norm = ones, *, head: bool = True) -> dict[str, Tree]:
-    """The whole model's parameters; without `head` the embedding serves for it."""
+    """Returns the parameters of the model; without `head` the embedding is used for it."""
     params = {
         "embed": normal(config.vocab, config.d, scale=0.02),
         "layers": layered(layer, config.layers, config.scan),

@@ -49,29 +49,9 @@ class ITXConfig(Config):
 
 
 _FULL = ITXConfig(
-    mode="decode",
-    batch=256,
-    seq=1024,
-    generate=1024,
-    layers=32,
-    d=4096,
-    heads=32,
-    head=128,
-    ffn=16384,
-    vocab=32000,
+    mode="decode", batch=256, seq=1024, generate=1024, layers=32, d=4096, heads=32, head=128, ffn=16384, vocab=32000
 )
-_TINY = ITXConfig(
-    mode="decode",
-    batch=16,
-    seq=24,
-    generate=8,
-    layers=2,
-    d=64,
-    heads=8,
-    head=16,
-    ffn=160,
-    vocab=320,
-)
+_TINY = ITXConfig(mode="decode", batch=16, seq=24, generate=8, layers=2, d=64, heads=8, head=16, ffn=160, vocab=320)
 
 PROGRAMS = {
     "itx": {

@@ -59,17 +59,7 @@ _FULL = MixtralConfig(
     vocab=32000,
 )
 _TINY = MixtralConfig(
-    batch=48,
-    seq=40,
-    layers=2,
-    d=64,
-    heads=16,
-    kv_heads=8,
-    head=12,
-    ffn=160,
-    experts=8,
-    group=80,
-    vocab=320,
+    batch=48, seq=40, layers=2, d=64, heads=16, kv_heads=8, head=12, ffn=160, experts=8, group=80, vocab=320
 )
 
 PROGRAMS = {"mixtral": {"8x7b": _FULL, "tiny": _TINY}}

@@ -41,10 +41,7 @@ def build(config: MLPConfig) -> Parts:
         "hidden": layered(dense_spec(config.width, config.width), config.layers, config.scan),
         "last": dense_spec(config.width, config.classes),
     }
-    batch = {
-        "inputs": normal(config.batch, config.features),
-        "labels": integers(config.batch, below=config.classes),
-    }
+    batch = {"inputs": normal(config.batch, config.features), "labels": integers(config.batch, below=config.classes)}
     return training(config, partial(loss, config), params, batch)
 
 

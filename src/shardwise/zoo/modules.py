@@ -42,10 +42,7 @@ def draw(state: Tree, rng: np.random.Generator) -> Tree:
 
 
 def module_training(
-    config: TrainingConfig,
-    create: Create,
-    loss_fn: Callable[[Any, Tree], jax.Array],
-    batch: Tree,
+    config: TrainingConfig, create: Create, loss_fn: Callable[[Any, Tree], jax.Array], batch: Tree
 ) -> Parts:
     """The training step of a module whose only state is its parameters; `loss_fn(module, batch)`."""
     graph, (params,) = split_abstract(create, nnx.Param)

@@ -1,4 +1,4 @@
-"""What a zoo program is: a function, the shapes of its arguments, and how to make small ones concrete."""
+"""A zoo program: a function, the shapes of its arguments, and a maker of arrays for small ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ class ZooError(ShardwiseError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What every model's configuration has; a model adds its own sizes.
+    """The configuration of every model; a model adds its sizes.
 
     Every field is an option of `zoo.load`.
     """
@@ -48,7 +48,7 @@ class LayeredConfig(TrainingConfig):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a model module hands to the registry: a `ZooProgram` without its names."""
+    """The result of a model module's `build`: a `ZooProgram` without its names."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -83,5 +83,5 @@ class ZooProgram:
     _make: Callable[[int], tuple[Any, ...]] = field(repr=False)
 
     def make_args(self, seed: int = 0) -> tuple[Any, ...]:
-        """Arrays of the shapes in `args`: small random weights, indices in range, a fresh optimizer."""
+        """Returns arrays of the shapes in `args`: small random weights, indices in range, a fresh optimizer."""
         return self._make(seed)

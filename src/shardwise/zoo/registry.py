@@ -1,19 +1,18 @@
-"""Which programs there are, and how a name with options becomes one."""
+"""The programs of the zoo by name, and their options."""
 
 import difflib
 import importlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .program import Config, ZooError, ZooProgram
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """The module that builds a program, imported on demand, as it brings JAX; its configurations, the default first; and what
-    the program is."""
+class _Entry(NamedTuple):
+    """The module that builds a program, imported on demand since it imports JAX; its configurations, the default first; and a
+    description."""
 
     module: str
     configs: str
@@ -46,11 +45,11 @@ _ENTRIES: Mapping[str, _Entry] = {
 }
 
 _OFF_WHERE_ABSENT = ("scan", "remat", "train")
-"""Flags that every program understands when off: a U-Net is unrolled, a decode loop does not train."""
+"""Flags that every program accepts as false: a U-Net is unrolled, a decode loop does not train."""
 
 
 def names() -> tuple[str, ...]:
-    """The names of all programs.
+    """Returns the names of all programs.
 
     >>> names()[:3]
     ('t2b', 't7b', 'gpt')
@@ -59,7 +58,7 @@ def names() -> tuple[str, ...]:
 
 
 def configs(name: str) -> tuple[str, ...]:
-    """The configurations of a program; the first is the default, and one is tiny enough to run anywhere.
+    """Returns the configurations of a program; the first is the default, and one is tiny enough to run anywhere.
 
     >>> configs("gpt")
     ('2.6b', '6.7b', '39b', 'tiny')
@@ -68,7 +67,7 @@ def configs(name: str) -> tuple[str, ...]:
 
 
 def description(name: str) -> str:
-    """What a program is, in a line.
+    """Returns a one-line description of a program.
 
     >>> description("mlp")
     'deep multilayer perceptron'
@@ -77,7 +76,7 @@ def description(name: str) -> str:
 
 
 def load(name: str, config: str | None = None, **options: Any) -> ZooProgram:
-    """A program of the zoo.
+    """Returns a program of the zoo.
 
     Args:
       name: one of `names()`.
@@ -118,7 +117,7 @@ def load(name: str, config: str | None = None, **options: Any) -> ZooProgram:
 
 
 def parse(target: str) -> ZooProgram:
-    """A program from its text form: a name, then after a colon a configuration, flags and options.
+    """Returns a program from its text: a name and, after a colon, a configuration, flags and options.
 
     Flags are `scan`, `unrolled`, `remat`, `forward` and any other on/off option of the program; options are
     `key=value`.
@@ -178,15 +177,14 @@ def _configs(name: str) -> Mapping[str, Config]:
 
 
 def _with_options(name: str, config: Config, options: Mapping[str, Any]) -> Config:
-    known = {field.name: getattr(config, field.name) for field in fields(config)}
+    defaults = {field.name: getattr(config, field.name) for field in fields(config)}
     accepted: dict[str, Any] = {}
     for key, value in options.items():
-        if key not in known:
+        if key not in defaults:
             if key in _OFF_WHERE_ABSENT and value is False:
                 continue
-            raise ZooError(_unknown(f"option of {name}", key, known))
-        default = known[key]
-        kind = type(default)
+            raise ZooError(_unknown(f"option of {name}", key, defaults))
+        kind = type(defaults[key])
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
@@ -201,7 +199,7 @@ _KINDS = {int: "a whole number", bool: "true or false", str: "a word", float: "a
 
 
 def _value(text: str) -> Any:
-    """`text` as the option value it looks like."""
+    """Returns the option value that a text denotes."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
@@ -229,8 +227,8 @@ def _describe(name: str, config: Config) -> str:
     return f"{_ENTRIES[name].description}; {', '.join(facts)}"
 
 
-def _unknown(what: str, word: str, known: Iterable[str]) -> str:
-    known = list(known)
-    near = difflib.get_close_matches(word, known, n=3)
+def _unknown(what: str, word: str, valid: Iterable[str]) -> str:
+    valid = list(valid)
+    near = difflib.get_close_matches(word, valid, n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
-    return f"no {what} called {word!r}{hint} There are: {', '.join(known)}"
+    return f"no {what} called {word!r}{hint} There are: {', '.join(valid)}"

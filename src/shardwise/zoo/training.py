@@ -23,7 +23,7 @@ def optimizer() -> optax.GradientTransformation:
 
 
 def fresh_state(adam: optax.GradientTransformation, params: Tree) -> Tree:
-    """What `adam.init` gives, which for Adam is zeros; by NumPy, as a compilation for every shape is slow."""
+    """Returns the result of `adam.init`, which is zeros; by NumPy, since a compilation for every shape is slow."""
     shapes = jax.eval_shape(adam.init, params)
     return jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype)), shapes)
 
@@ -40,11 +40,7 @@ def train_step(loss_fn: Loss, adam: optax.GradientTransformation) -> Callable[..
 
 
 def training_parts(
-    config: TrainingConfig,
-    loss_fn: Loss,
-    batch: Tree,
-    params: Tree,
-    make_params: Callable[[np.random.Generator], Tree],
+    config: TrainingConfig, loss_fn: Loss, batch: Tree, params: Tree, make_params: Callable[[np.random.Generator], Tree]
 ) -> Parts:
     """The training step of `loss_fn`, or the loss alone where the configuration says `train=False`.
 

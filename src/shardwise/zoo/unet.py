@@ -53,10 +53,7 @@ PROGRAMS = {
 
 def build(config: UNetConfig) -> Parts:
     """The training step."""
-    batch = {
-        "images": normal(config.batch, config.image, config.image, 3),
-        "seed": integers(below=2**31 - 1),
-    }
+    batch = {"images": normal(config.batch, config.image, config.image, 3), "seed": integers(below=2**31 - 1)}
     return module_training(config, partial(UNet, config), loss, batch)
 
 

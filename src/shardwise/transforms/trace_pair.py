@@ -1,7 +1,7 @@
-"""One function traced at two sizes: the same equations, other shapes, and other numbers where the program holds a size.
+"""One function traced at two batch sizes: the same equations, with other shapes and with other literals that depend on a size.
 
-The pair stands for one program: *shapes of the small trace, numbers of the large one*. A mean over the batch is a sum of which
-a part adds up to a part of it, divided by a literal that must be the whole batch's.
+The pair represents one program: *shapes of the small trace, literals of the large one*. A mean over the batch is a sum over its
+parts, divided by a literal that must be the full batch's.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
 from shardwise.errors import VariantError
 
-#: Parameters that say shapes: these may differ between the two traces.
+#: Parameters with shapes, which may differ between the two traces.
 _SHAPES: Final = frozenset({"shape", "new_sizes", "limit_indices", "slice_sizes", "sizes", "lhs_shape", "rhs_shape"})
 
 
-class Number:
-    """A number written into a program, where a value may stand; equal to itself alone."""
+class Literal:
+    """A literal operand; equal to itself only."""
 
     __slots__ = ("value",)
 
@@ -27,12 +28,12 @@ class Number:
         self.value = value
 
 
-#: A value by number, or a number that is written there.
-Atom = int | Number
+#: A value by its number, or a literal.
+Atom = int | Literal
 
 
 def read_atoms(env: Mapping[int, Any], atoms: Sequence[Atom]) -> list[Any]:
-    return [atom.value if isinstance(atom, Number) else env[atom] for atom in atoms]
+    return [atom.value if isinstance(atom, Literal) else env[atom] for atom in atoms]
 
 
 class Pair(NamedTuple):
@@ -47,36 +48,36 @@ class Pair(NamedTuple):
 
     @property
     def line(self) -> str:
-        """``model.py:12``, or a question mark where none is known."""
-        return internals.user_line(self.full.source_info)
+        """The user's line, such as ``model.py:12``, else ``?``."""
+        return equations.user_line(self.full.source_info)
 
     @property
     def where(self) -> str:
-        """``reduce_sum at model.py:12``."""
+        """The primitive and its line, such as ``reduce_sum at model.py:12``."""
         return f"{self.name} at {self.line}"
 
     def bodies(self) -> Iterator[tuple[str, list[tuple[Any, Any]]]]:
-        """The jaxprs among the parameters, by parameter, each at both sizes."""
+        """Yields the jaxprs among the parameters, by parameter, each at both sizes."""
         for key, value in self.part.params.items():
-            held = value if isinstance(value, tuple | list) else (value,)
-            if held and all(isinstance(j, internals.Jaxpr | internals.ClosedJaxpr) for j in held):
+            jaxprs = value if isinstance(value, tuple | list) else (value,)
+            if jaxprs and all(isinstance(j, internals.Jaxpr | internals.ClosedJaxpr) for j in jaxprs):
                 other = self.full.params[key]
-                yield key, list(zip(other if isinstance(other, tuple | list) else (other,), held, strict=True))
+                yield key, list(zip(other if isinstance(other, tuple | list) else (other,), jaxprs, strict=True))
 
 
 def pairs(full: Any, part: Any) -> list[Pair]:
-    """The equations of two open or closed jaxprs. Refuses where they are not the same program at two sizes."""
+    """Returns the equations of two open or closed jaxprs; raises where they are not the same program at two sizes."""
     (large, consts), (small, others) = internals.split_jaxpr(full), internals.split_jaxpr(part)
     if len(large.eqns) != len(small.eqns) or len(consts) != len(others):
         raise VariantError(
             f"the function is another program for a smaller batch: {len(large.eqns)} operations became {len(small.eqns)}"
         )
     if any(np.shape(a) != np.shape(b) for a, b in zip(consts, others, strict=True)):
-        raise VariantError("the function holds an array whose shape depends on the batch's size")
-    found = [Pair(*both) for both in zip(large.eqns, small.eqns, strict=True)]
-    for pair in found:
+        raise VariantError("the function has a constant whose shape depends on the batch's size")
+    equation_pairs = [Pair(*both) for both in zip(large.eqns, small.eqns, strict=True)]
+    for pair in equation_pairs:
         _check(pair)
-    return found
+    return equation_pairs
 
 
 def _check(pair: Pair) -> None:
@@ -95,16 +96,16 @@ def _check(pair: Pair) -> None:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    held = one if isinstance(one, tuple | list) else (one,)
-    if any(isinstance(j, internals.Jaxpr | internals.ClosedJaxpr) or callable(j) for j in held):
-        return True  # jaxprs are compared where they are walked, and functions are what they were made from
+    values = one if isinstance(one, tuple | list) else (one,)
+    if any(isinstance(j, internals.Jaxpr | internals.ClosedJaxpr) or callable(j) for j in values):
+        return True  # jaxprs are compared where they are walked, and functions have been traced to them
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(one, other)
     return one is other or bool(one == other) or bool(one != one and other != other)
 
 
 def run_jaxpr(full: Any, part: Any, args: Sequence[Any]) -> list[Any]:
-    """Runs the small jaxpr with the numbers of the large one."""
+    """Runs the small jaxpr with the literals of the large one."""
     (large, consts), (small, _) = internals.split_jaxpr(full), internals.split_jaxpr(part)
     env: dict[Any, Any] = dict(zip((*small.constvars, *small.invars), (*consts, *args), strict=True))
 
@@ -118,25 +119,25 @@ def run_jaxpr(full: Any, part: Any, args: Sequence[Any]) -> list[Any]:
 
 
 def run_pair(pair: Pair, arrays: Sequence[Any]) -> list[Any]:
-    """Runs one equation of the small trace with the numbers of the large one."""
+    """Runs one equation of the small trace with the literals of the large one."""
     full, part = (internals.inner_jaxpr(equation) for equation in pair)
     if full is not None and pair.name not in (*internals.REMAT, *internals.JIT) and _differ(full, part):
-        return run_jaxpr(full, part, arrays)  # a custom derivative, which nobody asks for any more
+        return run_jaxpr(full, part, arrays)  # a custom derivative, which is no longer needed
     changed = {}
     for key, bodies in pair.bodies():
         if any(_differ(*both) for both in bodies):
-            made = [_rebuilt(*both) for both in bodies]
-            changed[key] = tuple(made) if isinstance(pair.part.params[key], tuple | list) else made[0]
+            rebuilt = [_rebuilt(*both) for both in bodies]
+            changed[key] = tuple(rebuilt) if isinstance(pair.part.params[key], tuple | list) else rebuilt[0]
     return internals.bind(pair.part, arrays, changed)
 
 
 def _rebuilt(full: Any, part: Any) -> Any:
-    made = internals.retrace(lambda *xs: run_jaxpr(full, part, xs), part)
-    return made if hasattr(part, "consts") else internals.open_jaxpr(made)
+    jaxpr = internals.retrace(lambda *xs: run_jaxpr(full, part, xs), part)
+    return jaxpr if hasattr(part, "consts") else internals.open_jaxpr(jaxpr)
 
 
 def _differ(full: Any, part: Any) -> bool:
-    """Is there a number in one jaxpr that is another in the other?"""
+    """Returns whether a literal differs between two jaxprs."""
     large, small = internals.split_jaxpr(full)[0], internals.split_jaxpr(part)[0]
     inner = [Pair(*both) for both in zip(large.eqns, small.eqns, strict=True)]
     atoms = [*zip(large.outvars, small.outvars, strict=True)]

@@ -16,9 +16,9 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Decision, State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, lower_state
-from shardwise.partitioner import choose
+from shardwise.partitioner import constraints as module
 from shardwise.partitioner.interpret import Interpreter
-from shardwise.partitioner.shardy import Constrain, Constraints, Propagation, abstract_mesh
+from shardwise.partitioner.propagation import Constrain, Constraints, Propagation, abstract_mesh
 from tests.planner.programs import CASES
 from tests.planner.test_apply import random_decisions
 
@@ -60,7 +60,7 @@ def ends(lowered: Lowered) -> list[list[Any]]:
 def test_marks_are_what_lowering_with_constraints_gives(name: str) -> None:
     traced, analysis = analysed(*CASES[name]())
     lowered = lowered_on(analysis, random_decisions(analysis, MESH, seed=3))
-    constraints = choose.choose_constraints(lowered, traced.jaxpr).constraints
+    constraints = module.choose_constraints(lowered, traced.jaxpr).constraints
     others = {p for p in constraints if p.place != "stored"}
     propagation = Propagation(lowered.program, traced.jaxpr, MESH, *ends(lowered), others)
     stated = {propagation._numbers[p]: propagation._named(s) for p, s in constraints.items()}
@@ -75,9 +75,9 @@ def test_parts_of_an_unrolled_program_are_settled_together(monkeypatch: pytest.M
     mesh = MeshAxes.of({"x": 2, "y": 2, "z": 2})
     traced, analysis = analysed(program.fn, program.args)
     lowered = lowered_on(analysis, random_decisions(analysis, mesh, seed=18), mesh)
-    together = choose.choose_constraints(lowered, traced.jaxpr)
-    monkeypatch.setattr(choose, "MANY", len(lowered.program.values))
-    one_by_one = choose.choose_constraints(lowered, traced.jaxpr)
+    together = module.choose_constraints(lowered, traced.jaxpr)
+    monkeypatch.setattr(module, "MANY_PARTS", len(lowered.program.values))
+    one_by_one = module.choose_constraints(lowered, traced.jaxpr)
     assert together.open == one_by_one.open == ()
     assert together.rounds < one_by_one.rounds / 2
     assert len(together.constraints) <= len(one_by_one.constraints)

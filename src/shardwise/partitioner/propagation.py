@@ -1,14 +1,12 @@
-"""Asks Shardy: given shardings of inputs, outputs and a few constraints, how does it shard every value?
+"""Runs Shardy's propagation: how every value is sharded, given inputs, outputs and a few constraints.
 
-The function is lowered for an abstract mesh (no devices), each op in a name scope of its own, Shardy's propagation runs on the
-StableHLO, and the shardings are read back by scope. It is lowered once for all questions, with a mark at every place where a
-constraint may be stated. Kernels and callbacks, which only their own devices can lower, have something in their place that
-Shardy knows as little of.
+The function is lowered for an abstract mesh (no devices), with each op in its own name scope, Shardy's propagation runs on the
+StableHLO, and the shardings are read back by scope. It is lowered once for all propagations, with a mark at every place where a
+constraint may be stated. Kernels and callbacks, which can be lowered for their devices only, are replaced by custom calls.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, cast
@@ -21,23 +19,22 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Op, Program
 from shardwise.lowering.sharding import Axes, Sharding
-from shardwise.partitioner.interpret import Interpreter
-from shardwise.partitioner.stated import Place
+from shardwise.partitioner.interpret import Interpreter, Place, Visitor
 
 Dims = tuple[Axes, ...]
 
 _SCOPE: Final = "shardwise.op"
 _LOOPS: Final = ("stablehlo.while", "stablehlo.case", "stablehlo.if")
-_FOUND: Final = re.compile(r"shardwise\.op(\d+)")
+_OP_SCOPE: Final = re.compile(r"shardwise\.op(\d+)")
 
 
 def abstract_mesh(mesh: MeshAxes) -> AbstractMesh:
-    """A mesh without devices, its axes left to the compiler."""
+    """Returns a mesh of automatic axes without devices."""
     return AbstractMesh(mesh.sizes, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
 
 
 def partition_spec(sharding: Sharding, mesh: MeshAxes) -> PartitionSpec:
-    """The PartitionSpec of a sharding, without trailing Nones."""
+    """Returns the PartitionSpec of a sharding, without trailing Nones."""
     entries: list[Any] = []
     for axes in sharding.dims:
         names = tuple(mesh.names[a] for a in axes)
@@ -51,58 +48,34 @@ def partition_spec(sharding: Sharding, mesh: MeshAxes) -> PartitionSpec:
 Constraints = Mapping[Place, Sharding]
 
 
-class Constrain:
-    """The visitor that states constraints."""
+class Constrain(Visitor):
+    """Inserts constraints."""
 
     def __init__(self, constraints: Constraints, mesh: Any, axes: MeshAxes):
         self._constraints, self._mesh, self._axes = constraints, mesh, axes
 
-    def _state(self, array: Any, sharding: Sharding | None) -> Any:
+    def visit(self, place: Place, array: Any) -> Any:
+        sharding = self._constraints.get(place)
         if sharding is None:
             return array
-        state: Any = jax.lax.with_sharding_constraint
-        return state(array, NamedSharding(self._mesh, partition_spec(sharding, self._axes)))
-
-    def use(self, op: Op, operand: int, array: Any) -> Any:
-        return self._state(array, self._constraints.get(Place("used", op.id, operand)))
-
-    def computed(self, op: Op, result: int, array: Any) -> Any:
-        return self._state(array, self._constraints.get(Place("computed", op.id, result)))
-
-    def defined(self, value: int, array: Any) -> Any:
-        return self._state(array, self._constraints.get(Place("stored", value)))
-
-    def around(self, op: Op) -> Any:
-        return contextlib.nullcontext()
-
-    def bind(self, equation: Any, arrays: Sequence[Any]) -> list[Any]:
-        return internals.bind(equation, arrays)
+        constrain: Any = jax.lax.with_sharding_constraint
+        return constrain(array, NamedSharding(self._mesh, partition_spec(sharding, self._axes)))
 
 
-class _Mark:
-    """The visitor that marks all stored values that have dimensions, and some other places, each with a number, and binds every
-    op in a name scope that carries the op's."""
+class _Mark(Visitor):
+    """Marks all stored values that have dimensions, and some other places, with numbers, and binds every op in a name scope
+    with the op's number."""
 
     def __init__(self, others: Collection[Place]):
         self._others = others
         self.numbers: dict[Place, int] = {}
 
-    def _mark(self, array: Any, place: Place) -> Any:
+    def visit(self, place: Place, array: Any) -> Any:
+        if not (place.number >= 0 and array.shape if place.place == "stored" else place in self._others):
+            return array
         return internals.mark(array, self.numbers.setdefault(place, len(self.numbers)))
 
-    def _mark_other(self, array: Any, place: Place) -> Any:
-        return self._mark(array, place) if place in self._others else array
-
-    def use(self, op: Op, operand: int, array: Any) -> Any:
-        return self._mark_other(array, Place("used", op.id, operand))
-
-    def computed(self, op: Op, result: int, array: Any) -> Any:
-        return self._mark_other(array, Place("computed", op.id, result))
-
-    def defined(self, value: int, array: Any) -> Any:
-        return self._mark(array, Place("stored", value)) if value >= 0 and array.shape else array
-
-    def around(self, op: Op) -> Any:
+    def scope(self, op: Op) -> Any:
         return jax.named_scope(f"{_SCOPE}{op.id}")
 
     def bind(self, equation: Any, arrays: Sequence[Any]) -> list[Any]:
@@ -111,7 +84,7 @@ class _Mark:
 
 
 class Propagation:
-    """Shardy's propagation on one program with given shardings of inputs and outputs.
+    """Shardy's propagation in one program with some shardings of its inputs and outputs.
 
     ``others``: the places, besides those of stored values, where constraints may be stated.
     """
@@ -145,22 +118,22 @@ class Propagation:
 
     def _op(self, location: str) -> Op | None:
         if location not in self._ops:
-            match = _FOUND.findall(location)
+            match = _OP_SCOPE.findall(location)
             self._ops[location] = self._program.ops[int(match[-1])] if match else None
         return self._ops[location]
 
     @collector_paused
     def shardings(self, constraints: Constraints) -> dict[int, Dims]:
-        """The sharding that Shardy gives to each value, by value number, for the values that an op of the program defines."""
+        """Returns the shardings of the values that ops of the program define, by value number."""
         values = self._program.values
         stated = {self._numbers[p]: self._named(s) for p, s in constraints.items() if p in self._numbers}
-        found: dict[int, Dims] = {}
+        shardings: dict[int, Dims] = {}
         for name, location, per_result in self._module.propagated(stated):
             op = self._op(location)
             if op is None or (op.rule is None and name not in _LOOPS):
-                continue  # what a loop's lowering adds inside it
-            # A loop's operands may stand in front of its results.
+                continue  # added by the lowering of a loop
+            # A loop's operands may precede its results.
             for value, dims in zip(op.results, per_result[-len(op.results) :], strict=False):
                 if value >= 0 and len(dims) == len(values[value].shape):
-                    found[value] = dims  # the last op of a scope is the one whose results are the op's
-        return found
+                    shardings[value] = dims  # the last op of a scope has the results of the program's op
+        return shardings

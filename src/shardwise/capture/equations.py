@@ -1,0 +1,203 @@
+"""Reads equations and their source information: parameters, stated shardings, kernels and user lines."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from shardwise.capture.jax_internals import VARYING, plain_shape, shape_of, split_jaxpr
+from shardwise.ir.program import Spec
+from shardwise.ir.traits import MANUAL
+from shardwise.rules.attention import fused_attention_flops
+from shardwise.rules.kernels import jaxpr_flops, pallas_flops
+
+JAX_FOLDER: Final = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
+_JAXLIB: Final = os.sep + "jaxlib" + os.sep
+_STDLIB: Final = sysconfig.get_paths()["stdlib"] + os.sep
+_PACKAGES: Final = os.sep + "site-packages" + os.sep
+_NUMPY_FOLDER: Final = os.path.dirname(os.path.abspath(np.__file__)) + os.sep
+CAPTURE_FOLDER: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def is_identity(equation: Any) -> bool:
+    """Returns whether an equation computes nothing: it changes a weak type, reverses dimensions of size one, or declares where
+    in a ``shard_map`` a value varies."""
+    name, params = equation.primitive.name, equation.params
+    if name == "convert_element_type" and params.get("sharding") is None:
+        return bool(equation.invars[0].aval.dtype == equation.outvars[0].aval.dtype)
+    if name == "rev":
+        return all(equation.invars[0].aval.shape[d] == 1 for d in params["dimensions"])
+    return name in VARYING
+
+
+def only_reshapes(equation: Any) -> bool:
+    """Returns whether an equation changes the shape of its operand and not the order of the elements."""
+    name = equation.primitive.name
+    return name == "squeeze" or (name == "reshape" and equation.params["dimensions"] is None)
+
+
+def fills_alike(gather: Any, dtype: str) -> bool:
+    """Returns whether another dtype can represent the value that a gather returns for indices out of range."""
+    fill = gather.params.get("fill_value")
+    if fill is None or fill != fill:
+        return True
+    with np.errstate(over="ignore"):
+        return bool(np.asarray(fill, np.float64).astype(dtype).astype(np.float64) == fill)
+
+
+def spec_of(sharding: Any) -> Spec | None:
+    """Returns the axes of a NamedSharding by dimension, or None where there is none."""
+    spec = getattr(sharding, "spec", None)
+    return None if spec is None else _axes_by_dimension(spec)
+
+
+def _axes_by_dimension(spec: Sequence[Any]) -> Spec:
+    def axes(entry: Any) -> tuple[str, ...] | None:
+        if entry is jax.sharding.PartitionSpec.UNCONSTRAINED:
+            return None
+        if isinstance(entry, str):
+            return (entry,)
+        return tuple(str(a) for a in entry) if isinstance(entry, tuple) else ()
+
+    return tuple(axes(entry) for entry in spec)
+
+
+def kernel_name(equation: Any) -> str:
+    """Returns the user's name of an opaque kernel, as :func:`shardwise.register_rule` expects it after the colon."""
+    params = equation.params
+    for key in ("name", "target_name"):
+        if isinstance(params.get(key), str):
+            return str(params[key])
+    for key in ("jaxpr", "call"):
+        info = getattr(split_jaxpr(params.get(key))[0], "debug_info", None)
+        if info is not None:
+            return str(info.func_name or "")
+    return ""
+
+
+def kernel_flops(equation: Any) -> float:
+    """Returns the FLOPs that a kernel states (Pallas' ``cost_estimate``), else those of its products, else 0."""
+    name, params = equation.primitive.name, equation.params
+    if name == "pallas_call":
+        return pallas_flops(params)
+    if name == "shardwise_kernel":
+        return jaxpr_flops(jax.make_jaxpr(params["fn"])(*(plain_shape(v.aval) for v in equation.invars)))
+    if name.startswith("dot_product_attention_") and "layout" in params:
+        return fused_attention_flops([shape_of(v.aval) for v in equation.invars], params)
+    return float(getattr(params.get("cost_estimate"), "flops", 0) or 0)
+
+
+def equation_attributes(equation: Any) -> tuple[tuple[str, Any], ...]:
+    """Returns the parameters that later stages need: stated shardings, the user's names, precision and padding."""
+    params: Mapping[str, Any] = equation.params
+    name = equation.primitive.name
+    if name in ("sharding_constraint", "reshard", "mesh_cast"):
+        spec = spec_of(params.get("sharding") or params.get("dst_sharding"))
+        return (("spec", spec),) if spec is not None else ()
+    if name in MANUAL:
+        axes = params.get("axes", params.get("axis_name", ()))
+        names = (axes,) if isinstance(axes, str) else tuple(a for a in axes if isinstance(a, str))
+        return (("axes", names),)
+    if name == "name":
+        return (("name", params["name"]),)
+    if name in ("dot_general", "conv_general_dilated"):
+        rounds = is_default_precision(params["precision"]) and all(v.aval.dtype == np.float32 for v in equation.invars)
+        return (("rounds", True),) if rounds else ()
+    if name == "pad":
+        return (("padding", tuple(tuple(map(int, d)) for d in params["padding_config"])),)
+    return ()
+
+
+def is_default_precision(precision: Any) -> bool:
+    """Returns whether a device may compute a product with its fastest precision."""
+    both = precision if isinstance(precision, tuple) else (precision,)
+    return all(p in (None, jax.lax.Precision.DEFAULT, jax.lax.DotAlgorithmPreset.DEFAULT) for p in both)
+
+
+def specs_of(equation: Any, key: str) -> tuple[Spec, ...]:
+    """Returns the ``in_specs`` or ``out_specs`` of a ``shard_map``, axes by dimension."""
+    return tuple(_axes_by_dimension(tuple(spec)) for spec in equation.params[key])
+
+
+def manual_mesh(equation: Any) -> tuple[tuple[str, int], ...]:
+    """Returns axes and sizes of the mesh of a ``shard_map``."""
+    return tuple((str(name), int(size)) for name, size in dict(equation.params["mesh"].shape).items())
+
+
+def stated_rule(equation: Any) -> str | None:
+    """Returns the Shardy rule of a ``custom_partitioning`` in our notation, None where it has none that can be read."""
+    rule = equation.params.get("sharding_rule")
+    if rule is None or equation.primitive.name != "custom_partitioning":
+        return None
+    try:
+        return _shardy_text(rule)
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def _shardy_text(rule: Any) -> str:
+    """Returns the text of an ``SdyShardingRule``; a function of MLIR types in its place cannot be read.
+
+    Shardy calls a factor that only operands have pass-through too; its meaning depends on the kernel, so it is blocked.
+    """
+    batches = {
+        dim for mapping in (*rule.operand_mappings, *rule.result_mappings) for dim in mapping if dim[0][0] == "…"
+    }
+    if len(batches) > 1:
+        raise ValueError("several groups of batch dimensions")
+
+    def dims(mapping: Any) -> str:
+        named = ["..." if dim in batches else dim if isinstance(dim, str) else "*".join(dim) for dim in mapping]
+        return "(" + ",".join(named) + ")"
+
+    def names(mappings: Any) -> list[str]:
+        dims = [
+            (dim,) if isinstance(dim, str) else dim for mapping in mappings for dim in mapping if dim not in batches
+        ]
+        return list(dict.fromkeys(name for dim in dims for name in dim))
+
+    special = {"sum": rule.reduction_factors, "halo": rule.permutation_factors}
+    placed = {name for factors in special.values() for name in factors} | set(names(rule.result_mappings))
+    operand_only = [name for name in names(rule.operand_mappings) if name not in placed]
+    special["blocked"] = tuple(dict.fromkeys((*rule.need_replication_factors, *operand_only)))
+    special["sizes"] = tuple(f"{name}={size}" for name, size in rule.factor_sizes.items())
+    text = "->".join(",".join(map(dims, side)) for side in (rule.operand_mappings, rule.result_mappings))
+    return "; ".join([text] + [f"{word} {' '.join(items)}" for word, items in special.items() if items])
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    file: str
+    function: str
+    line: int
+
+
+def frames(source_info: Any) -> Iterator[tuple[Frame, bool]]:
+    """Yields the frames of an equation's traceback, innermost first, each with whether it belongs to JAX, NumPy or Python."""
+    traceback = getattr(source_info, "traceback", None)
+    for frame in getattr(traceback, "frames", ()):
+        file = frame.file_name
+        library = file.startswith((JAX_FOLDER, _NUMPY_FOLDER, CAPTURE_FOLDER, "<frozen")) or _JAXLIB in file
+        library = library or (file.startswith(_STDLIB) and _PACKAGES not in file)
+        yield Frame(file, frame.function_name, frame.line_num), library
+
+
+def user_line(source_info: Any) -> str:
+    """Returns the innermost line of the user's code in an equation's traceback, such as ``model.py:12``, else ``?``."""
+    frame = next((frame for frame, library in frames(source_info) if not library), None)
+    return "?" if frame is None else f"{os.path.basename(frame.file)}:{frame.line}"
+
+
+def name_stack(source_info: Any) -> str:
+    return str(getattr(source_info, "name_stack", ""))
+
+
+def is_transposed(equation: Any) -> bool:
+    """Returns whether an equation comes from a transposition, as those of a backward pass do."""
+    return "transpose(" in name_stack(equation.source_info)

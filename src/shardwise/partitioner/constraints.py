@@ -1,0 +1,246 @@
+"""The constraints that a plan needs under XLA's partitioner: only where Shardy's propagation differs from the plan.
+
+Shardy propagates the shardings of inputs and outputs. The largest value that differs from the plan (size times number of runs;
+the first of equals) is constrained, and Shardy propagates again, until nothing differs. Fewer constraints are faster programs:
+each leaves the partitioner less room. After the first few rounds the number of new constraints doubles, so that a plan that
+differs everywhere takes a dozen rounds. Where the values that differ are in many separate parts of the program, as in unrolled
+layers, each part gets a constraint in every round, since one hardly affects another. Partial sums are not constrained.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shardwise.capture.jax_internals import AGAIN
+from shardwise.ir.program import Op, Unit
+from shardwise.lowering.lowered import Lowered
+from shardwise.lowering.sharding import Sharding, is_moved, reshard, result_sharding, tensor_sharding
+from shardwise.partitioner.interpret import Place
+from shardwise.partitioner.propagation import Constraints, Dims, Propagation
+from shardwise.partitioner.quirks import CONVOLUTION, PAD, UNEVEN_FAILS, failing_pads, scattered_product
+from shardwise.plans.plan import StatedConstraint
+
+#: Rounds that add a single constraint, and the most rounds.
+SINGLE_ROUNDS: Final = 6
+MAX_ROUNDS: Final = 20
+#: With more separate parts than this, all get a constraint in a round. Scanned layers have a few; unrolled ones some each.
+MANY_PARTS: Final = 16
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """``rounds`` is the number of propagations; ``open`` are the values that differ in spite of a constraint."""
+
+    constraints: Constraints
+    rounds: int
+    open: tuple[int, ...]
+
+
+def choose_constraints(lowered: Lowered, jaxpr: Any) -> Chosen:
+    """Returns the constraints under which Shardy propagates the plan's shardings."""
+    program, mesh = lowered.program, lowered.state.mesh
+    inputs = [lowered.storage[a.value] for a in program.arguments]
+    outputs = [lowered.storage[v] for v in program.outputs]
+    ends = {*(a.value for a in program.arguments), *program.outputs}
+    stated = {Place("stored", v): lowered.actual[v] for v in lowered.state.pinned if v not in ends}
+    stated |= stated_computations(lowered)
+    # A result that is stated as computed is stated as stored, too, and not compared.
+    twice = {program.ops[p.number].results[p.index] for p in stated if p.place == "computed"}
+    stated |= {Place("stored", v): lowered.actual[v] for v in twice}
+    others = {p for p in stated if p.place != "stored"}
+    others |= {Place("computed", op.id) for op in program.ops if op.kind == PAD}
+    propagation = Propagation(program, jaxpr, mesh, inputs, outputs, others)
+    for rounds in range(1, MAX_ROUNDS + 1):
+        shardings = propagation.shardings(stated)
+        wrong = [v for v in _differing(lowered, shardings) if v not in twice]
+        left = [v for v in wrong if Place("stored", v) not in stated]
+        if not left or rounds == MAX_ROUNDS:
+            padded = _pad_results(lowered, shardings, stated)
+            if not padded:
+                return Chosen(stated, rounds, tuple(wrong))
+            for place, sharding in padded.items():
+                value = program.ops[place.number].results[0]
+                stated |= {place: sharding, Place("stored", value): lowered.actual[value]}
+                twice.add(value)
+            continue
+        left.sort(key=lambda v: (-_weight(lowered, v), v))
+        at_once = 2 ** max(0, rounds - SINGLE_ROUNDS)
+        stated.update((Place("stored", v), lowered.actual[v]) for v in _first(lowered, shardings, left, at_once))
+    return Chosen(stated, MAX_ROUNDS, tuple(wrong))
+
+
+def _pad_results(lowered: Lowered, shardings: dict[int, Dims], stated: Constraints) -> dict[Place, Sharding]:
+    """Returns the results of pads that fail as Shardy shards them, as the plan computes them."""
+    added: dict[Place, Sharding] = {}
+    for op in lowered.program.ops:
+        if op.kind != PAD:
+            continue
+        assert op.rule is not None
+        operand, result, place = op.operands[0], op.results[0], Place("computed", op.id)
+        constraint = stated.get(Place("stored", operand))
+        source = constraint.dims if constraint else shardings.get(operand, lowered.actual[operand].dims)
+        if not failing_pads(op, source, shardings.get(result, lowered.actual[result].dims)):
+            continue
+        computed = result_sharding(op.rule, 0, lowered.factors[op.id], ()).dims
+        failing = failing_pads(op, source, computed)
+        sharding = Sharding(tuple(() if d in failing else axes for d, axes in enumerate(computed)))
+        if stated.get(place) != sharding:
+            added[place] = sharding
+    return added
+
+
+def _first(lowered: Lowered, shardings: dict[int, Dims], left: list[int], count: int) -> list[int]:
+    """Returns the first ``count`` values. Where they are in many parts of the program: the first of each part, and others up to
+    that number."""
+    part = _parts(lowered, shardings)
+    first_of = {part[v]: v for v in reversed(left)}
+    if len(first_of) <= MANY_PARTS:
+        return left[:count]
+    firsts = [v for v in left if first_of[part[v]] == v]
+    rest = [v for v in left if first_of[part[v]] != v]
+    return firsts + rest[: max(0, count - len(firsts))]
+
+
+def _parts(lowered: Lowered, shardings: dict[int, Dims]) -> list[int]:
+    """Returns the part of the program of every value. An op connects those of its values that differ from the plan or that
+    Shardy has no sharding for; values that agree already propagate little."""
+    program, actual = lowered.program, lowered.actual
+    ends = {*(a.value for a in program.arguments), *program.outputs}
+    joins = [
+        bool(value.shape) and v not in ends and shardings.get(v) != actual[v].dims
+        for v, value in enumerate(program.values)
+    ]
+    part = list(range(len(program.values)))
+
+    def root(v: int) -> int:
+        while part[v] != v:
+            part[v] = v = part[part[v]]
+        return v
+
+    for op in program.ops:
+        near = [v for v in (*op.operands, *op.results) if v >= 0 and joins[v]]
+        for v in near[1:]:
+            part[root(v)] = root(near[0])
+    return [root(v) for v in part]
+
+
+def _weight(lowered: Lowered, value: int) -> float:
+    program = lowered.program
+    op = program.ops[program.definitions[value][0]]
+    return program.values[value].nbytes * float(program.trips[op.region])
+
+
+def _differing(lowered: Lowered, shardings: dict[int, Dims]) -> list[int]:
+    """Returns the values of inner ops that Shardy shards otherwise than the plan.
+
+    A dimension that does not divide is replicated in a plan; Shardy may shard it unevenly, with padding, which is accepted
+    except around scatters and convolutions (``quirks.py``).
+    """
+    actual, sizes = lowered.actual, lowered.state.mesh.sizes
+    values = lowered.program.values
+
+    strict = [op for op in lowered.program.ops if op.kind.startswith(UNEVEN_FAILS)]
+    stated = {v for op in strict for v in (*op.operands, *op.results)}
+
+    def uneven(value: int, dims: Dims) -> bool:
+        if value in stated:
+            return False
+        pieces = [math.prod(sizes[a] for a in axes) for axes in dims]
+        return any(size % n for size, n in zip(values[value].shape, pieces, strict=True))
+
+    differing = [v for v, dims in sorted(shardings.items()) if not actual[v].partial and dims != actual[v].dims]
+    return [v for v in differing if not uneven(v, shardings[v])]
+
+
+def stated_constraints(lowered: Lowered, jaxpr: Any) -> tuple[StatedConstraint, ...]:
+    """Returns the constraints that a lowered state needs under XLA's partitioner, with their source lines."""
+    program, mesh = lowered.program, lowered.mesh
+    stated = []
+    for place, sharding in sorted(choose_constraints(lowered, jaxpr).constraints.items()):
+        stored = place.place == "stored"
+        op = program.ops[program.definitions[place.number][0] if stored else place.number]
+        value = place.number if stored else (op.operands if place.place == "used" else op.results)[place.index]
+        source = program.source_of(op)
+        backward = " (backward)" if "transpose(" in source.names or AGAIN in source.names else ""
+        where = f"{source}{backward}", program.values[value].shape
+        spec = tuple(tuple(mesh.names[a] for a in axes) for axes in sharding.dims)
+        stated.append(StatedConstraint(place.place, place.number, place.index, op.kind, *where, spec))
+    return tuple(stated)
+
+
+def stated_computations(lowered: Lowered) -> dict[Place, Sharding]:
+    """Returns operands and results that must be stated as the op computes on them.
+
+    Where the operands as stored agree on an axis (it shards one factor, which can be split) the partitioner computes on them
+    as they are; where they disagree it has to reshard anyway, and follows the result's sharding or moves shards to an idle
+    axis. If the plan computes otherwise, or runs into a quirk (``quirks.py``), that is stated.
+    """
+    stated: dict[Place, Sharding] = {}
+    for op in lowered.program.ops:
+        busy = any(lowered.factors[op.id]) or any(lowered.actual[v].axes() for v in op.operands if v >= 0)
+        if busy and (op.unit is Unit.MATRIX or op.kind.startswith(("gather", "scatter"))):
+            stated |= _stated(lowered, op)
+        if op.unit is Unit.MATRIX:
+            stated |= _reduced_by_consumer(lowered, op)
+    return stated
+
+
+def _reduced_by_consumer(lowered: Lowered, product: Op) -> dict[Place, Sharding]:
+    """Returns the operands that read a product's partial sum reduced and not scattered, though it is stored scattered."""
+    (value,) = product.results
+    if not lowered.actual[value].partial:
+        return {}
+    stated: dict[Place, Sharding] = {}
+    for number, k in lowered.structure.uses[value]:
+        consumer = lowered.program.ops[number]
+        need = lowered.need(consumer, k) if consumer.rule is not None else lowered.storage[value]
+        if not need.partial and need.dims != lowered.storage[value].dims:
+            stated[Place("used", number, k)] = need
+    return stated
+
+
+def _stated(lowered: Lowered, op: Op) -> dict[Place, Sharding]:
+    rule, assigned = op.rule, lowered.factors[op.id]
+    assert rule is not None
+    stated: dict[Place, Sharding] = {}
+    computed, stored = result_sharding(rule, 0, assigned, ()), lowered.storage[op.results[0]]
+    moved = op.unit is Unit.MATRIX and not computed.partial and is_moved(computed, stored, lowered.state.mesh)
+    agreed, idle = _agreed_axes(lowered, op), _is_any_idle(lowered, op)
+    needs = {k: tensor_sharding(rule.operand_majors[k], assigned) for k, v in enumerate(op.operands) if v >= 0}
+    needs = {k: need for k, need in needs.items() if not lowered.actual[op.operands[k]].partial}
+    changed = {k: _changed_axes(lowered, op.operands[k], need) for k, need in needs.items()}
+    for k, need in needs.items():
+        if changed[k] & agreed or (changed[k] and (moved or idle)) or op.kind == CONVOLUTION:
+            stated[Place("used", op.id, k)] = need
+    if stated and op.unit is not Unit.MATRIX:  # a gather or a scatter
+        stated = {Place("used", op.id, k): need for k, need in needs.items() if changed[k]}
+    if (stated and moved) or (op.kind == CONVOLUTION and computed.dims != stored.dims):
+        stated[Place("computed", op.id)] = Sharding(computed.dims)
+    if op.unit is Unit.MATRIX:
+        stated |= {Place("used", op.id, k): need for k, need in scattered_product(lowered, op).items()}
+    return stated
+
+
+def _changed_axes(lowered: Lowered, value: int, need: Sharding) -> set[int]:
+    steps = reshard(lowered.structure.arrays[value], lowered.actual[value], need, lowered.state.mesh)
+    return {a for step in steps for a in step.axes}
+
+
+def _is_any_idle(lowered: Lowered, op: Op) -> bool:
+    """Returns whether an op neither computes on some axis nor has it in its operands or its result."""
+    used = {a for axes in lowered.factors[op.id] for a in axes} | lowered.storage[op.results[0]].axes()
+    used = used.union(*(lowered.actual[v].axes() for v in op.operands if v >= 0))
+    return any(size > 1 and a not in used for a, size in enumerate(lowered.state.mesh.sizes))
+
+
+def _agreed_axes(lowered: Lowered, op: Op) -> set[int]:
+    """Returns the axes that shard one factor of the operands as stored, which can be split, or none."""
+    assert op.rule is not None
+    on: dict[int, set[int]] = {a: set() for a in range(len(lowered.state.mesh.sizes))}
+    for k, v in enumerate(op.operands):
+        for d, axes in enumerate(lowered.actual[v].dims if v >= 0 else ()):
+            for axis in axes:
+                on[axis].add(op.rule.operand_majors[k][d])
+    return {a for a, factors in on.items() if len(factors) < 2 and all(op.rule.splittable[f] for f in factors)}

@@ -101,9 +101,6 @@ class FSDP:
         return made + shard_groups(context, cover, self.axis, [*taken, *made])
 
 
-ZeRO3 = FSDP
-
-
 @dataclass(frozen=True, slots=True)
 class ZeRO2:
     """As FSDP, but parameters stay whole: gradients are reduced into shards, moments are sharded, and the updated parameters

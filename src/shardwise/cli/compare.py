@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from shardwise.cli import completers, options
+from shardwise.cli import options
 from shardwise.errors import ShardwiseError
 
 
@@ -27,14 +27,7 @@ def add_command(commands: Any) -> None:
     options.add_target(compare)
     options.add_where(compare, " (default: those of the plans)", " (default: that of the plans)")
     options.add_plan(compare, "--plans", nargs="+", default=[], help="plans that Plan.save wrote")
-    options.completed(
-        compare.add_argument(
-            "--strategies",
-            metavar="NAMES",
-            help="what an axis may be used for, such as dp,fsdp,megatron+sequence (default: all)",
-        ),
-        completers.strategies,
-    )
+    options.add_tactics(compare, "what an axis may be used for, such as dp,fsdp,megatron+sequence (default: all)")
     options.add_roles(compare)
     compare.add_argument("--all", action="store_true", help="list every combination, and why others do not apply")
     options.add_json(compare)
@@ -63,7 +56,7 @@ def _compare(arguments: argparse.Namespace) -> str:
         mesh=mesh,
         topology=arguments.topology,
         roles=roles,
-        strategies=arguments.strategies,
+        tactics=arguments.tactics,
         donate_argnums=target.donate_argnums or None,
         **target.kwargs,
     )

@@ -84,6 +84,10 @@ def add_where(parser: argparse.ArgumentParser, topology: str, mesh: str) -> None
     parser.add_argument("--mesh", metavar="AXES", help=f"axes and sizes, such as data=4,model=4{mesh}")
 
 
+def add_tactics(parser: argparse.ArgumentParser, shown: str) -> None:
+    completed(parser.add_argument("--tactics", metavar="NAMES", help=shown), completers.tactics)
+
+
 def add_roles(parser: argparse.ArgumentParser) -> None:
     for role, shown in (("batch", "an argument that is the batch"), ("params", "one that is parameters")):
         parser.add_argument(f"--{role}", metavar="PATH", action="append", help=f"{shown} (zoo: known)")

@@ -41,6 +41,7 @@ def add_command(commands: Any) -> None:
         examples="""
         shardwise plan zoo:t7b:7b,remat --topology v5p:2x2x2
         shardwise plan train.py:make_step --mesh data=4,model=8 --output plan.json
+        shardwise plan zoo:t2b --mesh data=4,model=4 --tactics fsdp:data,auto:model
         """,
     )
     options.add_target(plan)
@@ -53,6 +54,9 @@ def add_command(commands: Any) -> None:
     shown = f"{_METHODS[0]} (default), {', '.join(_METHODS[1:])}"
     method = plan.add_argument("--method", metavar="NAME", default=_METHODS[0], help=shown)
     options.completed(method, completers.words(*_METHODS))
+    options.add_tactics(
+        plan, "tactics in order, such as fsdp:data,auto:model or fsdp:data+model (default: auto, a search)"
+    )
     options.add_roles(plan)
     shown = "compute the batch in so many parts (default: in as many as it takes to fit, where the batch is known)"
     plan.add_argument("--microbatches", metavar="N", type=_count, help=shown)
@@ -98,6 +102,7 @@ def _plan(arguments: argparse.Namespace) -> str | Answer:
                 *target.args,
                 mesh=mesh,
                 topology=arguments.topology,
+                tactics=arguments.tactics,
                 budget_s=arguments.budget,
                 budget_evals=arguments.evaluations,
                 seed=arguments.seed,

@@ -26,10 +26,11 @@ from shardwise.search.bounds import finest, peak_bound
 from shardwise.search.front import thinned
 from shardwise.search.result import Budget, Ended
 from shardwise.search.searcher import SETTLED, Journal, Options, Purse, Searcher
+from shardwise.tactics.named import Given, as_tactics
 from shardwise.tactics.pins import make_pins
 from shardwise.tactics.stated import stated_shards
 from shardwise.tactics.strategies import Auto
-from shardwise.tactics.tactic import Context, Tactic
+from shardwise.tactics.tactic import Context, Tactic, decide
 from shardwise.transforms.variants import Wanted
 
 #: Ways to lay the best mesh on the links that are tried.
@@ -54,7 +55,7 @@ class Asked:
     def of(
         mesh: Any,
         topology: str | Topology | Placement | None,
-        tactics: Sequence[Tactic] | None,
+        tactics: Given | None,
         pins: Mapping[str, Any] | None,
         roles: Mapping[str, str | Sequence[str]] | None,
         search: Options,
@@ -63,7 +64,7 @@ class Asked:
         wanted: Wanted,
     ) -> Asked:
         """No tactics at all, which is not an empty list of them, stands for a search over all axes."""
-        own = (Auto(),) if tactics is None else tuple(tactics)
+        own = (Auto(),) if tactics is None else as_tactics(tactics)
         return Asked(mesh, topology, own, pins, roles, search, allow_infeasible, jit, wanted)
 
 
@@ -88,14 +89,6 @@ class Decided:
     @property
     def settled(self) -> bool:
         return not self.ended or (not self.quick and all(why in SETTLED for why in self.ended))
-
-
-def decide(context: Context, tactics: Sequence[Tactic], first: Sequence[Decision] = ()) -> list[Decision]:
-    """The decisions of some tactics, in order, after those that were taken before."""
-    taken: list[Decision] = list(first)
-    for tactic in tactics:
-        taken += tactic.decide(context, taken)
-    return taken
 
 
 def decide_asked(analysis: Analysis, asked: Asked) -> tuple[Decided, SearchLog | None]:

@@ -16,7 +16,7 @@ from shardwise.planner.planning import plan_asked
 from shardwise.plans.plan import Plan
 from shardwise.search.result import Progress
 from shardwise.search.searcher import Options
-from shardwise.tactics.tactic import Tactic
+from shardwise.tactics.named import Given
 from shardwise.transforms.variants import Wanted
 
 
@@ -68,7 +68,7 @@ def jit(
     *,
     mesh: Any = None,
     topology: str | Topology | Placement | None = None,
-    tactics: Sequence[Tactic] | None = None,
+    tactics: Given | None = None,
     pins: Mapping[str, Any] | None = None,
     roles: Mapping[str, str | Sequence[str]] | None = None,
     budget_s: float | None = None,

@@ -36,8 +36,8 @@ from shardwise.plans.search_log import SearchLog, VariantTried
 from shardwise.search.result import Ended, Progress
 from shardwise.search.searcher import Options
 from shardwise.tactics.experts import usual
+from shardwise.tactics.named import Given
 from shardwise.tactics.strategies import Auto
-from shardwise.tactics.tactic import Tactic
 from shardwise.transforms.variant import Variant
 from shardwise.transforms.variants import Wanted
 
@@ -48,7 +48,7 @@ def plan(
     *args: Any,
     mesh: Any = None,
     topology: str | Topology | Placement | None = None,
-    tactics: Sequence[Tactic] | None = None,
+    tactics: Given | None = None,
     pins: Mapping[str, Any] | None = None,
     roles: Mapping[str, str | Sequence[str]] | None = None,
     budget_s: float | None = None,
@@ -74,8 +74,9 @@ def plan(
         and without a mesh its shape is, if there is a topology.
       topology: the devices and links, such as ``"v5e:4x4"``, ``"16 v5e"`` or ``"h100:8x4"``
         (``shardwise.hardware.topology``). Without one, TPU v5e chips with a row of links for every mesh axis.
-      tactics: strategies, applied in order; ``Auto`` among them searches. Without any, all axes are searched; with an empty
-        list nothing is decided but the pins.
+      tactics: strategies, applied in order, as objects or as text: ``[FSDP("data"), Auto("model")]`` is
+        ``"fsdp:data,auto:model"``, ``"fsdp:data+model"`` has two axes and ``"fsdp"`` all of the mesh. ``Auto`` searches.
+        Without any, all axes are searched; with an empty list nothing is decided but the pins.
       pins: PartitionSpecs that hold whatever else is decided: by path of arguments and outputs, and else by the names that
         inner values are marked with (``jax.ad_checkpoint.checkpoint_name``, ``jax.named_call``). Shardings that arguments
         have already, and ``with_sharding_constraint``s in the program, are pins too.
@@ -104,9 +105,8 @@ def plan(
 
     By a tactic:
 
-    >>> from shardwise.tactics.strategies import DataParallel
     >>> where = {"mesh": {"data": 4}, "roles": {"batch": "x"}}
-    >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, tactics=[DataParallel("data")], **where)
+    >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, tactics="dp:data", **where)
     >>> made.spec("x"), made.spec("w")
     ((('data',), ()), ((), ()))
 

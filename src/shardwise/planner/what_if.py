@@ -15,13 +15,13 @@ from shardwise.hardware.topology import topology as topology_of
 from shardwise.lowering.decisions import Pin
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered
-from shardwise.planner.deciding import decide
 from shardwise.planner.fingerprint import check_version
 from shardwise.planner.inquiry import Inquiry, Roles, decision_words
 from shardwise.planner.relower import inquiry_of
 from shardwise.plans.plan import Plan, Spec
+from shardwise.tactics.named import Given, as_tactics
 from shardwise.tactics.pins import make_pins
-from shardwise.tactics.tactic import Tactic
+from shardwise.tactics.tactic import decide
 from shardwise.transforms.variants import trace_variant
 
 #: Decisions to leave out: by number, from 1 as they are listed, or by words that they contain.
@@ -87,7 +87,7 @@ class Effect:
 
 def what_if(
     plan: Plan,
-    tactics: Sequence[Tactic] = (),
+    tactics: Given = (),
     without: Which = (),
     pins: Mapping[str, Any] | None = None,
     topology: str | None = None,
@@ -102,7 +102,7 @@ def what_if(
     kept = [
         d for k, d in enumerate(plan.choices) if k not in dropped and not (isinstance(d, Pin) and d.value in pinned)
     ]
-    decisions = decide(given.context, tactics, [*new_pins, *kept])
+    decisions = decide(given.context, as_tactics(tactics), [*new_pins, *kept])
     before = plan.predicted if plan.predicted.rows else own.settle(plan.choices).predicted
     after = given.settle(decisions)
     changes = [f"without {words[k]}" for k in sorted(dropped)]

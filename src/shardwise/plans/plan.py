@@ -294,7 +294,7 @@ class Plan:
         """What the plan would take with something decided otherwise, and what makes the difference. Nothing is searched.
 
         Args:
-          tactics: are applied after the plan's own decisions.
+          tactics: applied after the plan's own decisions; objects, or text such as ``"megatron:model"``.
           without: decisions of the plan to leave out, by number (from 1, as :attr:`decisions` lists them) or by words.
           pins: as in :func:`shardwise.plan`; they come first, in place of the plan's pins of the same values.
           topology: other devices for the same mesh.

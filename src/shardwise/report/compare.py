@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,8 @@ from shardwise.planner.mesh import OpenMesh
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
 from shardwise.report.comparison import Comparison, expert_row, plan_row
-from shardwise.tactics.experts import MENU, PARTS, experts
+from shardwise.tactics.experts import MENU, experts
+from shardwise.tactics.named import PARTS, read_words
 from shardwise.tactics.tactic import Context
 from shardwise.transforms.variant import AS_IS, Variant
 from shardwise.transforms.variants import trace_variant
@@ -41,7 +41,7 @@ def compare(
     mesh: Any = None,
     topology: str | Topology | Placement | None = None,
     roles: Mapping[str, str | Sequence[str]] | None = None,
-    strategies: str | Sequence[str] | None = None,
+    tactics: str | Sequence[str] | None = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
     donate_argnums: Any = None,
@@ -60,7 +60,7 @@ def compare(
       mesh: as in :func:`shardwise.plan`, with all sizes. Without one it is that of the plans.
       topology: the devices and links, as in :func:`shardwise.plan`. Without one they are those of the plans.
       roles: paths of the arguments that are the batch and the parameters: ``{"batch": "x", "params": "w"}``.
-      strategies: what an axis may be used for, such as ``["dp", "fsdp", "megatron+sequence"]``; by default
+      tactics: what an axis may be used for, by name, such as ``"dp,fsdp,megatron+sequence"``; by default all of
         ``shardwise.tactics.experts.MENU``, and with an empty list plans alone are compared.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
 
@@ -75,7 +75,7 @@ def compare(
     >>> step = lambda w, x: x @ w
     >>> found = shardwise.plan(step, *shapes, mesh={"data": 4}, budget_evals=100)
     >>> roles = {"batch": "x", "params": "w"}
-    >>> compared = shardwise.compare(step, *shapes, plans=[("found", found)], roles=roles, strategies=["dp", "fsdp"])
+    >>> compared = shardwise.compare(step, *shapes, plans=[("found", found)], roles=roles, tactics="dp,fsdp")
     >>> [row.name for row in compared.ranked]
     ['plan found', 'dp data', 'fsdp data', 'replicated']
     """
@@ -85,7 +85,7 @@ def compare(
     menu: list[tuple[str, ...]] = []
     place: Placement | None = None
     with _noted(problems):
-        menu = _menu(strategies)
+        menu = _menu(tactics)
     named = _named(plans, problems)
     with _noted(problems):
         place = _place(mesh, topology, named)
@@ -136,20 +136,20 @@ class _Programs:
         return self._known[variant]
 
 
-def _menu(strategies: str | Sequence[str] | None) -> list[tuple[str, ...]]:
+def _menu(tactics: str | Sequence[str] | None) -> list[tuple[str, ...]]:
     """What an axis may be used for, from ``dp,megatron+sequence`` or a list."""
-    if strategies is None:
+    if tactics is None:
         return list(MENU)
-    words = strategies.split(",") if isinstance(strategies, str) else strategies
-    menu = [tuple(part.strip() for part in option.split("+")) for option in words]
-    wrong = dict.fromkeys(part for option in menu for part in option if part not in PARTS)
-    if wrong:
-        said = []
-        for part in wrong:
-            near = difflib.get_close_matches(part, PARTS, n=3)
-            said.append(f"{part!r}" + (f"; did you mean {' or '.join(near)}?" if near else "."))
-        raise DecisionError(f"no strategy is called {' nor '.join(said)} There are {', '.join(PARTS)}")
-    return list(dict.fromkeys(menu))
+    if not isinstance(tactics, str) and not tactics:
+        return []
+    found = read_words(tactics if isinstance(tactics, str) else ",".join(tactics), PARTS)
+    for words in found:
+        if words.axes:
+            what, axes = "+".join(words.names), "+".join(words.axes)
+            raise DecisionError(
+                f"{what}:{axes}: every axis is compared with every tactic, so name tactics alone: {what}"
+            )
+    return list(dict.fromkeys(words.names for words in found))
 
 
 class _Named(NamedTuple):

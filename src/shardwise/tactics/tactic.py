@@ -8,8 +8,9 @@ applied in order and never undo an earlier one; what a tactic cannot do is an er
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from shardwise.dims.analysis import Analysis
@@ -19,10 +20,13 @@ from shardwise.ir.program import Value
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.decisions import Shard as ShardDecision
 from shardwise.lowering.local_cost import HardwareCost
+from shardwise.search.places import Places, find_places
 from shardwise.search.searcher import Searcher
 
 #: A dimension of an argument or output: (path, dimension).
 PathDim = tuple[str, int]
+#: One mesh axis or several.
+Axes = str | Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,12 @@ class Context:
                 f"{tactic} needs to know which arguments are the {name}: plan(..., roles={{'{name}': 'path'}})"
             )
         return self.arguments(prefixes, tactic)
+
+    @cached_property
+    def places(self) -> Places:
+        """Sequences, vocabularies, experts and edges, as far as the roles tell the batch and the parameters."""
+        batch, params = (self.role(r, "places") if self.roles.get(r) else [] for r in ("batch", "params"))
+        return find_places(self.analysis, batch, params)
 
     def arguments(self, prefixes: Sequence[str], tactic: str) -> list[Value]:
         """The arguments under some paths."""
@@ -85,6 +95,66 @@ class Tactic(Protocol):
     """``decide`` adds decisions to those already taken."""
 
     def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]: ...
+
+
+def decide(context: Context, tactics: Iterable[Tactic], first: Sequence[Decision] = ()) -> list[Decision]:
+    """The decisions of some tactics, in order, after those that were taken before."""
+    taken: list[Decision] = list(first)
+    for tactic in tactics:
+        taken += tactic.decide(context, taken)
+    return taken
+
+
+def axis_names(*axes: Axes) -> tuple[str, ...]:
+    """The names of axes that are given one by one or together.
+
+    >>> axis_names("x"), axis_names("x", "y"), axis_names(("x", "y"))
+    (('x',), ('x', 'y'), ('x', 'y'))
+    """
+    names = [name for given in axes for name in ([given] if isinstance(given, str) else given)]
+    return tuple(dict.fromkeys(names))
+
+
+class OverAxes:
+    """A tactic of mesh axes: it is applied to each in turn, and to all of the mesh where none is named. A subclass has the
+    field ``axes`` and says what to do ``on`` one of them."""
+
+    __slots__ = ()
+    axes: Axes
+
+    def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        raise NotImplementedError
+
+    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        made: list[Decision] = []
+        for axis in axis_names(self.axes) or context.mesh.names:
+            context.mesh.index(axis)
+            made += self.on(axis, context, [*taken, *made])
+        return made
+
+
+@dataclass(frozen=True, init=False)
+class Listed(OverAxes):
+    """A tactic of nothing but axes, one by one or together: ``FSDP("x", "y")``, ``FSDP(("x", "y"))``."""
+
+    axes: tuple[str, ...]
+
+    def __init__(self, *axes: Axes) -> None:
+        wrong = [name for name in axes if isinstance(name, int)]
+        if wrong:
+            raise DecisionError(f"{type(self).__name__}: a mesh axis is a name, such as 'data', not {wrong[0]}")
+        object.__setattr__(self, "axes", axis_names(*axes))
+
+
+@dataclass(frozen=True, init=False)
+class Batched(Listed):
+    """A tactic of axes and of the batch, of whose arguments ``dim`` is the batch dimension."""
+
+    dim: int
+
+    def __init__(self, *axes: Axes, dim: int = 0) -> None:
+        super().__init__(*axes)
+        object.__setattr__(self, "dim", dim)
 
 
 def shard_groups(

@@ -12,7 +12,7 @@ import pytest
 
 import shardwise
 from shardwise import zoo
-from shardwise.errors import PlanError
+from shardwise.errors import PlanError, QueryError
 from shardwise.plans.plan import Plan
 from shardwise.tactics.strategies import FSDP, DataParallel, Keep, Megatron, Replicate, Shard
 from tests.dims.programs import shape
@@ -41,7 +41,7 @@ def test_specs_by_path_and_as_trees() -> None:
     P = jax.sharding.PartitionSpec
     assert plan.in_specs == ([{"in": P(None, "model"), "out": P("model")}, P("data")], {})
     assert plan.out_specs == P("data")
-    with pytest.raises(PlanError, match="did you mean w/in"):
+    with pytest.raises(QueryError, match="did you mean w/in"):
         plan.spec("w/inn")
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import shardwise
-from shardwise.errors import CaptureError, DecisionError, MeshError, PlanError, ShardwiseError
+from shardwise.errors import CaptureError, DecisionError, MeshError, PlanError, QueryError, ShardwiseError
 from shardwise.hardware.layout import place
 from shardwise.hardware.topology import topology
 from shardwise.plans.plan import Plan
@@ -84,7 +84,7 @@ def test_where_is_taken_from_the_plans() -> None:
         ({"mesh": {"data": None}}, MeshError, "data ?: strategies are compared on one mesh, give all its sizes"),
         ({"mesh": {"data": 3}, "topology": "v5e:2x2"}, ShardwiseError, "devices"),
         ({"mesh": {"data": 4}, "roles": None}, DecisionError, "roles={'batch': 'x', 'params': 'w'}; step has w, x"),
-        ({"mesh": {"data": 4}, "roles": {"batch": "z"}}, DecisionError, "no argument has the path 'z'"),
+        ({"mesh": {"data": 4}, "roles": {"batch": "z"}}, QueryError, "no argument has the path 'z'"),
         ({"mesh": {"data": 4}, "tactics": "dp,fsdpp"}, DecisionError, "'fsdpp' (did you mean 'fsdp'?)"),
         ({"mesh": {"data": 4}, "plans": [3]}, PlanError, "paths of saved plans; number 1 is int"),
         ({"mesh": {"data": 4}, "plans": ["nowhere.json"]}, PlanError, "cannot read nowhere.json"),

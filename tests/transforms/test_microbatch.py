@@ -205,7 +205,7 @@ def test_arguments_that_are_no_batch() -> None:
     for count, roles, message in [
         (4, {"batch": "x"}, r"x \[6, 4\] cannot be cut into 4 micro-batches of one size"),
         (2, None, r"which arguments are the batch: plan\(\.\.\., roles=\{'batch': 'path'\}\)"),
-        (2, {"batch": "y"}, "no array argument has the path 'y'; there are w, x"),
+        (2, {"batch": "y"}, "no argument has the path 'y'; there are w, x"),
         (2, {"batch": ["w", "x"]}, r"must count its examples; they are w \[4, 4\], x \[6, 4\]"),
     ]:
         with pytest.raises(VariantError, match=message):

@@ -17,6 +17,7 @@ from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, Traced
 from shardwise.errors import PlanError, SpmdError
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.paths import find_paths
 from shardwise.ir.program import Program
 from shardwise.partitioner.choose import choose_constraints
 from shardwise.partitioner.interpret import Interpreter
@@ -59,7 +60,8 @@ def _dtype(name: str) -> Any:
 def init_sharded(plan: Plan, fn: Callable[..., Any], args: tuple[Any, ...], of: str, mesh: Any) -> Any:
     """Runs an initialiser with the shardings of the arguments under a path."""
     check_mesh(plan, mesh)
-    arrays = [a for a in plan.arguments if a.path == of or a.path.startswith(of + "/")]
+    paths = set(find_paths(of, [a.path for a in plan.arguments], what="argument"))
+    arrays = [a for a in plan.arguments if a.path in paths]
     made, tree = jax.tree.flatten(jax.eval_shape(fn, *args))
     if [tuple(m.shape) for m in made] != [a.shape for a in arrays]:
         raise PlanError(

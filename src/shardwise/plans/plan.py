@@ -21,6 +21,7 @@ from shardwise.cost.predict import Predicted
 from shardwise.errors import PlanError
 from shardwise.files import write_whole
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.paths import find_path
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.plans.choices import choice_json
@@ -126,23 +127,23 @@ class Plan:
     jaxpr: Any = field(default=None, compare=False, repr=False)
     asked: Any = field(default=None, compare=False, repr=False)  # the Inquiry, where it was made in this process
 
+    def array(self, path: str) -> ArrayPlan:
+        """An argument or output by path: ``params/mlp/up``, the end of it if no other ends so (``mlp/up``), or a pattern
+        (``*/mlp/up``).
+
+        >>> plan.array("x").shape
+        (4096, 64)
+        """
+        arguments, outputs = ({a.path: a for a in arrays} for arrays in (self.arguments, self.outputs))
+        return (outputs | arguments)[find_path(path, arguments, outputs)]
+
     def spec(self, path: str) -> Spec:
-        """The sharding of an argument or output by path.
+        """The sharding of an argument or output by path, as :meth:`array` takes it.
 
         >>> plan.spec("x"), plan.spec("w")
         ((('data',), ()), ((), ()))
         """
-        for array in (*self.arguments, *self.outputs):
-            if array.path == path:
-                return array.spec
-        import difflib
-
-        paths = [a.path for a in (*self.arguments, *self.outputs)]
-        near = [p for p in paths if p.endswith(f"/{path}")][:3] or difflib.get_close_matches(
-            path, paths, n=3, cutoff=0.4
-        )
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
-        raise PlanError(f"the plan has no argument or output {path!r}{hint}")
+        return self.array(path).spec
 
     def moved(self) -> dict[tuple[str, tuple[str, ...]], tuple[int, float]]:
         """By kind and axes: the number of collectives in the program, and the bytes that one device moves in a step.
@@ -191,8 +192,7 @@ class Plan:
         """
         from shardwise.report.plan_text import explain_text
 
-        self.spec(path)
-        return explain_text(self, path)
+        return explain_text(self, self.array(path))
 
     def program(self, width: int = 120) -> str:
         """The device-local program, which :meth:`jit` executes, as text: every op with the shapes of its blocks, every

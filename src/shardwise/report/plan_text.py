@@ -34,9 +34,8 @@ def _call(spec: Spec) -> str:
     return f"P({', '.join(entries)})".replace("'", '"')
 
 
-def explain_text(plan: Plan, path: str) -> str:
-    array = next(a for a in (*plan.arguments, *plan.outputs) if a.path == path)
-    shards = 1
+def explain_text(plan: Plan, array: ArrayPlan) -> str:
+    path, shards = array.path, 1
     for axes in array.spec:
         for axis in axes:
             shards *= plan.mesh.sizes[plan.mesh.index(axis)]

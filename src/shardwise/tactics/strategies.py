@@ -51,8 +51,8 @@ class Shard(OverAxes):
     side: int = 0
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        color = context.color((self.path, self.dim), f"Shard({self.path!r}, {self.dim}, {axis!r})")
-        return shard_groups(context, [color], axis, taken, self.side)
+        colors = context.colors((self.path, self.dim), f"Shard({self.path!r}, {self.dim}, {axis!r})")
+        return shard_groups(context, colors, axis, taken, self.side)
 
 
 class DataParallel(Batched):
@@ -209,7 +209,7 @@ class SequenceParallel(OverAxes):
     sequence: PathDim
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        return shard_groups(context, [context.color(self.sequence, "SequenceParallel")], axis, taken)
+        return shard_groups(context, context.colors(self.sequence, "SequenceParallel"), axis, taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class ContextParallel(OverAxes):
     side: int = 0
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        return shard_groups(context, [context.color(self.sequence, "ContextParallel")], axis, taken, self.side)
+        return shard_groups(context, context.colors(self.sequence, "ContextParallel"), axis, taken, self.side)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class ExpertParallel(OverAxes):
     dim: int = 0
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        made = shard_groups(context, [context.color(self.experts, "ExpertParallel")], axis, taken)
+        made = shard_groups(context, context.colors(self.experts, "ExpertParallel"), axis, taken)
         batch = batch_colors(context, self.dim, "ExpertParallel")
         return made + shard_groups(context, batch, axis, [*taken, *made])
 
@@ -278,7 +278,7 @@ class EdgeSharding(OverAxes):
     edges: PathDim
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        return shard_groups(context, [context.color(self.edges, "EdgeSharding")], axis, taken)
+        return shard_groups(context, context.colors(self.edges, "EdgeSharding"), axis, taken)
 
 
 @dataclass(frozen=True, slots=True)

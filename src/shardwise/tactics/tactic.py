@@ -7,7 +7,6 @@ applied in order and never undo an earlier one; what a tactic cannot do is an er
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +15,7 @@ from typing import Protocol
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.paths import find_paths
 from shardwise.ir.program import Value
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.decisions import Shard as ShardDecision
@@ -56,26 +56,19 @@ class Context:
         return find_places(self.analysis, batch, params)
 
     def arguments(self, prefixes: Sequence[str], tactic: str) -> list[Value]:
-        """The arguments under some paths."""
-        values = [self.analysis.program.values[a.value] for a in self.analysis.program.arguments]
-        found: list[Value] = []
-        for prefix in prefixes:
-            own = [v for v in values if v.path == prefix or v.path.startswith(prefix + "/")]
-            if not own:
-                near = difflib.get_close_matches(
-                    prefix, {*(v.path for v in values), *_parents(values)}, n=3, cutoff=0.4
-                )
-                hint = f"; did you mean {', '.join(near)}?" if near else ""
-                raise DecisionError(f"{tactic}: no argument has the path {prefix!r}{hint}")
-            found += own
-        return found
+        """The arguments that some paths name (``shardwise.ir.paths``)."""
+        program = self.analysis.program
+        paths = [path for prefix in prefixes for path in find_paths(prefix, program.named_paths[0], what="argument")]
+        return [program.values[program.paths[path]] for path in dict.fromkeys(paths)]
 
-    def color(self, place: PathDim, tactic: str) -> int:
-        """The color of a dimension of an argument or output."""
-        found = self.analysis.color_of(*place)
-        if found is None:
-            raise DecisionError(f"{tactic}: {place[0]}[{place[1]}] has size one: there is nothing to shard")
-        return found.id
+    def colors(self, place: PathDim, tactic: str) -> list[int]:
+        """The colors of a dimension of an argument or output, or of several whose paths match."""
+        path, dim = place
+        found = [self.analysis.color_of(own, dim) for own in find_paths(path, *self.analysis.program.named_paths)]
+        colors = [color.id for color in found if color is not None]
+        if not colors:
+            raise DecisionError(f"{tactic}: {path}[{dim}] has size one: there is nothing to shard")
+        return colors
 
     def group(self, color: int) -> tuple[int, ...]:
         """All colors that are decided together with this one."""
@@ -85,10 +78,6 @@ class Context:
         """(dimension, color) of a value's dimensions larger than one."""
         colors = [(d, self.analysis.color_of(value.path, d)) for d in range(len(value.shape))]
         return [(d, c.id) for d, c in colors if c is not None]
-
-
-def _parents(values: Sequence[Value]) -> set[str]:
-    return {v.path.rsplit("/", k)[0] for v in values for k in range(1, v.path.count("/") + 1)}
 
 
 class Tactic(Protocol):

@@ -20,6 +20,7 @@ import jax
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions, Traced, trace
 from shardwise.errors import CaptureError, VariantError
+from shardwise.ir.paths import find_paths
 from shardwise.transforms.microbatch import microbatched
 from shardwise.transforms.remat import rematerialised
 from shardwise.transforms.variant import Variant
@@ -88,12 +89,10 @@ def batch_of(traced: Traced, roles: _Roles) -> Batch:
         )
     variables = internals.split_jaxpr(traced.jaxpr)[0].invars
     shapes = {leaf.path: internals.shape_of(v.aval) for leaf, v in zip(traced.leaves, variables, strict=True)}
-    under = {p: s for p, s in shapes.items() if any(p == b or p.startswith(f"{b}/") for b in prefixes)}
-    found = {path: shape for path, shape in under.items() if shape}
+    under = dict.fromkeys(path for asked in prefixes for path in find_paths(asked, shapes, what="argument"))
+    found = {path: shapes[path] for path in under if shapes[path]}
     if not found:
-        raise VariantError(
-            f"no array argument has the path {' or '.join(map(repr, prefixes))}; there are {', '.join(shapes)}"
-        )
+        raise VariantError(f"the batch, {' and '.join(under)}, has no dimension that counts examples")
     sizes = {shape[0] for shape in found.values()}
     if len(sizes) > 1:
         shown = ", ".join(f"{path} {list(shape)}" for path, shape in list(found.items())[:6])

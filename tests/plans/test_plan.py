@@ -101,7 +101,6 @@ def test_keep_and_replicate() -> None:
 @pytest.mark.parametrize(
     ("tactics", "roles", "message"),
     [
-        ([DataParallel("data")], {}, r"needs to know which arguments are the batch"),
         ([DataParallel("dat")], {"batch": "x"}, r"the mesh has no axis 'dat'; its axes are data"),
         ([DataParallel("data")], {"batch": "xx"}, r"no argument has the path 'xx'; did you mean x\?"),
         ([Megatron("data")], {"params": "x"}, r"no dimension is made by one parameter's product"),
@@ -133,7 +132,7 @@ def edit(group: str, index: int, **changes):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (damage(schema=99), "has schema 99; this version of Shardwise reads schema 7: plan again"),
+        (damage(schema=99), "has schema 99; this version of Shardwise reads schema 8: plan again"),
         (damage(mesh={"data": 0}), "not a positive whole number"),
         (damage(arguments=3), "arguments: expected a list"),
         (damage(decisions=[1]), "decisions: expected a list of texts"),

@@ -95,7 +95,7 @@ def test_a_loaded_plan_is_asked_with_its_function(program: Any, plan: shardwise.
     assert loaded == plan and loaded.choices == plan.choices and loaded.effects == ()
     with pytest.raises(PlanError, match=r"plan\.bind\(fn, \*args\)"):
         loaded.what_if(without=1)
-    bound = loaded.bind(program.fn, *program.args, roles=ROLES)
+    bound = loaded.bind(program.fn, *program.args)
     assert bound == plan and bound.in_specs == plan.in_specs
     one, other = bound.what_if(without=1), plan.what_if(without=1)
     assert (one.before, one.after, one.times) == (other.before, other.after, other.times)

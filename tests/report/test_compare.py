@@ -83,7 +83,6 @@ def test_where_is_taken_from_the_plans() -> None:
         ({}, MeshError, "say what to compare on: mesh={'data': 4, 'model': 4}, or plans"),
         ({"mesh": {"data": None}}, MeshError, "data ?: strategies are compared on one mesh, give all its sizes"),
         ({"mesh": {"data": 3}, "topology": "v5e:2x2"}, ShardwiseError, "devices"),
-        ({"mesh": {"data": 4}, "roles": None}, DecisionError, "roles={'batch': 'x', 'params': 'w'}; step has w, x"),
         ({"mesh": {"data": 4}, "roles": {"batch": "z"}}, QueryError, "no argument has the path 'z'"),
         ({"mesh": {"data": 4}, "tactics": "dp,fsdpp"}, DecisionError, "'fsdpp' (did you mean 'fsdp'?)"),
         ({"mesh": {"data": 4}, "plans": [3]}, PlanError, "paths of saved plans; number 1 is int"),

@@ -21,7 +21,7 @@ def add_command(commands: Any) -> None:
         examples="""
         shardwise compare zoo:t2b --plans plan.json
         shardwise compare zoo:t2b --topology v5e:4x4 --mesh data=4,model=4
-        shardwise compare train.py:make_step --mesh data=8 --batch x --params w
+        shardwise compare train.py:make_step --mesh data=8
         """,
     )
     options.add_target(compare)
@@ -43,9 +43,6 @@ def _compare(arguments: argparse.Namespace) -> str:
         raise ShardwiseError("say what to compare on: --mesh data=4,model=4, or --plans plan.json, which has one")
     mesh = options.mesh_of(arguments.mesh) if arguments.mesh is not None else None
     target = load_target(arguments.target)
-    roles = options.roles(arguments, target.roles)
-    if not roles:
-        raise ShardwiseError("say which arguments are the batch and the parameters: --batch PATH --params PATH")
     from shardwise.report.compare import compare
     from shardwise.report.comparison import comparison_text
 
@@ -55,7 +52,7 @@ def _compare(arguments: argparse.Namespace) -> str:
         plans=arguments.plans,
         mesh=mesh,
         topology=arguments.topology,
-        roles=roles,
+        roles=options.roles(arguments),
         tactics=arguments.tactics,
         donate_argnums=target.donate_argnums or None,
         **target.kwargs,

@@ -58,7 +58,7 @@ def add_command(commands: Any) -> None:
         plan, "tactics in order, such as fsdp:data,auto:model or fsdp:data+model (default: auto, a search)"
     )
     options.add_roles(plan)
-    shown = "compute the batch in so many parts (default: in as many as it takes to fit, where the batch is known)"
+    shown = "compute the batch in so many parts (default: in as many as it takes to fit)"
     plan.add_argument("--microbatches", metavar="N", type=_count, help=shown)
     shown = "compute inside loops again what would be kept (default auto: where it takes that to fit)"
     plan.add_argument("--remat", choices=tuple(_REMAT), default="auto", help=shown)
@@ -90,10 +90,7 @@ def _plan(arguments: argparse.Namespace) -> str | Answer:
     from shardwise.search.result import Ended
 
     target = load_target(arguments.target)
-    roles = options.roles(arguments, target.roles)
-    parts = arguments.microbatches
-    if parts is None:
-        parts = "auto" if roles.get("batch") else 1
+    parts = "auto" if arguments.microbatches is None else arguments.microbatches
     donate: dict[str, Any] = {"donate_argnums": target.donate_argnums} if target.donate_argnums else {}
     try:
         with ProgressLine(not arguments.quiet, lines=arguments.verbose) as show:
@@ -109,7 +106,7 @@ def _plan(arguments: argparse.Namespace) -> str | Answer:
                 method=arguments.method,
                 progress=show,
                 allow_infeasible=arguments.allow_infeasible,
-                roles=roles,
+                roles=options.roles(arguments),
                 microbatches=None if parts == 1 else parts,
                 remat=_REMAT[arguments.remat],
                 **donate,

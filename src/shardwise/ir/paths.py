@@ -100,3 +100,15 @@ def _listed(paths: Collection[str]) -> str:
     shown = list(paths)[:_MOST]
     more = f" and {len(paths) - _MOST} more" if len(paths) > _MOST else ""
     return ", ".join(shown) + more
+
+
+def trees(paths: Collection[str], known: Collection[str]) -> list[str]:
+    """Some of the known paths, whole trees by the path of the tree.
+
+    >>> trees(["p/a/w", "p/a/b", "x"], ["p/a/w", "p/a/b", "p/c", "x"])
+    ['p/a', 'x']
+    """
+    chosen = set(paths)
+    open_ = set(_nodes([path for path in known if path not in chosen]))
+    whole = (next(node for node in _nodes([path]) if node not in open_) for path in known if path in chosen)
+    return list(dict.fromkeys(whole))

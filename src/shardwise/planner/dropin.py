@@ -17,6 +17,7 @@ from shardwise.plans.plan import Plan
 from shardwise.search.result import Progress
 from shardwise.search.searcher import Options
 from shardwise.tactics.named import Given
+from shardwise.tactics.roles import Given as GivenRoles
 from shardwise.transforms.variants import Wanted
 
 
@@ -70,7 +71,7 @@ def jit(
     topology: str | Topology | Placement | None = None,
     tactics: Given | None = None,
     pins: Mapping[str, Any] | None = None,
-    roles: Mapping[str, str | Sequence[str]] | None = None,
+    roles: GivenRoles | None = None,
     budget_s: float | None = None,
     budget_evals: int | None = None,
     seed: int = 0,

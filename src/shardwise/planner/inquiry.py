@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -17,12 +17,11 @@ from shardwise.lowering.lowered import Known, Lowered
 from shardwise.lowering.small import keep_small
 from shardwise.lowering.structure import Structure
 from shardwise.lowering.ways import Ways
+from shardwise.tactics.roles import Roles
 from shardwise.tactics.tactic import Context
 
 #: Places beside each other that are named.
 _BESIDE: Final = 3
-#: Paths of the arguments that play a role.
-Roles = Mapping[str, str | Sequence[str]] | None
 
 
 class Settled(NamedTuple):
@@ -39,11 +38,7 @@ class Inquiry:
 
     analysis: Analysis
     cost: HardwareCost
-    roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-    @staticmethod
-    def of(analysis: Analysis, cost: HardwareCost, roles: Roles) -> Inquiry:
-        return Inquiry(analysis, cost, {k: (p,) if isinstance(p, str) else tuple(p) for k, p in (roles or {}).items()})
+    roles: Roles = field(default_factory=dict)
 
     @property
     def context(self) -> Context:

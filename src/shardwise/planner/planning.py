@@ -37,6 +37,8 @@ from shardwise.search.result import Ended, Progress
 from shardwise.search.searcher import Options
 from shardwise.tactics.experts import usual
 from shardwise.tactics.named import Given
+from shardwise.tactics.roles import Given as GivenRoles
+from shardwise.tactics.roles import complete_roles
 from shardwise.tactics.strategies import Auto
 from shardwise.transforms.variant import Variant
 from shardwise.transforms.variants import Wanted
@@ -50,7 +52,7 @@ def plan(
     topology: str | Topology | Placement | None = None,
     tactics: Given | None = None,
     pins: Mapping[str, Any] | None = None,
-    roles: Mapping[str, str | Sequence[str]] | None = None,
+    roles: GivenRoles | None = None,
     budget_s: float | None = None,
     budget_evals: int | None = None,
     seed: int = 0,
@@ -80,7 +82,8 @@ def plan(
       pins: PartitionSpecs that hold whatever else is decided: by path of arguments and outputs, and else by the names that
         inner values are marked with (``jax.ad_checkpoint.checkpoint_name``, ``jax.named_call``). Shardings that arguments
         have already, and ``with_sharding_constraint``s in the program, are pins too.
-      roles: paths of the arguments that play a role, for the tactics that ask: ``{"batch": "x", "params": "w"}``.
+      roles: paths of the arguments that play a role, such as ``{"batch": "x", "params": "w"}``. Roles that are not given are
+        inferred from the structure of the program (``shardwise.tactics.roles``); ``plan.roles`` has all of them.
       budget_s, budget_evals: when a search stops, in seconds or in states evaluated, if nothing better turns up for a while
         it stops by itself. With a budget in evaluations alone the plan is the same on every machine.
       seed: of the search.
@@ -91,8 +94,8 @@ def plan(
         far.
       allow_infeasible: if no plan is found that fits the memory, give the one with the smallest peak instead of an
         ``InfeasibleError``.
-      microbatches: compute the batch (``roles`` says which arguments that are; their first dimension counts the examples)
-        in so many parts, one after the other, with the same result; ``"auto"`` tries how many, if it takes any to fit.
+      microbatches: compute the batch (the arguments of that role, whose first dimension counts the examples) in so many
+        parts, one after the other, with the same result; ``"auto"`` tries how many, if it takes any to fit.
       remat: loops and repeated blocks (layers, scanned or unrolled) keep only what they carry, and the backward pass computes
         the rest again; ``"auto"`` tries it.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
@@ -105,10 +108,9 @@ def plan(
 
     By a tactic:
 
-    >>> where = {"mesh": {"data": 4}, "roles": {"batch": "x"}}
-    >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, tactics="dp:data", **where)
-    >>> made.spec("x"), made.spec("w")
-    ((('data',), ()), ((), ()))
+    >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, tactics="dp:data")
+    >>> made.spec("x"), made.spec("w"), made.roles
+    ((('data',), ()), ((), ()), {'batch': ('x',), 'params': ('w',)})
 
     An inner value, marked and pinned, and nothing else decided:
 
@@ -145,6 +147,7 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         return capture_variant(fn, args, dict(kwargs), asked, variant)
 
     plain = captured(Variant())
+    asked = replace(asked, roles=complete_roles(plain.analysis, asked.roles))
     if asked.wanted.open:
         best, tried = best_variant(plain, captured, asked)
     else:
@@ -160,7 +163,6 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
             asked.roles,
             best.captured.variant,
             plain.traced,
-            plain.analysis.program,
             lambda variant: captured(variant).analysis,
         )
         message = _does_not_fit(settled, log, asked, tuple(others))
@@ -179,8 +181,8 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def _or_usual(found: Attempt, asked: Asked) -> tuple[Attempt, list[str]]:
-    """What was found, or the best of the usual strategies where a short search has missed it; and a note of that. They need to
-    know the batch and the parameters. Under a budget in evaluations all are tried, else as many as a second is enough for."""
+    """What was found, or the best of the usual strategies where a short search has missed it; and a note of that. They need a
+    batch and parameters. Under a budget in evaluations all are tried, else as many as a second is enough for."""
     searched = found.log is not None and all(isinstance(t, Auto) and not t.axes for t in asked.tactics)
     if not searched or asked.pins or not {"batch", "params"} <= found.inquiry.roles.keys():
         return found, []
@@ -266,6 +268,7 @@ def _assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Seq
         versions=(("shardwise", shardwise.__version__), ("jax", jax.__version__)),
         colors=color_graph(analysis, lowered.state),
         choices=tuple(decisions),
+        roles=inquiry.roles,
         trees=(traced.inputs, traced.outputs),
         jaxpr=traced.jaxpr,
         asked=inquiry,

@@ -16,7 +16,7 @@ from shardwise.lowering.decisions import Pin
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered
 from shardwise.planner.fingerprint import check_version
-from shardwise.planner.inquiry import Inquiry, Roles, decision_words
+from shardwise.planner.inquiry import Inquiry, decision_words
 from shardwise.planner.relower import inquiry_of
 from shardwise.plans.plan import Plan, Spec
 from shardwise.tactics.named import Given, as_tactics
@@ -128,14 +128,12 @@ def effects(plan: Plan) -> tuple[Effect, ...]:
     return tuple(found)
 
 
-def bound(
-    plan: Plan, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: JitOptions, roles: Roles
-) -> Plan:
+def bound(plan: Plan, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: JitOptions) -> Plan:
     """A plan that was loaded, with what is not saved of it, from the function that it is one of."""
     traced = trace_variant(fn, args, kwargs, options, plan.variant)
     program = lower(traced)
     check_version(plan, program)
-    inquiry = inquiry_of(plan, program, roles)
+    inquiry = inquiry_of(plan, program)
     again, saved = inquiry.settle(plan.choices).predicted, plan.predicted
     same = (again.time_s, again.peak_bytes) == (saved.time_s, saved.peak_bytes)
     return replace(

@@ -27,6 +27,7 @@ from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.plans.choices import choice_json
 from shardwise.plans.colors import NO_COLORS, ColorGraph
 from shardwise.plans.search_log import SearchLog
+from shardwise.tactics.roles import Roles
 from shardwise.transforms.variant import AS_IS, Variant
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from shardwise.report.comparison import Row
     from shardwise.report.logical import Rules
 
-SCHEMA: Final = 7
+SCHEMA: Final = 8
 
 #: Mesh axes by dimension, major first.
 Spec = tuple[tuple[str, ...], ...]
@@ -88,22 +89,21 @@ class Plan:
     ``placement`` says on which links each mesh axis lies, and ``device_order`` has the numbers of the devices in the mesh's
     shape, where a topology was given. ``search`` says how the plan was found, where it was. ``variant`` is what the function is
     turned into first; the plan is one of the result, with the function's own arguments and outputs. ``colors`` is what there
-    was to decide. ``sharded`` is how every op of the program is computed, as the device-local program has it.
+    was to decide. ``roles`` has the paths of the arguments that are the batch, the parameters, the optimizer's state or a
+    cache, given or inferred. ``sharded`` is how every op of the program is computed, as the device-local program has it.
 
     The examples of its methods go on from here:
 
     >>> import jax, shardwise
-    >>> from shardwise.tactics.strategies import DataParallel
     >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (4096, 64)])
     >>> step = lambda w, x: w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
-    >>> where = {"tactics": [DataParallel("data")], "roles": {"batch": "x", "params": "w"}}
-    >>> plan = shardwise.plan(step, w, x, mesh={"data": 4}, **where)
+    >>> plan = shardwise.plan(step, w, x, mesh={"data": 4}, tactics="dp")
     >>> print(*plan.decisions)
     x[0] (size 4,096) over data
 
     And for the one device that every machine has:
 
-    >>> one = shardwise.plan(step, w, x, mesh={"data": 1}, **where)
+    >>> one = shardwise.plan(step, w, x, mesh={"data": 1}, tactics="dp")
     """
 
     function: str
@@ -123,6 +123,7 @@ class Plan:
     variant: Variant = AS_IS
     colors: ColorGraph = NO_COLORS
     choices: tuple[Decision, ...] = ()
+    roles: Roles = field(default_factory=dict)
     trees: Any = field(default=None, compare=False, repr=False)
     jaxpr: Any = field(default=None, compare=False, repr=False)
     asked: Any = field(default=None, compare=False, repr=False)  # the Inquiry, where it was made in this process
@@ -234,10 +235,8 @@ class Plan:
             up, one for all dimensions that need the same sharding.
 
         >>> import jax, shardwise
-        >>> from shardwise.tactics.strategies import DataParallel
         >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(64, 32), (1024, 64)]]
-        >>> where = {"mesh": {"data": 4}, "roles": {"batch": "x"}}
-        >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, tactics=[DataParallel("data")], **where)
+        >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, tactics="dp")
         >>> plan.rules({"x": ("batch", "embed"), "w": ("embed", "mlp")}).rules
         (('batch', 'data'), ('embed', None), ('mlp', None))
         """
@@ -252,7 +251,6 @@ class Plan:
         fn: Any,
         /,
         *args: Any,
-        roles: Mapping[str, str | Sequence[str]] | None = None,
         static_argnums: Any = None,
         static_argnames: Any = None,
         **kwargs: Any,
@@ -271,7 +269,7 @@ class Plan:
         from shardwise.capture.trace import JitOptions
         from shardwise.planner.what_if import bound
 
-        return bound(self, fn, args, kwargs, JitOptions(static_argnums, static_argnames), roles)
+        return bound(self, fn, args, kwargs, JitOptions(static_argnums, static_argnames))
 
     @property
     def inquiry(self) -> Any:
@@ -300,10 +298,8 @@ class Plan:
           topology: other devices for the same mesh.
 
         >>> import jax, shardwise
-        >>> from shardwise.tactics.strategies import DataParallel
         >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (65536, 64)]]
-        >>> where = {"mesh": {"data": 4}, "roles": {"batch": "x"}}
-        >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, tactics=[DataParallel("data")], **where)
+        >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, tactics="dp")
         >>> asked = plan.what_if(without=1)
         >>> asked.after.time_s > 3 * asked.before.time_s, [spec.path for spec in asked.specs]
         (True, ['x', 'out'])
@@ -326,8 +322,8 @@ class Plan:
     @cached_property
     def experts(self) -> tuple[Row, ...]:
         """What the usual strategies would take on the same devices, the best first: as many as can be tried in a second. Empty
-        for a plan that was loaded, and where no ``roles`` say which arguments are the batch and the parameters.
-        :func:`shardwise.compare` tries all combinations.
+        for a plan that was loaded, and where no arguments are a batch or parameters. :func:`shardwise.compare` tries all
+        combinations.
 
         >>> [row.name for row in plan.experts]
         ['dp data', 'fsdp data']
@@ -460,6 +456,7 @@ class Plan:
             "search": self.search.to_json() if self.search is not None else None,
             "variant": self.variant.to_json(),
             "colors": self.colors.to_json(),
+            "roles": {role: list(paths) for role, paths in self.roles.items()},
             "decisions": list(self.decisions),
             "choices": [choice_json(d) for d in self.choices],
             "notes": list(self.notes),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from shardwise.lowering.decisions import Pin, Shard
 from shardwise.report.page import Page, table
 from shardwise.report.program_text import laid_out, touching
-from shardwise.report.summary import print_origin
+from shardwise.report.summary import print_origin, roles_lines
 from shardwise.report.units import binary, plural, seconds, si
 from shardwise.spmd.text import program_lines
 
@@ -168,7 +168,7 @@ def predicted_text(plan: Plan) -> str:
 def plan_text(plan: Plan, width: int = 80) -> str:
     page = Page(width)
     page.print(f"{plan.function} on {plan.mesh}")
-    for words in plan.variant.lines():
+    for words in (*plan.variant.lines(), *roles_lines(plan)):
         page.print(f"  {words}")
     for k, words in enumerate(plan.decisions, 1):
         page.print(f"  {f'{k}.' if k <= len(plan.choices) else '  '} {words}")

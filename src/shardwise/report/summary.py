@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _MOST: Final = 5
 _BAR: Final = 30
+_MOST_PATHS: Final = 3
 
 
 def summary_text(plan: Plan, width: int = 80) -> str:
@@ -22,7 +23,7 @@ def summary_text(plan: Plan, width: int = 80) -> str:
     """
     page, p = Page(width), plan.predicted
     page.print(f"{plan.function} on {plan.mesh}: {p.hardware}")
-    for words in plan.variant.lines():
+    for words in (*plan.variant.lines(), *roles_lines(plan)):
         page.print(f"  {words}")
     page.print("")
     sharded, rest = decided(plan)
@@ -56,6 +57,15 @@ def summary_text(plan: Plan, width: int = 80) -> str:
             page.print(f"and {plural(len(p.collectives) - _MOST, 'kind')} more")
     print_origin(page, plan)
     return page.text()
+
+
+def roles_lines(plan: Plan) -> list[str]:
+    """The arguments by role, in one line."""
+    parts = []
+    for role, paths in plan.roles.items():
+        more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
+        parts.append(f"{role}: {', '.join(paths[:_MOST_PATHS])}{more}")
+    return ["; ".join(parts)] if parts else []
 
 
 def print_origin(page: Page, plan: Plan) -> None:

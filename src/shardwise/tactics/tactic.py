@@ -22,6 +22,7 @@ from shardwise.lowering.decisions import Shard as ShardDecision
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.search.places import Places, find_places
 from shardwise.search.searcher import Searcher
+from shardwise.tactics.roles import UNTOLD, Roles
 
 #: A dimension of an argument or output: (path, dimension).
 PathDim = tuple[str, int]
@@ -37,7 +38,7 @@ class Context:
     analysis: Analysis
     mesh: MeshAxes
     cost: HardwareCost
-    roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    roles: Roles = field(default_factory=dict)
     searcher: Searcher | None = None
 
     def role(self, name: str, tactic: str) -> list[Value]:
@@ -45,7 +46,7 @@ class Context:
         prefixes = self.roles.get(name)
         if not prefixes:
             raise DecisionError(
-                f"{tactic} needs to know which arguments are the {name}: plan(..., roles={{'{name}': 'path'}})"
+                f"{tactic} needs to know which arguments are the {name}: {UNTOLD.replace('batch', name)}"
             )
         return self.arguments(prefixes, tactic)
 

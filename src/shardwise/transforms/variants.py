@@ -11,7 +11,7 @@ Weak: a number of parts that pays only with more than twice the next smaller one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions, Traced, trace
 from shardwise.errors import CaptureError, VariantError
 from shardwise.ir.paths import find_paths
+from shardwise.tactics.roles import UNTOLD, Roles
 from shardwise.transforms.microbatch import microbatched
 from shardwise.transforms.remat import rematerialised
 from shardwise.transforms.variant import Variant
@@ -28,8 +29,6 @@ from shardwise.transforms.variant import Variant
 AUTO: Final = "auto"
 #: The most parts that are tried.
 _MOST_PARTS: Final = 64
-
-_Roles = Mapping[str, str | Sequence[str]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +54,19 @@ class Wanted:
         """Is there something to choose?"""
         return AUTO in (self.microbatches, self.remat)
 
-    def rounds(self, traced: Traced, roles: _Roles) -> Iterator[list[Variant]]:
+    def rounds(self, traced: Traced, roles: Roles) -> Iterator[list[Variant]]:
         """The variants to try, those with the same number of parts together."""
         remat = [False, True] if self.remat == AUTO else [bool(self.remat)]
-        if self.microbatches in (None, 1):
+        plain = self.microbatches in (None, 1)
+        try:
+            batch = Batch((), 1) if plain else batch_of(traced, roles)
+        except VariantError:
+            if self.microbatches != AUTO:
+                raise
+            plain = True
+        if plain:
             yield [Variant(remat=again) for again in remat]
             return
-        batch = batch_of(traced, roles)
         if self.microbatches == AUTO:
             counts = [n for n in (2**k for k in range(_MOST_PARTS.bit_length())) if batch.size % n == 0]
         else:
@@ -79,14 +84,11 @@ class Batch:
     size: int
 
 
-def batch_of(traced: Traced, roles: _Roles) -> Batch:
+def batch_of(traced: Traced, roles: Roles) -> Batch:
     """The batch as the roles say; scalars among it have no examples."""
-    given = (roles or {}).get("batch", ())
-    prefixes = (given,) if isinstance(given, str) else tuple(given)
+    prefixes = roles.get("batch", ())
     if not prefixes:
-        raise VariantError(
-            "micro-batches need to know which arguments are the batch: plan(..., roles={'batch': 'path'})"
-        )
+        raise VariantError(f"micro-batches need to know which arguments are the batch: {UNTOLD}")
     variables = internals.split_jaxpr(traced.jaxpr)[0].invars
     shapes = {leaf.path: internals.shape_of(v.aval) for leaf, v in zip(traced.leaves, variables, strict=True)}
     under = dict.fromkeys(path for asked in prefixes for path in find_paths(asked, shapes, what="argument"))

@@ -19,7 +19,7 @@ def members(cls: type) -> dict[str, object]:
     """Methods and properties that a class has itself."""
     return {
         f"{cls.__name__}.{name}": thing
-        for name, thing in vars(cls).items()
+        for name, thing in {**vars(cls.__base__), **vars(cls)}.items()
         if not name.startswith("_") and (callable(thing) or hasattr(type(thing), "__get__"))
         if not inspect.ismemberdescriptor(thing)
     }

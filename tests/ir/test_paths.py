@@ -100,7 +100,9 @@ def test_in_roles_tactics_and_specs() -> None:
         plan.choices
         == made(tactics="fsdp:data,megatron:model", roles={"batch": "batch/x", "params": "state/0"}).choices
     )
-    assert plan.spec("0/mlp/up") == plan.spec("state[0][0]['mlp']/up") == plan.spec("state/0/0/mlp/up")
+    assert (
+        plan.array("0/mlp/up").spec == plan.array("state[0][0]['mlp']/up").spec == plan.array("state/0/0/mlp/up").spec
+    )
     assert plan.explain("1/mlp/up") == plan.explain("state/0/1/mlp/up")
     assert made(tactics=[sw.Keep("*/up", "data"), sw.FSDP("data")], roles={"batch": "x", "params": "*/mlp"}).choices
     each = made(tactics=[sw.Shard("state/0/0/mlp/up", 1, "model"), sw.Shard("state/0/1/mlp/up", 1, "model")])
@@ -113,7 +115,9 @@ def test_in_roles_tactics_and_specs() -> None:
 
 def test_in_pins() -> None:
     plan = made(tactics=[], pins={"*/up": P(None, "model"), "x": P("data")})
-    assert plan.spec("0/mlp/up") == plan.spec("1/mlp/up") == ((), ("model",)) and plan.spec("batch/x")[0] == ("data",)
+    assert plan.array("0/mlp/up").spec == plan.array("1/mlp/up").spec == ((), ("model",)) and plan.array(
+        "batch/x"
+    ).spec[0] == ("data",)
     with pytest.raises(sw.DecisionError, match="'mlp/up' is the end of several paths"):
         made(tactics=[], pins={"mlp/up": P(None, "model")})
     with pytest.raises(sw.DecisionError, match="no argument or output has the path 'xx', and no inner value is marked"):

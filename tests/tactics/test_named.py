@@ -58,7 +58,7 @@ def test_a_tuple_of_axes_beside_a_place(make: Any) -> None:
 
 def test_several_axes_go_to_one_dimension() -> None:
     plan = sw.plan(step, *SHAPES, mesh=MESH, roles=ROLES, tactics=[sw.Shard("up", 1, ("model", "data"))])
-    assert plan.spec("up") == ((), ("model", "data"))
+    assert plan.array("up").spec == ((), ("model", "data"))
 
 
 @pytest.mark.parametrize(

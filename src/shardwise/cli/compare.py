@@ -55,7 +55,7 @@ def _compare(arguments: argparse.Namespace) -> str:
         roles=options.roles(arguments),
         tactics=arguments.tactics,
         donate_argnums=target.donate_argnums or None,
-        **target.kwargs,
+        kwargs=target.kwargs,
     )
     if arguments.json:
         return json.dumps(compared.to_json(), indent=2) + "\n"

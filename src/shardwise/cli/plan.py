@@ -110,7 +110,7 @@ def _plan(arguments: argparse.Namespace) -> str | Answer:
                 microbatches=None if parts == 1 else parts,
                 remat=_REMAT[arguments.remat],
                 **donate,
-                **target.kwargs,
+                kwargs=target.kwargs,
             )
     except (InfeasibleError, VariantError) as error:
         raise type(error)(_as_options(str(error))) from None

@@ -70,7 +70,7 @@ def bound(plan: Plan, target: str) -> Plan:
     """A saved plan with the target that it is one of."""
     without_devices()
     own = load_target(target)
-    return plan.bind(own.fn, *own.args, **own.kwargs)
+    return plan.bind(own.fn, *own.args, kwargs=own.kwargs)
 
 
 def _zoo(text: str) -> Target:

@@ -6,12 +6,15 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+import jax
+
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
-from shardwise.planner.apply import Flat, PlannedFunction, array_type, check_mesh, make_mesh, static_split
+from shardwise.planner.apply import Flat, PlannedFunction, array_type, static_split
 from shardwise.planner.deciding import Asked
+from shardwise.planner.devices import real_mesh
 from shardwise.planner.planning import plan_asked
 from shardwise.plans.plan import Plan
 from shardwise.search.result import Progress
@@ -58,9 +61,8 @@ class Planned:
     def _make(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:
         asked = self._asked
         made = plan_asked(self._fn, tuple(args), kwargs, asked)
-        real = asked.mesh if hasattr(asked.mesh, "devices") else make_mesh(made.mesh, order=made.device_order)
-        check_mesh(made, real)
-        return PlannedFunction(made, self._fn, real, asked.jit)
+        made = made.on_mesh(asked.mesh) if isinstance(asked.mesh, jax.sharding.Mesh) else made
+        return PlannedFunction(made, self._fn, real_mesh(made))
 
 
 def jit(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 
 import shardwise
-from shardwise.capture.trace import JitOptions, Traced
+from shardwise.capture.trace import Call, JitOptions, Traced
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import InfeasibleError
 from shardwise.hardware.layout import Placement
@@ -48,6 +48,7 @@ def plan(
     fn: Callable[..., Any],
     /,
     *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
     mesh: Any = None,
     topology: str | Topology | Placement | None = None,
     tactics: Given | None = None,
@@ -65,15 +66,14 @@ def plan(
     static_argnames: Any = None,
     donate_argnums: Any = None,
     donate_argnames: Any = None,
-    **kwargs: Any,
 ) -> Plan:
     """Plans how a function is split over a mesh: as tactics say, or as a search finds.
 
     Args:
-      fn: a function that ``jax.jit`` can trace; ``args`` and ``kwargs`` its arguments, arrays or ``ShapeDtypeStruct``s. An
-        argument that has the name of one of those below is passed by position.
-      mesh: a ``jax.sharding.Mesh``, an ``AbstractMesh`` or a dict of axis sizes. No device is needed. A size of None is found,
-        and without a mesh its shape is, if there is a topology.
+      fn: a function that ``jax.jit`` can trace.
+      args, kwargs: its arguments, arrays or ``ShapeDtypeStruct``s, by position and by name.
+      mesh: a ``jax.sharding.Mesh``, an ``AbstractMesh`` or a dict of axis sizes. No device is needed. A size of None is found.
+        Without a mesh it is that of ``jax.set_mesh``, and else its shape is found, if there is a topology.
       topology: the devices and links, such as ``"v5e:4x4"``, ``"16 v5e"`` or ``"h100:8x4"``
         (``shardwise.hardware.topology``). Without one, TPU v5e chips with a row of links for every mesh axis.
       tactics: strategies, applied in order, as objects or as text: ``[FSDP("data"), Auto("model")]`` is
@@ -104,13 +104,13 @@ def plan(
     >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (65536, 64)]]
     >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, budget_evals=100)
     >>> made.spec("x"), made.spec("w"), made.search.ended.value
-    ((('data',), ()), ((), ()), 'all states were tried')
+    (P('data',), P(), 'all states were tried')
 
     By a tactic:
 
     >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, tactics="dp:data")
     >>> made.spec("x"), made.spec("w"), made.roles
-    ((('data',), ()), ((), ()), {'batch': ('x',), 'params': ('w',)})
+    (P('data',), P(), {'batch': ('x',), 'params': ('w',)})
 
     An inner value, marked and pinned, and nothing else decided:
 
@@ -118,18 +118,21 @@ def plan(
     >>> P = jax.sharding.PartitionSpec
     >>> fn = lambda w, x: checkpoint_name(x @ w, "product") * 2
     >>> shardwise.plan(fn, *shapes, mesh={"data": 4}, tactics=[], pins={"product": P(None, "data")}).spec("w")
-    ((), ('data',))
+    P(None, 'data')
     """
     search = Options(method, seed, budget_s, budget_evals, progress)
     options = JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
     asked = Asked.of(
         mesh, topology, tactics, pins, roles, search, allow_infeasible, options, Wanted(microbatches, remat)
     )
-    return plan_asked(fn, args, kwargs, asked)
+    return plan_asked(fn, args, kwargs or {}, asked)
 
 
 def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
-    """The plan of a function for some arguments."""
+    """The plan of a function for some arguments. Without a mesh it is that of ``jax.set_mesh``, where there is one."""
+    current = jax.sharding.get_abstract_mesh()
+    if asked.mesh is None and not isinstance(asked.topology, Placement) and not current.empty:
+        asked = replace(asked, mesh=current)
     if asked.search.progress == "auto":
         from shardwise.report.progress import ProgressLine
 
@@ -173,7 +176,12 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         notes.append(f"the search was interrupted: this is the best plan of {log.evaluations:,} evaluations")
     found = _assemble(best.captured.traced, best.inquiry, settled, made.decisions)
     log = log if log is None else replace(log, variants=tried)
-    found = replace(found, notes=(*notes, *found.notes), search=log, variant=best.captured.variant)
+    call, static = Call.of(fn, args, kwargs), asked.jit.static
+    found = replace(
+        found, notes=(*notes, *found.notes), search=log, variant=best.captured.variant, call=call, static=static
+    )
+    if isinstance(asked.mesh, jax.sharding.Mesh):
+        found = found.on_mesh(asked.mesh)
     if asked.topology is None:
         return found
     where = made.cost.placement

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shardwise.capture.lower import lower
-from shardwise.capture.trace import JitOptions
+from shardwise.capture.trace import Call
 from shardwise.cost.predict import Predicted
 from shardwise.errors import PlanError
 from shardwise.hardware.layout import place
@@ -15,6 +15,7 @@ from shardwise.hardware.topology import topology as topology_of
 from shardwise.lowering.decisions import Pin
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered
+from shardwise.planner.apply import static_options
 from shardwise.planner.fingerprint import check_version
 from shardwise.planner.inquiry import Inquiry, decision_words
 from shardwise.planner.relower import inquiry_of
@@ -128,9 +129,9 @@ def effects(plan: Plan) -> tuple[Effect, ...]:
     return tuple(found)
 
 
-def bound(plan: Plan, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: JitOptions) -> Plan:
+def bound(plan: Plan, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
     """A plan that was loaded, with what is not saved of it, from the function that it is one of."""
-    traced = trace_variant(fn, args, kwargs, options, plan.variant)
+    traced = trace_variant(fn, args, kwargs, static_options(plan, fn), plan.variant)
     program = lower(traced)
     check_version(plan, program)
     inquiry = inquiry_of(plan, program)
@@ -141,6 +142,7 @@ def bound(plan: Plan, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], op
         trees=(traced.inputs, traced.outputs),
         jaxpr=traced.jaxpr,
         asked=inquiry,
+        call=Call.of(fn, args, kwargs),
         predicted=again if same else saved,
     )
 

@@ -56,6 +56,7 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
         "fingerprint": reader.text("fingerprint"),
         "decisions": tuple(reader.texts("decisions")),
         "notes": tuple(reader.texts("notes")),
+        "static": reader.static(),
         "placement": tuple(reader.texts("placement")),
         "arguments": reader.rows("arguments", _array),
         "outputs": reader.rows("outputs", _array),
@@ -126,6 +127,13 @@ class _Reader:
             self.problems.append(f"{key}: expected a list of texts")
             return []
         return value
+
+    def static(self) -> tuple[int | str, ...]:
+        value = self.data.get("static")
+        if not isinstance(value, list) or not all(type(v) in (int, str) for v in value):
+            self.problems.append("static: expected numbers and names of arguments")
+            return ()
+        return tuple(value)
 
     def mesh(self) -> MeshAxes | None:
         try:

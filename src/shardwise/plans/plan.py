@@ -26,11 +26,13 @@ from shardwise.lowering.decisions import Decision
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.plans.choices import choice_json
 from shardwise.plans.colors import NO_COLORS, ColorGraph
+from shardwise.plans.execution import Execution
 from shardwise.plans.search_log import SearchLog
 from shardwise.tactics.roles import Roles
 from shardwise.transforms.variant import AS_IS, Variant
 
 if TYPE_CHECKING:
+    from shardwise.capture.trace import Call
     from shardwise.planner.what_if import Effect, WhatIf
     from shardwise.report.comparison import Row
     from shardwise.report.logical import Rules
@@ -81,8 +83,8 @@ class PredictedCollective:
     value: str
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Execution):
     """How a function is split over a mesh. Made by :func:`shardwise.plan`.
 
     ``decisions`` are what was decided, in words: first those of ``choices``, then those that came by themselves.
@@ -90,7 +92,8 @@ class Plan:
     shape, where a topology was given. ``search`` says how the plan was found, where it was. ``variant`` is what the function is
     turned into first; the plan is one of the result, with the function's own arguments and outputs. ``colors`` is what there
     was to decide. ``roles`` has the paths of the arguments that are the batch, the parameters, the optimizer's state or a
-    cache, given or inferred. ``sharded`` is how every op of the program is computed, as the device-local program has it.
+    cache, given or inferred; ``static`` the numbers and names of static arguments. ``sharded`` is how every op of the program
+    is computed, as the device-local program has it.
 
     The examples of its methods go on from here:
 
@@ -124,9 +127,17 @@ class Plan:
     colors: ColorGraph = NO_COLORS
     choices: tuple[Decision, ...] = ()
     roles: Roles = field(default_factory=dict)
-    trees: Any = field(default=None, compare=False, repr=False)
-    jaxpr: Any = field(default=None, compare=False, repr=False)
-    asked: Any = field(default=None, compare=False, repr=False)  # the Inquiry, where it was made in this process
+    static: tuple[int | str, ...] = ()
+    # What is not saved: the trees of arguments and results, the traced function, its Inquiry, its call, and a real mesh.
+    trees: Any = field(default=None, compare=False)
+    jaxpr: Any = field(default=None, compare=False)
+    asked: Any = field(default=None, compare=False)
+    call: Call | None = field(default=None, compare=False)
+    tied: Any = field(default=None, compare=False)
+
+    @property
+    def _plan(self) -> Plan:
+        return self
 
     def array(self, path: str) -> ArrayPlan:
         """An argument or output by path: ``params/mlp/up``, the end of it if no other ends so (``mlp/up``), or a pattern
@@ -137,14 +148,6 @@ class Plan:
         """
         arguments, outputs = ({a.path: a for a in arrays} for arrays in (self.arguments, self.outputs))
         return (outputs | arguments)[find_path(path, arguments, outputs)]
-
-    def spec(self, path: str) -> Spec:
-        """The sharding of an argument or output by path, as :meth:`array` takes it.
-
-        >>> plan.spec("x"), plan.spec("w")
-        ((('data',), ()), ((), ()))
-        """
-        return self.array(path).spec
 
     def moved(self) -> dict[tuple[str, tuple[str, ...]], tuple[int, float]]:
         """By kind and axes: the number of collectives in the program, and the bytes that one device moves in a step.
@@ -251,13 +254,11 @@ class Plan:
         fn: Any,
         /,
         *args: Any,
-        static_argnums: Any = None,
-        static_argnames: Any = None,
-        **kwargs: Any,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Plan:
         """A plan that was loaded, with the function that it is one of: it can then be asked what a plan that was just made can
-        (:meth:`what_if`, :attr:`effects`, :attr:`in_specs`), and its :meth:`report` has all there is. Arguments are as in
-        :func:`shardwise.plan`.
+        (:meth:`what_if`, :attr:`effects`, :attr:`in_specs`, :meth:`verify`), and its :meth:`report` has all there is.
+        Arguments are as in :func:`shardwise.plan`.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -266,10 +267,9 @@ class Plan:
         >>> loaded.bind(step, w, x).in_specs == plan.in_specs
         True
         """
-        from shardwise.capture.trace import JitOptions
         from shardwise.planner.what_if import bound
 
-        return bound(self, fn, args, kwargs, JitOptions(static_argnums, static_argnames))
+        return bound(self, fn, args, kwargs or {})
 
     @property
     def inquiry(self) -> Any:
@@ -335,107 +335,6 @@ class Plan:
             return ()
         return tuple(expert_row(expert) for expert in usual(self.asked.context, self.asked.model))
 
-    # Under jax.jit.
-
-    @property
-    def in_specs(self) -> Any:
-        """PartitionSpecs in the structure of ([positional arguments], keyword arguments).
-
-        >>> [tuple(spec) for spec in plan.in_specs[0]]
-        [(), ('data',)]
-        """
-        return self._tree(0, self.arguments)
-
-    @property
-    def out_specs(self) -> Any:
-        """PartitionSpecs in the structure of the function's result.
-
-        >>> tuple(plan.out_specs)
-        ()
-        """
-        return self._tree(1, self.outputs)
-
-    def in_shardings(self, mesh: Any) -> Any:
-        """NamedShardings on a real mesh, in the structure of :attr:`in_specs`.
-
-        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-        >>> [s.spec for s in one.in_shardings(mesh)[0]] == one.in_specs[0]
-        True
-        """
-        return self._tree(0, self.arguments, mesh)
-
-    def out_shardings(self, mesh: Any) -> Any:
-        """NamedShardings on a real mesh, in the structure of the function's result.
-
-        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-        >>> tuple(one.out_shardings(mesh).spec)
-        ()
-        """
-        return self._tree(1, self.outputs, mesh)
-
-    def restore_args(self, mesh: Any) -> Any:
-        """``jax.ShapeDtypeStruct``s with shardings, in the structure of :attr:`in_specs`: what checkpoint libraries restore
-        into.
-
-        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-        >>> tuple(one.restore_args(mesh)[0][0].sharding.spec)
-        ()
-        """
-        from shardwise.planner.apply import placed_shape
-
-        return self._trees()[0].unflatten([placed_shape(a, mesh) for a in self.arguments])
-
-    def init(self, fn: Any, *args: Any, of: str, mesh: Any = None) -> Any:
-        """Runs ``fn(*args)``, which makes the arguments under the path ``of``, so that they are made already sharded.
-
-        >>> one.init(lambda key: jax.random.normal(key, (64, 64)), jax.random.key(0), of="w").shape
-        (64, 64)
-        """
-        from shardwise.planner.apply import init_sharded, make_mesh
-
-        return init_sharded(self, fn, args, of, make_mesh(self.mesh, order=self.device_order) if mesh is None else mesh)
-
-    def _trees(self) -> Any:
-        if self.trees is None:
-            raise PlanError(
-                "a loaded plan does not know the structure of its arguments: use plan.jit(fn), or plan.spec(path)"
-            )
-        return self.trees
-
-    def _tree(self, which: int, arrays: tuple[ArrayPlan, ...], mesh: Any = None) -> Any:
-        from shardwise.planner.apply import named_sharding, to_partition_spec
-
-        leaves = [to_partition_spec(a.spec) if mesh is None else named_sharding(a, mesh) for a in arrays]
-        return self._trees()[which].unflatten(leaves)
-
-    def jit(self, fn: Any, mesh: Any = None, partitioner: str = "shardwise", **options: Any) -> Any:
-        """``fn`` computed as planned, under ordinary ``jax.jit``, on the given mesh or on the devices that are there.
-
-        Args:
-          fn: the function that was planned.
-          mesh: a real mesh with the plan's axes.
-          partitioner: ``"shardwise"`` runs the device-local program that the plan describes, collective by collective.
-            ``"xla"`` states the plan's shardings as constraints, and leaves the rest to XLA's partitioner.
-          options: ``static_argnums``, ``static_argnames``; donation is the plan's.
-
-        >>> one.jit(step)(jax.numpy.ones((64, 64)), jax.numpy.ones((4096, 64))).shape
-        (64, 64)
-        """
-        from shardwise.capture.trace import JitOptions
-        from shardwise.planner.apply import PlannedFunction, check_mesh, make_mesh
-
-        mesh = make_mesh(self.mesh, order=self.device_order) if mesh is None else mesh
-        check_mesh(self, mesh)
-        return PlannedFunction(self, fn, mesh, JitOptions(**options), partitioner)
-
-    def apply(self, fn: Any, mesh: Any = None, **options: Any) -> Any:
-        """``fn`` computed as planned, to be given to a ``jax.jit`` of your own. ``options`` are those of :meth:`jit`.
-
-        >>> jax.jit(one.apply(step))(jax.numpy.ones((64, 64)), jax.numpy.ones((4096, 64))).shape
-        (64, 64)
-        """
-        return self.jit(fn, mesh, **options).inline
-
     # JSON.
 
     def to_json(self) -> str:
@@ -457,6 +356,7 @@ class Plan:
             "variant": self.variant.to_json(),
             "colors": self.colors.to_json(),
             "roles": {role: list(paths) for role, paths in self.roles.items()},
+            "static": list(self.static),
             "decisions": list(self.decisions),
             "choices": [choice_json(d) for d in self.choices],
             "notes": list(self.notes),
@@ -498,6 +398,26 @@ class Plan:
         from shardwise.report.html import page_html
 
         write_whole(path, page_html(self), PlanError)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """A plan that :meth:`save` wrote; ``shardwise.load_plan`` is the same.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     plan.save(f"{folder}/plan.json")
+        ...     shardwise.Plan.load(f"{folder}/plan.json") == plan
+        True
+        """
+        from shardwise.plans.load import load_plan
+
+        return load_plan(path)
+
+    def __repr__(self) -> str:
+        p = self.predicted
+        return (
+            f"<Plan of {self.function} on {self.mesh}: {p.time_s * 1e3:.3g} ms a step, {p.peak_bytes / 2**30:.3g} GiB>"
+        )
 
     def __str__(self) -> str:
         from shardwise.report.plan_text import plan_text

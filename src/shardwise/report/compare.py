@@ -38,6 +38,7 @@ def compare(
     fn: Callable[..., Any],
     /,
     *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
     plans: Given | Iterable[Given] = (),
     mesh: Any = None,
     topology: str | Topology | Placement | None = None,
@@ -47,15 +48,14 @@ def compare(
     static_argnames: Any = None,
     donate_argnums: Any = None,
     donate_argnames: Any = None,
-    **kwargs: Any,
 ) -> Comparison:
     """Predicts named strategies over the axes of a mesh, in all sensible combinations, and sets plans beside them.
 
     Nothing is compiled and nothing runs.
 
     Args:
-      fn: a function that ``jax.jit`` can trace; ``args`` and ``kwargs`` its arguments, arrays or ``ShapeDtypeStruct``s. An
-        argument that has the name of one of those below is passed by position.
+      fn: a function that ``jax.jit`` can trace.
+      args, kwargs: its arguments, arrays or ``ShapeDtypeStruct``s, by position and by name.
       plans: plans for this function: ``Plan``s, ``(name, Plan)`` pairs or a dict of them, or paths of saved ones. They may be
         for other meshes of the same devices.
       mesh: as in :func:`shardwise.plan`, with all sizes. Without one it is that of the plans.
@@ -80,7 +80,9 @@ def compare(
     >>> [row.name for row in compared.ranked]
     ['plan found', 'dp data', 'fsdp data', 'replicated']
     """
-    program = _Programs(fn, args, kwargs, JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames))
+    program = _Programs(
+        fn, args, kwargs or {}, JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
+    )
     problems: list[ShardwiseError] = []
     menu: list[tuple[str, ...]] = []
     place: Placement | None = None

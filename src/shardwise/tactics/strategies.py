@@ -42,7 +42,7 @@ class Shard(OverAxes):
     >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
     >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=[Shard("up", 1, "model")])
     >>> plan.spec("up"), plan.spec("down")
-    (((), ('model',)), (('model',), ()))
+    (P(None, 'model'), P('model',))
     """
 
     path: str
@@ -66,7 +66,7 @@ class DataParallel(Batched):
     >>> where = {"mesh": {"data": 8}, "roles": {"params": "w", "batch": "x"}}
     >>> plan = shardwise.plan(step, w, w, x, tactics=[DataParallel("data")], **where)
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
-    (((), ()), ((), ()), (('data',), ()))
+    (P(), P(), P('data',))
     >>> [kind for kind, _ in plan.moved()]
     ['all-reduce']
     """
@@ -88,7 +88,7 @@ class FSDP(Batched):
     >>> where = {"mesh": {"data": 8}, "roles": {"params": "w", "batch": "x"}}
     >>> plan = shardwise.plan(step, w, w, x, tactics=[FSDP("data")], **where)
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
-    ((('data',), ()), (('data',), ()), (('data',), ()))
+    (P('data',), P('data',), P('data',))
     >>> [kind for kind, _ in plan.moved()]
     ['all-gather', 'reduce-scatter']
     """
@@ -112,7 +112,7 @@ class ZeRO2(Batched):
     >>> where = {"mesh": {"data": 8}, "roles": {"params": "w", "batch": "x"}}
     >>> plan = shardwise.plan(step, w, w, x, tactics=[ZeRO2("data")], **where)
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
-    (((), ()), (('data',), ()), (('data',), ()))
+    (P(), P('data',), P('data',))
     >>> [kind for kind, _ in plan.moved()]
     ['all-gather', 'reduce-scatter']
     """
@@ -137,7 +137,7 @@ class ZeRO1(Batched):
     >>> where = {"mesh": {"data": 8}, "roles": {"params": "w", "batch": "x"}}
     >>> plan = shardwise.plan(step, w, w, w, x, tactics=[ZeRO1("data")], **where)
     >>> plan.spec("w"), plan.spec("mean")
-    (((), ()), (('data',), ()))
+    (P(), P('data',))
     >>> [kind for kind, _ in plan.moved()]
     ['all-gather', 'all-reduce']
     """
@@ -168,7 +168,7 @@ class Megatron(Listed):
     >>> where = {"mesh": {"model": 4}, "roles": {"params": ["up", "down"]}}
     >>> plan = shardwise.plan(fn, x, up, down, tactics=[Megatron("model")], **where)
     >>> plan.spec("up"), plan.spec("down"), [kind for kind, _ in plan.moved()]
-    (((), ('model',)), (('model',), ()), ['all-reduce'])
+    (P(None, 'model'), P('model',), ['all-reduce'])
     """
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
@@ -202,7 +202,7 @@ class SequenceParallel(OverAxes):
     >>> where = {"mesh": {"model": 4}, "roles": {"params": ["up", "down"]}}
     >>> plan = shardwise.plan(fn, x, up, down, tactics=[Megatron("model"), SequenceParallel("model", ("x", 0))], **where)
     >>> plan.spec("x"), [kind for kind, _ in plan.moved()]
-    ((('model',), ()), ['all-gather', 'reduce-scatter'])
+    (P('model',), ['all-gather', 'reduce-scatter'])
     """
 
     axes: Axes
@@ -222,8 +222,8 @@ class ContextParallel(OverAxes):
     >>> for side in (0, 1):
     ...     plan = shardwise.plan(attention, x, w, mesh={"seq": 4}, tactics=[ContextParallel("seq", ("x", 0), side)])
     ...     print(plan.spec("x"), [kind for kind, _ in plan.moved()])
-    (('seq',), ()) ['all-gather']
-    (('seq',), ()) ['all-gather', 'all-reduce', 'reduce-scatter']
+    P('seq',) ['all-gather']
+    P('seq',) ['all-gather', 'all-reduce', 'reduce-scatter']
     """
 
     axes: Axes
@@ -246,7 +246,7 @@ class ExpertParallel(OverAxes):
     >>> where = {"mesh": {"expert": 8}, "roles": {"batch": ["mask", "x"]}}
     >>> plan = shardwise.plan(layer, mask, x, w, tactics=[ExpertParallel("expert", ("w", 0))], **where)
     >>> plan.spec("x"), plan.spec("w"), ("all-to-all", ("expert",)) in plan.moved()
-    ((('expert',), (), ()), (('expert',), (), ()), True)
+    (P('expert',), P('expert',), True)
     """
 
     axes: Axes
@@ -271,7 +271,7 @@ class EdgeSharding(OverAxes):
     >>> where = {"mesh": {"edges": 8}, "tactics": [EdgeSharding("edges", ("sender", 0))]}
     >>> plan = shardwise.plan(messages, edges, edges, nodes, w, **where)
     >>> plan.spec("receiver"), plan.spec("nodes"), [kind for kind, _ in plan.moved()]
-    ((('edges',),), ((), ()), ['all-reduce'])
+    (P('edges',), P(), ['all-reduce'])
     """
 
     axes: Axes
@@ -291,7 +291,7 @@ class Keep(OverAxes):
     >>> where = {"mesh": {"model": 4}, "roles": {"params": ["up", "down"]}}
     >>> plan = shardwise.plan(fn, x, up, down, tactics=[Keep("up", "model"), Megatron("model")], **where)
     >>> plan.spec("up"), plan.spec("down")
-    (((), ()), (('model',), ()))
+    (P(), P('model',))
     """
 
     path: str
@@ -313,7 +313,7 @@ class Replicate:
     >>> where = {"mesh": {"data": 2, "model": 4}, "roles": {"batch": "x"}}
     >>> plan = shardwise.plan(fn, x, up, down, tactics=[Replicate("down"), Shard("up", 1, "model")], **where)
     >>> plan.spec("up"), plan.spec("down")
-    (((), ('model',)), ((), ()))
+    (P(None, 'model'), P())
     """
 
     path: str
@@ -333,7 +333,7 @@ class Auto(Listed):
     >>> where = {"mesh": {"data": 4, "model": 4}, "roles": {"batch": "x"}, "budget_evals": 100}
     >>> plan = shardwise.plan(lambda w, x: x @ w, w, x, tactics=[DataParallel("data"), Auto("model")], **where)
     >>> plan.spec("x"), plan.spec("w")
-    ((('data',), ()), ((), ('model',)))
+    (P('data',), P(None, 'model'))
     """
 
     def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:

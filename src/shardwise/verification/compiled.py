@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwise.errors import CompileError
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.planner import apply
+from shardwise.planner import devices as planned_devices
 from shardwise.verification import hlo
 from shardwise.verification.collectives import Collective, collectives
 
@@ -126,7 +126,7 @@ def make_mesh(axes: Any, backend: str = HOST) -> Any:
             f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted.devices}, or call "
             f"jax.config.update('jax_num_cpu_devices', {wanted.devices}) before anything uses JAX"
         )
-    return apply.make_mesh(wanted, devices)
+    return planned_devices.make_mesh(wanted, devices)
 
 
 def _tpu_mesh(wanted: MeshAxes, backend: str) -> Any:
@@ -148,7 +148,7 @@ def _tpu_mesh(wanted: MeshAxes, backend: str) -> Any:
     if len(topology.devices) != wanted.devices:
         raise CompileError(f"{backend} has {len(topology.devices)} devices, the mesh {wanted} has {wanted.devices}")
     try:
-        return apply.make_mesh(wanted, topology.devices)
+        return planned_devices.make_mesh(wanted, topology.devices)
     except (NotImplementedError, ValueError) as error:
         raise CompileError(f"the mesh {wanted} cannot be laid out on {backend}: {error}") from error
 

@@ -136,7 +136,10 @@ def edit(group: str, index: int, **changes):
         (damage(schema=99), "has schema 99; this version of Shardwise reads schema 8: plan again"),
         (damage(mesh={"data": 0}), "not a positive whole number"),
         (damage(arguments=3), "arguments: expected a list"),
-        (damage(decisions=[1]), "decisions: expected a list of texts"),
+        (
+            damage(small=[{"keep": [0], "axis": "data", "what": 1, "why": ""}]),
+            "small: TypeError expected a text, not 1",
+        ),
         (edit("arguments", 0, spec=[["nope"], []]), "the mesh has no axis 'nope'"),
         (edit("arguments", 0, spec=[["model"], ["model"]]), "axis 'model' is used twice"),
         (edit("arguments", 0, shape=[7, 64], spec=[["data"], []]), "size 7 does not divide by 2"),

@@ -67,8 +67,8 @@ def test_the_seconds_by_cause_add_up(plan: shardwise.Plan) -> None:
 
 def test_decisions_are_left_out_by_number_and_by_words(plan: shardwise.Plan) -> None:
     by_number = plan.what_if(without=len(plan.choices))
-    words = plan.decisions[len(plan.choices) - 1]
-    assert plan.what_if(without=words).after == by_number.after
+    words = plan.choices[-1]
+    assert plan.what_if(without=words).after == plan.what_if(without=str(words)).after == by_number.after
     assert by_number.changes == (f"without {words}",) and len(by_number.decisions) == len(plan.choices) - 1
     everything = plan.what_if(without=range(1, len(plan.choices) + 1))
     assert not everything.decisions and not any(axes for spec in everything.specs for axes in spec.after)
@@ -135,3 +135,17 @@ def test_explain_says_which_decision_and_what_moves(plan: shardwise.Plan) -> Non
     text = plan.explain("params/layers/mlp/up")
     assert "over model: decision" in text and "; without it" in text
     assert "as bfloat16[512,2048], for dot_general at" in text  # the gather of a cast
+
+
+def test_decisions_are_data_with_text(plan: shardwise.Plan, tmp_path: Path) -> None:
+    assert plan.decisions == (*plan.choices, *plan.small) and all(str(d) for d in plan.decisions)
+    first = plan.decisions[0]
+    assert first.axis == "data" and str(first) == f"{first.what} over data" and first.what.endswith("(size 32)")
+    plan.save(tmp_path / "plan.json")
+    loaded = shardwise.load_plan(tmp_path / "plan.json")
+    assert list(map(str, loaded.decisions)) == list(map(str, plan.decisions)) and loaded.decisions == plan.decisions
+    effect = plan.effects[0]
+    assert effect.decision is first and plan.what_if(without=[first]).after.time_s == effect.time_s
+    assert str(plan.what_if(shardwise.Keep("params/embed", "model")).decisions[-1]).endswith("whole on model")
+    with pytest.raises(PlanError, match="the plan has no decision Shard"):
+        plan.what_if(without=type(first)((99,), "data"))

@@ -142,7 +142,7 @@ def test_keywords_static_and_donated_arguments() -> None:
         return step(w, x) * times + bias
 
     options = {"static_argnums": 2, "donate_argnums": 1}
-    given = {"bias": jax.ShapeDtypeStruct((256,), "float32"), "mesh": {"data": 4}, "roles": ROLES}
+    given = {"kwargs": {"bias": jax.ShapeDtypeStruct((256,), "float32")}, "mesh": {"data": 4}, "roles": ROLES}
     plan = shardwise.plan(scaled, *SHAPES, 3, tactics=[FSDP("data")], **options, **given)
     found = shardwise.compare(scaled, *SHAPES, 3, plans=plan, tactics=["fsdp"], **options, **given)
     rows = {row.name: row for row in found.rows}

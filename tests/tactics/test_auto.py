@@ -31,8 +31,8 @@ def test_it_searches_its_axes_on_top_of_what_was_decided() -> None:
     plan = planned([DataParallel("data"), Auto("model")])
     assert plan.array("x").spec[0][0] == "data"
     assert plan.array("params/up").spec == ((), ("model",)) and plan.array("params/down").spec == (("model",), ())
-    assert plan.decisions[0].endswith("over data") and plan.search is not None
-    assert not any("over data" in words for words in plan.decisions[1:])
+    assert plan.decisions[0].axis == "data" and plan.search is not None
+    assert not any(d.axis == "data" for d in plan.choices[1:])
 
 
 def test_without_axes_it_takes_those_that_are_left() -> None:
@@ -52,7 +52,7 @@ def test_an_axis_that_has_something_may_be_given_more() -> None:
     tight = small_memory("v5e:2x2", 1.5 * 2**30)
     plan = planned([DataParallel("x"), Auto("x")], mesh={"x": 4}, topology=tight)
     assert plan.predicted.fits and plan.array("x").spec[0] == ("x",)
-    assert sum(words.startswith("x[0]") for words in plan.decisions) == 1, "it is not decided twice"
+    assert sum(d.what.startswith("x[0]") for d in plan.decisions) == 1, "it is not decided twice"
     assert any(axes(plan, path) for path in PATHS)
 
 

@@ -14,17 +14,10 @@ from shardwise.errors import InfeasibleError, PlanError, ShardwiseError, Variant
 if TYPE_CHECKING:
     from shardwise.plans.plan import Plan
 
-#: Arguments of ``shardwise.plan`` that its errors name, as options.
-_TYPED: Final = {
-    "allow_infeasible=True": "--allow-infeasible",
-    "remat=True, ": "--remat yes ",
-    "remat=True": "--remat yes",
-    "remat='auto'": "--remat auto",
-    "microbatches='auto'": "--microbatches auto",
-    "microbatches=": "--microbatches ",
-    "topology='h100:8'": "--topology h100:8",
-    "plan(..., roles={'batch': 'path'})": "--batch PATH",
-}
+#: What the arguments of ``shardwise.plan`` that its errors name are called here.
+_AS_OPTIONS: Final = (
+    "on the command line: --remat yes, --microbatches N, --topology T, --allow-infeasible, --batch PATH, --params PATH"
+)
 _REMAT: Final = {"yes": True, "no": None, "auto": "auto"}
 _INTERRUPTED: Final = 130
 _METHODS: Final = ("mcts", "beam", "greedy", "random", "exhaustive", "ilp")
@@ -113,7 +106,7 @@ def _plan(arguments: argparse.Namespace) -> str | Answer:
                 kwargs=target.kwargs,
             )
     except (InfeasibleError, VariantError) as error:
-        raise type(error)(_as_options(str(error))) from None
+        raise type(error)(f"{error}\n{_AS_OPTIONS}") from None
     if arguments.output is not None:
         made.save(arguments.output)
     if arguments.report is not None:
@@ -133,13 +126,6 @@ def _text(arguments: argparse.Namespace, made: Plan) -> str:
     if arguments.report is not None:
         text += f"\nDrawn in {arguments.report}\n"
     return text + _next(arguments)
-
-
-def _as_options(text: str) -> str:
-    """What the library says, as one would type it here."""
-    for said, typed in _TYPED.items():
-        text = text.replace(said, typed)
-    return text
 
 
 def _count(text: str) -> int | str:

@@ -47,7 +47,7 @@ def _what_if(arguments: argparse.Namespace) -> str:
 
     made = load_plan(arguments.plan)
     if not (arguments.without or arguments.tactics or arguments.shard or arguments.keep or arguments.topology):
-        listed = "".join(f"\n  {k}. {words}" for k, words in enumerate(made.decisions[: len(made.choices)], 1))
+        listed = "".join(f"\n  {k}. {words}" for k, words in enumerate(made.choices, 1))
         raise ShardwiseError(
             f"say what would be otherwise: --without, --tactics, --shard, --keep or --topology; decided is:{listed}"
         )

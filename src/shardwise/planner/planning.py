@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import jax
 
@@ -27,7 +27,7 @@ from shardwise.lowering.storage import VIEWS
 from shardwise.planner.deciding import Asked
 from shardwise.planner.fingerprint import fingerprint
 from shardwise.planner.infeasible import Change, does_not_fit, size
-from shardwise.planner.inquiry import Inquiry, Settled, decision_words
+from shardwise.planner.inquiry import Inquiry, Settled, described
 from shardwise.planner.relaxations import variant_changes
 from shardwise.planner.trying import Attempt, Captured, attempted, best_variant, capture_variant
 from shardwise.plans.colors import color_graph
@@ -42,6 +42,8 @@ from shardwise.tactics.roles import complete_roles
 from shardwise.tactics.strategies import Auto
 from shardwise.transforms.variant import Variant
 from shardwise.transforms.variants import Wanted
+
+_SMALL: Final = "small, so that gathering costs more than keeping"
 
 
 def plan(
@@ -268,14 +270,11 @@ def _assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Seq
         sharded=ShardedProgram.of(lowered),
         collectives=tuple(_predicted(lowered)),
         predicted=settled.predicted,
-        decisions=(
-            *(decision_words(analysis, d) for d in decisions),
-            *(f"{decision_words(analysis, d)}: small, so that gathering costs more than keeping" for d in small),
-        ),
         notes=lowered.refused,
         versions=(("shardwise", shardwise.__version__), ("jax", jax.__version__)),
         colors=color_graph(analysis, lowered.state),
-        choices=tuple(decisions),
+        choices=tuple(described(analysis, d) for d in decisions),
+        small=tuple(replace(d, what=described(analysis, d).what, why=_SMALL) for d in small),
         roles=inquiry.roles,
         trees=(traced.inputs, traced.outputs),
         jaxpr=traced.jaxpr,

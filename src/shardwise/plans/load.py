@@ -54,7 +54,6 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
     made: dict[str, Any] = {
         "function": reader.text("function"),
         "fingerprint": reader.text("fingerprint"),
-        "decisions": tuple(reader.texts("decisions")),
         "notes": tuple(reader.texts("notes")),
         "static": reader.static(),
         "placement": tuple(reader.texts("placement")),
@@ -74,6 +73,10 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
         made["choices"] = read_choices(data["choices"], mesh.names if mesh is not None else ())
     except (KeyError, TypeError, ValueError) as error:
         problems.append(f"choices: {type(error).__name__} {error}")
+    try:
+        made["small"] = read_choices(data["small"], mesh.names if mesh is not None else ())
+    except (KeyError, TypeError, ValueError) as error:
+        problems.append(f"small: {type(error).__name__} {error}")
     try:
         made["colors"] = read_colors(data["colors"], mesh.names if mesh is not None else ())
     except (KeyError, TypeError, ValueError) as error:

@@ -22,7 +22,7 @@ from shardwise.errors import PlanError
 from shardwise.files import write_whole
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.paths import find_path
-from shardwise.lowering.decisions import Decision
+from shardwise.lowering.decisions import Decision, Keep
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.plans.choices import choice_json
 from shardwise.plans.colors import NO_COLORS, ColorGraph
@@ -33,7 +33,7 @@ from shardwise.transforms.variant import AS_IS, Variant
 
 if TYPE_CHECKING:
     from shardwise.capture.trace import Call
-    from shardwise.planner.what_if import Effect, WhatIf
+    from shardwise.planner.what_if import Effect, WhatIf, Which
     from shardwise.report.comparison import Row
     from shardwise.report.logical import Rules
 
@@ -87,7 +87,7 @@ class PredictedCollective:
 class Plan(Execution):
     """How a function is split over a mesh. Made by :func:`shardwise.plan`.
 
-    ``decisions`` are what was decided, in words: first those of ``choices``, then those that came by themselves.
+    ``choices`` are the decisions of tactics or of a search, and ``small`` those that keep small arguments whole.
     ``placement`` says on which links each mesh axis lies, and ``device_order`` has the numbers of the devices in the mesh's
     shape, where a topology was given. ``search`` says how the plan was found, where it was. ``variant`` is what the function is
     turned into first; the plan is one of the result, with the function's own arguments and outputs. ``colors`` is what there
@@ -117,7 +117,6 @@ class Plan(Execution):
     sharded: ShardedProgram
     collectives: tuple[PredictedCollective, ...]
     predicted: Predicted
-    decisions: tuple[str, ...]
     notes: tuple[str, ...]
     versions: tuple[tuple[str, str], ...]
     placement: tuple[str, ...] = ()
@@ -126,6 +125,7 @@ class Plan(Execution):
     variant: Variant = AS_IS
     colors: ColorGraph = NO_COLORS
     choices: tuple[Decision, ...] = ()
+    small: tuple[Keep, ...] = ()
     roles: Roles = field(default_factory=dict)
     static: tuple[int | str, ...] = ()
     # What is not saved: the trees of arguments and results, the traced function, its Inquiry, its call, and a real mesh.
@@ -138,6 +138,16 @@ class Plan(Execution):
     @property
     def _plan(self) -> Plan:
         return self
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """All decisions: those of tactics or of a search first, then those for small arguments. Each is data, and says as text
+        what it is about.
+
+        >>> [(type(decision).__name__, decision.axis, str(decision)) for decision in plan.decisions]
+        [('Shard', 'data', 'x[0] (size 4,096) over data')]
+        """
+        return *self.choices, *self.small
 
     def array(self, path: str) -> ArrayPlan:
         """An argument or output by path: ``params/mlp/up``, the end of it if no other ends so (``mlp/up``), or a pattern
@@ -285,7 +295,7 @@ class Plan(Execution):
     def what_if(
         self,
         *tactics: Any,
-        without: int | str | Sequence[int | str] = (),
+        without: Which = (),
         pins: Mapping[str, Any] | None = None,
         topology: str | None = None,
     ) -> WhatIf:
@@ -293,7 +303,7 @@ class Plan(Execution):
 
         Args:
           tactics: applied after the plan's own decisions; objects, or text such as ``"megatron:model"``.
-          without: decisions of the plan to leave out, by number (from 1, as :attr:`decisions` lists them) or by words.
+          without: decisions of the plan to leave out: some of :attr:`choices`, their numbers from 1, or words of their text.
           pins: as in :func:`shardwise.plan`; they come first, in place of the plan's pins of the same values.
           topology: other devices for the same mesh.
 
@@ -357,8 +367,8 @@ class Plan(Execution):
             "colors": self.colors.to_json(),
             "roles": {role: list(paths) for role, paths in self.roles.items()},
             "static": list(self.static),
-            "decisions": list(self.decisions),
             "choices": [choice_json(d) for d in self.choices],
+            "small": [choice_json(d) for d in self.small],
             "notes": list(self.notes),
             "predicted": self.predicted.to_json(),
             "arguments": [asdict(a) for a in self.arguments],

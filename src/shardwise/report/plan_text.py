@@ -111,7 +111,7 @@ def _decided(plan: Plan, color: int, axis: str) -> str:
                     f"; without it {seconds(effect.time_s)} instead of {seconds(now.time_s)} a step, "
                     f"{binary(effect.peak_bytes)} instead of {binary(now.peak_bytes)}{fits}"
                 )
-            return f"decision {k + 1}, {plan.decisions[k]}{without}"
+            return f"decision {k + 1}, {plan.choices[k]}{without}"
     return "along with what it is made of"
 
 
@@ -121,8 +121,9 @@ def diff_text(one: Plan, other: Plan) -> str:
         lines.append(f"mesh: {one.mesh} | {other.mesh}")
     if one.variant != other.variant:
         lines.append(f"variant: {one.variant} | {other.variant}")
-    lines += [f"- {d}" for d in one.decisions if d not in other.decisions]
-    lines += [f"+ {d}" for d in other.decisions if d not in one.decisions]
+    before, after = (list(map(str, plan.decisions)) for plan in (one, other))
+    lines += [f"- {text}" for text in before if text not in after]
+    lines += [f"+ {text}" for text in after if text not in before]
     theirs = {a.path: a for a in (*other.arguments, *other.outputs)}
     for a in (*one.arguments, *one.outputs):
         b = theirs.pop(a.path, None)
@@ -170,8 +171,8 @@ def plan_text(plan: Plan, width: int = 80) -> str:
     page.print(f"{plan.function} on {plan.mesh}")
     for words in (*plan.variant.lines(), *roles_lines(plan)):
         page.print(f"  {words}")
-    for k, words in enumerate(plan.decisions, 1):
-        page.print(f"  {f'{k}.' if k <= len(plan.choices) else '  '} {words}")
+    for k, decision in enumerate(plan.decisions, 1):
+        page.print(f"  {f'{k}.' if k <= len(plan.choices) else '  '} {decision}")
     page.print(f"\n{predicted_text(plan)}")
     page.print("\nArguments\n")
     rows = table(("path", "left"), ("sharded", "text"))

@@ -68,8 +68,7 @@ def main() -> int:
                 start = time.perf_counter()
                 planned = plan.jit(program.fn, partitioner=how)
                 compiled = planned.lower(*args).compile()
-                shardings, _ = plan.in_shardings(planned.mesh)
-                placed = tuple(jax.device_put(a, s) for a, s in zip(args, shardings, strict=True))
+                placed = plan.shard(args)
                 jax.block_until_ready(compiled(*placed))
                 print(f"{name} {how}: compiled in {time.perf_counter() - start:.1f} s", flush=True)
                 runs[name, how] = compiled, placed

@@ -46,8 +46,7 @@ def measure(leaves: int, calls: int = 500) -> Row:
 
     planned = shardwise.jit(step, mesh={"data": DEVICES}, tactics=[DataParallel("data")], roles={"batch": "state"})
     state = {f"leaf{k}": jnp.ones(DEVICES) for k in range(leaves)}
-    mesh = planned.planned(state).mesh
-    ([shardings], _) = planned.plan(state).in_shardings(mesh)
+    (shardings,) = planned.plan(state).in_shardings
     plain = jax.jit(step, in_shardings=(shardings,), out_shardings=shardings)
     state = jax.device_put(state, shardings)
     for fn in (plain, planned):

@@ -71,7 +71,7 @@ def child(who: str, target: str) -> Row:
         where: Row = {"mesh": MESH, "topology": TOPOLOGY, "donate_argnums": program.donate_argnums}
         plan = shardwise.plan(program.fn, *program.args, **where)
         plan_s = time.perf_counter() - start
-        executable = plan.jit(program.fn, mesh).lower(*program.args).compile()
+        executable = plan.on_mesh(mesh).jit(program.fn).lower(*program.args).compile()
     seconds = time.perf_counter() - start
     found = read_compiled(executable, mesh, TOPOLOGY)
     collectives = merge_windowed(hlo.read(executable.as_text()), MeshAxes.of(mesh), found.collectives)

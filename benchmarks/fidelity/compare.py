@@ -131,8 +131,7 @@ class Predictor:
         from shardwise.lowering.local_cost import HardwareCost
         from shardwise.lowering.lowered import lower_state
         from shardwise.lowering.small import keep_small
-        from shardwise.planner.deciding import decide
-        from shardwise.tactics.tactic import Context
+        from shardwise.tactics.tactic import Context, decide
 
         self._load(case.program)
         mesh = MeshAxes.of(dict(case.mesh))

@@ -102,14 +102,14 @@ def ready(case: Case, file: str, given: Any) -> Ready:
     import jax
 
     import shardwise
-    from shardwise.planner.apply import make_mesh
+    from shardwise.planner.devices import make_mesh
 
     loaded = case.program.load()
     plan = shardwise.load_plan(file).bind(loaded.fn, *loaded.args)
-    mesh = make_mesh(plan.mesh, jax.devices("cpu"))
-    shardings, _ = plan.in_shardings(mesh)
+    plan = plan.on_mesh(make_mesh(plan.mesh, jax.devices("cpu")))
+    shardings = plan.in_shardings
     start = time.perf_counter()
-    compiled = plan.jit(loaded.fn, mesh).lower(*loaded.args).compile()
+    compiled = plan.jit(loaded.fn).lower(*loaded.args).compile()
     told: Record = {"donated": list(loaded.donate_argnums), "compile_s": time.perf_counter() - start}
     told |= {"memory": memory(compiled), "cost": costs(compiled)}
     told["collectives"] = collective_counts(compiled.as_text() or "")

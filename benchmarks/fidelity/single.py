@@ -248,7 +248,8 @@ def compile8(program: Program, strategy: str, mesh_sizes: tuple[tuple[str, int],
     from shardwise.capture.lower import lower
     from shardwise.capture.trace import JitOptions, trace
     from shardwise.hardware.mesh import MeshAxes
-    from shardwise.planner.apply import Applied, make_mesh
+    from shardwise.planner.apply import Applied
+    from shardwise.planner.devices import make_mesh
 
     loaded = program.load()
     start = time.perf_counter()

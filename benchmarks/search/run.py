@@ -138,7 +138,7 @@ def _run(
     from shardwise.lowering.local_cost import HardwareCost
     from shardwise.lowering.lowered import lower_state
     from shardwise.lowering.small import keep_small
-    from shardwise.planner.planning import decision_words
+    from shardwise.planner.inquiry import described
     from shardwise.search.mcts import mcts
     from shardwise.search.problem import Problem, Scored
     from shardwise.search.result import Budget
@@ -177,7 +177,7 @@ def _run(
         final.time_s,
         final.peak_bytes,
         problem.fits(final),
-        [decision_words(analysis, d) for d in decisions],
+        [str(described(analysis, d)) for d in decisions],
         found.evaluations,
         search_s,
         found.ended.name.lower(),

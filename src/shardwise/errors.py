@@ -31,7 +31,7 @@ class TargetError(ShardwiseError):
 
 
 class QueryError(ShardwiseError):
-    """A question to a finished analysis names something that is not there."""
+    """A path or a question names something that is not there, or several things where one is meant."""
 
 
 class MeshError(ShardwiseError):

@@ -236,7 +236,7 @@ def test_jitted_functions_keep_their_options() -> None:
     program = captured(step, shape(4), power=3)
     assert [a.donated for a in program.arguments] == [True]
     with pytest.raises(shardwise.ShardwiseError, match="already jitted"):
-        shardwise.analyze(step, shape(4), power=3, donate_argnums=0)
+        shardwise.analyze(step, shape(4), kwargs={"power": 3}, donate_argnums=0)
 
 
 def test_shardings_on_arguments_are_kept() -> None:

@@ -55,7 +55,7 @@ CASES = {
 def test_bad_input(case: str) -> None:
     fn, args, kwargs, message = CASES[case]
     with pytest.raises(shardwise.ShardwiseError, match=message):
-        shardwise.analyze(fn, *args, **kwargs)
+        shardwise.analyze(fn, *args, kwargs=kwargs)
 
 
 def test_all_problems_are_listed_at_once() -> None:

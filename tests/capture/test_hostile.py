@@ -52,7 +52,7 @@ def test_static_arguments_of_a_jitted_function_are_known() -> None:
     assert paths(analyzed(by_position, 3, shape(8), shape(8))) == ["x", "y"]
     by_name = jax.jit(lambda x, n, y: (x if n > 2 else y) * n, static_argnames="n")
     assert paths(analyzed(by_name, shape(8), 3, shape(8))) == ["x", "y"]
-    assert paths(analyzed(by_name, shape(8), n=3, y=shape(8))) == ["x", "y"]
+    assert paths(analyzed(by_name, shape(8), kwargs={"n": 3, "y": shape(8)})) == ["x", "y"]
     assert paths(analyzed(lambda x, n: x * n, shape(8), 3, static_argnums=-1)) == ["x"]
 
 
@@ -76,7 +76,7 @@ def test_an_argument_called_out_is_no_output() -> None:
 
 
 def test_arguments_may_be_called_fn() -> None:
-    assert paths(analyzed(lambda fn, args: fn + args, fn=shape(3), args=shape(3))) == ["args", "fn"]
+    assert paths(analyzed(lambda fn, args: fn + args, kwargs={"fn": shape(3), "args": shape(3)})) == ["args", "fn"]
 
 
 def test_outputs_that_are_inputs_twice_or_constant() -> None:

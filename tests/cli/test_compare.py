@@ -37,7 +37,7 @@ def save(file: Path, target: str = "mlp:tiny", **where: object) -> str:
 
 def test_the_best_is_first_within_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = save(tmp_path / "mine.json")
-    assert main([*COMMAND, "--strategies", "dp,fsdp,zero2", "--plans", plan, "--json"]) == 0
+    assert main([*COMMAND, "--tactics", "dp,fsdp,zero2", "--plans", plan, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     times = [row["time_s"] for row in data["rows"]]
     assert times == sorted(times) and all(row["fits"] for row in data["rows"])
@@ -46,7 +46,7 @@ def test_the_best_is_first_within_80_columns(tmp_path: Path, capsys: pytest.Capt
     predicted = shardwise.load_plan(plan).predicted
     assert rows[f"plan {plan}"]["time_s"] == predicted.time_s
     assert rows["replicated"]["comm_s"] == 0 < rows["dp data"]["comm_s"]
-    assert main([*COMMAND, "--strategies", "dp,fsdp,zero2", "--plans", plan]) == 0
+    assert main([*COMMAND, "--tactics", "dp,fsdp,zero2", "--plans", plan]) == 0
     out = capsys.readouterr().out
     assert out.startswith("step on data 4: v5e:2x2, ") and "fsdp data" in out
     assert "\x1b" not in out and max(map(len, out.splitlines())) <= 80
@@ -57,13 +57,13 @@ def test_devices_and_mesh_are_those_of_the_plans(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     plan = save(Path("mine.json"))
-    assert main(["compare", "zoo:mlp:tiny", "--strategies", "fsdp", "--plans", plan, plan]) == 0
+    assert main(["compare", "zoo:mlp:tiny", "--tactics", "fsdp", "--plans", plan, plan]) == 0
     out = capsys.readouterr().out
     assert out.startswith("step on data 4: v5e:2x2, ") and out.count("mine.json") == 1
 
 
 def test_what_does_not_fit_comes_last(capsys: pytest.CaptureFixture[str]) -> None:
-    large = ("compare", "zoo:mlp:full,layers=2", *WHERE, "--strategies", "dp,fsdp", "--json")
+    large = ("compare", "zoo:mlp:full,layers=2", *WHERE, "--tactics", "dp,fsdp", "--json")
     assert main(large) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     fits = [row["fits"] for row in rows]
@@ -72,9 +72,9 @@ def test_what_does_not_fit_comes_last(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_all_says_why_a_strategy_does_not_apply(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*COMMAND, "--strategies", "dp,vocabulary"]) == 0
+    assert main([*COMMAND, "--tactics", "dp,vocabulary"]) == 0
     assert "1 combination not possible: --all says why" in capsys.readouterr().out
-    assert main([*COMMAND, "--strategies", "dp,vocabulary", "--all"]) == 0
+    assert main([*COMMAND, "--tactics", "dp,vocabulary", "--all"]) == 0
     out = capsys.readouterr().out
     assert "vocabulary data: vocabulary: the program has no parameter" in out
     assert max(map(len, out.splitlines())) <= 80
@@ -82,13 +82,13 @@ def test_all_says_why_a_strategy_does_not_apply(capsys: pytest.CaptureFixture[st
 
 def test_a_file_says_what_its_batch_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.py").write_text(FILE)
-    command = ["compare", f"{tmp_path}/model.py:make", *WHERE, "--strategies", "dp"]
-    assert main(command) == 1
-    assert "--batch PATH --params PATH" in capsys.readouterr().err
+    command = ["compare", f"{tmp_path}/model.py:make", *WHERE, "--tactics", "dp"]
+    assert main(command) == 0
+    inferred = capsys.readouterr().out
     assert main([*command, "--batch", "y"]) == 1
     assert "no argument has the path 'y'" in capsys.readouterr().err
     assert main([*command, "--batch", "x", "--params", "w"]) == 0
-    assert "dp data" in capsys.readouterr().out
+    assert "dp data" in inferred and capsys.readouterr().out == inferred
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_plans_of_something_else_are_refused(
     made: dict[str, str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = save(tmp_path / "other.json", **made)
-    assert main([*COMMAND, "--strategies", "dp", "--plans", plan]) == 1
+    assert main([*COMMAND, "--tactics", "dp", "--plans", plan]) == 1
     caught = capsys.readouterr()
     assert says in caught.err and not caught.out and caught.err.count("\n") == 1
 
@@ -114,8 +114,11 @@ def test_plans_of_something_else_are_refused(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([*COMMAND, "--strategies", "dp,fsdpp"], "no strategy is called 'fsdpp'; did you mean fsdp?"),
-        ([*COMMAND, "--strategies", ""], "no strategy is called ''"),
+        (
+            [*COMMAND, "--tactics", "dp,fsdpp"],
+            "no tactic is called 'fsdpp' (did you mean 'fsdp'?); there are expert, edges, dp",
+        ),
+        ([*COMMAND, "--tactics", ""], "'' is no list of tactics"),
         ([*COMMAND, "--plans", "nowhere.json"], "cannot read nowhere.json"),
         (["compare", "zoo:nope", *WHERE], "nope"),
         (["compare", "zoo:mlp:tiny", "--mesh", "data=?"], "give all its sizes"),

@@ -75,7 +75,7 @@ def offered(folder: Path, line: str, **environment: str) -> list[str]:
         ("shardwise verify plan.json zoo:mlp --backend h", ["host"]),
         ("shardwise verify plan.json zoo:mlp --backend v5e:2", ["2x1", "2x2", "2x4"]),
         ("shardwise compare zoo:mlp --plans p", ["plan.json"]),
-        ("shardwise compare zoo:mlp --strategies dp,megatron+s", ["dp,megatron+sequence"]),
+        ("shardwise compare zoo:mlp --tactics dp,megatron+s", ["dp,megatron+sequence"]),
         ("shardwise explain plan.json ", ["params/w", "x", "out"]),
         ("shardwise explain nowhere.json ", []),
     ],
@@ -105,7 +105,7 @@ def test_scripts_are_about_this_command(shell: str, capsys: pytest.CaptureFixtur
     [
         ("shardwise plan zoo:mlp:", ["full", "tiny"]),
         ("shardwise plan zoo:mlp --topology h100:8x1", ["8x16"]),
-        ("shardwise compare zoo:mlp --strategies f", ["fsdp"]),
+        ("shardwise compare zoo:mlp --tactics f", ["fsdp"]),
     ],
 )
 def test_tab_does_not_wait_for_jax(folder: Path, tmp_path: Path, line: str, words: list[str]) -> None:

@@ -108,7 +108,7 @@ def test_a_wrong_path_gets_near_ones(options: list[str], capsys: pytest.CaptureF
     assert main(["explain", "dp.json", "params/first/kernl", *options]) == 1
     caught = capsys.readouterr()
     assert not caught.out
-    assert "no argument or output 'params/first/kernl'; did you mean params/first/kernel" in caught.err
+    assert "no argument or output has the path 'params/first/kernl'; did you mean params/first/kernel" in caught.err
 
 
 def test_with_its_program_a_saved_plan_tells_what_a_new_one_does(capsys: pytest.CaptureFixture[str]) -> None:

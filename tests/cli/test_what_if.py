@@ -40,7 +40,7 @@ def test_figures_are_the_librarys(saved: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     "options, said",
     [
-        ([], "--without, --shard, --keep or --topology; decided is:\n  1. batch/{inputs[0]"),
+        ([], "--without, --tactics, --shard, --keep or --topology; decided is:\n  1. batch/{inputs[0]"),
         (["--without", "7"], "no decision 7"),
         (["--shard", "params/w"], "write --shard PATH,DIM,AXIS"),
         (["--shard", "params/first/kernel,a,data"], "'a' is no dimension"),

@@ -76,7 +76,7 @@ def test_compiled_as_predicted(fn) -> None:
     draw = np.random.default_rng(0)
     args = [draw.random(shape, np.float32) for shape in ((2, 64, 64, 16), (5, 5, 16, 16))]
     plan = shardwise.plan(fn, *args, mesh={"rows": 8}, tactics=[Shard("x", 1, "rows")])
-    assert plan.spec("x")[1] == ("rows",)
+    assert plan.array("x").spec[1] == ("rows",)
     found = shardwise.verify(plan, fn, *args)
     assert any(r.kind == "collective-permute" and r.compiled_bytes for r in found.rows)
     assert found.agrees and found.matched == 1.0, str(found)

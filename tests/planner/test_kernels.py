@@ -59,7 +59,7 @@ def test_they_are_planned(inner: Callable[[jax.Array], jax.Array]) -> None:
     found = shardwise.plan(step(inner), *SHAPES, mesh={"d": 4}, budget_evals=50)
     assert found.predicted.fits
     where: dict[str, Any] = {"mesh": {"d": 4}, "roles": {"batch": "x"}}
-    assert shardwise.plan(step(inner), *SHAPES, tactics=[DataParallel("d")], **where).spec("x") == (("d",), ())
+    assert shardwise.plan(step(inner), *SHAPES, tactics=[DataParallel("d")], **where).array("x").spec == (("d",), ())
 
 
 @pytest.mark.parametrize("inner", [printed, doubled, added])
@@ -104,5 +104,5 @@ def test_keyword_arguments_stand_where_the_plan_has_them() -> None:
         planned(args[0], bias=args[2], x=args[1]),
     ):
         np.testing.assert_array_equal(found, want)
-    named = shardwise.plan(apart, args[0], x=args[1], bias=args[2], mesh={"d": 2}, tactics=[])
+    named = shardwise.plan(apart, args[0], kwargs={"x": args[1], "bias": args[2]}, mesh={"d": 2}, tactics=[])
     np.testing.assert_array_equal(named.jit(apart)(args[0], x=args[1], bias=args[2]), want)

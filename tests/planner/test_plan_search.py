@@ -64,7 +64,7 @@ def planned(*, args: list[Any] | None = None, **asked: Any) -> shardwise.Plan:
 def test_a_large_batch_of_a_small_model_is_shared_out() -> None:
     """Only gradients and parameters move, no activations; whether parameters are whole at rest is a matter of their update."""
     plan = planned()
-    assert plan.spec("x") == (("x",), ())
+    assert plan.array("x").spec == (("x",), ())
     moved = sum(nbytes for _, nbytes in plan.moved().values())
     assert moved <= 2.1 * sum(4 * math.prod(a.shape) for a in plan.arguments if a.path.startswith("params"))
     assert plan.search is not None and plan.search.method == "mcts" and plan.search.improvements[-1].fits
@@ -74,9 +74,9 @@ def test_parameters_that_do_not_fit_are_sharded_with_the_batch() -> None:
     """Whole parameters and moments take 256 MiB: data parallelism does not fit, ZeRO-3 is found."""
     where: dict[str, Any] = {"args": shapes(4096, 16384, 4096), "topology": small_memory("v5e:2x2", 430 * 2**20)}
     plan = planned(**where)
-    assert plan.predicted.fits and plan.spec("x") == (("x",), ())
+    assert plan.predicted.fits and plan.array("x").spec == (("x",), ())
     for path in ("params/up", "params/down", "moments/up", "moments/down"):
-        assert any(plan.spec(path)), path
+        assert any(plan.array(path).spec), path
     assert not planned(tactics=[DataParallel("x")], roles={"batch": "x"}, **where).predicted.fits
 
 
@@ -155,12 +155,12 @@ def test_options_that_cannot_be_used(option: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize("method", ["greedy", "beam", "random", "ilp"])
 def test_other_methods(method: str) -> None:
     plan = planned(method=method)
-    assert plan.search is not None and plan.search.method == method and plan.spec("x") == (("x",), ())
+    assert plan.search is not None and plan.search.method == method and plan.array("x").spec == (("x",), ())
 
 
 def test_an_empty_list_of_tactics_decides_nothing() -> None:
     plan = planned(tactics=[])
-    assert plan.search is None and plan.decisions == () and plan.spec("x") == ((), ())
+    assert plan.search is None and plan.decisions == () and plan.array("x").spec == ((), ())
 
 
 def test_nothing_fits() -> None:

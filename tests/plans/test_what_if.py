@@ -11,7 +11,7 @@ import pytest
 
 import shardwise
 from shardwise import zoo
-from shardwise.errors import DecisionError, PlanError
+from shardwise.errors import PlanError, QueryError
 from shardwise.tactics.strategies import FSDP, DataParallel, Keep, Megatron, Shard
 
 MESH = {"data": 4, "model": 4}
@@ -67,8 +67,8 @@ def test_the_seconds_by_cause_add_up(plan: shardwise.Plan) -> None:
 
 def test_decisions_are_left_out_by_number_and_by_words(plan: shardwise.Plan) -> None:
     by_number = plan.what_if(without=len(plan.choices))
-    words = plan.decisions[len(plan.choices) - 1]
-    assert plan.what_if(without=words).after == by_number.after
+    words = plan.choices[-1]
+    assert plan.what_if(without=words).after == plan.what_if(without=str(words)).after == by_number.after
     assert by_number.changes == (f"without {words}",) and len(by_number.decisions) == len(plan.choices) - 1
     everything = plan.what_if(without=range(1, len(plan.choices) + 1))
     assert not everything.decisions and not any(axes for spec in everything.specs for axes in spec.after)
@@ -78,7 +78,7 @@ def test_decisions_are_left_out_by_number_and_by_words(plan: shardwise.Plan) -> 
 
 
 def test_what_is_wrong_with_a_change_is_said(plan: shardwise.Plan) -> None:
-    with pytest.raises(DecisionError, match="did you mean params/embed"):
+    with pytest.raises(QueryError, match="did you mean params/embed"):
         plan.what_if(Keep("params/embedd", "data"))
 
 
@@ -95,7 +95,7 @@ def test_a_loaded_plan_is_asked_with_its_function(program: Any, plan: shardwise.
     assert loaded == plan and loaded.choices == plan.choices and loaded.effects == ()
     with pytest.raises(PlanError, match=r"plan\.bind\(fn, \*args\)"):
         loaded.what_if(without=1)
-    bound = loaded.bind(program.fn, *program.args, roles=ROLES)
+    bound = loaded.bind(program.fn, *program.args)
     assert bound == plan and bound.in_specs == plan.in_specs
     one, other = bound.what_if(without=1), plan.what_if(without=1)
     assert (one.before, one.after, one.times) == (other.before, other.after, other.times)
@@ -128,10 +128,24 @@ def test_rules_for_names_that_a_model_has(plan: shardwise.Plan) -> None:
     assert len(same.others) == 2 and all("the rules make it" in text for text in same.others)
     with pytest.raises(PlanError, match="has 3 dimensions, and 1 names") as error:
         plan.rules({"params/layers/mlp/up": ("layers",), "params/x": ()})
-    assert "no argument 'params/x'" in str(error.value)
+    assert "no argument has the path 'params/x'" in str(error.value)
 
 
 def test_explain_says_which_decision_and_what_moves(plan: shardwise.Plan) -> None:
     text = plan.explain("params/layers/mlp/up")
     assert "over model: decision" in text and "; without it" in text
     assert "as bfloat16[512,2048], for dot_general at" in text  # the gather of a cast
+
+
+def test_decisions_are_data_with_text(plan: shardwise.Plan, tmp_path: Path) -> None:
+    assert plan.decisions == (*plan.choices, *plan.small) and all(str(d) for d in plan.decisions)
+    first = plan.decisions[0]
+    assert first.axis == "data" and str(first) == f"{first.what} over data" and first.what.endswith("(size 32)")
+    plan.save(tmp_path / "plan.json")
+    loaded = shardwise.load_plan(tmp_path / "plan.json")
+    assert list(map(str, loaded.decisions)) == list(map(str, plan.decisions)) and loaded.decisions == plan.decisions
+    effect = plan.effects[0]
+    assert effect.decision is first and plan.what_if(without=[first]).after.time_s == effect.time_s
+    assert str(plan.what_if(shardwise.Keep("params/embed", "model")).decisions[-1]).endswith("whole on model")
+    with pytest.raises(PlanError, match="the plan has no decision Shard"):
+        plan.what_if(without=type(first)((99,), "data"))

@@ -112,7 +112,7 @@ def test_two_processes_agree_with_one(tmp_path: Path, monkeypatch: pytest.Monkey
     assert two["processes"] == 2 and two["devices"] == [4, 8] and two["owners"] == [0, 1]
     state = jax.tree.leaves(one.state)
     assert two["specs"] == [str(a.sharding.spec) for a in state]
-    assert {axis for axes in one.plan.spec("state/params/up") for axis in axes} == {"data", "model"}
+    assert {axis for axes in one.plan.array("state/params/up").spec for axis in axes} == {"data", "model"}
     assert two["local"] == [a.size // 2 for a in state], "each process holds half of the state"
     np.testing.assert_allclose(two["loss"], one.loss, rtol=1e-5)
     for a, b in zip(two["state"], state, strict=True):

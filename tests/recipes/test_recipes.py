@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwise.planner.apply import to_partition_spec
+from shardwise.planner.devices import to_partition_spec
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 
@@ -57,7 +57,7 @@ def short(spec) -> tuple:
 def check_sharded_as_planned(recipe: SimpleNamespace, params: str) -> None:
     """The state lies as the plan says (as an argument and as an output), and its parameters are not all whole."""
     dim = 1 if recipe.batch["x"].ndim == 3 else 0
-    assert all(recipe.plan.spec(f"batch/{name}")[dim] == ("data",) for name in recipe.batch)
+    assert all(recipe.plan.array(f"batch/{name}").spec[dim] == ("data",) for name in recipe.batch)
     names = {path.removeprefix("state/"): spec for path, spec in planned_specs(recipe, "state")}
     outputs = [spec for path, spec in planned_specs(recipe, "out/0")]
     arrays = leaves(recipe.state)
@@ -140,7 +140,7 @@ def test_orbax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert a.sharding == shape.sharding
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     assert short(restored["params"]["up"].sharding.spec) == (None, "model")
-    assert recipe.first.spec("state/params/up") != recipe.plan.spec("state/params/up")
+    assert recipe.first.array("state/params/up").spec != recipe.plan.array("state/params/up").spec
 
 
 def test_mixed_precision() -> None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import shardwise
-from shardwise.errors import CaptureError, DecisionError, MeshError, PlanError, ShardwiseError
+from shardwise.errors import CaptureError, DecisionError, MeshError, PlanError, QueryError, ShardwiseError
 from shardwise.hardware.layout import place
 from shardwise.hardware.topology import topology
 from shardwise.plans.plan import Plan
@@ -37,7 +37,7 @@ def made(fn: Callable[..., Any] = step, tactic: Any = FSDP, **where: Any) -> Pla
 
 
 def compared(**given: Any) -> Comparison:
-    return shardwise.compare(step, *SHAPES, **{"roles": ROLES, "strategies": ["dp", "fsdp"], **given})
+    return shardwise.compare(step, *SHAPES, **{"roles": ROLES, "tactics": ["dp", "fsdp"], **given})
 
 
 def test_the_best_is_first_and_the_text_is_that_of_the_table() -> None:
@@ -54,17 +54,17 @@ def test_the_best_is_first_and_the_text_is_that_of_the_table() -> None:
 
 
 def test_a_long_table_says_where_the_rest_is() -> None:
-    text = str(compared(mesh={"data": 2, "model": 2}, topology="v5e:2x2", strategies=None))
+    text = str(compared(mesh={"data": 2, "model": 2}, topology="v5e:2x2", tactics=None))
     assert "combinations more: ranked has them" in text and "not possible: refused says why" in text
 
 
 def test_plans_come_as_objects_pairs_and_files(tmp_path: Path) -> None:
     plan = made()
     plan.save(file := tmp_path / "saved.json")
-    names = [row.name for row in compared(plans=[plan, ("mine", plan), file, str(file)], strategies=[]).rows]
+    names = [row.name for row in compared(plans=[plan, ("mine", plan), file, str(file)], tactics=[]).rows]
     assert names == ["plan 1", "plan mine", f"plan {file}", "replicated"]
     for one in (plan, file, str(file)):
-        assert len(compared(plans=one, strategies=[]).rows) == 2
+        assert len(compared(plans=one, tactics=[]).rows) == 2
 
 
 def test_where_is_taken_from_the_plans() -> None:
@@ -83,9 +83,8 @@ def test_where_is_taken_from_the_plans() -> None:
         ({}, MeshError, "say what to compare on: mesh={'data': 4, 'model': 4}, or plans"),
         ({"mesh": {"data": None}}, MeshError, "data ?: strategies are compared on one mesh, give all its sizes"),
         ({"mesh": {"data": 3}, "topology": "v5e:2x2"}, ShardwiseError, "devices"),
-        ({"mesh": {"data": 4}, "roles": None}, DecisionError, "roles={'batch': 'x', 'params': 'w'}; step has w, x"),
-        ({"mesh": {"data": 4}, "roles": {"batch": "z"}}, DecisionError, "no argument has the path 'z'"),
-        ({"mesh": {"data": 4}, "strategies": "dp,fsdpp"}, DecisionError, "'fsdpp'; did you mean fsdp?"),
+        ({"mesh": {"data": 4}, "roles": {"batch": "z"}}, QueryError, "no argument has the path 'z'"),
+        ({"mesh": {"data": 4}, "tactics": "dp,fsdpp"}, DecisionError, "'fsdpp' (did you mean 'fsdp'?)"),
         ({"mesh": {"data": 4}, "plans": [3]}, PlanError, "paths of saved plans; number 1 is int"),
         ({"mesh": {"data": 4}, "plans": ["nowhere.json"]}, PlanError, "cannot read nowhere.json"),
     ],
@@ -115,11 +114,11 @@ def test_plans_that_cannot_stand_beside() -> None:
 
 
 def test_all_problems_are_said_at_once() -> None:
-    given = {"strategies": ["dpp", "nope"], "plans": [made(another), "nowhere.json"], "roles": {"batch": "z"}}
+    given = {"tactics": ["dpp", "nope"], "plans": [made(another), "nowhere.json"], "roles": {"batch": "z"}}
     with pytest.raises(PlanError) as caught:
         compared(mesh={"data": 3}, topology="v5e:2x2", **given)
     lines = str(caught.value).splitlines()
-    for says in ("'dpp'; did you mean dp?", "'nope'", "nowhere.json", "'z'", "another version", "devices"):
+    for says in ("'dpp' (did you mean 'dp'?)", "'nope'", "nowhere.json", "'z'", "another version", "devices"):
         assert sum(says in line for line in lines) == 1, says
 
 
@@ -134,7 +133,7 @@ def test_a_plan_of_a_variant_stands_beside_and_says_so() -> None:
 
     where = {"mesh": {"data": 4}, "roles": ROLES}
     plan = shardwise.plan(trained, *SHAPES, tactics=[DataParallel("data")], microbatches=2, **where)
-    found = shardwise.compare(trained, *SHAPES, plans=plan, strategies=["dp"], **where)
+    found = shardwise.compare(trained, *SHAPES, plans=plan, tactics=["dp"], **where)
     assert any(row.name.startswith("plan 1, 2 micro-batches of x") for row in found.rows)
 
 
@@ -143,8 +142,8 @@ def test_keywords_static_and_donated_arguments() -> None:
         return step(w, x) * times + bias
 
     options = {"static_argnums": 2, "donate_argnums": 1}
-    given = {"bias": jax.ShapeDtypeStruct((256,), "float32"), "mesh": {"data": 4}, "roles": ROLES}
+    given = {"kwargs": {"bias": jax.ShapeDtypeStruct((256,), "float32")}, "mesh": {"data": 4}, "roles": ROLES}
     plan = shardwise.plan(scaled, *SHAPES, 3, tactics=[FSDP("data")], **options, **given)
-    found = shardwise.compare(scaled, *SHAPES, 3, plans=plan, strategies=["fsdp"], **options, **given)
+    found = shardwise.compare(scaled, *SHAPES, 3, plans=plan, tactics=["fsdp"], **options, **given)
     rows = {row.name: row for row in found.rows}
     assert rows["plan 1"].time_s == pytest.approx(rows["fsdp data"].time_s)

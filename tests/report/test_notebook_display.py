@@ -72,7 +72,9 @@ def test_a_plan_says_what_the_terminal_says(plan: Plan) -> None:
 
 def test_a_fragment_needs_nothing_and_cannot_be_broken_out_of(plan: Plan) -> None:
     arrays = (replace(plan.arguments[0], path=HOSTILE), *plan.arguments[1:])
-    text = replace(plan, function=HOSTILE, arguments=arrays, decisions=(HOSTILE,), notes=(HOSTILE,))._repr_html_()
+    text = replace(
+        plan, function=HOSTILE, arguments=arrays, choices=(replace(plan.choices[0], what=HOSTILE),), notes=(HOSTILE,)
+    )._repr_html_()
     page = _Reader(text)
     # The one bold word is the function's name.
     assert page.tags.count("b") == 1 and "script" not in page.tags

@@ -147,7 +147,7 @@ def test_hostile_names_stay_text(plan: Plan) -> None:
         plan,
         function=HOSTILE,
         arguments=arrays,
-        decisions=(HOSTILE, *plan.decisions),
+        choices=(replace(plan.choices[0], what=HOSTILE), *plan.choices[1:]),
         notes=(HOSTILE,),
         colors=replace(
             plan.colors, groups=(replace(plan.colors.groups[0], places=(HOSTILE,)), *plan.colors.groups[1:])
@@ -195,14 +195,19 @@ def test_effects_are_differences_to_the_plan(plan: Plan, loaded: Plan) -> None:
     p, rows = plan.predicted, report_data(plan)["effects"]
     assert len(rows) == len(plan.choices) > 1
     for row, words, effect in zip(rows, plan.decisions, plan.effects, strict=False):
-        assert row["decision"] == words and (row["time_s"], row["peak_bytes"]) == (effect.time_s, effect.peak_bytes)
+        assert row["decision"] == str(words) and (row["time_s"], row["peak_bytes"]) == (
+            effect.time_s,
+            effect.peak_bytes,
+        )
         assert row["slower_s"] == effect.time_s - p.time_s and row["more_bytes"] == effect.peak_bytes - p.peak_bytes
     assert any(row["slower_s"] > 0 for row in rows)
     assert report_data(loaded)["effects"] == [], "a saved plan does not know its program"
 
 
 def test_one_device_and_a_plan_of_nothing(plan: Plan) -> None:
-    none = replace(plan, mesh=MeshAxes((), ()), arguments=(), outputs=(), decisions=(), placement=(), device_order=())
+    none = replace(
+        plan, mesh=MeshAxes((), ()), arguments=(), outputs=(), choices=(), small=(), placement=(), device_order=()
+    )
     data = _Reader(page_html(none)).data
     assert data["mesh"]["device_order"] == [0] and data["arrays"] == []
 

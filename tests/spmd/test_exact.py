@@ -20,7 +20,8 @@ from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.planner.apply import Applied, make_mesh
+from shardwise.planner.apply import Applied
+from shardwise.planner.devices import make_mesh
 from shardwise.planner.planning import plan_decisions
 from shardwise.plans.plan import Plan
 from tests.fuzz.generate import Drawn, drawn_programs, random_decisions, with_rings

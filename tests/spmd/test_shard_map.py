@@ -69,7 +69,7 @@ def arguments(batch: int = 4, length: int = 32, heads: int = 4, head: int = 8, d
 def test_a_ring_attention_step_is_planned_and_computed() -> None:
     step, args = step_with(ring_attention), arguments()
     plan = shardwise.plan(step, *args, mesh=SIZES, budget_evals=50)
-    assert plan.spec("x") == (("data",), ("seq",), ())
+    assert plan.array("x").spec == (("data",), ("seq",), ())
     kinds = {kind for kind, _ in plan.moved()}
     assert kinds == {"all-reduce", "collective-permute"}, "batch and sequence stay sharded outside of the ring"
     planned = plan.jit(step)

@@ -24,15 +24,15 @@ def planned(tactics: list[Any], args: list[Any] | None = None, **asked: Any) -> 
 
 
 def axes(plan: shardwise.Plan, path: str) -> set[str]:
-    return {axis for own in plan.spec(path) for axis in own}
+    return {axis for own in plan.array(path).spec for axis in own}
 
 
 def test_it_searches_its_axes_on_top_of_what_was_decided() -> None:
     plan = planned([DataParallel("data"), Auto("model")])
-    assert plan.spec("x")[0][0] == "data"
-    assert plan.spec("params/up") == ((), ("model",)) and plan.spec("params/down") == (("model",), ())
-    assert plan.decisions[0].endswith("over data") and plan.search is not None
-    assert not any("over data" in words for words in plan.decisions[1:])
+    assert plan.array("x").spec[0][0] == "data"
+    assert plan.array("params/up").spec == ((), ("model",)) and plan.array("params/down").spec == (("model",), ())
+    assert plan.decisions[0].axis == "data" and plan.search is not None
+    assert not any(d.axis == "data" for d in plan.choices[1:])
 
 
 def test_without_axes_it_takes_those_that_are_left() -> None:
@@ -51,8 +51,8 @@ def test_an_axis_that_has_something_may_be_given_more() -> None:
     """Data parallel over all devices does not fit: on top of it parameters are sharded on the same axis."""
     tight = small_memory("v5e:2x2", 1.5 * 2**30)
     plan = planned([DataParallel("x"), Auto("x")], mesh={"x": 4}, topology=tight)
-    assert plan.predicted.fits and plan.spec("x")[0] == ("x",)
-    assert sum(words.startswith("x[0]") for words in plan.decisions) == 1, "it is not decided twice"
+    assert plan.predicted.fits and plan.array("x").spec[0] == ("x",)
+    assert sum(d.what.startswith("x[0]") for d in plan.decisions) == 1, "it is not decided twice"
     assert any(axes(plan, path) for path in PATHS)
 
 
@@ -60,7 +60,7 @@ def test_an_axis_that_has_something_may_be_given_more() -> None:
 def test_pins_hold(spec: Any) -> None:
     plan = planned([Auto()], pins={"params/up": spec})
     want = tuple((axis,) if axis else () for axis in (*spec, None, None))[:2]
-    assert plan.spec("params/up") == want and plan.search is not None and plan.search.evaluations > 1
+    assert plan.array("params/up").spec == want and plan.search is not None and plan.search.evaluations > 1
 
 
 def test_what_is_replicated_stays_whole() -> None:
@@ -81,7 +81,7 @@ def test_what_is_kept_on_an_axis_is_whole_there() -> None:
 
 def test_tactics_after_it_apply_to_what_it_found() -> None:
     plan = planned([Auto("model"), Shard("x", 0, "data")])
-    assert plan.spec("x")[0][0] == "data" and axes(plan, "params/up") == {"model"}
+    assert plan.array("x").spec[0][0] == "data" and axes(plan, "params/up") == {"model"}
 
 
 def test_several_share_the_budget() -> None:

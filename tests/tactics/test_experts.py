@@ -12,7 +12,6 @@ from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
 from shardwise.cost.model import CostModel
 from shardwise.dims.analysis import Analysis, analyze_program
-from shardwise.errors import DecisionError
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
@@ -23,7 +22,8 @@ from shardwise.lowering.small import keep_small
 from shardwise.lowering.structure import Structure
 from shardwise.search.places import Places, find_places
 from shardwise.tactics import strategies
-from shardwise.tactics.experts import MENU, PARTS, Expert, combinations, experts, part_tactic
+from shardwise.tactics.experts import MENU, Expert, combinations, experts
+from shardwise.tactics.named import PARTS
 from shardwise.tactics.tactic import Context
 
 MESH = {"data": 2, "model": 4}
@@ -146,8 +146,3 @@ def test_three_axes() -> None:
     assert not any({"fsdp", "zero2"} <= {part for part, _ in parts} for parts in made)
     assert len(set(made)) == len(made) and made[0] == ()
     assert all(part in PARTS for option in MENU for part in option)
-
-
-def test_an_unknown_strategy() -> None:
-    with pytest.raises(DecisionError, match="no strategy is called 'pipeline'; there are expert, "):
-        part_tactic(("pipeline", "x"), Places())

@@ -32,10 +32,10 @@ def test_transformers(target: str, sharded: list[str], whole: list[str]) -> None
     )
     for place in sharded:
         path, dim = place.split(":")
-        spec = plan.spec(f"{layers}/{path}")
+        spec = plan.array(f"{layers}/{path}").spec
         assert [axes for axes in spec if axes] == [("model",)] and spec[int(dim)] == ("model",), (place, spec)
     for path in whole:
-        assert not any(plan.spec(f"{layers}/{path}")), path
+        assert not any(plan.array(f"{layers}/{path}").spec), path
 
 
 def test_a_skip_inside_the_hidden_dimension_is_no_residual_stream() -> None:
@@ -47,7 +47,7 @@ def test_a_skip_inside_the_hidden_dimension_is_no_residual_stream() -> None:
     plan = shardwise.plan(
         jax.grad(loss), w, shape(32, 16), mesh={"model": 4}, tactics=[Megatron("model")], roles={"params": "w"}
     )
-    assert plan.spec("w/a") == ((), ("model",)) and plan.spec("w/b") == (("model",), ())
+    assert plan.array("w/a").spec == ((), ("model",)) and plan.array("w/b").spec == (("model",), ())
 
 
 def test_a_bias_that_is_no_parameter_makes_no_residual_stream() -> None:
@@ -64,4 +64,4 @@ def test_a_bias_that_is_no_parameter_makes_no_residual_stream() -> None:
         tactics=[Megatron("model")],
         roles={"params": "w"},
     )
-    assert plan.spec("w/a") == ((), ("model",)) and plan.spec("bias") == (("model",),)
+    assert plan.array("w/a").spec == ((), ("model",)) and plan.array("bias").spec == (("model",),)

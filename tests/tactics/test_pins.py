@@ -25,21 +25,21 @@ MESH = {"data": 2, "model": 4}
 
 def test_a_pin_holds_and_the_rest_goes_along() -> None:
     plan = shardwise.plan(step, W, X, mesh=MESH, tactics=[], pins={"w/in": P(None, "model")})
-    assert plan.spec("w/in") == ((), ("model",)) and plan.spec("w/out") == (("model",), ())
+    assert plan.array("w/in").spec == ((), ("model",)) and plan.array("w/out").spec == (("model",), ())
 
 
 def test_a_pin_holds_against_tactics() -> None:
     tactics = [DataParallel("data"), Shard("w/in", 1, "model")]
     plan = shardwise.plan(step, W, X, mesh=MESH, tactics=tactics, pins={"w/out": P()}, roles={"batch": "x"})
-    assert plan.spec("w/out") == ((), ()) and plan.spec("w/in") == ((), ("model",))
-    assert plan.spec("x") == (("data",), ())
+    assert plan.array("w/out").spec == ((), ()) and plan.array("w/in").spec == ((), ("model",))
+    assert plan.array("x").spec == (("data",), ())
 
 
 def test_shardings_on_arguments_are_pins() -> None:
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     placed = jax.ShapeDtypeStruct((32, 8), jnp.float32, sharding=NamedSharding(mesh, P("data")))
     plan = shardwise.plan(step, W, placed, mesh=mesh, tactics=[])
-    assert plan.spec("x") == (("data",), ()) and plan.spec("out") == (("data",), ())
+    assert plan.array("x").spec == (("data",), ()) and plan.array("out").spec == (("data",), ())
     with pytest.raises(shardwise.ShardwiseError, match="but the array is sharded"):
         shardwise.plan(step, W, placed, mesh=mesh, tactics=[], pins={"x": P("model")})
 
@@ -53,10 +53,10 @@ def test_constraints_in_the_program_are_pins_and_run() -> None:
 
     plan = shardwise.plan(constrained, W, X, mesh=mesh, tactics=[])
     assert [c.spec for c in plan.constraints if c.op == "sharding_constraint"] == [(("data",), ("model",))]
-    assert plan.spec("w/in") == ((), ("model",)) and plan.spec("x") == (("data",), ())
+    assert plan.array("w/in").spec == ((), ("model",)) and plan.array("x").spec == (("data",), ())
     rng = np.random.default_rng(0)
     w, x = jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape), s.dtype), (W, X))
-    np.testing.assert_allclose(plan.jit(constrained, mesh)(w, x), jax.jit(step)(w, x), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(plan.jit(constrained)(w, x), jax.jit(step)(w, x), rtol=1e-4, atol=1e-4)
 
 
 def test_all_problems_are_listed_at_once() -> None:

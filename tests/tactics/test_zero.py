@@ -89,7 +89,7 @@ def test_the_stages_differ_in_what_they_say() -> None:
     gradients = 4 * (16 * 64 + 64 + 64 * 8)
     assert bytes_of(one, "all-reduce") == bytes_of(plans[DataParallel], "all-reduce") == gradients
     assert bytes_of(two, "reduce-scatter") == gradients and not bytes_of(two, "all-reduce")
-    assert any(plans[FSDP].spec("params/in")) and not any(two.spec("params/in"))
+    assert any(plans[FSDP].array("params/in").spec) and not any(two.array("params/in").spec)
     (words,) = [d for d in one.decisions if d not in two.decisions]
     assert words.startswith("%") and "whole on data" in words, "inner values are named by what made them"
 
@@ -98,8 +98,8 @@ def test_zero1_after_another_tactic_on_another_axis() -> None:
     tactics = [Shard("params/in", 1, "model"), ZeRO1("data")]
     args = arguments()
     plan = shardwise.plan(adam, *args, mesh={"data": 4, "model": 2}, tactics=tactics, roles=ROLES)
-    assert plan.spec("params/in") == ((), ("model",)) and not bytes_of(plan, "reduce-scatter")
-    assert "data" in {axis for axes in plan.spec("moments/mean/in") for axis in axes}
+    assert plan.array("params/in").spec == ((), ("model",)) and not bytes_of(plan, "reduce-scatter")
+    assert "data" in {axis for axes in plan.array("moments/mean/in").spec for axis in axes}
     assert shardwise.verify(plan, adam, *args).agrees
 
 

@@ -125,6 +125,14 @@ def _a(noun: str) -> str:
     return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
 
 
+def current_mesh() -> Any:
+    """The mesh of ``jax.set_mesh``, None where there is none."""
+    from jax._src import mesh
+
+    found = mesh.get_concrete_mesh()
+    return None if found is None or found.empty else found
+
+
 def abstract(leaf: Any) -> Any:
     """Returns the leaf as a ``ShapeDtypeStruct``. Python scalars stay, for their weak type, and so do shardings on explicit
     axes, which are part of an array's type."""

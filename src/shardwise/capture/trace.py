@@ -29,6 +29,36 @@ class JitOptions:
     def given(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None}
 
+    @property
+    def static(self) -> tuple[int | str, ...]:
+        """Numbers and names of static arguments."""
+        numbers = (self.static_argnums,) if isinstance(self.static_argnums, int) else self.static_argnums or ()
+        names = (self.static_argnames,) if isinstance(self.static_argnames, str) else self.static_argnames or ()
+        return (*numbers, *names)
+
+    @staticmethod
+    def of_static(static: Iterable[int | str]) -> JitOptions:
+        numbers = tuple(k for k in static if isinstance(k, int))
+        names = tuple(k for k in static if isinstance(k, str))
+        return JitOptions(numbers or None, names or None)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function and the arguments of a call: of arrays their shapes."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @staticmethod
+    def of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        def shape(leaf: Any) -> Any:
+            return internals.abstract(leaf) if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf
+
+        shapes, named = jax.tree.map(shape, (args, dict(kwargs)))
+        return Call(fn, shapes, named)
+
 
 @dataclass(frozen=True, slots=True)
 class Leaf:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from shardwise.cli import completers, options
+from shardwise.cli import options
 from shardwise.errors import ShardwiseError
 
 
@@ -21,20 +21,13 @@ def add_command(commands: Any) -> None:
         examples="""
         shardwise compare zoo:t2b --plans plan.json
         shardwise compare zoo:t2b --topology v5e:4x4 --mesh data=4,model=4
-        shardwise compare train.py:make_step --mesh data=8 --batch x --params w
+        shardwise compare train.py:make_step --mesh data=8
         """,
     )
     options.add_target(compare)
     options.add_where(compare, " (default: those of the plans)", " (default: that of the plans)")
     options.add_plan(compare, "--plans", nargs="+", default=[], help="plans that Plan.save wrote")
-    options.completed(
-        compare.add_argument(
-            "--strategies",
-            metavar="NAMES",
-            help="what an axis may be used for, such as dp,fsdp,megatron+sequence (default: all)",
-        ),
-        completers.strategies,
-    )
+    options.add_tactics(compare, "what an axis may be used for, such as dp,fsdp,megatron+sequence (default: all)")
     options.add_roles(compare)
     compare.add_argument("--all", action="store_true", help="list every combination, and why others do not apply")
     options.add_json(compare)
@@ -50,9 +43,6 @@ def _compare(arguments: argparse.Namespace) -> str:
         raise ShardwiseError("say what to compare on: --mesh data=4,model=4, or --plans plan.json, which has one")
     mesh = options.mesh_of(arguments.mesh) if arguments.mesh is not None else None
     target = load_target(arguments.target)
-    roles = options.roles(arguments, target.roles)
-    if not roles:
-        raise ShardwiseError("say which arguments are the batch and the parameters: --batch PATH --params PATH")
     from shardwise.report.compare import compare
     from shardwise.report.comparison import comparison_text
 
@@ -62,10 +52,10 @@ def _compare(arguments: argparse.Namespace) -> str:
         plans=arguments.plans,
         mesh=mesh,
         topology=arguments.topology,
-        roles=roles,
-        strategies=arguments.strategies,
+        roles=options.roles(arguments),
+        tactics=arguments.tactics,
         donate_argnums=target.donate_argnums or None,
-        **target.kwargs,
+        kwargs=target.kwargs,
     )
     if arguments.json:
         return json.dumps(compared.to_json(), indent=2) + "\n"

@@ -96,12 +96,12 @@ def _profiles(*kinds: str) -> list[str]:
     return [p.name for p in profiles()[0] if not kinds or any(tier.kind in kinds for tier in p.links)]
 
 
-def strategies(prefix: str, **_: Any) -> list[str]:
-    """The next of ``dp,megatron+sequence``."""
-    from shardwise.tactics.experts import PARTS
+def tactics(prefix: str, **_: Any) -> list[str]:
+    """The next of ``dp,megatron+sequence``; axes are not known here."""
+    from shardwise.tactics.named import NAMES
 
     before = prefix[: max(prefix.rfind(","), prefix.rfind("+")) + 1]
-    return [before + part for part in PARTS]
+    return [before + name for name in NAMES]
 
 
 def paths(parsed_args: argparse.Namespace, **_: Any) -> list[str]:

@@ -23,7 +23,7 @@ def add_command(commands: Any) -> None:
         shardwise explain plan.json zoo:mlp --program""",
     )
     options.add_plan(explain)
-    shown = "an argument or output by its path in the plan; with --program TARGET stands here"
+    shown = "an argument or output by its path, or by the end of it; with --program TARGET stands here"
     options.completed(explain.add_argument("path", metavar="PATH", help=shown), completers.paths)
     options.add_target(explain, "with it also what each decision is worth, and the lines of the device-local program")
     shown = "print the device-local program: local shapes, collectives, source lines; needs TARGET"
@@ -42,13 +42,13 @@ def _explain(arguments: argparse.Namespace) -> str:
     text = made.explain(arguments.path)  # refuses a wrong path, also for JSON
     if not arguments.json:
         return wrapped(text, options.terminal_width())
-    array = next(a for a in (*made.arguments, *made.outputs) if a.path == arguments.path)
+    array = made.array(arguments.path)
     data = {
         "schema": 1,
         "mesh": dict(zip(made.mesh.names, made.mesh.sizes, strict=True)),
         **asdict(array),
-        "collectives": [asdict(c) for c in made.collectives if c.value == arguments.path],
-        "notes": [note for note in made.notes if note.startswith(f"{arguments.path}[")],
+        "collectives": [asdict(c) for c in made.collectives if c.value == array.path],
+        "notes": [note for note in made.notes if note.startswith(f"{array.path}[")],
         "explained": text.splitlines(),
     }
     return json.dumps(data, indent=2) + "\n"

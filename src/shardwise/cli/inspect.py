@@ -47,7 +47,7 @@ def _inspect(arguments: argparse.Namespace) -> str:
 
     target = load_target(arguments.target)
     donate = {"donate_argnums": target.donate_argnums} if target.donate_argnums else {}
-    analysis = analyze(target.fn, *target.args, **donate, grouping=not arguments.no_grouping, **target.kwargs)
+    analysis = analyze(target.fn, *target.args, **donate, grouping=not arguments.no_grouping, kwargs=target.kwargs)
     if arguments.why:
         (path_a, dim_a), (path_b, dim_b) = (_place(text) for text in arguments.why)
         return f"{analysis.why(path_a, dim_a, path_b, dim_b)}\n"

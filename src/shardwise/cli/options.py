@@ -7,7 +7,7 @@ import difflib
 import os
 import shlex
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from shardwise.cli import completers
@@ -84,15 +84,18 @@ def add_where(parser: argparse.ArgumentParser, topology: str, mesh: str) -> None
     parser.add_argument("--mesh", metavar="AXES", help=f"axes and sizes, such as data=4,model=4{mesh}")
 
 
+def add_tactics(parser: argparse.ArgumentParser, shown: str) -> None:
+    completed(parser.add_argument("--tactics", metavar="NAMES", help=shown), completers.tactics)
+
+
 def add_roles(parser: argparse.ArgumentParser) -> None:
     for role, shown in (("batch", "an argument that is the batch"), ("params", "one that is parameters")):
-        parser.add_argument(f"--{role}", metavar="PATH", action="append", help=f"{shown} (zoo: known)")
+        parser.add_argument(f"--{role}", metavar="PATH", action="append", help=f"{shown} (default: inferred)")
 
 
-def roles(arguments: argparse.Namespace, known: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """What was given with the options of ``add_roles``, beside what is known of the target."""
-    given = {role: tuple(paths) for role in ("batch", "params") if (paths := getattr(arguments, role))}
-    return {**known, **given}
+def roles(arguments: argparse.Namespace) -> dict[str, tuple[str, ...]]:
+    """What was given with the options of ``add_roles``."""
+    return {role: tuple(paths) for role in ("batch", "params") if (paths := getattr(arguments, role))}
 
 
 def add_json(parser: argparse.ArgumentParser, what: str = "JSON") -> None:

@@ -14,17 +14,10 @@ from shardwise.errors import InfeasibleError, PlanError, ShardwiseError, Variant
 if TYPE_CHECKING:
     from shardwise.plans.plan import Plan
 
-#: Arguments of ``shardwise.plan`` that its errors name, as options.
-_TYPED: Final = {
-    "allow_infeasible=True": "--allow-infeasible",
-    "remat=True, ": "--remat yes ",
-    "remat=True": "--remat yes",
-    "remat='auto'": "--remat auto",
-    "microbatches='auto'": "--microbatches auto",
-    "microbatches=": "--microbatches ",
-    "topology='h100:8'": "--topology h100:8",
-    "plan(..., roles={'batch': 'path'})": "--batch PATH",
-}
+#: What the arguments of ``shardwise.plan`` that its errors name are called here.
+_AS_OPTIONS: Final = (
+    "on the command line: --remat yes, --microbatches N, --topology T, --allow-infeasible, --batch PATH, --params PATH"
+)
 _REMAT: Final = {"yes": True, "no": None, "auto": "auto"}
 _INTERRUPTED: Final = 130
 _METHODS: Final = ("mcts", "beam", "greedy", "random", "exhaustive", "ilp")
@@ -41,6 +34,7 @@ def add_command(commands: Any) -> None:
         examples="""
         shardwise plan zoo:t7b:7b,remat --topology v5p:2x2x2
         shardwise plan train.py:make_step --mesh data=4,model=8 --output plan.json
+        shardwise plan zoo:t2b --mesh data=4,model=4 --tactics fsdp:data,auto:model
         """,
     )
     options.add_target(plan)
@@ -53,8 +47,11 @@ def add_command(commands: Any) -> None:
     shown = f"{_METHODS[0]} (default), {', '.join(_METHODS[1:])}"
     method = plan.add_argument("--method", metavar="NAME", default=_METHODS[0], help=shown)
     options.completed(method, completers.words(*_METHODS))
+    options.add_tactics(
+        plan, "tactics in order, such as fsdp:data,auto:model or fsdp:data+model (default: auto, a search)"
+    )
     options.add_roles(plan)
-    shown = "compute the batch in so many parts (default: in as many as it takes to fit, where the batch is known)"
+    shown = "compute the batch in so many parts (default: in as many as it takes to fit)"
     plan.add_argument("--microbatches", metavar="N", type=_count, help=shown)
     shown = "compute inside loops again what would be kept (default auto: where it takes that to fit)"
     plan.add_argument("--remat", choices=tuple(_REMAT), default="auto", help=shown)
@@ -86,10 +83,7 @@ def _plan(arguments: argparse.Namespace) -> str | Answer:
     from shardwise.search.result import Ended
 
     target = load_target(arguments.target)
-    roles = options.roles(arguments, target.roles)
-    parts = arguments.microbatches
-    if parts is None:
-        parts = "auto" if roles.get("batch") else 1
+    parts = "auto" if arguments.microbatches is None else arguments.microbatches
     donate: dict[str, Any] = {"donate_argnums": target.donate_argnums} if target.donate_argnums else {}
     try:
         with ProgressLine(not arguments.quiet, lines=arguments.verbose) as show:
@@ -98,20 +92,21 @@ def _plan(arguments: argparse.Namespace) -> str | Answer:
                 *target.args,
                 mesh=mesh,
                 topology=arguments.topology,
+                tactics=arguments.tactics,
                 budget_s=arguments.budget,
                 budget_evals=arguments.evaluations,
                 seed=arguments.seed,
                 method=arguments.method,
                 progress=show,
                 allow_infeasible=arguments.allow_infeasible,
-                roles=roles,
+                roles=options.roles(arguments),
                 microbatches=None if parts == 1 else parts,
                 remat=_REMAT[arguments.remat],
                 **donate,
-                **target.kwargs,
+                kwargs=target.kwargs,
             )
     except (InfeasibleError, VariantError) as error:
-        raise type(error)(_as_options(str(error))) from None
+        raise type(error)(f"{error}\n{_AS_OPTIONS}") from None
     if arguments.output is not None:
         made.save(arguments.output)
     if arguments.report is not None:
@@ -131,13 +126,6 @@ def _text(arguments: argparse.Namespace, made: Plan) -> str:
     if arguments.report is not None:
         text += f"\nDrawn in {arguments.report}\n"
     return text + _next(arguments)
-
-
-def _as_options(text: str) -> str:
-    """What the library says, as one would type it here."""
-    for said, typed in _TYPED.items():
-        text = text.replace(said, typed)
-    return text
 
 
 def _count(text: str) -> int | str:

@@ -24,14 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A function with its arguments. ``roles``: paths of the batch and of the parameters, where they are known."""
+    """A function with its arguments."""
 
     name: str
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     donate_argnums: tuple[int, ...] = ()
-    roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def without_devices() -> None:
@@ -71,7 +70,7 @@ def bound(plan: Plan, target: str) -> Plan:
     """A saved plan with the target that it is one of."""
     without_devices()
     own = load_target(target)
-    return plan.bind(own.fn, *own.args, roles=own.roles, **own.kwargs)
+    return plan.bind(own.fn, *own.args, kwargs=own.kwargs)
 
 
 def _zoo(text: str) -> Target:
@@ -83,9 +82,7 @@ def _zoo(text: str) -> Target:
         program = zoo.parse(text.removeprefix("zoo:"))
     except ValueError as error:
         raise TargetError(str(error)) from None
-    # The arguments of a zoo program that play these roles are called like them.
-    roles = {role: (role,) for role in program.roles if role in ("batch", "params")}
-    return Target(text, program.fn, program.args, {}, program.donate_argnums, roles)
+    return Target(text, program.fn, program.args, {}, program.donate_argnums)
 
 
 def _load_module(path: Path) -> ModuleType:

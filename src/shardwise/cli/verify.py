@@ -47,7 +47,7 @@ def _verify(arguments: argparse.Namespace) -> str:
     from shardwise.verification.verify import verify
 
     target = load_target(arguments.target)
-    found = verify(made, target.fn, *target.args, backend=arguments.backend, **target.kwargs)
+    found = verify(made, target.fn, *target.args, backend=arguments.backend, kwargs=target.kwargs)
     if not found.compiled.fits:
         raise ShardwiseError(str(found))
     return json.dumps(_data(found), indent=2) + "\n" if arguments.json else str(found)

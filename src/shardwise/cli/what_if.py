@@ -33,6 +33,7 @@ def add_command(commands: Any) -> None:
     what_if.add_argument("--shard", metavar="PATH,DIM,AXIS", action="append", default=[], help=shown)
     shown = "keep an argument whole on an axis at rest"
     what_if.add_argument("--keep", metavar="PATH,AXIS", action="append", default=[], help=shown)
+    options.add_tactics(what_if, "tactics to apply after the plan's decisions, such as megatron:model")
     shown = "other devices for the same mesh, such as v5p:4x4"
     options.completed(what_if.add_argument("--topology", metavar="T", help=shown), completers.topologies)
     options.add_json(what_if)
@@ -45,17 +46,18 @@ def _what_if(arguments: argparse.Namespace) -> str:
     from shardwise.plans.load import load_plan
 
     made = load_plan(arguments.plan)
-    if not (arguments.without or arguments.shard or arguments.keep or arguments.topology):
-        listed = "".join(f"\n  {k}. {words}" for k, words in enumerate(made.decisions[: len(made.choices)], 1))
+    if not (arguments.without or arguments.tactics or arguments.shard or arguments.keep or arguments.topology):
+        listed = "".join(f"\n  {k}. {words}" for k, words in enumerate(made.choices, 1))
         raise ShardwiseError(
-            f"say what would be otherwise: --without, --shard, --keep or --topology; decided is:{listed}"
+            f"say what would be otherwise: --without, --tactics, --shard, --keep or --topology; decided is:{listed}"
         )
     without_devices()
     from shardwise.report.what_if_text import what_if_text
 
     changes = [*map(_shard, arguments.shard), *map(_keep, arguments.keep)]
+    named = [arguments.tactics] if arguments.tactics else []
     without = [int(text) if text.isdigit() else text for text in arguments.without]
-    found = bound(made, arguments.target).what_if(*changes, without=without, topology=arguments.topology)
+    found = bound(made, arguments.target).what_if(*named, *changes, without=without, topology=arguments.topology)
     if arguments.json:
         return json.dumps(found.to_json(), indent=2) + "\n"
     return what_if_text(found, options.terminal_width())

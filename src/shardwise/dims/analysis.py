@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -394,12 +394,12 @@ def analyze(
     fn: Callable[..., Any],
     /,
     *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
     donate_argnums: Any = None,
     donate_argnames: Any = None,
     grouping: bool = True,
-    **kwargs: Any,
 ) -> Analysis:
     """Finds what can be sharded in a JAX function: colors, conflicts and how they can be resolved.
 
@@ -407,10 +407,9 @@ def analyze(
 
     Args:
       fn: any function that ``jax.jit`` can trace, or one that is already jitted.
-      *args: its positional arguments.
+      args, kwargs: its arguments, by position and by name.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
       grouping: decide repeated structure (layers) together.
-      **kwargs: its keyword arguments.
 
     Returns:
       An :class:`Analysis`.
@@ -421,7 +420,8 @@ def analyze(
     >>> len(analysis.colors), len(analysis.compatibility_sets)
     (2, 1)
     """
-    from shardwise.capture import JitOptions, capture  # a search in a process of its own has no use for JAX
+    from shardwise.capture.lower import lower  # a search in a process of its own has no use for JAX
+    from shardwise.capture.trace import JitOptions, trace
 
     options = JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
-    return analyze_program(capture(fn, *args, options=options, **kwargs), grouping)
+    return analyze_program(lower(trace(fn, args, kwargs or {}, options)), grouping)

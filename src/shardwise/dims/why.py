@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import deque
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from shardwise.dims.names import Names
 from shardwise.errors import QueryError
+from shardwise.ir.paths import find_path
 from shardwise.ir.program import Program
 from shardwise.ir.rule import letter
 from shardwise.ir.traits import BORDERS
@@ -51,10 +51,7 @@ class Chain:
 
 def place_node(program: Program, names: Names, path: str, dim: int) -> int | None:
     """The node that defines a dimension of an argument or output; None for a dimension of size one."""
-    if path not in program.paths:
-        near = difflib.get_close_matches(path, program.paths, n=3, cutoff=0.4)
-        hint = f"; did you mean {', '.join(near)}?" if near else f"; there are {len(program.paths)} paths"
-        raise QueryError(f"no argument or output has the path {path!r}{hint}")
+    path = path if path in program.paths else find_path(path, *program.named_paths)
     value = program.values[program.paths[path]]
     rank = len(value.shape)
     if not -rank <= dim < rank:

@@ -289,6 +289,11 @@ class Program:
         return {v.path: v.id for v in self.values if v.path}
 
     @cached_property
+    def named_paths(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The paths of arguments, and those of outputs."""
+        return tuple(a.path for a in self.arguments), tuple(self.values[v].path for v in self.outputs)
+
+    @cached_property
     def schedule(self) -> tuple[Op, ...]:
         """All ops in the order of execution: what enters a loop, its bodies, what leaves it. A carry stands where it enters."""
         linked = {k for op in self.ops for k in op.links}

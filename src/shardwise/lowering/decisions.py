@@ -1,4 +1,7 @@
-"""Decisions, and the state that an ordered list of them makes (design, section 6)."""
+"""Decisions, and the state that an ordered list of them makes (design, section 6).
+
+``what`` says for people what a decision is about, in a plan that is finished; it makes no difference to anything else.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,25 @@ class Shard:
     colors: tuple[int, ...]
     axis: str
     sides: tuple[tuple[int, int], ...] = ()
+    what: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.what or _numbered('color', self.colors)} over {self.axis}"
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
     """These values (arguments, and the outputs that replace them) stay whole on an axis at rest, although a color of theirs
-    is sharded on it."""
+    is sharded on it. ``why``, where nobody asked for it."""
 
     values: tuple[int, ...]
     axis: str
+    what: str = field(default="", compare=False)
+    why: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        reason = f": {self.why}" if self.why else ""
+        return f"{self.what or _numbered('value', self.values)} whole on {self.axis}{reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +51,22 @@ class Pin:
     value: int
     spec: tuple[tuple[str, ...] | None, ...]
     colors: tuple[int, ...]
+    what: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        spec = ", ".join("open" if axes is None else "·".join(axes) or "-" for axes in self.spec)
+        return f"{self.what or _numbered('value', (self.value,))} pinned to [{spec}]"
 
 
 Decision = Shard | Keep | Pin
+
+
+def _numbered(what: str, numbers: tuple[int, ...]) -> str:
+    """
+    >>> _numbered("color", (3,)), _numbered("color", (3, 5))
+    ('color 3', 'colors 3, 5')
+    """
+    return f"{what}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 @dataclass(frozen=True)

@@ -9,94 +9,21 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
-import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, Traced
 from shardwise.errors import PlanError, SpmdError
-from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Program
 from shardwise.partitioner.constraints import choose_constraints
 from shardwise.partitioner.interpret import Interpreter
 from shardwise.partitioner.propagation import Constrain
+from shardwise.planner.devices import automatic, named_sharding, under_mesh
 from shardwise.planner.fingerprint import check_version
 from shardwise.planner.relower import relowered
-from shardwise.plans.plan import ArrayPlan, Plan, Spec
+from shardwise.plans.plan import Plan
 from shardwise.spmd.program import LocalProgram, check_expressible
 from shardwise.transforms.variants import trace_variant
-
-
-def to_partition_spec(spec: Spec) -> PartitionSpec:
-    entries = [axes[0] if len(axes) == 1 else axes or None for axes in spec]
-    while entries and entries[-1] is None:
-        entries.pop()
-    make: Any = PartitionSpec
-    made: PartitionSpec = make(*entries)
-    return made
-
-
-def named_sharding(array: ArrayPlan, mesh: Any) -> NamedSharding:
-    return NamedSharding(mesh, to_partition_spec(array.spec))
-
-
-def placed_shape(array: ArrayPlan, mesh: Any) -> Any:
-    struct: Any = jax.ShapeDtypeStruct
-    return struct(array.shape, _dtype(array.dtype), sharding=named_sharding(array, mesh))
-
-
-def _dtype(name: str) -> Any:
-    """A dtype by name; that of random keys too, which NumPy does not know."""
-    if name.startswith("key<"):
-        for kind in ("threefry2x32", "rbg", "unsafe_rbg"):
-            made = jax.eval_shape(functools.partial(jax.random.key, 0, impl=kind)).dtype
-            if str(made) == name:
-                return made
-    return jax.numpy.dtype(name)
-
-
-def init_sharded(plan: Plan, fn: Callable[..., Any], args: tuple[Any, ...], of: str, mesh: Any) -> Any:
-    """Runs an initialiser with the shardings of the arguments under a path."""
-    check_mesh(plan, mesh)
-    arrays = [a for a in plan.arguments if a.path == of or a.path.startswith(of + "/")]
-    made, tree = jax.tree.flatten(jax.eval_shape(fn, *args))
-    if [tuple(m.shape) for m in made] != [a.shape for a in arrays]:
-        raise PlanError(
-            f"the function makes {len(made)} arrays that are not those under {of!r} "
-            f"({len(arrays)} arrays): their shapes must agree one by one"
-        )
-    shardings = jax.tree.unflatten(tree, [named_sharding(a, mesh) for a in arrays])
-    return jax.jit(fn, out_shardings=shardings)(*args)
-
-
-def check_mesh(plan: Plan, mesh: Any) -> None:
-    """A real mesh must have the plan's axes, automatic, and its devices must be there."""
-    own = MeshAxes.of(mesh)
-    if own != plan.mesh:
-        raise PlanError(f"the plan is for a mesh of {plan.mesh}; this one is {own}")
-    kinds = getattr(mesh, "axis_types", None) or ()
-    if any(kind != jax.sharding.AxisType.Auto for kind in kinds):
-        raise PlanError(
-            "the mesh has Explicit or Manual axes; plans need Auto ones: jax.make_mesh(sizes, names, "
-            "axis_types=(jax.sharding.AxisType.Auto,) * len(names))"
-        )
-
-
-def make_mesh(axes: MeshAxes, devices: Sequence[Any] | None = None, order: Sequence[int] = ()) -> Any:
-    """A mesh of automatic axes over the first of some devices; by default of those that are there.
-
-    With ``order``, numbers of devices in the mesh's shape, the devices lie so (``Plan.device_order``); else as JAX sees fit.
-    """
-    there = jax.devices() if devices is None else devices
-    if len(there) < axes.devices:
-        raise PlanError(f"a mesh of {axes} needs {axes.devices} devices; there are {len(there)}")
-    kinds = (jax.sharding.AxisType.Auto,) * len(axes.names)
-    if len(order) == axes.devices == len(there):
-        placed = np.array(sorted(there, key=lambda device: device.id), dtype=object)[list(order)]
-        return jax.sharding.Mesh(placed.reshape(axes.sizes), axes.names, axis_types=kinds)
-    return jax.make_mesh(axes.sizes, axes.names, axis_types=kinds, devices=there[: axes.devices])
-
 
 #: What executes a plan: our device-local program, or XLA's partitioner, which is asked by constraints.
 PARTITIONERS: Final = ("shardwise", "xla")
@@ -173,14 +100,12 @@ class PlannedFunction:
     part of a type); the plan holds for both if they lead to the same program.
     """
 
-    def __init__(
-        self, plan: Plan, fn: Callable[..., Any], mesh: Any, options: JitOptions, partitioner: str = "shardwise"
-    ):
+    def __init__(self, plan: Plan, fn: Callable[..., Any], mesh: Any, partitioner: str = "shardwise"):
         if partitioner not in PARTITIONERS:
             raise PlanError(f"partitioner is one of {', '.join(map(repr, PARTITIONERS))}, not {partitioner!r}")
-        self.plan, self.mesh, self.partitioner = plan, mesh, partitioner
-        self._fn, self._options = fn, options
-        self._static = static_split(fn, options)
+        self.plan, self.mesh, self.partitioner = plan, automatic(mesh), partitioner
+        self._fn, self._options = fn, static_options(plan, fn)
+        self._static = static_split(fn, self._options)
         self._known: dict[Any, _Call] = {}
         self._names = _parameters(fn)
         self._roots = list(dict.fromkeys(a.path.partition("/")[0] for a in plan.arguments))
@@ -208,20 +133,44 @@ class PlannedFunction:
 
     def call(self, flat: Flat) -> Any:
         """The same for arguments that are flat already."""
-        known = self._find(flat)
-        return known.outputs.unflatten(known.jitted(*flat.leaves))
+        with under_mesh(self.mesh):
+            known = self._find(flat)
+            try:
+                found = known.jitted(*flat.leaves)
+            except ValueError:
+                placed = self._placed(flat.leaves)
+                if placed is None:
+                    raise
+                found = known.jitted(*placed)
+            return known.outputs.unflatten(found)
+
+    def _placed(self, leaves: Sequence[Any]) -> list[Any] | None:
+        """Arrays that were put elsewhere (``jax.set_mesh`` replicates new ones), moved to where the plan has them; None where
+        all lie as planned. Asked when ``jax.jit`` refuses a call: a check before each would take longer than the call."""
+        shardings = [named_sharding(a, self.mesh) for a in self.plan.arguments]
+        wrong = [
+            isinstance(x, jax.Array)
+            and not isinstance(x, jax.core.Tracer)
+            and not x.sharding.is_equivalent_to(s, x.ndim)
+            for x, s in zip(leaves, shardings, strict=True)
+        ]
+        if not any(wrong):
+            return None
+        return [jax.device_put(x, s) if w else x for x, s, w in zip(leaves, shardings, wrong, strict=True)]
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         """The same without ``jax.jit``: constraints only, for use inside another jitted function."""
         flat = self._flat(args, kwargs)
-        known = self._find(flat)
-        return known.outputs.unflatten(known.run(*flat.leaves))
+        with under_mesh(self.mesh):
+            known = self._find(flat)
+            return known.outputs.unflatten(known.run(*flat.leaves))
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredCall:
         """As ``jax.jit``'s ``lower``: what is compiled is called with arguments of the same structure."""
         flat = self._flat(args, kwargs)
-        known = self._find(flat)
-        return LoweredCall(known.jitted.lower(*flat.leaves), self, known.outputs)
+        with under_mesh(self.mesh):
+            known = self._find(flat)
+            return LoweredCall(known.jitted.lower(*flat.leaves), self, known.outputs)
 
     def _find(self, flat: Flat) -> _Call:
         known = self._known.get((flat.tree, flat.static))
@@ -340,7 +289,15 @@ def array_type(leaf: Any) -> Any:
 
 
 def _shape(leaf: Any) -> Any:
-    return internals.plain_shape(leaf.aval) if isinstance(leaf, jax.core.Tracer) else leaf
+    """The leaf for tracing; without the sharding that the type of an array on a mesh of explicit axes has."""
+    if isinstance(leaf, jax.core.Tracer):
+        return internals.plain_shape(leaf.aval)
+    return internals.plain_shape(jax.typeof(leaf)) if isinstance(leaf, jax.Array) else leaf
+
+
+def static_options(plan: Plan, fn: Callable[..., Any]) -> JitOptions:
+    """The static arguments that a plan remembers, for a function that does not know them itself."""
+    return JitOptions() if internals.is_jitted(fn) else JitOptions.of_static(plan.static)
 
 
 def static_split(fn: Callable[..., Any], options: JitOptions) -> frozenset[int | str]:

@@ -26,10 +26,13 @@ from shardwise.search.bounds import finest, peak_bound
 from shardwise.search.front import thinned
 from shardwise.search.result import Budget, Ended
 from shardwise.search.searcher import SETTLED, Journal, Options, Purse, Searcher
+from shardwise.tactics.named import Given, as_tactics
 from shardwise.tactics.pins import make_pins
+from shardwise.tactics.roles import Given as GivenRoles
+from shardwise.tactics.roles import Roles
 from shardwise.tactics.stated import stated_shards
 from shardwise.tactics.strategies import Auto
-from shardwise.tactics.tactic import Context, Tactic
+from shardwise.tactics.tactic import Context, Tactic, decide
 from shardwise.transforms.variants import Wanted
 
 #: Ways to lay the best mesh on the links that are tried.
@@ -38,13 +41,14 @@ _MOST_PLACEMENTS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of a plan, whatever the function (``shardwise.plan`` says what each means)."""
+    """What is asked of a plan, whatever the function (``shardwise.plan`` says what each means). ``roles`` are those given,
+    until the program tells the others."""
 
     mesh: Any
     topology: str | Topology | Placement | None
     tactics: tuple[Tactic, ...]
     pins: Mapping[str, Any] | None
-    roles: Mapping[str, str | Sequence[str]] | None
+    roles: Roles
     search: Options
     allow_infeasible: bool
     jit: JitOptions
@@ -54,17 +58,18 @@ class Asked:
     def of(
         mesh: Any,
         topology: str | Topology | Placement | None,
-        tactics: Sequence[Tactic] | None,
+        tactics: Given | None,
         pins: Mapping[str, Any] | None,
-        roles: Mapping[str, str | Sequence[str]] | None,
+        roles: GivenRoles | None,
         search: Options,
         allow_infeasible: bool,
         jit: JitOptions,
         wanted: Wanted,
     ) -> Asked:
         """No tactics at all, which is not an empty list of them, stands for a search over all axes."""
-        own = (Auto(),) if tactics is None else tuple(tactics)
-        return Asked(mesh, topology, own, pins, roles, search, allow_infeasible, jit, wanted)
+        own = (Auto(),) if tactics is None else as_tactics(tactics)
+        given = {role: (p,) if isinstance(p, str) else tuple(p) for role, p in (roles or {}).items()}
+        return Asked(mesh, topology, own, pins, given, search, allow_infeasible, jit, wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +93,6 @@ class Decided:
     @property
     def settled(self) -> bool:
         return not self.ended or (not self.quick and all(why in SETTLED for why in self.ended))
-
-
-def decide(context: Context, tactics: Sequence[Tactic], first: Sequence[Decision] = ()) -> list[Decision]:
-    """The decisions of some tactics, in order, after those that were taken before."""
-    taken: list[Decision] = list(first)
-    for tactic in tactics:
-        taken += tactic.decide(context, taken)
-    return taken
 
 
 def decide_asked(analysis: Analysis, asked: Asked) -> tuple[Decided, SearchLog | None]:
@@ -181,9 +178,8 @@ class _Tactics:
         self._first: tuple[Decision, ...] = (*pins, *stated_shards(analysis, placed.mesh))
         self._tactics = asked.tactics
         self._searches = sum(isinstance(t, Auto) for t in asked.tactics)
-        roles = {role: (p,) if isinstance(p, str) else tuple(p) for role, p in (asked.roles or {}).items()}
         self._searcher = Searcher(analysis, self.cost, journal)
-        self._context = Context(analysis, placed.mesh, self.cost, roles, self._searcher)
+        self._context = Context(analysis, placed.mesh, self.cost, asked.roles, self._searcher)
 
     def run(self, budget: Budget, compare: bool, method: str | None = None) -> Decided:
         """``compare``: whether the whole cost is asked for, to compare meshes."""

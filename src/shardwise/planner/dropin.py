@@ -6,17 +6,21 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+import jax
+
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
-from shardwise.planner.apply import Flat, PlannedFunction, array_type, check_mesh, make_mesh, static_split
+from shardwise.planner.apply import Flat, PlannedFunction, array_type, static_split
 from shardwise.planner.deciding import Asked
+from shardwise.planner.devices import real_mesh
 from shardwise.planner.planning import plan_asked
 from shardwise.plans.plan import Plan
 from shardwise.search.result import Progress
 from shardwise.search.searcher import Options
-from shardwise.tactics.tactic import Tactic
+from shardwise.tactics.named import Given
+from shardwise.tactics.roles import Given as GivenRoles
 from shardwise.transforms.variants import Wanted
 
 
@@ -57,9 +61,8 @@ class Planned:
     def _make(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:
         asked = self._asked
         made = plan_asked(self._fn, tuple(args), kwargs, asked)
-        real = asked.mesh if hasattr(asked.mesh, "devices") else make_mesh(made.mesh, order=made.device_order)
-        check_mesh(made, real)
-        return PlannedFunction(made, self._fn, real, asked.jit)
+        made = made.on_mesh(asked.mesh) if isinstance(asked.mesh, jax.sharding.Mesh) else made
+        return PlannedFunction(made, self._fn, real_mesh(made))
 
 
 def jit(
@@ -68,9 +71,9 @@ def jit(
     *,
     mesh: Any = None,
     topology: str | Topology | Placement | None = None,
-    tactics: Sequence[Tactic] | None = None,
+    tactics: Given | None = None,
     pins: Mapping[str, Any] | None = None,
-    roles: Mapping[str, str | Sequence[str]] | None = None,
+    roles: GivenRoles | None = None,
     budget_s: float | None = None,
     budget_evals: int | None = None,
     seed: int = 0,

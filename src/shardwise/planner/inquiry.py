@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from shardwise.cost.model import CostModel
 from shardwise.cost.predict import Predicted, predict
 from shardwise.dims.analysis import Analysis
-from shardwise.lowering.decisions import Decision, Keep, Pin, State
+from shardwise.lowering.decisions import Decision, Keep, Pin, Shard, State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Known, Lowered
 from shardwise.lowering.small import keep_small
 from shardwise.lowering.structure import Structure
 from shardwise.lowering.ways import Ways
+from shardwise.tactics.roles import Roles
 from shardwise.tactics.tactic import Context
 
 #: Places beside each other that are named.
 _BESIDE: Final = 3
-#: Paths of the arguments that play a role.
-Roles = Mapping[str, str | Sequence[str]] | None
 
 
 class Settled(NamedTuple):
@@ -39,11 +38,7 @@ class Inquiry:
 
     analysis: Analysis
     cost: HardwareCost
-    roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-    @staticmethod
-    def of(analysis: Analysis, cost: HardwareCost, roles: Roles) -> Inquiry:
-        return Inquiry(analysis, cost, {k: (p,) if isinstance(p, str) else tuple(p) for k, p in (roles or {}).items()})
+    roles: Roles = field(default_factory=dict)
 
     @property
     def context(self) -> Context:
@@ -81,30 +76,31 @@ class Inquiry:
         return {"analysis": self.analysis, "cost": self.cost, "roles": self.roles}
 
 
-def decision_words(analysis: Analysis, decision: Decision) -> str:
-    """A decision as a person would say it."""
+def described(analysis: Analysis, decision: Decision) -> Decision:
+    """A decision that says what it is about."""
     if isinstance(decision, Pin):
-        spec = ", ".join("open" if axes is None else "·".join(axes) or "-" for axes in decision.spec)
-        return f"{analysis.program.label(decision.value)} pinned to [{spec}]"
+        return replace(decision, what=analysis.program.label(decision.value))
     if isinstance(decision, Keep):
         first, more = analysis.program.label(decision.values[0]), len(decision.values) - 1
-        return f"{first}{f' and {more} more' if more else ''} whole on {decision.axis}"
-    given = {a.path for a in analysis.program.arguments}
-    found = [p for c in decision.colors for p in analysis.colors[c].places]
-    # Outputs are named where no argument can be.
-    places = [str(p) for p in found if p.label in given] or [str(p) for p in found]
+        return replace(decision, what=f"{first}{f' and {more} more' if more else ''}")
     size = analysis.colors[decision.colors[0]].size
-    return f"{places_words(places)} (size {size:,}) over {decision.axis}"
+    return replace(decision, what=f"{places_words(_places(analysis, decision))} (size {size:,})")
 
 
 def decisions_words(analysis: Analysis, decisions: Sequence[Decision]) -> str:
     """Several decisions in one line: what is sharded, with all its axes in order."""
     axes: dict[str, list[str]] = {}
     for decision in decisions:
-        what, over, axis = decision_words(analysis, decision).rpartition(" over ")
-        if over:
-            axes.setdefault(what.partition(" (size")[0].partition(" and ")[0], []).append(axis)
+        if isinstance(decision, Shard):
+            axes.setdefault(_beside(_places(analysis, decision))[0], []).append(decision.axis)
     return "; ".join(f"{what} over {'·'.join(own)}" for what, own in axes.items()) or "nothing sharded"
+
+
+def _places(analysis: Analysis, decision: Shard) -> list[str]:
+    """The dimensions of arguments that a decision is about; outputs are named where no argument can be."""
+    given = {a.path for a in analysis.program.arguments}
+    found = [p for c in decision.colors for p in analysis.colors[c].places]
+    return [str(p) for p in found if p.label in given] or [str(p) for p in found]
 
 
 def places_words(places: Sequence[str]) -> str:
@@ -115,12 +111,18 @@ def places_words(places: Sequence[str]) -> str:
     >>> places_words(["x[0]"]), places_words([])
     ('x[0]', 'inner values')
     """
-    if not places:
-        return "inner values"
-    parent, slash, first = places[0].rpartition("/")
-    beside = [p for p in places if p.rpartition("/")[:2] == (parent, slash)] if slash else [first]
-    shown = [p.rpartition("/")[2] for p in beside[:_BESIDE]]
-    words = f"{parent}{slash}{{{', '.join(shown)}}}" if len(shown) > 1 else places[0]
-    rest = Counter(p.partition("/")[0].partition("[")[0] for p in places if p not in beside[:_BESIDE])
+    words, others = _beside(places)
+    rest = Counter(p.partition("/")[0].partition("[")[0] for p in others)
     more = ", ".join(f"{count} in {name}" for name, count in rest.items())
     return f"{words} and {more}" if more else words
+
+
+def _beside(places: Sequence[str]) -> tuple[str, list[str]]:
+    """The first of some places with those beside it, and the others."""
+    if not places:
+        return "inner values", []
+    parent, slash, first = places[0].rpartition("/")
+    beside = [p for p in places if p.rpartition("/")[:2] == (parent, slash)][:_BESIDE] if slash else [first]
+    shown = [p.rpartition("/")[2] for p in beside]
+    words = f"{parent}{slash}{{{', '.join(shown)}}}" if len(shown) > 1 else places[0]
+    return words, [p for p in places if p not in beside]

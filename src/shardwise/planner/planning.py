@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import jax
 
 import shardwise
-from shardwise.capture.trace import JitOptions, Traced
+from shardwise.capture.trace import Call, JitOptions, Traced
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import InfeasibleError
 from shardwise.hardware.layout import Placement
@@ -27,7 +27,7 @@ from shardwise.lowering.sharding import Sharding
 from shardwise.planner.deciding import Asked
 from shardwise.planner.fingerprint import fingerprint
 from shardwise.planner.infeasible import Change, does_not_fit, size
-from shardwise.planner.inquiry import Inquiry, Settled, decision_words
+from shardwise.planner.inquiry import Inquiry, Settled, described
 from shardwise.planner.relaxations import variant_changes
 from shardwise.planner.trying import Attempt, Captured, attempted, best_variant, capture_variant
 from shardwise.plans.colors import color_graph
@@ -36,21 +36,26 @@ from shardwise.plans.search_log import SearchLog, VariantTried
 from shardwise.search.result import Ended, Progress
 from shardwise.search.searcher import Options
 from shardwise.tactics.experts import usual
+from shardwise.tactics.named import Given
+from shardwise.tactics.roles import Given as GivenRoles
+from shardwise.tactics.roles import complete_roles
 from shardwise.tactics.strategies import Auto
-from shardwise.tactics.tactic import Tactic
 from shardwise.transforms.variant import Variant
 from shardwise.transforms.variants import Wanted
+
+_SMALL: Final = "small, so that gathering costs more than keeping"
 
 
 def plan(
     fn: Callable[..., Any],
     /,
     *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
     mesh: Any = None,
     topology: str | Topology | Placement | None = None,
-    tactics: Sequence[Tactic] | None = None,
+    tactics: Given | None = None,
     pins: Mapping[str, Any] | None = None,
-    roles: Mapping[str, str | Sequence[str]] | None = None,
+    roles: GivenRoles | None = None,
     budget_s: float | None = None,
     budget_evals: int | None = None,
     seed: int = 0,
@@ -63,23 +68,24 @@ def plan(
     static_argnames: Any = None,
     donate_argnums: Any = None,
     donate_argnames: Any = None,
-    **kwargs: Any,
 ) -> Plan:
     """Plans how a function is split over a mesh: as tactics say, or as a search finds.
 
     Args:
-      fn: a function that ``jax.jit`` can trace; ``args`` and ``kwargs`` its arguments, arrays or ``ShapeDtypeStruct``s. An
-        argument that has the name of one of those below is passed by position.
-      mesh: a ``jax.sharding.Mesh``, an ``AbstractMesh`` or a dict of axis sizes. No device is needed. A size of None is found,
-        and without a mesh its shape is, if there is a topology.
+      fn: a function that ``jax.jit`` can trace.
+      args, kwargs: its arguments, arrays or ``ShapeDtypeStruct``s, by position and by name.
+      mesh: a ``jax.sharding.Mesh``, an ``AbstractMesh`` or a dict of axis sizes. No device is needed. A size of None is found.
+        Without a mesh it is that of ``jax.set_mesh``, and else its shape is found, if there is a topology.
       topology: the devices and links, such as ``"v5e:4x4"``, ``"16 v5e"`` or ``"h100:8x4"``
         (``shardwise.hardware.topology``). Without one, TPU v5e chips with a row of links for every mesh axis.
-      tactics: strategies, applied in order; ``Auto`` among them searches. Without any, all axes are searched; with an empty
-        list nothing is decided but the pins.
+      tactics: strategies, applied in order, as objects or as text: ``[FSDP("data"), Auto("model")]`` is
+        ``"fsdp:data,auto:model"``, ``"fsdp:data+model"`` has two axes and ``"fsdp"`` all of the mesh. ``Auto`` searches.
+        Without any, all axes are searched; with an empty list nothing is decided but the pins.
       pins: PartitionSpecs that hold whatever else is decided: by path of arguments and outputs, and else by the names that
         inner values are marked with (``jax.ad_checkpoint.checkpoint_name``, ``jax.named_call``). Shardings that arguments
         have already, and ``with_sharding_constraint``s in the program, are pins too.
-      roles: paths of the arguments that play a role, for the tactics that ask: ``{"batch": "x", "params": "w"}``.
+      roles: paths of the arguments that play a role, such as ``{"batch": "x", "params": "w"}``. Roles that are not given are
+        inferred from the structure of the program (``shardwise.tactics.roles``); ``plan.roles`` has all of them.
       budget_s, budget_evals: when a search stops, in seconds or in states evaluated, if nothing better turns up for a while
         it stops by itself. With a budget in evaluations alone the plan is the same on every machine.
       seed: of the search.
@@ -90,8 +96,8 @@ def plan(
         far.
       allow_infeasible: if no plan is found that fits the memory, give the one with the smallest peak instead of an
         ``InfeasibleError``.
-      microbatches: compute the batch (``roles`` says which arguments that are; their first dimension counts the examples)
-        in so many parts, one after the other, with the same result; ``"auto"`` tries how many, if it takes any to fit.
+      microbatches: compute the batch (the arguments of that role, whose first dimension counts the examples) in so many
+        parts, one after the other, with the same result; ``"auto"`` tries how many, if it takes any to fit.
       remat: loops and repeated blocks (layers, scanned or unrolled) keep only what they carry, and the backward pass computes
         the rest again; ``"auto"`` tries it.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
@@ -100,15 +106,13 @@ def plan(
     >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (65536, 64)]]
     >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, budget_evals=100)
     >>> made.spec("x"), made.spec("w"), made.search.ended.value
-    ((('data',), ()), ((), ()), 'all states were tried')
+    (P('data',), P(), 'all states were tried')
 
     By a tactic:
 
-    >>> from shardwise.tactics.strategies import DataParallel
-    >>> where = {"mesh": {"data": 4}, "roles": {"batch": "x"}}
-    >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, tactics=[DataParallel("data")], **where)
-    >>> made.spec("x"), made.spec("w")
-    ((('data',), ()), ((), ()))
+    >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, tactics="dp:data")
+    >>> made.spec("x"), made.spec("w"), made.roles
+    (P('data',), P(), {'batch': ('x',), 'params': ('w',)})
 
     An inner value, marked and pinned, and nothing else decided:
 
@@ -116,18 +120,21 @@ def plan(
     >>> P = jax.sharding.PartitionSpec
     >>> fn = lambda w, x: checkpoint_name(x @ w, "product") * 2
     >>> shardwise.plan(fn, *shapes, mesh={"data": 4}, tactics=[], pins={"product": P(None, "data")}).spec("w")
-    ((), ('data',))
+    P(None, 'data')
     """
     search = Options(method, seed, budget_s, budget_evals, progress)
     options = JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
     asked = Asked.of(
         mesh, topology, tactics, pins, roles, search, allow_infeasible, options, Wanted(microbatches, remat)
     )
-    return plan_asked(fn, args, kwargs, asked)
+    return plan_asked(fn, args, kwargs or {}, asked)
 
 
 def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
-    """The plan of a function for some arguments."""
+    """The plan of a function for some arguments. Without a mesh it is that of ``jax.set_mesh``, where there is one."""
+    current = jax.sharding.get_abstract_mesh()
+    if asked.mesh is None and not isinstance(asked.topology, Placement) and not current.empty:
+        asked = replace(asked, mesh=current)
     if asked.search.progress == "auto":
         from shardwise.report.progress import ProgressLine
 
@@ -145,6 +152,7 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         return capture_variant(fn, args, dict(kwargs), asked, variant)
 
     plain = captured(Variant())
+    asked = replace(asked, roles=complete_roles(plain.analysis, asked.roles))
     if asked.wanted.open:
         best, tried = best_variant(plain, captured, asked)
     else:
@@ -160,7 +168,6 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
             asked.roles,
             best.captured.variant,
             plain.traced,
-            plain.analysis.program,
             lambda variant: captured(variant).analysis,
         )
         message = _does_not_fit(settled, log, asked, tuple(others))
@@ -171,7 +178,12 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         notes.append(f"the search was interrupted: this is the best plan of {log.evaluations:,} evaluations")
     found = _assemble(best.captured.traced, best.inquiry, settled, made.decisions)
     log = log if log is None else replace(log, variants=tried)
-    found = replace(found, notes=(*notes, *found.notes), search=log, variant=best.captured.variant)
+    call, static = Call.of(fn, args, kwargs), asked.jit.static
+    found = replace(
+        found, notes=(*notes, *found.notes), search=log, variant=best.captured.variant, call=call, static=static
+    )
+    if isinstance(asked.mesh, jax.sharding.Mesh):
+        found = found.on_mesh(asked.mesh)
     if asked.topology is None:
         return found
     where = made.cost.placement
@@ -179,8 +191,8 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def _or_usual(found: Attempt, asked: Asked) -> tuple[Attempt, list[str]]:
-    """What was found, or the best of the usual strategies where a short search has missed it; and a note of that. They need to
-    know the batch and the parameters. Under a budget in evaluations all are tried, else as many as a second is enough for."""
+    """What was found, or the best of the usual strategies where a short search has missed it; and a note of that. They need a
+    batch and parameters. Under a budget in evaluations all are tried, else as many as a second is enough for."""
     searched = found.log is not None and all(isinstance(t, Auto) and not t.axes for t in asked.tactics)
     if not searched or asked.pins or not {"batch", "params"} <= found.inquiry.roles.keys():
         return found, []
@@ -258,14 +270,12 @@ def _assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Seq
         sharded=ShardedProgram.of(lowered),
         collectives=tuple(_predicted(lowered)),
         predicted=settled.predicted,
-        decisions=(
-            *(decision_words(analysis, d) for d in decisions),
-            *(f"{decision_words(analysis, d)}: small, so that gathering costs more than keeping" for d in small),
-        ),
         notes=lowered.refused,
         versions=(("shardwise", shardwise.__version__), ("jax", jax.__version__)),
         colors=color_graph(analysis, lowered.state),
-        choices=tuple(decisions),
+        choices=tuple(described(analysis, d) for d in decisions),
+        small=tuple(replace(d, what=described(analysis, d).what, why=_SMALL) for d in small),
+        roles=inquiry.roles,
         trees=(traced.inputs, traced.outputs),
         jaxpr=traced.jaxpr,
         asked=inquiry,

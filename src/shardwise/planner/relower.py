@@ -12,7 +12,7 @@ from shardwise.ir.program import Program
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered
 from shardwise.planner.deciding import placement_of
-from shardwise.planner.inquiry import Inquiry, Roles
+from shardwise.planner.inquiry import Inquiry
 from shardwise.plans.plan import Plan
 
 #: Placements of a mesh among which that of a loaded plan is looked for.
@@ -21,17 +21,17 @@ _PLACEMENTS: Final = 50
 
 def relowered(plan: Plan, program: Program) -> Lowered:
     """The lowered state of a plan."""
-    inquiry = plan.asked if plan.asked is not None else inquiry_of(plan, program, None)
+    inquiry = plan.asked if plan.asked is not None else inquiry_of(plan, program)
     lowered: Lowered = inquiry.settle(plan.choices).lowered
     return lowered
 
 
-def inquiry_of(plan: Plan, program: Program, roles: Roles) -> Inquiry:
+def inquiry_of(plan: Plan, program: Program) -> Inquiry:
     """What it takes to carry out the decisions of a plan that was loaded."""
     donated = {a.path: a.donated for a in plan.arguments}
     arguments = tuple(replace(a, donated=donated[a.path]) for a in program.arguments)
     analysis = analyze_program(replace(program, arguments=arguments))
-    return Inquiry.of(analysis, HardwareCost(_placement(plan)), roles)
+    return Inquiry(analysis, HardwareCost(_placement(plan)), dict(plan.roles))
 
 
 def _placement(plan: Plan) -> Placement:

@@ -73,7 +73,7 @@ class Attempt(NamedTuple):
 
 def attempted(captured: Captured, asked: Asked) -> Attempt:
     made, log = decide_asked(captured.analysis, replace(asked, search=_worded(captured.analysis, asked.search)))
-    inquiry = Inquiry.of(captured.analysis, made.cost, asked.roles)
+    inquiry = Inquiry(captured.analysis, made.cost, asked.roles)
     return Attempt(captured, made, log, inquiry, inquiry.settle(made.decisions))
 
 

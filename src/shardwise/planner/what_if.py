@@ -7,25 +7,26 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shardwise.capture.lower import lower
-from shardwise.capture.trace import JitOptions
+from shardwise.capture.trace import Call
 from shardwise.cost.predict import Predicted
 from shardwise.errors import PlanError
 from shardwise.hardware.layout import place
 from shardwise.hardware.topology import topology as topology_of
-from shardwise.lowering.decisions import Pin
+from shardwise.lowering.decisions import Decision, Keep, Pin, Shard
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered
-from shardwise.planner.deciding import decide
+from shardwise.planner.apply import static_options
 from shardwise.planner.fingerprint import check_version
-from shardwise.planner.inquiry import Inquiry, Roles, decision_words
+from shardwise.planner.inquiry import Inquiry, described
 from shardwise.planner.relower import inquiry_of
 from shardwise.plans.plan import Plan, Spec
+from shardwise.tactics.named import Given, as_tactics
 from shardwise.tactics.pins import make_pins
-from shardwise.tactics.tactic import Tactic
+from shardwise.tactics.tactic import decide
 from shardwise.transforms.variants import trace_variant
 
-#: Decisions to leave out: by number, from 1 as they are listed, or by words that they contain.
-Which = int | str | Sequence[int | str]
+#: Decisions to leave out: one of the plan's, its number from 1 as they are listed, or words that its text contains.
+Which = int | str | Decision | Sequence[int | str | Decision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class WhatIf:
     add up to the change of ``serial_s``, and what hides behind compute is the rest of the change of ``time_s``."""
 
     changes: tuple[str, ...]
-    decisions: tuple[str, ...]
+    decisions: tuple[Decision, ...]
     before: Predicted
     after: Predicted
     specs: tuple[Respec, ...]
@@ -67,7 +68,7 @@ class WhatIf:
         """Plain data."""
         parts = {name: [asdict(row) for row in getattr(self, name)] for name in ("specs", "times", "memory")}
         both = {"before": self.before.to_json(), "after": self.after.to_json()}
-        return {"schema": 1, "changes": list(self.changes), "decisions": list(self.decisions)} | both | parts
+        return {"schema": 1, "changes": list(self.changes), "decisions": list(map(str, self.decisions))} | both | parts
 
     def __str__(self) -> str:
         from shardwise.report.what_if_text import what_if_text
@@ -79,7 +80,7 @@ class WhatIf:
 class Effect:
     """What the plan would take without one of its decisions."""
 
-    decision: str
+    decision: Decision
     time_s: float
     peak_bytes: int
     fits: bool
@@ -87,30 +88,29 @@ class Effect:
 
 def what_if(
     plan: Plan,
-    tactics: Sequence[Tactic] = (),
+    tactics: Given = (),
     without: Which = (),
     pins: Mapping[str, Any] | None = None,
     topology: str | None = None,
 ) -> WhatIf:
     """See :meth:`Plan.what_if`."""
     own = plan.inquiry
-    words = plan.decisions[: len(plan.choices)]
-    dropped = _numbers(without, words)
+    dropped = _numbers(without, plan.choices)
     given = own if topology is None else _elsewhere(own, topology)
     new_pins = make_pins(own.analysis, own.cost.placement.mesh, pins or {}) if pins else ()
     pinned = {p.value for p in new_pins if isinstance(p, Pin)}
     kept = [
         d for k, d in enumerate(plan.choices) if k not in dropped and not (isinstance(d, Pin) and d.value in pinned)
     ]
-    decisions = decide(given.context, tactics, [*new_pins, *kept])
+    decisions = decide(given.context, as_tactics(tactics), [*new_pins, *kept])
     before = plan.predicted if plan.predicted.rows else own.settle(plan.choices).predicted
     after = given.settle(decisions)
-    changes = [f"without {words[k]}" for k in sorted(dropped)]
-    changes += [decision_words(own.analysis, d) for d in decisions if d not in plan.choices]
+    changes = [f"without {plan.choices[k]}" for k in sorted(dropped)]
+    changes += [str(described(own.analysis, d)) for d in decisions if d not in plan.choices]
     changes += [f"on {topology}"] if topology is not None else []
     return WhatIf(
         tuple(changes),
-        tuple(decision_words(own.analysis, d) for d in decisions),
+        tuple(described(own.analysis, d) for d in decisions),
         before,
         after.predicted,
         tuple(_respecs(plan, after.lowered)),
@@ -122,20 +122,18 @@ def what_if(
 def effects(plan: Plan) -> tuple[Effect, ...]:
     """See :attr:`Plan.effects`."""
     found = []
-    for k, words in enumerate(plan.decisions[: len(plan.choices)]):
+    for k, decision in enumerate(plan.choices):
         p = plan.inquiry.settle([d for j, d in enumerate(plan.choices) if j != k]).predicted
-        found.append(Effect(words, p.time_s, p.peak_bytes, p.fits))
+        found.append(Effect(decision, p.time_s, p.peak_bytes, p.fits))
     return tuple(found)
 
 
-def bound(
-    plan: Plan, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: JitOptions, roles: Roles
-) -> Plan:
+def bound(plan: Plan, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
     """A plan that was loaded, with what is not saved of it, from the function that it is one of."""
-    traced = trace_variant(fn, args, kwargs, options, plan.variant)
+    traced = trace_variant(fn, args, kwargs, static_options(plan, fn), plan.variant)
     program = lower(traced)
     check_version(plan, program)
-    inquiry = inquiry_of(plan, program, roles)
+    inquiry = inquiry_of(plan, program)
     again, saved = inquiry.settle(plan.choices).predicted, plan.predicted
     same = (again.time_s, again.peak_bytes) == (saved.time_s, saved.peak_bytes)
     return replace(
@@ -143,6 +141,7 @@ def bound(
         trees=(traced.inputs, traced.outputs),
         jaxpr=traced.jaxpr,
         asked=inquiry,
+        call=Call.of(fn, args, kwargs),
         predicted=again if same else saved,
     )
 
@@ -152,14 +151,16 @@ def _elsewhere(own: Inquiry, topology: str) -> Inquiry:
     return Inquiry(own.analysis, HardwareCost(place(mesh, topology_of(topology))), own.roles)
 
 
-def _numbers(which: Which, words: Sequence[str]) -> set[int]:
+def _numbers(which: Which, decisions: Sequence[Decision]) -> set[int]:
     """The places of decisions, from 0."""
-    asked = [which] if isinstance(which, int | str) else list(which)
+    asked = [which] if isinstance(which, int | str | Shard | Keep | Pin) else list(which)
     found: set[int] = set()
     for one in asked:
-        own = {k for k, text in enumerate(words) if (one in text if isinstance(one, str) else one == k + 1)}
+        own = {
+            k for k, d in enumerate(decisions) if (one in str(d) if isinstance(one, str) else one == k + 1 or one == d)
+        }
         if not own:
-            listed = "".join(f"\n  {k + 1}. {text}" for k, text in enumerate(words)) or " none"
+            listed = "".join(f"\n  {k}. {d}" for k, d in enumerate(decisions, 1)) or " none"
             raise PlanError(f"the plan has no decision {one!r}; it has:{listed}")
         found |= own
     return found

@@ -10,15 +10,16 @@ from shardwise.lowering.decisions import Decision, Keep, Pin, Shard
 def choice_json(decision: Decision) -> dict[str, Any]:
     """Plain data.
 
-    >>> choice_json(Shard((3, 5), "data", ((0, 1),)))
-    {'shard': [3, 5], 'axis': 'data', 'sides': [[0, 1]]}
+    >>> choice_json(Shard((3, 5), "data", ((0, 1),), "x[0]"))
+    {'shard': [3, 5], 'axis': 'data', 'sides': [[0, 1]], 'what': 'x[0]'}
     """
     if isinstance(decision, Pin):
         spec = [None if axes is None else list(axes) for axes in decision.spec]
-        return {"pin": decision.value, "spec": spec, "colors": list(decision.colors)}
+        return {"pin": decision.value, "spec": spec, "colors": list(decision.colors), "what": decision.what}
     if isinstance(decision, Keep):
-        return {"keep": list(decision.values), "axis": decision.axis}
-    return {"shard": list(decision.colors), "axis": decision.axis, "sides": [list(side) for side in decision.sides]}
+        return {"keep": list(decision.values), "axis": decision.axis, "what": decision.what, "why": decision.why}
+    sides = [list(side) for side in decision.sides]
+    return {"shard": list(decision.colors), "axis": decision.axis, "sides": sides, "what": decision.what}
 
 
 def read_choices(data: Any, axes: tuple[str, ...]) -> tuple[Decision, ...]:
@@ -29,13 +30,21 @@ def read_choices(data: Any, axes: tuple[str, ...]) -> tuple[Decision, ...]:
 
 
 def _read(row: Any, axes: tuple[str, ...]) -> Decision:
+    what = _text(row["what"])
     if "pin" in row:
         spec = tuple(None if own is None else tuple(_axis(a, axes) for a in own) for own in row["spec"])
-        return Pin(_number(row["pin"]), spec, tuple(_number(c, -1) for c in row["colors"]))
+        return Pin(_number(row["pin"]), spec, tuple(_number(c, -1) for c in row["colors"]), what)
     axis = _axis(row["axis"], axes)
     if "keep" in row:
-        return Keep(tuple(_number(v) for v in row["keep"]), axis)
-    return Shard(tuple(_number(c) for c in row["shard"]), axis, tuple((_number(b), _side(s)) for b, s in row["sides"]))
+        return Keep(tuple(_number(v) for v in row["keep"]), axis, what, _text(row["why"]))
+    sides = tuple((_number(b), _side(s)) for b, s in row["sides"])
+    return Shard(tuple(_number(c) for c in row["shard"]), axis, sides, what)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text, not {value!r}")
+    return value
 
 
 def _axis(name: Any, axes: tuple[str, ...]) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardwise.cost.predict import read_predicted
-from shardwise.errors import MeshError, PlanError
+from shardwise.errors import MeshError, PlanError, QueryError
 from shardwise.hardware.mesh import MeshAxes, spec_problems
+from shardwise.ir.paths import find_paths
 from shardwise.lowering.sharded_program import read_sharded
 from shardwise.plans.choices import read_choices
 from shardwise.plans.colors import read_colors
@@ -53,8 +54,8 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
     made: dict[str, Any] = {
         "function": reader.text("function"),
         "fingerprint": reader.text("fingerprint"),
-        "decisions": tuple(reader.texts("decisions")),
         "notes": tuple(reader.texts("notes")),
+        "static": reader.static(),
         "placement": tuple(reader.texts("placement")),
         "arguments": reader.rows("arguments", _array),
         "outputs": reader.rows("outputs", _array),
@@ -73,9 +74,17 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
     except (KeyError, TypeError, ValueError) as error:
         problems.append(f"choices: {type(error).__name__} {error}")
     try:
+        made["small"] = read_choices(data["small"], mesh.names if mesh is not None else ())
+    except (KeyError, TypeError, ValueError) as error:
+        problems.append(f"small: {type(error).__name__} {error}")
+    try:
         made["colors"] = read_colors(data["colors"], mesh.names if mesh is not None else ())
     except (KeyError, TypeError, ValueError) as error:
         problems.append(f"colors: {type(error).__name__} {error}")
+    try:
+        made["roles"] = _roles(data["roles"], [a.path for a in made["arguments"]])
+    except (KeyError, TypeError, ValueError, QueryError) as error:
+        problems.append(f"roles: {type(error).__name__} {error}")
     try:
         made["variant"] = read_variant(data["variant"], [a.path for a in made["arguments"]])
     except (KeyError, TypeError, ValueError) as error:
@@ -122,6 +131,13 @@ class _Reader:
             return []
         return value
 
+    def static(self) -> tuple[int | str, ...]:
+        value = self.data.get("static")
+        if not isinstance(value, list) or not all(type(v) in (int, str) for v in value):
+            self.problems.append("static: expected numbers and names of arguments")
+            return ()
+        return tuple(value)
+
     def mesh(self) -> MeshAxes | None:
         try:
             return MeshAxes.of(self.data.get("mesh"))
@@ -155,6 +171,14 @@ def _shape(value: Any) -> tuple[int, ...]:
     if not all(isinstance(s, int) and s >= 0 for s in shape):
         raise ValueError("a shape is a list of sizes")
     return shape
+
+
+def _roles(data: Any, arguments: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Every path must be one of an argument."""
+    roles = {str(role): tuple(str(path) for path in paths) for role, paths in data.items()}
+    for path in (path for paths in roles.values() for path in paths):
+        find_paths(path, arguments, what="argument")
+    return roles
 
 
 def _array(row: dict[str, Any]) -> ArrayPlan:

@@ -21,19 +21,23 @@ from shardwise.cost.predict import Predicted
 from shardwise.errors import PlanError
 from shardwise.files import write_whole
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.lowering.decisions import Decision
+from shardwise.ir.paths import find_path
+from shardwise.lowering.decisions import Decision, Keep
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.plans.choices import choice_json
 from shardwise.plans.colors import NO_COLORS, ColorGraph
+from shardwise.plans.execution import Execution
 from shardwise.plans.search_log import SearchLog
+from shardwise.tactics.roles import Roles
 from shardwise.transforms.variant import AS_IS, Variant
 
 if TYPE_CHECKING:
-    from shardwise.planner.what_if import Effect, WhatIf
+    from shardwise.capture.trace import Call
+    from shardwise.planner.what_if import Effect, WhatIf, Which
     from shardwise.report.comparison import Row
     from shardwise.report.logical import Rules
 
-SCHEMA: Final = 7
+SCHEMA: Final = 8
 
 #: Mesh axes by dimension, major first.
 Spec = tuple[tuple[str, ...], ...]
@@ -79,30 +83,30 @@ class PredictedCollective:
     value: str
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Execution):
     """How a function is split over a mesh. Made by :func:`shardwise.plan`.
 
-    ``decisions`` are what was decided, in words: first those of ``choices``, then those that came by themselves.
+    ``choices`` are the decisions of tactics or of a search, and ``small`` those that keep small arguments whole.
     ``placement`` says on which links each mesh axis lies, and ``device_order`` has the numbers of the devices in the mesh's
     shape, where a topology was given. ``search`` says how the plan was found, where it was. ``variant`` is what the function is
     turned into first; the plan is one of the result, with the function's own arguments and outputs. ``colors`` is what there
-    was to decide. ``sharded`` is how every op of the program is computed, as the device-local program has it.
+    was to decide. ``roles`` has the paths of the arguments that are the batch, the parameters, the optimizer's state or a
+    cache, given or inferred; ``static`` the numbers and names of static arguments. ``sharded`` is how every op of the program
+    is computed, as the device-local program has it.
 
     The examples of its methods go on from here:
 
     >>> import jax, shardwise
-    >>> from shardwise.tactics.strategies import DataParallel
     >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (4096, 64)])
     >>> step = lambda w, x: w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
-    >>> where = {"tactics": [DataParallel("data")], "roles": {"batch": "x", "params": "w"}}
-    >>> plan = shardwise.plan(step, w, x, mesh={"data": 4}, **where)
+    >>> plan = shardwise.plan(step, w, x, mesh={"data": 4}, tactics="dp")
     >>> print(*plan.decisions)
     x[0] (size 4,096) over data
 
     And for the one device that every machine has:
 
-    >>> one = shardwise.plan(step, w, x, mesh={"data": 1}, **where)
+    >>> one = shardwise.plan(step, w, x, mesh={"data": 1}, tactics="dp")
     """
 
     function: str
@@ -113,7 +117,6 @@ class Plan:
     sharded: ShardedProgram
     collectives: tuple[PredictedCollective, ...]
     predicted: Predicted
-    decisions: tuple[str, ...]
     notes: tuple[str, ...]
     versions: tuple[tuple[str, str], ...]
     placement: tuple[str, ...] = ()
@@ -122,27 +125,39 @@ class Plan:
     variant: Variant = AS_IS
     colors: ColorGraph = NO_COLORS
     choices: tuple[Decision, ...] = ()
-    trees: Any = field(default=None, compare=False, repr=False)
-    jaxpr: Any = field(default=None, compare=False, repr=False)
-    asked: Any = field(default=None, compare=False, repr=False)  # the Inquiry, where it was made in this process
+    small: tuple[Keep, ...] = ()
+    roles: Roles = field(default_factory=dict)
+    static: tuple[int | str, ...] = ()
+    # What is not saved: the trees of arguments and results, the traced function, its Inquiry, its call, and a real mesh.
+    trees: Any = field(default=None, compare=False)
+    jaxpr: Any = field(default=None, compare=False)
+    asked: Any = field(default=None, compare=False)
+    call: Call | None = field(default=None, compare=False)
+    tied: Any = field(default=None, compare=False)
 
-    def spec(self, path: str) -> Spec:
-        """The sharding of an argument or output by path.
+    @property
+    def _plan(self) -> Plan:
+        return self
 
-        >>> plan.spec("x"), plan.spec("w")
-        ((('data',), ()), ((), ()))
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """All decisions: those of tactics or of a search first, then those for small arguments. Each is data, and says as text
+        what it is about.
+
+        >>> [(type(decision).__name__, decision.axis, str(decision)) for decision in plan.decisions]
+        [('Shard', 'data', 'x[0] (size 4,096) over data')]
         """
-        for array in (*self.arguments, *self.outputs):
-            if array.path == path:
-                return array.spec
-        import difflib
+        return *self.choices, *self.small
 
-        paths = [a.path for a in (*self.arguments, *self.outputs)]
-        near = [p for p in paths if p.endswith(f"/{path}")][:3] or difflib.get_close_matches(
-            path, paths, n=3, cutoff=0.4
-        )
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
-        raise PlanError(f"the plan has no argument or output {path!r}{hint}")
+    def array(self, path: str) -> ArrayPlan:
+        """An argument or output by path: ``params/mlp/up``, the end of it if no other ends so (``mlp/up``), or a pattern
+        (``*/mlp/up``).
+
+        >>> plan.array("x").shape
+        (4096, 64)
+        """
+        arguments, outputs = ({a.path: a for a in arrays} for arrays in (self.arguments, self.outputs))
+        return (outputs | arguments)[find_path(path, arguments, outputs)]
 
     def moved(self) -> dict[tuple[str, tuple[str, ...]], tuple[int, float]]:
         """By kind and axes: the number of collectives in the program, and the bytes that one device moves in a step.
@@ -191,8 +206,7 @@ class Plan:
         """
         from shardwise.report.plan_text import explain_text
 
-        self.spec(path)
-        return explain_text(self, path)
+        return explain_text(self, self.array(path))
 
     def program(self, width: int = 120) -> str:
         """The device-local program, which :meth:`jit` executes, as text: every op with the shapes of its blocks, every
@@ -234,10 +248,8 @@ class Plan:
             up, one for all dimensions that need the same sharding.
 
         >>> import jax, shardwise
-        >>> from shardwise.tactics.strategies import DataParallel
         >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(64, 32), (1024, 64)]]
-        >>> where = {"mesh": {"data": 4}, "roles": {"batch": "x"}}
-        >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, tactics=[DataParallel("data")], **where)
+        >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, tactics="dp")
         >>> plan.rules({"x": ("batch", "embed"), "w": ("embed", "mlp")}).rules
         (('batch', 'data'), ('embed', None), ('mlp', None))
         """
@@ -252,14 +264,11 @@ class Plan:
         fn: Any,
         /,
         *args: Any,
-        roles: Mapping[str, str | Sequence[str]] | None = None,
-        static_argnums: Any = None,
-        static_argnames: Any = None,
-        **kwargs: Any,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Plan:
         """A plan that was loaded, with the function that it is one of: it can then be asked what a plan that was just made can
-        (:meth:`what_if`, :attr:`effects`, :attr:`in_specs`), and its :meth:`report` has all there is. Arguments are as in
-        :func:`shardwise.plan`.
+        (:meth:`what_if`, :attr:`effects`, :attr:`in_specs`, :meth:`verify`), and its :meth:`report` has all there is.
+        Arguments are as in :func:`shardwise.plan`.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -268,10 +277,9 @@ class Plan:
         >>> loaded.bind(step, w, x).in_specs == plan.in_specs
         True
         """
-        from shardwise.capture.trace import JitOptions
         from shardwise.planner.what_if import bound
 
-        return bound(self, fn, args, kwargs, JitOptions(static_argnums, static_argnames), roles)
+        return bound(self, fn, args, kwargs or {})
 
     @property
     def inquiry(self) -> Any:
@@ -287,23 +295,21 @@ class Plan:
     def what_if(
         self,
         *tactics: Any,
-        without: int | str | Sequence[int | str] = (),
+        without: Which = (),
         pins: Mapping[str, Any] | None = None,
         topology: str | None = None,
     ) -> WhatIf:
         """What the plan would take with something decided otherwise, and what makes the difference. Nothing is searched.
 
         Args:
-          tactics: are applied after the plan's own decisions.
-          without: decisions of the plan to leave out, by number (from 1, as :attr:`decisions` lists them) or by words.
+          tactics: applied after the plan's own decisions; objects, or text such as ``"megatron:model"``.
+          without: decisions of the plan to leave out: some of :attr:`choices`, their numbers from 1, or words of their text.
           pins: as in :func:`shardwise.plan`; they come first, in place of the plan's pins of the same values.
           topology: other devices for the same mesh.
 
         >>> import jax, shardwise
-        >>> from shardwise.tactics.strategies import DataParallel
         >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (65536, 64)]]
-        >>> where = {"mesh": {"data": 4}, "roles": {"batch": "x"}}
-        >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, tactics=[DataParallel("data")], **where)
+        >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, tactics="dp")
         >>> asked = plan.what_if(without=1)
         >>> asked.after.time_s > 3 * asked.before.time_s, [spec.path for spec in asked.specs]
         (True, ['x', 'out'])
@@ -326,8 +332,8 @@ class Plan:
     @cached_property
     def experts(self) -> tuple[Row, ...]:
         """What the usual strategies would take on the same devices, the best first: as many as can be tried in a second. Empty
-        for a plan that was loaded, and where no ``roles`` say which arguments are the batch and the parameters.
-        :func:`shardwise.compare` tries all combinations.
+        for a plan that was loaded, and where no arguments are a batch or parameters. :func:`shardwise.compare` tries all
+        combinations.
 
         >>> [row.name for row in plan.experts]
         ['dp data', 'fsdp data']
@@ -338,107 +344,6 @@ class Plan:
         if self.asked is None or not self.asked.roles:
             return ()
         return tuple(expert_row(expert) for expert in usual(self.asked.context, self.asked.model))
-
-    # Under jax.jit.
-
-    @property
-    def in_specs(self) -> Any:
-        """PartitionSpecs in the structure of ([positional arguments], keyword arguments).
-
-        >>> [tuple(spec) for spec in plan.in_specs[0]]
-        [(), ('data',)]
-        """
-        return self._tree(0, self.arguments)
-
-    @property
-    def out_specs(self) -> Any:
-        """PartitionSpecs in the structure of the function's result.
-
-        >>> tuple(plan.out_specs)
-        ()
-        """
-        return self._tree(1, self.outputs)
-
-    def in_shardings(self, mesh: Any) -> Any:
-        """NamedShardings on a real mesh, in the structure of :attr:`in_specs`.
-
-        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-        >>> [s.spec for s in one.in_shardings(mesh)[0]] == one.in_specs[0]
-        True
-        """
-        return self._tree(0, self.arguments, mesh)
-
-    def out_shardings(self, mesh: Any) -> Any:
-        """NamedShardings on a real mesh, in the structure of the function's result.
-
-        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-        >>> tuple(one.out_shardings(mesh).spec)
-        ()
-        """
-        return self._tree(1, self.outputs, mesh)
-
-    def restore_args(self, mesh: Any) -> Any:
-        """``jax.ShapeDtypeStruct``s with shardings, in the structure of :attr:`in_specs`: what checkpoint libraries restore
-        into.
-
-        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-        >>> tuple(one.restore_args(mesh)[0][0].sharding.spec)
-        ()
-        """
-        from shardwise.planner.apply import placed_shape
-
-        return self._trees()[0].unflatten([placed_shape(a, mesh) for a in self.arguments])
-
-    def init(self, fn: Any, *args: Any, of: str, mesh: Any = None) -> Any:
-        """Runs ``fn(*args)``, which makes the arguments under the path ``of``, so that they are made already sharded.
-
-        >>> one.init(lambda key: jax.random.normal(key, (64, 64)), jax.random.key(0), of="w").shape
-        (64, 64)
-        """
-        from shardwise.planner.apply import init_sharded, make_mesh
-
-        return init_sharded(self, fn, args, of, make_mesh(self.mesh, order=self.device_order) if mesh is None else mesh)
-
-    def _trees(self) -> Any:
-        if self.trees is None:
-            raise PlanError(
-                "a loaded plan does not know the structure of its arguments: use plan.jit(fn), or plan.spec(path)"
-            )
-        return self.trees
-
-    def _tree(self, which: int, arrays: tuple[ArrayPlan, ...], mesh: Any = None) -> Any:
-        from shardwise.planner.apply import named_sharding, to_partition_spec
-
-        leaves = [to_partition_spec(a.spec) if mesh is None else named_sharding(a, mesh) for a in arrays]
-        return self._trees()[which].unflatten(leaves)
-
-    def jit(self, fn: Any, mesh: Any = None, partitioner: str = "shardwise", **options: Any) -> Any:
-        """``fn`` computed as planned, under ordinary ``jax.jit``, on the given mesh or on the devices that are there.
-
-        Args:
-          fn: the function that was planned.
-          mesh: a real mesh with the plan's axes.
-          partitioner: ``"shardwise"`` runs the device-local program that the plan describes, collective by collective.
-            ``"xla"`` states the plan's shardings as constraints, and leaves the rest to XLA's partitioner.
-          options: ``static_argnums``, ``static_argnames``; donation is the plan's.
-
-        >>> one.jit(step)(jax.numpy.ones((64, 64)), jax.numpy.ones((4096, 64))).shape
-        (64, 64)
-        """
-        from shardwise.capture.trace import JitOptions
-        from shardwise.planner.apply import PlannedFunction, check_mesh, make_mesh
-
-        mesh = make_mesh(self.mesh, order=self.device_order) if mesh is None else mesh
-        check_mesh(self, mesh)
-        return PlannedFunction(self, fn, mesh, JitOptions(**options), partitioner)
-
-    def apply(self, fn: Any, mesh: Any = None, **options: Any) -> Any:
-        """``fn`` computed as planned, to be given to a ``jax.jit`` of your own. ``options`` are those of :meth:`jit`.
-
-        >>> jax.jit(one.apply(step))(jax.numpy.ones((64, 64)), jax.numpy.ones((4096, 64))).shape
-        (64, 64)
-        """
-        return self.jit(fn, mesh, **options).inline
 
     # JSON.
 
@@ -460,8 +365,10 @@ class Plan:
             "search": self.search.to_json() if self.search is not None else None,
             "variant": self.variant.to_json(),
             "colors": self.colors.to_json(),
-            "decisions": list(self.decisions),
+            "roles": {role: list(paths) for role, paths in self.roles.items()},
+            "static": list(self.static),
             "choices": [choice_json(d) for d in self.choices],
+            "small": [choice_json(d) for d in self.small],
             "notes": list(self.notes),
             "predicted": self.predicted.to_json(),
             "arguments": [asdict(a) for a in self.arguments],
@@ -501,6 +408,26 @@ class Plan:
         from shardwise.report.html import page_html
 
         write_whole(path, page_html(self), PlanError)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """A plan that :meth:`save` wrote; ``shardwise.load_plan`` is the same.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     plan.save(f"{folder}/plan.json")
+        ...     shardwise.Plan.load(f"{folder}/plan.json") == plan
+        True
+        """
+        from shardwise.plans.load import load_plan
+
+        return load_plan(path)
+
+    def __repr__(self) -> str:
+        p = self.predicted
+        return (
+            f"<Plan of {self.function} on {self.mesh}: {p.time_s * 1e3:.3g} ms a step, {p.peak_bytes / 2**30:.3g} GiB>"
+        )
 
     def __str__(self) -> str:
         from shardwise.report.plan_text import plan_text

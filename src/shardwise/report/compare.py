@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,8 +12,7 @@ from shardwise.capture.trace import JitOptions
 from shardwise.cost.model import CostModel
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.errors import DecisionError, MeshError, PlanError, ShardwiseError
-from shardwise.hardware.layout import Placement, ideal
-from shardwise.hardware.mesh import MeshAxes
+from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.structure import Structure
@@ -24,7 +22,10 @@ from shardwise.planner.mesh import OpenMesh
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
 from shardwise.report.comparison import Comparison, expert_row, plan_row
-from shardwise.tactics.experts import MENU, PARTS, experts
+from shardwise.tactics.experts import MENU, experts
+from shardwise.tactics.named import PARTS, read_words
+from shardwise.tactics.roles import Given as GivenRoles
+from shardwise.tactics.roles import Roles, complete_roles
 from shardwise.tactics.tactic import Context
 from shardwise.transforms.variant import AS_IS, Variant
 from shardwise.transforms.variants import trace_variant
@@ -37,30 +38,31 @@ def compare(
     fn: Callable[..., Any],
     /,
     *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
     plans: Given | Iterable[Given] = (),
     mesh: Any = None,
     topology: str | Topology | Placement | None = None,
-    roles: Mapping[str, str | Sequence[str]] | None = None,
-    strategies: str | Sequence[str] | None = None,
+    roles: GivenRoles | None = None,
+    tactics: str | Sequence[str] | None = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
     donate_argnums: Any = None,
     donate_argnames: Any = None,
-    **kwargs: Any,
 ) -> Comparison:
     """Predicts named strategies over the axes of a mesh, in all sensible combinations, and sets plans beside them.
 
     Nothing is compiled and nothing runs.
 
     Args:
-      fn: a function that ``jax.jit`` can trace; ``args`` and ``kwargs`` its arguments, arrays or ``ShapeDtypeStruct``s. An
-        argument that has the name of one of those below is passed by position.
+      fn: a function that ``jax.jit`` can trace.
+      args, kwargs: its arguments, arrays or ``ShapeDtypeStruct``s, by position and by name.
       plans: plans for this function: ``Plan``s, ``(name, Plan)`` pairs or a dict of them, or paths of saved ones. They may be
         for other meshes of the same devices.
       mesh: as in :func:`shardwise.plan`, with all sizes. Without one it is that of the plans.
       topology: the devices and links, as in :func:`shardwise.plan`. Without one they are those of the plans.
-      roles: paths of the arguments that are the batch and the parameters: ``{"batch": "x", "params": "w"}``.
-      strategies: what an axis may be used for, such as ``["dp", "fsdp", "megatron+sequence"]``; by default
+      roles: paths of the arguments that are the batch and the parameters, where the inferred ones are not right, as in
+        :func:`shardwise.plan`.
+      tactics: what an axis may be used for, by name, such as ``"dp,fsdp,megatron+sequence"``; by default all of
         ``shardwise.tactics.experts.MENU``, and with an empty list plans alone are compared.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
 
@@ -74,31 +76,33 @@ def compare(
     >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(256, 256), (65536, 256)]]
     >>> step = lambda w, x: x @ w
     >>> found = shardwise.plan(step, *shapes, mesh={"data": 4}, budget_evals=100)
-    >>> roles = {"batch": "x", "params": "w"}
-    >>> compared = shardwise.compare(step, *shapes, plans=[("found", found)], roles=roles, strategies=["dp", "fsdp"])
+    >>> compared = shardwise.compare(step, *shapes, plans=[("found", found)], tactics="dp,fsdp")
     >>> [row.name for row in compared.ranked]
     ['plan found', 'dp data', 'fsdp data', 'replicated']
     """
-    program = _Programs(fn, args, kwargs, JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames))
-    paths = {role: (p,) if isinstance(p, str) else tuple(p) for role, p in (roles or {}).items()}
+    program = _Programs(
+        fn, args, kwargs or {}, JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
+    )
     problems: list[ShardwiseError] = []
     menu: list[tuple[str, ...]] = []
     place: Placement | None = None
     with _noted(problems):
-        menu = _menu(strategies)
+        menu = _menu(tactics)
     named = _named(plans, problems)
     with _noted(problems):
         place = _place(mesh, topology, named)
     analysis = program.analysis()
-    # Paths are right or wrong wherever the program runs.
-    cost = HardwareCost(place or ideal(MeshAxes((), ())))
-    context = Context(analysis, cost.placement.mesh, cost, paths)
-    _check_roles(context, bool(menu), problems)
+    paths: Roles = {}
+    with _noted(problems):
+        paths = complete_roles(analysis, roles)
     for one in named:
         with _noted(problems):
             _check_plan(one, program, place)
     if problems:
         raise problems[0] if len(problems) == 1 else PlanError("\n".join(map(str, problems)))
+    assert place is not None
+    cost = HardwareCost(place)
+    context = Context(analysis, place.mesh, cost, paths)
     found = experts(context, CostModel(Structure.of(analysis), cost), menu)
     shown = str(context.mesh)
     return Comparison(
@@ -136,20 +140,20 @@ class _Programs:
         return self._known[variant]
 
 
-def _menu(strategies: str | Sequence[str] | None) -> list[tuple[str, ...]]:
+def _menu(tactics: str | Sequence[str] | None) -> list[tuple[str, ...]]:
     """What an axis may be used for, from ``dp,megatron+sequence`` or a list."""
-    if strategies is None:
+    if tactics is None:
         return list(MENU)
-    words = strategies.split(",") if isinstance(strategies, str) else strategies
-    menu = [tuple(part.strip() for part in option.split("+")) for option in words]
-    wrong = dict.fromkeys(part for option in menu for part in option if part not in PARTS)
-    if wrong:
-        said = []
-        for part in wrong:
-            near = difflib.get_close_matches(part, PARTS, n=3)
-            said.append(f"{part!r}" + (f"; did you mean {' or '.join(near)}?" if near else "."))
-        raise DecisionError(f"no strategy is called {' nor '.join(said)} There are {', '.join(PARTS)}")
-    return list(dict.fromkeys(menu))
+    if not isinstance(tactics, str) and not tactics:
+        return []
+    found = read_words(tactics if isinstance(tactics, str) else ",".join(tactics), PARTS)
+    for words in found:
+        if words.axes:
+            what, axes = "+".join(words.names), "+".join(words.axes)
+            raise DecisionError(
+                f"{what}:{axes}: every axis is compared with every tactic, so name tactics alone: {what}"
+            )
+    return list(dict.fromkeys(words.names for words in found))
 
 
 class _Named(NamedTuple):
@@ -208,22 +212,6 @@ def _agreed(what: str, several: str, said: Sequence[tuple[str, Any]]) -> Any:
         each = ", ".join(f"{name}: {value or 'no topology'}" for name, value in said)
         raise MeshError(f"the plans are for different {several} ({each}): say which {what} is meant")
     return first
-
-
-def _check_roles(context: Context, needed: bool, problems: list[ShardwiseError]) -> None:
-    """A wrong path is one error, not one of every strategy."""
-    if needed and not any(context.roles.values()):
-        program = context.analysis.program
-        names = dict.fromkeys(program.values[a.value].path.partition("/")[0] for a in program.arguments)
-        problems.append(
-            DecisionError(
-                "say which arguments are the batch and the parameters: roles={'batch': 'x', 'params': 'w'}; "
-                f"{program.name} has {', '.join(names) or 'none'}"
-            )
-        )
-    for role in (role for role, paths in context.roles.items() if paths):
-        with _noted(problems):
-            context.role(role, "compare")
 
 
 def _check_plan(one: _Named, program: _Programs, place: Placement | None) -> None:

@@ -189,7 +189,7 @@ def _outcome(kept: dict[str, int]) -> str:
 def _effect(p: Predicted, row: Any) -> dict[str, Any]:
     """What the plan would be without a decision, and by how much it would be slower and larger."""
     return {
-        "decision": row.decision,
+        "decision": str(row.decision),
         "time_s": row.time_s,
         "peak_bytes": row.peak_bytes,
         "fits": row.fits,

@@ -55,7 +55,7 @@ class Difference:
         def done(plan: Plan) -> tuple[object, ...]:
             p = plan.predicted
             figures = (p.time_s, p.compute_s, p.comm_s, p.peak_bytes, p.usable_bytes)
-            return plan.mesh, plan.variant, plan.decisions, plan.device_order, plan.moved(), figures
+            return plan.mesh, plan.variant, _texts(plan), plan.device_order, plan.moved(), figures
 
         return done(self.one) == done(self.other) and not (self.facts or self.arrays or self.computed)
 
@@ -84,14 +84,18 @@ class Difference:
             "other": figures(other),
             "facts": [{"what": what, "one": a, "other": b} for what, a, b in self.facts],
             "decisions": {
-                "one": [d for d in one.decisions if d not in other.decisions],
-                "other": [d for d in other.decisions if d not in one.decisions],
+                "one": [text for text in _texts(one) if text not in _texts(other)],
+                "other": [text for text in _texts(other) if text not in _texts(one)],
             },
             "arrays": [
                 {"path": path, "one": a and spec_text(a), "other": b and spec_text(b)} for path, a, b in self.arrays
             ],
             "computed": self.computed,
         }
+
+
+def _texts(plan: Plan) -> list[str]:
+    return list(map(str, plan.decisions))
 
 
 def difference(one: Plan, other: Plan) -> Difference:

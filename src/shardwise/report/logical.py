@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.errors import PlanError
+from shardwise.errors import PlanError, QueryError
+from shardwise.ir.paths import find_paths
 from shardwise.plans.plan import ArrayPlan, Plan
 
 #: What a logical axis is mapped to: no mesh axis, one, or several.
@@ -76,15 +77,21 @@ def _applied(names: Sequence[str | None], rules: Mapping[str, tuple[str, ...]]) 
 
 def _checked(plan: Plan, names: Mapping[str, Sequence[str | None]]) -> dict[str, tuple[str | None, ...]]:
     problems = []
-    for path, own in names.items():
-        array = next((a for a in plan.arguments if a.path == path), None)
-        if array is None:
-            problems.append(f"the plan has no argument {path!r}")
-        elif len(own) != len(array.shape):
-            problems.append(f"{path} has {len(array.shape)} dimensions, and {len(own)} names are given")
+    arguments = {a.path: a for a in plan.arguments}
+    found: dict[str, tuple[str | None, ...]] = {}
+    for asked, own in names.items():
+        try:
+            paths = find_paths(asked, arguments, what="argument")
+        except QueryError as error:
+            problems.append(str(error))
+            continue
+        for path in paths:
+            found[path], rank = tuple(own), len(arguments[path].shape)
+            if len(own) != rank:
+                problems.append(f"{path} has {rank} dimensions, and {len(own)} names are given")
     if problems:
         raise PlanError("\n".join(problems))
-    return {path: tuple(own) for path, own in names.items()}
+    return found
 
 
 def _made_up(plan: Plan) -> dict[str, tuple[str | None, ...]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from shardwise.lowering.decisions import Pin, Shard
 from shardwise.report.page import Page, table
 from shardwise.report.program_text import laid_out, touching
-from shardwise.report.summary import print_origin
+from shardwise.report.summary import print_origin, roles_lines
 from shardwise.report.units import binary, plural, seconds, si
 from shardwise.spmd.text import program_lines
 
@@ -34,9 +34,8 @@ def _call(spec: Spec) -> str:
     return f"P({', '.join(entries)})".replace("'", '"')
 
 
-def explain_text(plan: Plan, path: str) -> str:
-    array = next(a for a in (*plan.arguments, *plan.outputs) if a.path == path)
-    shards = 1
+def explain_text(plan: Plan, array: ArrayPlan) -> str:
+    path, shards = array.path, 1
     for axes in array.spec:
         for axis in axes:
             shards *= plan.mesh.sizes[plan.mesh.index(axis)]
@@ -112,7 +111,7 @@ def _decided(plan: Plan, color: int, axis: str) -> str:
                     f"; without it {seconds(effect.time_s)} instead of {seconds(now.time_s)} a step, "
                     f"{binary(effect.peak_bytes)} instead of {binary(now.peak_bytes)}{fits}"
                 )
-            return f"decision {k + 1}, {plan.decisions[k]}{without}"
+            return f"decision {k + 1}, {plan.choices[k]}{without}"
     return "along with what it is made of"
 
 
@@ -122,8 +121,9 @@ def diff_text(one: Plan, other: Plan) -> str:
         lines.append(f"mesh: {one.mesh} | {other.mesh}")
     if one.variant != other.variant:
         lines.append(f"variant: {one.variant} | {other.variant}")
-    lines += [f"- {d}" for d in one.decisions if d not in other.decisions]
-    lines += [f"+ {d}" for d in other.decisions if d not in one.decisions]
+    before, after = (list(map(str, plan.decisions)) for plan in (one, other))
+    lines += [f"- {text}" for text in before if text not in after]
+    lines += [f"+ {text}" for text in after if text not in before]
     theirs = {a.path: a for a in (*other.arguments, *other.outputs)}
     for a in (*one.arguments, *one.outputs):
         b = theirs.pop(a.path, None)
@@ -169,10 +169,10 @@ def predicted_text(plan: Plan) -> str:
 def plan_text(plan: Plan, width: int = 80) -> str:
     page = Page(width)
     page.print(f"{plan.function} on {plan.mesh}")
-    for words in plan.variant.lines():
+    for words in (*plan.variant.lines(), *roles_lines(plan)):
         page.print(f"  {words}")
-    for k, words in enumerate(plan.decisions, 1):
-        page.print(f"  {f'{k}.' if k <= len(plan.choices) else '  '} {words}")
+    for k, decision in enumerate(plan.decisions, 1):
+        page.print(f"  {f'{k}.' if k <= len(plan.choices) else '  '} {decision}")
     page.print(f"\n{predicted_text(plan)}")
     page.print("\nArguments\n")
     rows = table(("path", "left"), ("sharded", "text"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from shardwise.lowering.decisions import Shard
 from shardwise.report.page import Page, table
 from shardwise.report.units import binary, plural, seconds, si
 from shardwise.search.result import Ended
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 _MOST: Final = 5
 _BAR: Final = 30
+_MOST_PATHS: Final = 3
 
 
 def summary_text(plan: Plan, width: int = 80) -> str:
@@ -22,13 +24,13 @@ def summary_text(plan: Plan, width: int = 80) -> str:
     """
     page, p = Page(width), plan.predicted
     page.print(f"{plan.function} on {plan.mesh}: {p.hardware}")
-    for words in plan.variant.lines():
+    for words in (*plan.variant.lines(), *roles_lines(plan)):
         page.print(f"  {words}")
     page.print("")
     sharded, rest = decided(plan)
     rows = table(("over", "left"), ("sharded [by decisions]", "text"))
     for what, axes in sharded.items():
-        numbers = [k for k, words in enumerate(plan.decisions, 1) if words.startswith(f"{what} over ")]
+        numbers = [k for k, d in enumerate(plan.decisions, 1) if isinstance(d, Shard) and d.what == what]
         rows.add_row("·".join(axes), f"{what} [{', '.join(map(str, numbers))}]")
     short = plan.search is not None and plan.search.ended in (Ended.SECONDS, Ended.EVALUATIONS, Ended.INTERRUPTED)
     nothing = "nothing is sharded" if short else "nothing is sharded: nothing that can be cut for this mesh is worth it"
@@ -58,6 +60,15 @@ def summary_text(plan: Plan, width: int = 80) -> str:
     return page.text()
 
 
+def roles_lines(plan: Plan) -> list[str]:
+    """The arguments by role, in one line."""
+    parts = []
+    for role, paths in plan.roles.items():
+        more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
+        parts.append(f"{role}: {', '.join(paths[:_MOST_PATHS])}{more}")
+    return ["; ".join(parts)] if parts else []
+
+
 def print_origin(page: Page, plan: Plan) -> None:
     """How a plan was found, beside what, and what there is to know about it."""
     if plan.experts:
@@ -83,13 +94,9 @@ def _usual(plan: Plan) -> str:
 
 
 def decided(plan: Plan) -> tuple[dict[str, list[str]], list[str]]:
-    """What is sharded, with its axes in order; and the decisions that say something else."""
+    """What is sharded, with its axes in order; and the other decisions, as text."""
     sharded: dict[str, list[str]] = {}
-    rest: list[str] = []
-    for words in plan.decisions:
-        what, over, axis = words.rpartition(" over ")
-        if over and axis in plan.mesh.names:
-            sharded.setdefault(what, []).append(axis)
-        else:
-            rest.append(words)
-    return sharded, rest
+    for decision in plan.decisions:
+        if isinstance(decision, Shard):
+            sharded.setdefault(decision.what, []).append(decision.axis)
+    return sharded, [str(d) for d in plan.decisions if not isinstance(d, Shard)]

@@ -19,17 +19,13 @@ from typing import Final
 
 from shardwise.cost.model import Cost, CostModel
 from shardwise.errors import DecisionError
-from shardwise.ir.program import Value
 from shardwise.lowering.decisions import Decision, State
 from shardwise.lowering.lowered import Known, Lowered
 from shardwise.lowering.small import keep_small
 from shardwise.lowering.ways import Ways
-from shardwise.search.places import Places, find_places
-from shardwise.tactics import strategies
+from shardwise.tactics.named import PARTS, named
 from shardwise.tactics.tactic import Context, Tactic
 
-#: The strategies in the order in which they are applied.
-PARTS: Final = tuple("expert edges dp fsdp zero1 zero2 context megatron sequence vocabulary".split())
 #: What an axis may be used for: strategies that share it.
 MENU: Final = tuple(
     tuple(words.split("+"))
@@ -88,54 +84,6 @@ def combinations(axes: Sequence[str], menu: Sequence[tuple[str, ...]] = MENU) ->
     return sorted(found, key=len)
 
 
-def part_tactic(part: Part, places: Places) -> Tactic:
-    """The tactic of a strategy on an axis; DecisionError where the program has not what it is about."""
-    name, axis = part
-    simple = {
-        "dp": strategies.DataParallel,
-        "fsdp": strategies.FSDP,
-        "zero1": strategies.ZeRO1,
-        "zero2": strategies.ZeRO2,
-        "megatron": strategies.Megatron,
-    }
-    if name in simple:
-        made: Tactic = simple[name](axis)
-        return made
-    if name in ("sequence", "context"):
-        make = strategies.SequenceParallel if name == "sequence" else strategies.ContextParallel
-        return _All(tuple(make(axis, place) for place in _some(places.sequences, name, "sequence in its batch")))
-    if name == "vocabulary":
-        tables = _some(places.vocabularies, name, "parameter that a gather looks into")
-        return _All(tuple(strategies.Shard(*place, axis) for place in tables))
-    if name == "expert":
-        first = _some(places.experts, name, "parameter dimension that products share with what they multiply")[0]
-        made = strategies.ExpertParallel(axis, first)
-        return made
-    if name == "edges":
-        edges = _some(places.edges, name, "batch argument by which another's first dimension is looked into")
-        return _All(tuple(strategies.EdgeSharding(axis, place) for place in edges))
-    raise DecisionError(f"no strategy is called {name!r}; there are {', '.join(PARTS)}")
-
-
-def _some(places: tuple[tuple[str, int], ...], part: str, what: str) -> tuple[tuple[str, int], ...]:
-    if not places:
-        raise DecisionError(f"{part}: the program has no {what}")
-    return places
-
-
-@dataclass(frozen=True, slots=True)
-class _All:
-    """Tactics of one kind, one after another."""
-
-    tactics: tuple[Tactic, ...]
-
-    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        made: list[Decision] = []
-        for tactic in self.tactics:
-            made += tactic.decide(context, [*taken, *made])
-        return made
-
-
 def experts(context: Context, model: CostModel, menu: Sequence[tuple[str, ...]] = MENU) -> list[Expert]:
     """All combinations that apply, those that fit and are fast first; then, once each, the options that do not apply.
 
@@ -190,11 +138,6 @@ class _Tried:
         self._decided: dict[tuple[Part, ...], tuple[Decision, ...] | str] = {(): ()}
         self._tactics: dict[Part, Tactic] = {}
         self._costs: dict[object, Cost] = {}
-        batch, params = (self._role(name) for name in ("batch", "params"))
-        self._places = find_places(context.analysis, batch, params)
-
-    def _role(self, name: str) -> list[Value]:
-        return self.context.role(name, "experts") if self.context.roles.get(name) else []
 
     def expert(self, parts: Sequence[Part]) -> Expert:
         parts = tuple(parts)
@@ -226,7 +169,7 @@ class _Tried:
     def _more(self, taken: tuple[Decision, ...], part: Part) -> tuple[Decision, ...] | str:
         try:
             if part not in self._tactics:
-                self._tactics[part] = part_tactic(part, self._places)
+                self._tactics[part] = named(*part)
             made = (*taken, *self._tactics[part].decide(self.context, taken))
             State(self.context.mesh, made)
         except DecisionError as error:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from shardwise.dims.analysis import Analysis
-from shardwise.errors import DecisionError
+from shardwise.errors import DecisionError, QueryError
 from shardwise.hardware.mesh import MeshAxes, spec_problems
+from shardwise.ir.paths import matching, near
 from shardwise.ir.program import Spec
 from shardwise.lowering.decisions import Pin
 from shardwise.tactics.marks import Marks
@@ -31,9 +31,9 @@ def make_pins(analysis: Analysis, mesh: MeshAxes, given: Mapping[str, Any]) -> l
     marked: dict[int, str] = {}
     problems: list[str] = []
     for key, spec in given.items():
-        found = [program.paths[key]] if key in program.paths else marks.find(key)
+        found = _values(key, marks)
         if isinstance(found, str):
-            problems.append(found or _unknown(key, marks))
+            problems.append(found)
             continue
         if len({len(program.values[v].shape) for v in found}) > 1:
             shown = ", ".join(map(marks.describe, found))
@@ -64,11 +64,21 @@ def make_pins(analysis: Analysis, mesh: MeshAxes, given: Mapping[str, Any]) -> l
     return [Pin(value, spec, _colors(analysis, value)) for value, spec in wanted.items()]
 
 
-def _unknown(key: str, marks: Marks) -> str:
-    known = [*marks.program.paths, *marks.names()]
-    near = difflib.get_close_matches(key, known, n=3, cutoff=0.4)
-    hint = f"; did you mean {', '.join(near)}?" if near else ""
-    return f"no argument or output has the path {key!r}, and no inner value is marked by that name{hint}"
+def _values(key: str, marks: Marks) -> list[int] | str:
+    """The values that a key means: an exact path, a mark, or another way to write a path; or why it means none."""
+    program = marks.program
+    if key in program.paths:
+        return [program.paths[key]]
+    found = marks.find(key)
+    if found:
+        return found
+    try:
+        paths = matching(key, *program.named_paths)
+    except QueryError as error:
+        return str(error)
+    hint = near(key, [*program.paths, *marks.names()])
+    unknown = f"no argument or output has the path {key!r}, and no inner value is marked by that name{hint}"
+    return [program.paths[path] for path in paths] or unknown
 
 
 def _plain(spec: Spec) -> tuple[tuple[str, ...] | None, ...]:

@@ -1,31 +1,38 @@
 """The named strategies. Each is defined by structure: what is contracted, what is looked up, what is shared.
 
+All but ``Replicate`` are about mesh axes. ``FSDP("data")``, ``FSDP("data", "model")`` and ``FSDP(("data", "model"))`` name
+them, and ``FSDP()`` means all axes of the mesh; where a place stands beside the axes, several of them are a tuple. Several axes
+mean the strategy on each in turn.
+
 The file is long for its examples: what a strategy does is seen best on a small step.
 """
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
-from shardwise.ir.program import HEAVY, Op, Program, Value
-from shardwise.ir.rule import Kind
-from shardwise.lowering.decisions import Decision, State
+from shardwise.ir.program import Value
+from shardwise.lowering.decisions import Decision
 from shardwise.lowering.decisions import Keep as KeepDecision
 from shardwise.lowering.decisions import Shard as ShardDecision
-from shardwise.lowering.lowered import lower_state
-from shardwise.lowering.sharding import Kind as Move
-from shardwise.lowering.storage import views
 from shardwise.search.searcher import Searcher
 from shardwise.tactics.stated import stated_shards
-from shardwise.tactics.tactic import Context, PathDim, shard_groups
+from shardwise.tactics.structure import (
+    batch_colors,
+    communication_s,
+    covering_colors,
+    inner_colors,
+    meeting_colors,
+    scattered_values,
+    with_outputs,
+)
+from shardwise.tactics.tactic import Axes, Batched, Context, Listed, OverAxes, PathDim, shard_groups
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(OverAxes):
     """One dimension of an argument or output, with everything of its color (and of its group), on a mesh axis.
 
     ``side`` resolves conflicts of that color: 0 or 1.
@@ -35,21 +42,20 @@ class Shard:
     >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
     >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=[Shard("up", 1, "model")])
     >>> plan.spec("up"), plan.spec("down")
-    (((), ('model',)), (('model',), ()))
+    (P(None, 'model'), P('model',))
     """
 
     path: str
     dim: int
-    axis: str
+    axes: Axes
     side: int = 0
 
-    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        color = context.color((self.path, self.dim), f"Shard({self.path!r}, {self.dim}, {self.axis!r})")
-        return shard_groups(context, [color], self.axis, taken, self.side)
+    def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        colors = context.colors((self.path, self.dim), f"Shard({self.path!r}, {self.dim}, {axis!r})")
+        return shard_groups(context, colors, axis, taken, self.side)
 
 
-@dataclass(frozen=True, slots=True)
-class DataParallel:
+class DataParallel(Batched):
     """The batch on an axis. ``dim`` is the batch dimension of every batch argument.
 
     >>> import jax, shardwise
@@ -60,20 +66,16 @@ class DataParallel:
     >>> where = {"mesh": {"data": 8}, "roles": {"params": "w", "batch": "x"}}
     >>> plan = shardwise.plan(step, w, w, x, tactics=[DataParallel("data")], **where)
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
-    (((), ()), ((), ()), (('data',), ()))
+    (P(), P(), P('data',))
     >>> [kind for kind, _ in plan.moved()]
     ['all-reduce']
     """
 
-    axis: str
-    dim: int = 0
-
-    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        return shard_groups(context, _batch_colors(context, self.dim, "DataParallel"), self.axis, taken)
+    def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        return shard_groups(context, batch_colors(context, self.dim, "DataParallel"), axis, taken)
 
 
-@dataclass(frozen=True, slots=True)
-class FSDP:
+class FSDP(Batched):
     """Data parallel, and parameters, gradients and moments sharded on the same axis (ZeRO-3).
 
     The parameter dimensions are the fewest colors that shard every parameter, those that cover most bytes first.
@@ -86,26 +88,19 @@ class FSDP:
     >>> where = {"mesh": {"data": 8}, "roles": {"params": "w", "batch": "x"}}
     >>> plan = shardwise.plan(step, w, w, x, tactics=[FSDP("data")], **where)
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
-    ((('data',), ()), (('data',), ()), (('data',), ()))
+    (P('data',), P('data',), P('data',))
     >>> [kind for kind, _ in plan.moved()]
     ['all-gather', 'reduce-scatter']
     """
 
-    axis: str
-    dim: int = 0
-
-    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        batch = _batch_colors(context, self.dim, "FSDP")
-        made = shard_groups(context, batch, self.axis, taken)
-        cover = _cover(context, context.role("params", "FSDP"), self.axis, set(batch))
-        return made + shard_groups(context, cover, self.axis, [*taken, *made])
+    def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        batch = batch_colors(context, self.dim, "FSDP")
+        made = shard_groups(context, batch, axis, taken)
+        cover = covering_colors(context, context.role("params", "FSDP"), axis, set(batch))
+        return made + shard_groups(context, cover, axis, [*taken, *made])
 
 
-ZeRO3 = FSDP
-
-
-@dataclass(frozen=True, slots=True)
-class ZeRO2:
+class ZeRO2(Batched):
     """As FSDP, but parameters stay whole: gradients are reduced into shards, moments are sharded, and the updated parameters
     are gathered once.
 
@@ -117,21 +112,17 @@ class ZeRO2:
     >>> where = {"mesh": {"data": 8}, "roles": {"params": "w", "batch": "x"}}
     >>> plan = shardwise.plan(step, w, w, x, tactics=[ZeRO2("data")], **where)
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
-    (((), ()), (('data',), ()), (('data',), ()))
+    (P(), P('data',), P('data',))
     >>> [kind for kind, _ in plan.moved()]
     ['all-gather', 'reduce-scatter']
     """
 
-    axis: str
-    dim: int = 0
-
-    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        made = FSDP(self.axis, self.dim).decide(context, taken)
-        return [*made, KeepDecision(_with_outputs(context.analysis, context.role("params", "ZeRO2")), self.axis)]
+    def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        made = FSDP(dim=self.dim).on(axis, context, taken)
+        return [*made, KeepDecision(with_outputs(context.analysis, context.role("params", "ZeRO2")), axis)]
 
 
-@dataclass(frozen=True, slots=True)
-class ZeRO1:
+class ZeRO1(Batched):
     """As ZeRO2, but gradients are whole too: they are all-reduced, and the update takes its part of them.
 
     The gradients are what ZeRO2 reduces into shards. A value that is kept whole may hand its reduction on to the one op that
@@ -146,28 +137,24 @@ class ZeRO1:
     >>> where = {"mesh": {"data": 8}, "roles": {"params": "w", "batch": "x"}}
     >>> plan = shardwise.plan(step, w, w, w, x, tactics=[ZeRO1("data")], **where)
     >>> plan.spec("w"), plan.spec("mean")
-    (((), ()), (('data',), ()))
+    (P(), P('data',))
     >>> [kind for kind, _ in plan.moved()]
     ['all-gather', 'all-reduce']
     """
 
-    axis: str
-    dim: int = 0
-
-    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        made = ZeRO2(self.axis, self.dim).decide(context, taken)
+    def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        made = ZeRO2(dim=self.dim).on(axis, context, taken)
         gradients: tuple[int, ...] = ()
         while True:
-            whole = [KeepDecision(gradients, self.axis)] if gradients else []
-            scattered = _scattered(context, [*taken, *made, *whole], self.axis)
+            whole = [KeepDecision(gradients, axis)] if gradients else []
+            scattered = scattered_values(context, [*taken, *made, *whole], axis)
             fresh = tuple(v for v in scattered if v not in gradients)
             if not fresh:
                 return [*made, *whole]
             gradients += fresh
 
 
-@dataclass(frozen=True, slots=True)
-class Megatron:
+class Megatron(Listed):
     """Hidden dimensions and heads on an axis.
 
     By structure: colors that one product with a parameter makes and another contracts, other than residual streams (where a
@@ -181,34 +168,32 @@ class Megatron:
     >>> where = {"mesh": {"model": 4}, "roles": {"params": ["up", "down"]}}
     >>> plan = shardwise.plan(fn, x, up, down, tactics=[Megatron("model")], **where)
     >>> plan.spec("up"), plan.spec("down"), [kind for kind, _ in plan.moved()]
-    (((), ('model',)), (('model',), ()), ['all-reduce'])
+    (P(None, 'model'), P('model',), ['all-reduce'])
     """
 
-    axis: str
-
-    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+    def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
         parameters = context.role("params", "Megatron")
-        inner = _inner_colors(context, parameters)
+        inner = inner_colors(context, parameters)
         if not inner:
             raise DecisionError("Megatron: no dimension is made by one parameter's product and contracted by another's")
         covers = {c: {v for v in parameters if any(own == c for _, own in context.colors_of(v))} for c in inner}
         price = {}
         for color in inner:
-            decisions = shard_groups(context, [color], self.axis, taken)
+            decisions = shard_groups(context, [color], axis, taken)
             held = sum(v.nbytes for own in context.group(color) for v in covers.get(own, ()))
-            price[color] = (_communication_s(context, [*taken, *decisions]) / held, color)
-        meeting = _meeting(context.analysis)
+            price[color] = (communication_s(context, [*taken, *decisions]) / held, color)
+        meeting = meeting_colors(context.analysis)
         chosen: list[int] = []
         covered: set[Value] = set()
         for color in sorted(inner, key=price.__getitem__):
             if not covers[color] <= covered and not any((color, other) in meeting for other in chosen):
                 chosen.append(color)
                 covered |= covers[color]
-        return shard_groups(context, chosen, self.axis, taken)
+        return shard_groups(context, chosen, axis, taken)
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceParallel:
+class SequenceParallel(OverAxes):
     """After Megatron on the same axis: the sequence, given by one of its places, wherever the axis is not taken.
 
     >>> import jax, shardwise
@@ -217,18 +202,18 @@ class SequenceParallel:
     >>> where = {"mesh": {"model": 4}, "roles": {"params": ["up", "down"]}}
     >>> plan = shardwise.plan(fn, x, up, down, tactics=[Megatron("model"), SequenceParallel("model", ("x", 0))], **where)
     >>> plan.spec("x"), [kind for kind, _ in plan.moved()]
-    ((('model',), ()), ['all-gather', 'reduce-scatter'])
+    (P('model',), ['all-gather', 'reduce-scatter'])
     """
 
-    axis: str
+    axes: Axes
     sequence: PathDim
 
-    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        return shard_groups(context, [context.color(self.sequence, "SequenceParallel")], self.axis, taken)
+    def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        return shard_groups(context, context.colors(self.sequence, "SequenceParallel"), axis, taken)
 
 
 @dataclass(frozen=True, slots=True)
-class ContextParallel:
+class ContextParallel(OverAxes):
     """The sequence on an axis; in attention the queries keep it (``side`` 0) or the keys (``side`` 1).
 
     >>> import jax, shardwise
@@ -237,20 +222,20 @@ class ContextParallel:
     >>> for side in (0, 1):
     ...     plan = shardwise.plan(attention, x, w, mesh={"seq": 4}, tactics=[ContextParallel("seq", ("x", 0), side)])
     ...     print(plan.spec("x"), [kind for kind, _ in plan.moved()])
-    (('seq',), ()) ['all-gather']
-    (('seq',), ()) ['all-gather', 'all-reduce', 'reduce-scatter']
+    P('seq',) ['all-gather']
+    P('seq',) ['all-gather', 'all-reduce', 'reduce-scatter']
     """
 
-    axis: str
+    axes: Axes
     sequence: PathDim
     side: int = 0
 
-    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        return shard_groups(context, [context.color(self.sequence, "ContextParallel")], self.axis, taken, self.side)
+    def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        return shard_groups(context, context.colors(self.sequence, "ContextParallel"), axis, taken, self.side)
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertParallel:
+class ExpertParallel(OverAxes):
     """Experts on an axis, then the batch on the same: tokens go to their experts and back.
 
     >>> import jax, jax.numpy as jnp, shardwise
@@ -261,21 +246,21 @@ class ExpertParallel:
     >>> where = {"mesh": {"expert": 8}, "roles": {"batch": ["mask", "x"]}}
     >>> plan = shardwise.plan(layer, mask, x, w, tactics=[ExpertParallel("expert", ("w", 0))], **where)
     >>> plan.spec("x"), plan.spec("w"), ("all-to-all", ("expert",)) in plan.moved()
-    ((('expert',), (), ()), (('expert',), (), ()), True)
+    (P('expert',), P('expert',), True)
     """
 
-    axis: str
+    axes: Axes
     experts: PathDim
     dim: int = 0
 
-    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        made = shard_groups(context, [context.color(self.experts, "ExpertParallel")], self.axis, taken)
-        batch = _batch_colors(context, self.dim, "ExpertParallel")
-        return made + shard_groups(context, batch, self.axis, [*taken, *made])
+    def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        made = shard_groups(context, context.colors(self.experts, "ExpertParallel"), axis, taken)
+        batch = batch_colors(context, self.dim, "ExpertParallel")
+        return made + shard_groups(context, batch, axis, [*taken, *made])
 
 
 @dataclass(frozen=True, slots=True)
-class EdgeSharding:
+class EdgeSharding(OverAxes):
     """The edges of a graph on an axis: only sums over nodes are reduced.
 
     >>> import jax, shardwise
@@ -286,18 +271,18 @@ class EdgeSharding:
     >>> where = {"mesh": {"edges": 8}, "tactics": [EdgeSharding("edges", ("sender", 0))]}
     >>> plan = shardwise.plan(messages, edges, edges, nodes, w, **where)
     >>> plan.spec("receiver"), plan.spec("nodes"), [kind for kind, _ in plan.moved()]
-    ((('edges',),), ((), ()), ['all-reduce'])
+    (P('edges',), P(), ['all-reduce'])
     """
 
-    axis: str
+    axes: Axes
     edges: PathDim
 
-    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        return shard_groups(context, [context.color(self.edges, "EdgeSharding")], self.axis, taken)
+    def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        return shard_groups(context, context.colors(self.edges, "EdgeSharding"), axis, taken)
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(OverAxes):
     """Arguments under a path, and the outputs that replace them, stay whole on an axis at rest.
 
     >>> import jax, shardwise
@@ -306,16 +291,16 @@ class Keep:
     >>> where = {"mesh": {"model": 4}, "roles": {"params": ["up", "down"]}}
     >>> plan = shardwise.plan(fn, x, up, down, tactics=[Keep("up", "model"), Megatron("model")], **where)
     >>> plan.spec("up"), plan.spec("down")
-    (((), ()), (('model',), ()))
+    (P(), P('model',))
     """
 
     path: str
-    axis: str
+    axes: Axes
 
-    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        context.mesh.index(self.axis)
-        values = context.arguments([self.path], f"Keep({self.path!r}, {self.axis!r})")
-        return [KeepDecision(_with_outputs(context.analysis, values), self.axis)]
+    def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        context.mesh.index(axis)
+        values = context.arguments([self.path], f"Keep({self.path!r}, {axis!r})")
+        return [KeepDecision(with_outputs(context.analysis, values), axis)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,17 +313,16 @@ class Replicate:
     >>> where = {"mesh": {"data": 2, "model": 4}, "roles": {"batch": "x"}}
     >>> plan = shardwise.plan(fn, x, up, down, tactics=[Replicate("down"), Shard("up", 1, "model")], **where)
     >>> plan.spec("up"), plan.spec("down")
-    (((), ('model',)), ((), ()))
+    (P(None, 'model'), P())
     """
 
     path: str
 
     def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        return [d for axis in context.mesh.names for d in Keep(self.path, axis).decide(context, taken)]
+        return Keep(self.path, context.mesh.names).decide(context, taken)
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class Auto:
+class Auto(Listed):
     """Searches for the best decisions on some axes, on top of what was decided before.
 
     ``Auto("x", "y")`` searches these axes, ``Auto()`` all that no tactic before it has sharded anything on. What was decided
@@ -349,20 +333,15 @@ class Auto:
     >>> where = {"mesh": {"data": 4, "model": 4}, "roles": {"batch": "x"}, "budget_evals": 100}
     >>> plan = shardwise.plan(lambda w, x: x @ w, w, x, tactics=[DataParallel("data"), Auto("model")], **where)
     >>> plan.spec("x"), plan.spec("w")
-    ((('data',), ()), ((), ('model',)))
+    (P('data',), P(None, 'model'))
     """
-
-    axes: tuple[str, ...]
-
-    def __init__(self, *axes: str) -> None:
-        object.__setattr__(self, "axes", axes)
 
     def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
         for axis in self.axes:
             context.mesh.index(axis)
         stated = stated_shards(context.analysis, context.mesh)  # by the program itself, before all tactics
         used = {d.axis for d in taken if isinstance(d, ShardDecision) and d not in stated}
-        axes = tuple(dict.fromkeys(self.axes)) or tuple(a for a in context.mesh.names if a not in used)
+        axes = self.axes or tuple(a for a in context.mesh.names if a not in used)
         if not axes:
             raise DecisionError(
                 f"Auto(): every axis is taken by the tactics before it; Auto({', '.join(map(repr, context.mesh.names))}) "
@@ -371,124 +350,3 @@ class Auto:
         searcher = context.searcher or Searcher.alone(context.analysis, context.cost)
         found = searcher.search(taken, axes)
         return list(found.decisions) if found is not None else []
-
-
-def _batch_colors(context: Context, dim: int, tactic: str) -> list[int]:
-    colors = []
-    for value in context.role("batch", tactic):
-        found = context.analysis.color_of(value.path, dim) if dim < len(value.shape) else None
-        if found is not None:
-            colors.append(found.id)
-    if not colors:
-        raise DecisionError(f"{tactic}: no batch argument has a dimension {dim} larger than one")
-    return list(dict.fromkeys(colors))
-
-
-def _cover(context: Context, parameters: Sequence[Value], axis: str, without: set[int]) -> list[int]:
-    """The fewest colors that shard all parameters that can be, greedily by bytes covered."""
-    size = context.mesh.sizes[context.mesh.index(axis)]
-    colors = context.analysis.colors
-    able: dict[int, set[int]] = {}
-    for k, value in enumerate(parameters):
-        for d, c in context.colors_of(value):
-            if c not in without and colors[c].matters and value.shape[d] % size == 0:
-                able.setdefault(c, set()).add(k)
-    chosen: list[int] = []
-    left = set(range(len(parameters)))
-    while True:
-        gains = [(sum(parameters[k].nbytes for k in covers & left), -c) for c, covers in able.items()]
-        best = max(gains, default=(0, 0))
-        if best[0] <= 0:
-            return chosen
-        chosen.append(-best[1])
-        left -= able[-best[1]]
-
-
-def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
-    """Colors that a product with a parameter makes and another one contracts, that no gather looks into, and into which no
-    product is added as into a residual stream."""
-    analysis = context.analysis
-    program, names = analysis.program, analysis.names
-    weights = views(program, (v.id for v in parameters))
-    made: set[int] = set()
-    contracted: set[int] = set()
-    looked_up: set[int] = set()
-    products: set[int] = set()  # results of products with parameters, also after a bias, a cast, a scale
-    roots: dict[int, frozenset[int]] = {}  # by value: the products it was made from, position by position
-    given = set(weights)  # parameters, constants, and what is made of them alone
-    streams: set[int] = set()
-    for op in program.schedule:
-        if op.rule is None:
-            continue
-        color = names.color[names.first_node[op.id] : names.first_node[op.id + 1]].tolist()
-        kinds = dict(zip(color, (f.kind for f in op.rule.factors), strict=True))
-        looked_up |= {c for c, kind in kinds.items() if kind is Kind.INDEXED}
-        with_weight = [t for t, v in enumerate(op.operands) if v in weights] if op.unit in HEAVY else []
-        held = {color[f] for t in with_weight for dim in op.rule.operands[t] for f in dim}
-        contracted |= {c for c in held if kinds[c] is Kind.REDUCTION}
-        made |= {c for c in held if kinds[c] is not Kind.REDUCTION}
-        inputs = [v for v in op.operands if v >= 0]
-        others = [v for v in inputs if v not in given]
-        summands = [v for v in others if v in products]
-        if op.kind in ("add", "add_any") and len(others) == 2 and len(summands) == 1:
-            (other,) = set(others) - set(summands)
-            apart = not roots.get(other, frozenset()) & roots.get(summands[0], frozenset())
-            if apart and _maker(program, other).kind != "broadcast_in_dim":
-                streams |= {color[f] for dim in op.rule.results[0] for f in dim}
-        came = frozenset({op.id}) if with_weight else frozenset().union(*(roots.get(v, frozenset()) for v in inputs))
-        if with_weight or op.unit not in HEAVY:
-            roots.update((v, came) for v in op.results)
-        if with_weight or (len(others) == 1 and summands and op.unit not in HEAVY):
-            products.update(op.results)
-        elif not others and op.kind not in ("argument", "output"):
-            given.update(op.results)
-    return {c for c in (made & contracted) - looked_up - streams if analysis.colors[c].matters}
-
-
-def _maker(program: Program, value: int) -> Op:
-    return program.ops[program.definitions[value][0]]
-
-
-def _communication_s(context: Context, decisions: Sequence[Decision]) -> float:
-    """What a list of decisions moves in a step, in seconds."""
-    lowered = lower_state(context.analysis, State(context.mesh, tuple(decisions)), context.cost)
-    return sum(
-        context.cost.communication_s(r.steps, False) * float(lowered.program.trips[r.region]) for r in lowered.reshards
-    )
-
-
-def _scattered(context: Context, decisions: Sequence[Decision], axis: str) -> list[int]:
-    """Values that are reduced into shards on an axis, and what an op makes of one such value alone."""
-    lowered = lower_state(context.analysis, State(context.mesh, tuple(decisions)), context.cost)
-    number, program = context.mesh.index(axis), context.analysis.program
-    found: dict[int, None] = {}
-    for r in lowered.reshards:
-        if any(step.purpose is Move.REDUCE_SCATTER and number in step.axes for step in r.steps):
-            op = program.ops[r.op]
-            alone = r.operand >= 0 and all(v in (r.value, -1) for v in op.operands)
-            found.update(dict.fromkeys((r.value, *(op.results if alone else ()))))
-    return list(found)
-
-
-def _meeting(analysis: Analysis) -> set[tuple[int, int]]:
-    """Pairs of colors that one axis cannot shard at once in some op."""
-    t, color = analysis.conflict_table, analysis.names.color
-    pairs = set(zip(color[t.rival_p].tolist(), color[t.rival_q].tolist(), strict=True))
-    return pairs | {(b, a) for a, b in pairs}
-
-
-def _with_outputs(analysis: Analysis, values: Sequence[Value]) -> tuple[int, ...]:
-    """Arguments, and the outputs that replace them: the first subtree of the outputs with the same structure and shapes."""
-    program = analysis.program
-    outputs = {program.values[v].path: program.values[v] for v in program.outputs}
-    prefix = os.path.commonpath([v.path for v in values])
-    tails = {v.path.removeprefix(prefix).lstrip("/"): v for v in values}
-    first = next(iter(tails))
-    for path in outputs:
-        if not path.endswith(first):
-            continue
-        root = path.removesuffix(first).rstrip("/")
-        twins = {v.id: outputs.get(f"{root}/{tail}" if tail else root) for tail, v in tails.items()}
-        if all(t is not None and t.shape == program.values[v].shape for v, t in twins.items()):
-            return (*(v.id for v in values), *(t.id for t in twins.values() if t is not None))
-    return tuple(v.id for v in values)

@@ -7,22 +7,27 @@ applied in order and never undo an earlier one; what a tactic cannot do is an er
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.paths import find_paths
 from shardwise.ir.program import Value
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.decisions import Shard as ShardDecision
 from shardwise.lowering.local_cost import HardwareCost
+from shardwise.search.places import Places, find_places
 from shardwise.search.searcher import Searcher
+from shardwise.tactics.roles import UNTOLD, Roles
 
 #: A dimension of an argument or output: (path, dimension).
 PathDim = tuple[str, int]
+#: One mesh axis or several.
+Axes = str | Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Context:
     analysis: Analysis
     mesh: MeshAxes
     cost: HardwareCost
-    roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    roles: Roles = field(default_factory=dict)
     searcher: Searcher | None = None
 
     def role(self, name: str, tactic: str) -> list[Value]:
@@ -41,31 +46,30 @@ class Context:
         prefixes = self.roles.get(name)
         if not prefixes:
             raise DecisionError(
-                f"{tactic} needs to know which arguments are the {name}: plan(..., roles={{'{name}': 'path'}})"
+                f"{tactic} needs to know which arguments are the {name}: {UNTOLD.replace('batch', name)}"
             )
         return self.arguments(prefixes, tactic)
 
-    def arguments(self, prefixes: Sequence[str], tactic: str) -> list[Value]:
-        """The arguments under some paths."""
-        values = [self.analysis.program.values[a.value] for a in self.analysis.program.arguments]
-        found: list[Value] = []
-        for prefix in prefixes:
-            own = [v for v in values if v.path == prefix or v.path.startswith(prefix + "/")]
-            if not own:
-                near = difflib.get_close_matches(
-                    prefix, {*(v.path for v in values), *_parents(values)}, n=3, cutoff=0.4
-                )
-                hint = f"; did you mean {', '.join(near)}?" if near else ""
-                raise DecisionError(f"{tactic}: no argument has the path {prefix!r}{hint}")
-            found += own
-        return found
+    @cached_property
+    def places(self) -> Places:
+        """Sequences, vocabularies, experts and edges, as far as the roles tell the batch and the parameters."""
+        batch, params = (self.role(r, "places") if self.roles.get(r) else [] for r in ("batch", "params"))
+        return find_places(self.analysis, batch, params)
 
-    def color(self, place: PathDim, tactic: str) -> int:
-        """The color of a dimension of an argument or output."""
-        found = self.analysis.color_of(*place)
-        if found is None:
-            raise DecisionError(f"{tactic}: {place[0]}[{place[1]}] has size one: there is nothing to shard")
-        return found.id
+    def arguments(self, prefixes: Sequence[str], tactic: str) -> list[Value]:
+        """The arguments that some paths name (``shardwise.ir.paths``)."""
+        program = self.analysis.program
+        paths = [path for prefix in prefixes for path in find_paths(prefix, program.named_paths[0], what="argument")]
+        return [program.values[program.paths[path]] for path in dict.fromkeys(paths)]
+
+    def colors(self, place: PathDim, tactic: str) -> list[int]:
+        """The colors of a dimension of an argument or output, or of several whose paths match."""
+        path, dim = place
+        found = [self.analysis.color_of(own, dim) for own in find_paths(path, *self.analysis.program.named_paths)]
+        colors = [color.id for color in found if color is not None]
+        if not colors:
+            raise DecisionError(f"{tactic}: {path}[{dim}] has size one: there is nothing to shard")
+        return colors
 
     def group(self, color: int) -> tuple[int, ...]:
         """All colors that are decided together with this one."""
@@ -77,14 +81,70 @@ class Context:
         return [(d, c.id) for d, c in colors if c is not None]
 
 
-def _parents(values: Sequence[Value]) -> set[str]:
-    return {v.path.rsplit("/", k)[0] for v in values for k in range(1, v.path.count("/") + 1)}
-
-
 class Tactic(Protocol):
     """``decide`` adds decisions to those already taken."""
 
     def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]: ...
+
+
+def decide(context: Context, tactics: Iterable[Tactic], first: Sequence[Decision] = ()) -> list[Decision]:
+    """The decisions of some tactics, in order, after those that were taken before."""
+    taken: list[Decision] = list(first)
+    for tactic in tactics:
+        taken += tactic.decide(context, taken)
+    return taken
+
+
+def axis_names(*axes: Axes) -> tuple[str, ...]:
+    """The names of axes that are given one by one or together.
+
+    >>> axis_names("x"), axis_names("x", "y"), axis_names(("x", "y"))
+    (('x',), ('x', 'y'), ('x', 'y'))
+    """
+    names = [name for given in axes for name in ([given] if isinstance(given, str) else given)]
+    return tuple(dict.fromkeys(names))
+
+
+class OverAxes:
+    """A tactic of mesh axes: it is applied to each in turn, and to all of the mesh where none is named. A subclass has the
+    field ``axes`` and says what to do ``on`` one of them."""
+
+    __slots__ = ()
+    axes: Axes
+
+    def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        raise NotImplementedError
+
+    def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        made: list[Decision] = []
+        for axis in axis_names(self.axes) or context.mesh.names:
+            context.mesh.index(axis)
+            made += self.on(axis, context, [*taken, *made])
+        return made
+
+
+@dataclass(frozen=True, init=False)
+class Listed(OverAxes):
+    """A tactic of nothing but axes, one by one or together: ``FSDP("x", "y")``, ``FSDP(("x", "y"))``."""
+
+    axes: tuple[str, ...]
+
+    def __init__(self, *axes: Axes) -> None:
+        wrong = [name for name in axes if isinstance(name, int)]
+        if wrong:
+            raise DecisionError(f"{type(self).__name__}: a mesh axis is a name, such as 'data', not {wrong[0]}")
+        object.__setattr__(self, "axes", axis_names(*axes))
+
+
+@dataclass(frozen=True, init=False)
+class Batched(Listed):
+    """A tactic of axes and of the batch, of whose arguments ``dim`` is the batch dimension."""
+
+    dim: int
+
+    def __init__(self, *axes: Axes, dim: int = 0) -> None:
+        super().__init__(*axes)
+        object.__setattr__(self, "dim", dim)
 
 
 def shard_groups(

@@ -10,7 +10,7 @@ Weak. A number of parts that is only better beyond twice the next smaller one is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +19,8 @@ import jax
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions, Traced, trace
 from shardwise.errors import CaptureError, VariantError
+from shardwise.ir.paths import find_paths
+from shardwise.tactics.roles import UNTOLD, Roles
 from shardwise.transforms.microbatch import microbatched
 from shardwise.transforms.remat import rematerialize
 from shardwise.transforms.variant import Variant
@@ -26,8 +28,6 @@ from shardwise.transforms.variant import Variant
 AUTO: Final = "auto"
 #: The most parts.
 _MOST_PARTS: Final = 64
-
-_Roles = Mapping[str, str | Sequence[str]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,19 @@ class Wanted:
         """Whether there is a choice."""
         return AUTO in (self.microbatches, self.remat)
 
-    def rounds(self, traced: Traced, roles: _Roles) -> Iterator[list[Variant]]:
+    def rounds(self, traced: Traced, roles: Roles) -> Iterator[list[Variant]]:
         """Yields the variants to try, those with the same number of parts together."""
         remat = [False, True] if self.remat == AUTO else [bool(self.remat)]
-        if self.microbatches in (None, 1):
+        plain = self.microbatches in (None, 1)
+        try:
+            batch = Batch((), 1) if plain else batch_of(traced, roles)
+        except VariantError:
+            if self.microbatches != AUTO:
+                raise
+            plain = True
+        if plain:
             yield [Variant(remat=again) for again in remat]
             return
-        batch = batch_of(traced, roles)
         if self.microbatches == AUTO:
             counts = [n for n in (2**k for k in range(_MOST_PARTS.bit_length())) if batch.size % n == 0]
         else:
@@ -77,22 +83,17 @@ class Batch:
     size: int
 
 
-def batch_of(traced: Traced, roles: _Roles) -> Batch:
+def batch_of(traced: Traced, roles: Roles) -> Batch:
     """Returns the batch according to the roles, without scalars."""
-    paths = (roles or {}).get("batch", ())
-    prefixes = (paths,) if isinstance(paths, str) else tuple(paths)
+    prefixes = roles.get("batch", ())
     if not prefixes:
-        raise VariantError(
-            "micro-batches need to know which arguments are the batch: plan(..., roles={'batch': 'path'})"
-        )
+        raise VariantError(f"micro-batches need to know which arguments are the batch: {UNTOLD}")
     variables = internals.split_jaxpr(traced.jaxpr)[0].invars
     shapes = {leaf.path: internals.shape_of(v.aval) for leaf, v in zip(traced.leaves, variables, strict=True)}
-    under = {p: s for p, s in shapes.items() if any(p == b or p.startswith(f"{b}/") for b in prefixes)}
-    arrays = {path: shape for path, shape in under.items() if shape}
+    under = dict.fromkeys(path for asked in prefixes for path in find_paths(asked, shapes, what="argument"))
+    arrays = {path: shapes[path] for path in under if shapes[path]}
     if not arrays:
-        raise VariantError(
-            f"no array argument has the path {' or '.join(map(repr, prefixes))}; there are {', '.join(shapes)}"
-        )
+        raise VariantError(f"the batch, {' and '.join(under)}, has no dimension that counts examples")
     sizes = {shape[0] for shape in arrays.values()}
     if len(sizes) > 1:
         shown = ", ".join(f"{path} {list(shape)}" for path, shape in list(arrays.items())[:6])

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from shardwise.errors import CompileError
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.planner import apply
+from shardwise.planner import devices as planned_devices
 from shardwise.verification import hlo
 from shardwise.verification.collectives import Collective, read_collectives
 
@@ -101,7 +101,7 @@ def make_mesh(axes: Any, backend: str = HOST) -> Any:
             f"with XLA_FLAGS=--xla_force_host_platform_device_count={mesh_axes.devices}, or call "
             f"jax.config.update('jax_num_cpu_devices', {mesh_axes.devices}) before anything uses JAX"
         )
-    return apply.make_mesh(mesh_axes, devices)
+    return planned_devices.make_mesh(mesh_axes, devices)
 
 
 def _tpu_mesh(mesh_axes: MeshAxes, backend: str) -> Any:
@@ -125,7 +125,7 @@ def _tpu_mesh(mesh_axes: MeshAxes, backend: str) -> Any:
             f"{backend} has {len(topology.devices)} devices, the mesh {mesh_axes} has {mesh_axes.devices}"
         )
     try:
-        return apply.make_mesh(mesh_axes, topology.devices)
+        return planned_devices.make_mesh(mesh_axes, topology.devices)
     except (NotImplementedError, ValueError) as error:
         raise CompileError(f"the mesh {mesh_axes} cannot be laid out on {backend}: {error}") from error
 

@@ -6,7 +6,7 @@ Collectives are compared by kind and axes, in bytes that one device communicates
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,10 +14,9 @@ import jax
 import numpy as np
 
 from shardwise.capture.lower import lower
-from shardwise.capture.trace import JitOptions
 from shardwise.errors import PlanError
 from shardwise.ir.program import Program
-from shardwise.planner.apply import Applied
+from shardwise.planner.apply import Applied, Flat, static_options, static_split
 from shardwise.plans.plan import Plan
 from shardwise.transforms.variants import trace_variant
 from shardwise.verification.collectives import totals
@@ -94,13 +93,20 @@ class Verification:
 
 
 def verify(
-    plan: Plan, fn: Callable[..., Any], /, *args: Any, backend: str = HOST, run: bool | None = None, **kwargs: Any
+    plan: Plan,
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    backend: str = HOST,
+    run: bool | None = None,
 ) -> Verification:
     """Compiles a function under a plan and compares the compiled program with the plan.
 
     Args:
       plan: a plan of this function for arguments of these shapes.
-      fn, args, kwargs: the function and its arguments; ``ShapeDtypeStruct``s if it is only compiled.
+      fn, args: the function and its arguments; ``ShapeDtypeStruct``s if it is only compiled.
+      kwargs: its keyword arguments.
       backend: ``"host"``, or a TPU topology such as ``"v5e:4x4"`` (needs the extra ``shardwise[tpu]``).
       run: also run both programs and compare every output. By default on the host, where all arguments are arrays.
 
@@ -112,10 +118,11 @@ def verify(
     """
     mesh = make_mesh(dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)), backend)
     donated = [a.donated for a in plan.arguments]
-    traced = trace_variant(fn, args, kwargs, JitOptions(), plan.variant)
+    options, named = static_options(plan, fn), dict(kwargs or {})
+    traced = trace_variant(fn, args, named, options, plan.variant)
     program = lower(traced)
     applied = Applied(plan, traced, program, mesh, rounds=True)
-    leaves = jax.tree.leaves((list(args), kwargs))
+    leaves = Flat.of(args, named, static_split(fn, options)).leaves
     arrays = all(hasattr(leaf, "__array__") or isinstance(leaf, int | float | complex) for leaf in leaves)
     if run and (backend != HOST or not arrays):
         raise PlanError("only host devices can run the program, and all arguments must be arrays")
@@ -126,7 +133,9 @@ def verify(
         if plan.sharded.rounds:  # the host computes products of float32 in float32
             executable = Applied(plan, traced, program, mesh, rounds=False).jitted(donate=False)
         placed = [jax.device_put(x, s) for x, s in zip(leaves, applied.in_shardings, strict=True)]
-        differences = _compare(plan, fn, args, kwargs, executable(*placed), _coarsest(program))
+        differences = _compare(
+            plan, jax.jit(fn, **options.given()), args, named, executable(*placed), _coarsest(program)
+        )
     return Verification(plan, compiled, _rows(plan, compiled), differences)
 
 
@@ -136,9 +145,8 @@ def _coarsest(program: Program) -> str:
 
 
 def _compare(
-    plan: Plan, fn: Callable[..., Any], args: Any, kwargs: Any, outputs: Any, dtype: str
+    plan: Plan, plain: Callable[..., Any], args: Any, kwargs: Any, outputs: Any, dtype: str
 ) -> tuple[Difference, ...]:
-    plain = jax.jit(fn)
     generator = np.random.default_rng(0)
 
     def perturb(x: Any) -> Any:

@@ -1,0 +1,226 @@
+"""What a plan does with devices: specs and shardings for ``jax.jit``, arguments in their place, the planned function.
+
+The half of :class:`Plan` that needs JAX. Its methods have the examples; the work is done in ``planner`` and ``verification``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shardwise.errors import PlanError
+
+if TYPE_CHECKING:
+    from jax.sharding import PartitionSpec
+
+    from shardwise.capture.trace import Call
+    from shardwise.plans.plan import ArrayPlan, Plan
+    from shardwise.report.comparison import Comparison
+    from shardwise.verification.verify import Verification
+
+
+class Execution:
+    """The examples go on from those of :class:`Plan`.
+
+    >>> import jax, shardwise
+    >>> from jax.sharding import PartitionSpec as P
+    >>> w, x = jax.numpy.ones((64, 64)), jax.numpy.ones((4096, 64))
+    >>> step = lambda w, x: w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
+    >>> plan = shardwise.plan(step, w, x, mesh={"data": 4}, tactics="dp")
+    >>> one = shardwise.plan(step, w, x, mesh={"data": 1}, tactics="dp")
+    """
+
+    trees: Any
+    call: Call | None
+
+    if TYPE_CHECKING:
+        arguments: tuple[ArrayPlan, ...]
+        outputs: tuple[ArrayPlan, ...]
+
+        def array(self, path: str) -> ArrayPlan: ...
+
+        @property
+        def _plan(self) -> Plan: ...
+
+    def spec(self, path: str) -> PartitionSpec:
+        """The PartitionSpec of an argument or output by path (as :meth:`Plan.array` takes it); ``plan[path]`` is the same.
+
+        >>> plan.spec("x") == plan["x"] == P("data"), plan["w"] == P()
+        (True, True)
+        """
+        from shardwise.planner.devices import to_partition_spec
+
+        return to_partition_spec(self.array(path).spec)
+
+    def __getitem__(self, path: str) -> PartitionSpec:
+        return self.spec(path)
+
+    @property
+    def in_specs(self) -> Any:
+        """PartitionSpecs of the arguments: a tuple of the positional ones, each in its own structure.
+
+        >>> plan.in_specs == (P(), P("data"))
+        True
+        """
+        from shardwise.planner.devices import to_partition_spec
+
+        return self._positional([to_partition_spec(a.spec) for a in self.arguments])
+
+    @property
+    def out_specs(self) -> Any:
+        """PartitionSpecs in the structure of the function's result.
+
+        >>> plan.out_specs == P()
+        True
+        """
+        from shardwise.planner.devices import to_partition_spec
+
+        return self._trees()[1].unflatten([to_partition_spec(a.spec) for a in self.outputs])
+
+    @property
+    def in_shardings(self) -> Any:
+        """NamedShardings in the structure of :attr:`in_specs`, for ``jax.jit(fn, in_shardings=plan.in_shardings)``: on the mesh
+        of :meth:`on_mesh`, or of ``jax.set_mesh``, or on the devices that are there.
+
+        >>> jitted = jax.jit(step, in_shardings=one.in_shardings, out_shardings=one.out_shardings)
+        >>> jitted(w, x).shape
+        (64, 64)
+        """
+        return self._positional(self._on_devices(self.arguments))
+
+    @property
+    def out_shardings(self) -> Any:
+        """NamedShardings in the structure of the function's result.
+
+        >>> one.out_shardings.spec == P()
+        True
+        """
+        return self._trees()[1].unflatten(self._on_devices(self.outputs))
+
+    def _on_devices(self, arrays: Sequence[ArrayPlan]) -> list[Any]:
+        from shardwise.planner.devices import named_sharding, real_mesh
+
+        mesh = real_mesh(self._plan)
+        return [named_sharding(a, mesh) for a in arrays]
+
+    def _trees(self) -> Any:
+        if self.trees is None:
+            raise PlanError(
+                "a loaded plan does not know the structure of its arguments: plan.bind(fn, *args) gives one that does"
+            )
+        return self.trees
+
+    def _positional(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        positional, named = self._trees()[0].unflatten(leaves)
+        if named:
+            raise PlanError(
+                f"jax.jit has shardings of positional arguments alone, and the plan was made with {', '.join(named)} by name: "
+                "plan.jit(fn) runs it, plan.spec(path) has each spec"
+            )
+        return tuple(positional)
+
+    def on_mesh(self, mesh: Any) -> Plan:
+        """The same plan, tied to a real mesh with its axes. Explicit axes are taken as automatic ones.
+
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> one.on_mesh(mesh).in_shardings[1].spec == P("data")
+        True
+        """
+        from shardwise.planner.devices import automatic, checked_mesh
+
+        return replace(self._plan, tied=automatic(checked_mesh(self._plan, mesh)))
+
+    def shard(self, tree: Any, of: str = "") -> Any:
+        """Arguments, put on the devices as planned: all of them as a tuple in the order of the call, or those under the path
+        ``of``.
+
+        >>> one.shard((w, x))[1].sharding.spec == one.shard(x, of="x").sharding.spec == P("data")
+        True
+        """
+        from shardwise.planner.devices import put_arrays
+
+        return put_arrays(self._plan, tree, of)
+
+    def init(self, fn: Any, *args: Any, of: str) -> Any:
+        """Runs ``fn(*args)``, which makes the arguments under the path ``of``, so that they are made already sharded.
+
+        >>> one.init(lambda key: jax.random.normal(key, (64, 64)), jax.random.key(0), of="w").shape
+        (64, 64)
+        """
+        from shardwise.planner.devices import init_sharded
+
+        return init_sharded(self._plan, fn, args, of)
+
+    @property
+    def restore_args(self) -> Any:
+        """``jax.ShapeDtypeStruct``s with shardings, in the structure of :attr:`in_specs`: what checkpoint libraries restore
+        into.
+
+        >>> one.restore_args[0].sharding.spec == P()
+        True
+        """
+        from shardwise.planner.devices import placed_shape, real_mesh
+
+        mesh = real_mesh(self._plan)
+        return self._positional([placed_shape(a, mesh) for a in self.arguments])
+
+    def jit(self, fn: Any, partitioner: str = "shardwise") -> Any:
+        """``fn`` computed as planned, under ordinary ``jax.jit``. Donated and static arguments are the plan's, and the mesh is
+        that of :attr:`in_shardings`.
+
+        Args:
+          fn: the function that was planned.
+          partitioner: ``"shardwise"`` runs the device-local program that the plan describes, collective by collective.
+            ``"xla"`` states the plan's shardings as constraints, and leaves the rest to XLA's partitioner.
+
+        >>> one.jit(step)(w, x).shape
+        (64, 64)
+        """
+        from shardwise.planner.apply import PlannedFunction
+        from shardwise.planner.devices import real_mesh
+
+        return PlannedFunction(self._plan, fn, real_mesh(self._plan), partitioner)
+
+    def apply(self, fn: Any, partitioner: str = "shardwise") -> Any:
+        """``fn`` computed as planned, to be given to a ``jax.jit`` of your own.
+
+        >>> jax.jit(one.apply(step))(w, x).shape
+        (64, 64)
+        """
+        return self.jit(fn, partitioner).inline
+
+    def _called(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        if self.call is None:
+            raise PlanError("a loaded plan does not know its function: plan.bind(fn, *args) gives one that does")
+        return self.call.fn, self.call.args, self.call.kwargs
+
+    def verify(
+        self, *args: Any, kwargs: Mapping[str, Any] | None = None, backend: str = "host", run: bool | None = None
+    ) -> Verification:
+        """What the compiler makes of the plan, as :func:`shardwise.verify` says it of the plan's own function. Arrays may be
+        given to run it with; without any it is compiled for the shapes that it was planned for.
+
+        >>> one.verify(w, x).agrees, one.verify().differences
+        (True, None)
+        """
+        from shardwise.verification.verify import verify
+
+        fn, shapes, named = self._called()
+        given = bool(args or kwargs)
+        own = dict(kwargs or {}) if given else named
+        return verify(self._plan, fn, *(args if given else shapes), kwargs=own, backend=backend, run=run)
+
+    def compare(self, *plans: Any, tactics: str | Sequence[str] | None = None) -> Comparison:
+        """The plan beside named strategies on the same devices, and beside other plans of the same function
+        (:func:`shardwise.compare`).
+
+        >>> [row.name for row in plan.compare(tactics="dp,fsdp").ranked]
+        ['plan 1', 'dp data', 'replicated', 'fsdp data']
+        """
+        from shardwise.capture.trace import JitOptions
+        from shardwise.report.compare import compare
+
+        fn, args, kwargs = self._called()
+        plan, jit = self._plan, JitOptions.of_static(self._plan.static).given()
+        return compare(fn, *args, kwargs=kwargs, plans=[plan, *plans], roles=plan.roles, tactics=tactics, **jit)

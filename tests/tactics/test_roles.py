@@ -1,0 +1,264 @@
+"""Roles are inferred from structure: over the zoo, and over steps as people write them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import shardwise as sw
+from shardwise import zoo
+from shardwise.ir.paths import find_paths
+from shardwise.tactics.roles import complete_roles
+
+#: Zoo programs whose roles are not quite the inferred ones: scalars have no role, and running statistics are what comes back.
+EXCEPTIONS = {
+    "unet": {"batch/seed": ("batch", None)},
+    "itx": {"batch/position": ("batch", None)},
+    "wresnet": {"stats": ("state", "optimizer")},
+}
+
+
+def shape(*sizes: int, dtype: str = "float32") -> Any:
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+def inferred(fn: Any, *args: Any, given: Any = None) -> dict[str, tuple[str, ...]]:
+    return complete_roles(sw.analyze(fn, *args), given)
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_the_zoo(name: str) -> None:
+    program = zoo.load(name, "tiny")
+    analysis = sw.analyze(program.fn, *program.args)
+    paths = analysis.program.named_paths[0]
+    have = {
+        p: role for role, found in complete_roles(analysis, None).items() for q in found for p in find_paths(q, paths)
+    }
+    want = {}
+    for root, role in zip(inspect.signature(program.fn).parameters, program.roles, strict=True):
+        want.update(dict.fromkeys(find_paths(root, paths), role))
+    differ = {path: (want[path], have.get(path)) for path in paths if want[path] != have.get(path)}
+    for root, roles in EXCEPTIONS.get(name, {}).items():
+        for path in find_paths(root, paths):
+            assert differ.pop(path) == roles
+    assert not differ
+
+
+def loss_of(params: Any, x: Any, y: Any) -> Any:
+    h = jax.nn.relu(x @ params["up"] + params["bias"])
+    return ((h @ params["down"] - y) ** 2).mean()
+
+
+PARAMS = {"up": shape(16, 64), "bias": shape(64), "down": shape(64, 8)}
+X, Y = shape(256, 16), shape(256, 8)
+
+
+def adam(params: Any, moments: Any, grads: Any) -> Any:
+    mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments["mean"], grads)
+    square = jax.tree.map(lambda s, g: 0.99 * s + 0.01 * g * g, moments["square"], grads)
+    params = jax.tree.map(lambda w, m, s: w - m / (jnp.sqrt(s) + 1e-8), params, mean, square)
+    return params, {"mean": mean, "square": square, "count": moments["count"] + 1}
+
+
+MOMENTS = {"mean": PARAMS, "square": PARAMS, "count": shape(dtype="int32")}
+TRAINED = {"batch": ("x", "y"), "params": ("params",), "optimizer": ("moments",)}
+
+
+def test_a_training_step() -> None:
+    def step(params: Any, moments: Any, x: Any, y: Any) -> Any:
+        loss, grads = jax.value_and_grad(loss_of)(params, x, y)
+        return *adam(params, moments, grads), loss
+
+    assert inferred(step, PARAMS, MOMENTS, X, Y) == TRAINED
+
+
+def test_in_another_order_with_metrics_that_need_the_moments() -> None:
+    def step(x: Any, y: Any, moments: Any, params: Any) -> Any:
+        loss, grads = jax.value_and_grad(loss_of)(params, x, y)
+        new, moments = adam(params, moments, grads)
+        norm = sum(jnp.sum((a - b) ** 2) for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(params), strict=True))
+        return {"loss": loss, "update": norm}, moments, new
+
+    assert inferred(step, X, Y, MOMENTS, PARAMS) == TRAINED
+
+
+def test_no_loss_is_returned() -> None:
+    def step(params: Any, moments: Any, x: Any, y: Any) -> Any:
+        return adam(params, moments, jax.grad(loss_of)(params, x, y))
+
+    assert inferred(step, PARAMS, MOMENTS, X, Y) == TRAINED
+    assert inferred(lambda w, x: w - jax.grad(lambda w: ((x @ w) ** 2).sum())(w), shape(16, 8), X) == {
+        "batch": ("x",),
+        "params": ("w",),
+    }
+
+
+def test_a_dict_with_a_dropout_key_statistics_and_a_rate() -> None:
+    def step(state: Any, batch: Any, rate: Any) -> Any:
+        key, other = jax.random.split(state["key"])
+
+        def loss(params: Any) -> Any:
+            mean = batch["x"].mean(0)
+            x = (batch["x"] - mean) * jax.random.bernoulli(other, 0.9, batch["x"].shape)
+            return loss_of(params, x, batch["y"]), mean
+
+        (value, mean), grads = jax.value_and_grad(loss, has_aux=True)(state["params"])
+        params, moments = adam(state["params"], state["moments"], jax.tree.map(lambda g: rate * g, grads))
+        mean = 0.9 * state["mean"] + 0.1 * mean
+        return {"params": params, "moments": moments, "mean": mean, "key": key}, value
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = {"params": PARAMS, "moments": MOMENTS, "mean": shape(16), "key": key}
+    assert inferred(step, state, {"x": X, "y": Y}, shape()) == {
+        "batch": ("batch",),
+        "params": ("state/params",),
+        "optimizer": ("state/key", "state/mean", "state/moments"),
+    }
+
+
+def test_frozen_weights_with_adapters() -> None:
+    def step(base: Any, adapter: Any, x: Any, y: Any) -> Any:
+        def loss(adapter: Any) -> Any:
+            merged = {**base, "up": base["up"] + adapter["a"] @ adapter["b"]}
+            return loss_of(merged, x, y)
+
+        value, grads = jax.value_and_grad(loss)(adapter)
+        return jax.tree.map(lambda w, g: w - g, adapter, grads), value
+
+    adapter = {"a": shape(16, 4), "b": shape(4, 64)}
+    assert inferred(step, PARAMS, adapter, X, Y) == {"batch": ("x", "y"), "params": ("base", "adapter")}
+
+
+def test_inference() -> None:
+    def forward(params: Any, x: Any) -> Any:
+        return jax.nn.relu(x @ params["up"] + params["bias"]) @ params["down"]
+
+    assert inferred(forward, PARAMS, X) == {"batch": ("x",), "params": ("params",)}
+    assert inferred(lambda x, params: forward(params, x), X, PARAMS) == {"batch": ("x",), "params": ("params",)}
+    residual = {**PARAMS, "down": shape(64, 16)}
+    assert inferred(lambda p, x: x + forward(p, x), residual, X) == {"batch": ("x",), "params": ("p",)}
+    assert inferred(lambda w, x: x @ w.T, shape(8, 16), X) == {"batch": ("x",), "params": ("w",)}
+
+
+def test_attention_with_a_mask_and_a_table() -> None:
+    def forward(params: Any, text: Any, mask: Any) -> Any:
+        h = params["table"][text]
+        scores = jnp.einsum("bsd,btd->bst", h @ params["q"], h @ params["k"]) + mask
+        return jax.nn.softmax(scores) @ h @ params["table"].T
+
+    params = {"table": shape(512, 64), "q": shape(64, 64), "k": shape(64, 64)}
+    text = shape(32, 128, dtype="int32")
+    assert inferred(forward, params, text, shape(128, 128)) == {"batch": ("text",), "params": ("params",)}
+
+    def step(params: Any, text: Any, mask: Any) -> Any:
+        def loss(params: Any) -> Any:
+            logits = jax.nn.log_softmax(forward(params, text, mask))
+            return -jnp.take_along_axis(logits, text[..., None], -1).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda w, g: w - g, params, grads), value
+
+    assert inferred(step, params, text, shape(128, 128)) == {"batch": ("text",), "params": ("params",)}
+
+
+def test_decoding_with_a_cache() -> None:
+    def decode(params: Any, cache: Any, x: Any, position: Any) -> Any:
+        keys = jax.lax.dynamic_update_index_in_dim(cache, (x @ params["k"])[:, None], position, 1)
+        scores = jax.nn.softmax(jnp.einsum("bd,btd->bt", x @ params["q"], keys))
+        return keys, jnp.einsum("bt,btd->bd", scores, keys) @ params["o"]
+
+    params = {name: shape(64, 64) for name in "kqo"}
+    found = inferred(decode, params, shape(32, 128, 64), shape(32, 64), shape(dtype="int32"))
+    assert found == {"batch": ("x",), "params": ("params",), "cache": ("cache",)}
+
+
+def test_a_batch_that_is_stacked_for_a_loop() -> None:
+    def step(params: Any, x: Any, y: Any) -> Any:
+        def more(total: Any, part: Any) -> Any:
+            return jax.tree.map(jnp.add, total, jax.grad(loss_of)(params, *part)), None
+
+        grads, _ = jax.lax.scan(more, jax.tree.map(jnp.zeros_like, params), (x, y))
+        return jax.tree.map(lambda w, g: w - g, params, grads)
+
+    assert inferred(step, PARAMS, shape(4, 64, 16), shape(4, 64, 8)) == {"batch": ("x", "y"), "params": ("params",)}
+
+
+def test_nothing_to_go_by() -> None:
+    assert inferred(lambda x: x * 2, shape(64, 8)) == {"optimizer": ("x",)}
+    assert inferred(lambda x: x.sum(), shape(64, 8)) == {}
+
+
+def test_given_roles_come_first() -> None:
+    def step(w: Any, x: Any, y: Any) -> Any:
+        return w - jax.grad(lambda w: ((x @ w - y) ** 2).sum())(w)
+
+    args = shape(16, 8), X, Y
+    assert inferred(step, *args) == {"batch": ("x", "y"), "params": ("w",)}
+    assert inferred(step, *args, given={"batch": "x"}) == {"batch": ("x",), "params": ("w",)}
+    assert inferred(step, *args, given={"params": ["x", "w"]}) == {"batch": ("y",), "params": ("w", "x")}
+    assert inferred(step, *args, given={"mine": "y"}) == {"batch": ("x",), "params": ("w",), "mine": ("y",)}
+    with pytest.raises(sw.QueryError, match="no argument has the path 'z'"):
+        inferred(step, *args, given={"batch": "z"})
+
+
+def test_a_plan_has_them(tmp_path: Any) -> None:
+    def step(params: Any, moments: Any, x: Any, y: Any) -> Any:
+        loss, grads = jax.value_and_grad(loss_of)(params, x, y)
+        return *adam(params, moments, grads), loss
+
+    plan = sw.plan(step, PARAMS, MOMENTS, X, Y, mesh={"data": 4}, tactics="fsdp")
+    assert plan.roles == TRAINED and [row.name for row in plan.experts]
+    assert "batch: x, y; params: params; optimizer: moments" in plan.summary() and "batch: x, y" in str(plan)
+    plan.save(tmp_path / "plan.json")
+    loaded = sw.load_plan(tmp_path / "plan.json")
+    assert loaded == plan and loaded.bind(step, PARAMS, MOMENTS, X, Y).experts == plan.experts
+    text = (tmp_path / "plan.json").read_text().replace('"params": [', '"params": ["nothing", ')
+    (tmp_path / "plan.json").write_text(text.replace('["nothing", ', '["nothing",', 1))
+    with pytest.raises(sw.PlanError, match="roles: QueryError no argument has the path 'nothing'"):
+        sw.load_plan(tmp_path / "plan.json")
+    assert sw.compare(step, PARAMS, MOMENTS, X, Y, mesh={"data": 4}, tactics="dp,fsdp").rows
+
+
+def test_what_needs_a_role_that_nothing_has_says_so() -> None:
+    with pytest.raises(
+        sw.DecisionError, match=r"DataParallel needs to know which arguments are the batch: the structure"
+    ):
+        sw.plan(lambda x: x.sum(), shape(64, 8), mesh={"data": 4}, tactics="dp")
+    with pytest.raises(sw.VariantError, match=r"which arguments are the batch: .*roles=\{'batch': 'path'\}"):
+        sw.plan(lambda x: x.sum(), shape(64, 8), mesh={"data": 4}, tactics=[], microbatches=2)
+    assert (
+        sw.plan(lambda x: x.sum(), shape(64, 8), mesh={"data": 4}, tactics=[], microbatches="auto").variant.microbatches
+        == 1
+    )
+
+
+#: Programs of other packages, with the roles of their arguments.
+THIRD = {
+    "linen-language-model": {"batch": ("batch",), "params": ("params",), "optimizer": ("state",)},
+    "linen-decode": {
+        "batch": ("x",),
+        "params": ("params",),
+        "optimizer": ("cache/cache_index",),
+        "cache": ("cache/cached_key", "cache/cached_value"),
+    },
+    "equinox-recurrent": {"batch": ("batch",), "params": ("params",), "optimizer": ("state",)},
+    "haiku-layer-stack": {"batch": ("batch",), "params": ("params",), "optimizer": ("state",)},
+    "optax-muon": {"batch": ("batch",), "params": ("params",), "optimizer": ("state",)},
+    "optax-schedule-free": {"batch": ("batch",), "params": ("params",), "optimizer": ("state",)},
+}
+
+
+@pytest.mark.parametrize("name", THIRD)
+def test_programs_of_other_packages(name: str) -> None:
+    for package in ("flax", "equinox", "haiku", "optax"):
+        pytest.importorskip(package)
+    from tests.programs import equinox_programs, flax_programs, haiku_programs, optax_programs
+
+    modules = (equinox_programs, flax_programs, haiku_programs, optax_programs)
+    (program,) = (p for module in modules for p in module.PROGRAMS if p.name == name)
+    fn, args = program.build()
+    assert inferred(fn, *args) == THIRD[name]

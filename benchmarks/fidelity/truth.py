@@ -1,6 +1,6 @@
 """``python -m benchmarks.fidelity.truth``: what XLA's TPU compiler says about every case, kept in ``truth.jsonl``.
 
-Needs libtpu (``shardwise[tpu]``), no TPU. There are two passes. The first stops each compile when the compiler has scheduled
+Needs libtpu (``shardwise[tpu]``), no TPU. There are two kernels. The first stops each compile when the compiler has scheduled
 the program and assigned its buffers, which takes seconds, and records memory, verdict and collectives; also of programs that do
 not fit. The second (``--cycles``) lets it finish, which takes up to minutes, for the compiler's cycles: they are written while
 code is generated.

@@ -16,7 +16,7 @@ import shardwise
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
 from shardwise.cost.clusters import cluster
-from shardwise.cost.compute import Pass, Product, pass_s, passes, product_s, stream_s
+from shardwise.cost.compute import Kernel, Product, kernel_s, kernels, product_s, stream_s
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.load import load_profile
 from shardwise.hardware.mesh import MeshAxes
@@ -43,21 +43,21 @@ UNIT = replace(
 
 def predicted(
     fn: Callable[..., Any], args: Sequence[Any], shard: Sequence[tuple[str, int]] = (), axis: int = 4
-) -> tuple[Lowered, tuple[Pass, ...]]:
+) -> tuple[Lowered, tuple[Kernel, ...]]:
     """The passes of a program whose dimensions (path, number) are sharded on one axis, in order."""
     analysis = shardwise.analyze(fn, *args)
     mesh = MeshAxes.of({"a": axis})
     colors = [analysis.color_of(path, dim) for path, dim in shard]
     state = State(mesh, tuple(Shard((c.id,), "a") for c in colors if c is not None))
-    return lower_state(analysis, state, HardwareCost.of(mesh)), passes(cluster(analysis.program))
+    return lower_state(analysis, state, HardwareCost.of(mesh)), kernels(cluster(analysis.program))
 
 
-def seconds(made: tuple[Lowered, tuple[Pass, ...]], profile: Profile) -> list[float]:
+def seconds(made: tuple[Lowered, tuple[Kernel, ...]], profile: Profile) -> list[float]:
     lowered, work = made
-    return [pass_s(lowered, w, profile) for w in work]
+    return [kernel_s(lowered, w, profile) for w in work]
 
 
-def kinds(made: tuple[Lowered, tuple[Pass, ...]]) -> list[list[str]]:
+def kinds(made: tuple[Lowered, tuple[Kernel, ...]]) -> list[list[str]]:
     lowered, work = made
     return [[lowered.program.ops[o].kind for o in w.kernels] for w in work]
 
@@ -116,7 +116,7 @@ def test_of_a_stacked_value_only_the_slice_is_read() -> None:
 
     lowered, work = predicted(fn, [p.shape(64, 128), p.shape(10, 64, 128)])
     (inner,) = [w for w in work if lowered.program.runs[w.region] == 10]
-    assert pass_s(lowered, inner, UNIT) == 3 * 64 * 128 * 4.0
+    assert kernel_s(lowered, inner, UNIT) == 3 * 64 * 128 * 4.0
 
 
 def test_a_pass_names_the_ops_it_depends_on() -> None:
@@ -170,7 +170,7 @@ def test_a_strided_weight_gradient_counts_its_outputs() -> None:
         return jnp.sum(y)
 
     lowered, work = predicted(jax.grad(fn, argnums=1), [p.shape(4, 16, 16, 8), p.shape(2, 2, 8, 32)])
-    found = [pass_s(lowered, w, UNIT) for w in work if w.products]
+    found = [kernel_s(lowered, w, UNIT) for w in work if w.products]
     assert found == [2.0 * (2 * 2 * 8) * 32 * (4 * 8 * 8)]
 
 
@@ -204,7 +204,7 @@ def test_a_gathered_result_is_copied_over_a_donated_argument() -> None:
     state = State(mesh, (Shard((color.id,), "a"), Keep(tuple(whole), "a")))
     lowered = lower_state(analysis, state, HardwareCost.of(mesh))
     assert [kind.value for kind, *_ in collectives(lowered)] == ["all-gather"]
-    found = [pass_s(lowered, w, UNIT) for w in passes(cluster(analysis.program)) if w.returned]
+    found = [kernel_s(lowered, w, UNIT) for w in kernels(cluster(analysis.program)) if w.returned]
     assert found == [2 * 2 * 1024 * 1024 * 4.0, 0.0]  # the argument and the result, each read and written
 
 
@@ -217,7 +217,7 @@ def test_a_stack_beside_the_donated_one_is_copied_over_it() -> None:
         analysis = analyze_program(lower(trace(fn, args, {}, JitOptions(donate_argnums=donate))))
         mesh = MeshAxes.of({"a": 1})
         lowered, runs = lower_state(analysis, State(mesh, ()), HardwareCost.of(mesh)), analysis.program.runs
-        return float(sum(runs[w.region] * pass_s(lowered, w, UNIT) for w in passes(cluster(analysis.program))))
+        return float(sum(runs[w.region] * kernel_s(lowered, w, UNIT) for w in kernels(cluster(analysis.program))))
 
     assert seconds_of((0,)) == seconds_of(()) + 2 * 4 * 64 * 128 * 4.0
 
@@ -227,7 +227,7 @@ def test_products_of_a_library_are_passes_of_their_own() -> None:
         return jnp.tanh(x @ w) + y
 
     analysis = shardwise.analyze(fn, p.shape(64, 128), p.shape(128, 256), p.shape(64, 256))
-    inside, apart = (passes(cluster(analysis.program, library)) for library in (False, True))
+    inside, apart = (kernels(cluster(analysis.program, library)) for library in (False, True))
     assert [len(w.products) for w in inside] == [1]
     assert [(len(w.ops), len(w.products)) for w in apart] == [(1, 1), (2, 0)]
 
@@ -250,7 +250,8 @@ def test_on_gpus_a_stack_is_filled_with_zeros_first() -> None:
     mesh = MeshAxes.of({"a": 1})
     lowered = lower_state(analysis, State(mesh, ()), HardwareCost.of(mesh))
     tiled, flat = (
-        sum(pass_s(lowered, w, UNIT) for w in passes(cluster(analysis.program, library))) for library in (False, True)
+        sum(kernel_s(lowered, w, UNIT) for w in kernels(cluster(analysis.program, library)))
+        for library in (False, True)
     )
     assert flat == tiled + 64 * 128 * 4.0
 
@@ -275,7 +276,7 @@ def test_a_pass_depends_on_its_own_ops_only() -> None:
                 computes={o: lowered.computes[o] for o in w.ops},
                 known=SimpleNamespace(local={}),
             )
-            assert pass_s(alone, w, V5E) == pass_s(lowered, w, V5E)
+            assert kernel_s(alone, w, V5E) == kernel_s(lowered, w, V5E)
 
 
 # Hardware.

@@ -65,7 +65,7 @@ def test_better_hardware_is_never_slower(structure: Structure, hardware: str) ->
     for seed in range(3):
         state = State(MESH, tuple(random_decisions(structure.analysis, MESH, seed)))
         lowered = Lowered(structure, state, HardwareCost(placement))
-        lowered.work_out()
+        lowered.lower_all()
         before = cost(structure, lowered, placement)
         assert max(before.compute_ps, before.comm_ps) <= before.time_ps <= before.compute_ps + before.comm_ps
         assert before.compute_ps > 0 and before.peak_blocks > 0
@@ -81,7 +81,7 @@ def test_some_figures_do_matter(structure: Structure) -> None:
     placement = place(MESH, topology("v5e:4x4"))
     state = State(MESH, tuple(random_decisions(structure.analysis, MESH, 0)))
     lowered = Lowered(structure, state, HardwareCost(placement))
-    lowered.work_out()
+    lowered.lower_all()
     before = cost(structure, lowered, placement)
     for name in ("memory_bytes_per_s", "launch_s", "links"):
         assert (
@@ -107,6 +107,6 @@ def test_whole_programs_take_what_one_device_takes(structure: Structure) -> None
         axes = MeshAxes.of(mesh)
         model = CostModel(structure, HardwareCost(place(axes, topology(where))))
         lowered = Lowered(structure, State(axes, ()), model.cost)
-        lowered.work_out()
+        lowered.lower_all()
         costs.append(model.evaluate(lowered))
     assert costs[0] == costs[1] and costs[0].comm_ps == 0

@@ -116,11 +116,11 @@ def test_costs_equal_the_specification_on_a_measured_host(name: str) -> None:
     analysis = analyze_program(lower(trace(program.fn, program.args, {}, options)))
     rng = random.Random(11)
     evaluator = build(analysis, MeshAxes.of({"x": 2, "y": 4}), rng, hardware=f"{HOST}:8")
-    turned = [n for n, work in enumerate(evaluator.model.work) if work.turned]
+    turned = [n for n, kernel in enumerate(evaluator.model.kernels) if kernel.turned]
     assert turned
     check(evaluator, rng, 8)
     lowered = [evaluator.lowered(random_state(evaluator, rng)) for _ in range(8)]
-    terms = [term for term in evaluator.model.terms if term.kind is TermKind.PASS and term.number in turned]
+    terms = [term for term in evaluator.model.terms if term.kind is TermKind.KERNEL and term.number in turned]
     seconds = {evaluator.model.figures(state, term).compute_ps > 0 for state in lowered for term in terms}
     assert seconds == {True, False}, "only sums over devices cost"
 

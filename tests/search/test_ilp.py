@@ -20,10 +20,10 @@ from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
+from shardwise.lowering.candidates import Candidates
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.sharding import Sharding, reshard
 from shardwise.lowering.structure import Structure
-from shardwise.lowering.ways import Ways
 from shardwise.search.ilp import Option, ilp, local_s, options, shardings
 from shardwise.search.problem import Problem
 from shardwise.search.run import SearchError
@@ -65,7 +65,7 @@ def model_of(analysis: Analysis, **mesh: int) -> tuple[CostModel, MeshAxes]:
 def assignment_s(model: CostModel, mesh: MeshAxes, lies: dict[int, Sharding], chosen: dict[int, Option]) -> float:
     """What an assignment costs, added up edge by edge."""
     structure, cost = model.structure, model.cost
-    total, paid, ways = 0.0, set(), Ways(structure, mesh, cost)
+    total, paid, ways = 0.0, set(), Candidates(structure, mesh, cost)
     for op in structure.program.schedule:
         if op.rule is None:
             continue
@@ -88,7 +88,7 @@ def assignment_s(model: CostModel, mesh: MeshAxes, lies: dict[int, Sharding], ch
 def test_it_is_the_best_of_all_assignments() -> None:
     model, mesh = model_of(analyzed(product), x=4)
     ops = [op for op in model.structure.program.schedule if op.rule is not None]
-    ways = Ways(model.structure, mesh, model.cost)
+    ways = Candidates(model.structure, mesh, model.cost)
     values = [v for op in ops for v in op.results]
     lies = [shardings(model.structure.program.values[v].shape, mesh, model.structure.waits[v]) for v in values]
     least = min(
@@ -137,8 +137,8 @@ def test_memory_decides_where_the_fastest_does_not_fit() -> None:
     assert sum(v.nbytes for v in arguments) * 2 > profile.usable_bytes
     for at in range(life.points):
         alive = [v for v, (first, last) in life.live.items() if first <= at <= last]
-        held = sum(blocks(program.values[v], found.lies[v], mesh, profile) for v in alive)
-        assert held <= model.usable_blocks
+        fixed = sum(blocks(program.values[v], found.lies[v], mesh, profile) for v in alive)
+        assert fixed <= model.usable_blocks
 
 
 def test_less_memory_costs_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,10 @@
 The problem. A step's time without communication is the sum over its kernels. Which ops share one hardly depends on the
 sharding; how large they are on one device does.
 
-The idea. A *pass* (``passes``) is one sweep over an array: the kernels of ``shardwise.cost.clusters``, joined where they sweep
-over the same array and nothing has to be complete between them, as XLA joins them into kernels with several results. It takes
+The idea. A *kernel* is one sweep over an array: the clusters of ``shardwise.cost.clusters``, joined where they sweep over the
+same array and nothing has to be complete between them, as XLA joins them into kernels with several results. It takes
 
-``pass = launch + Σ product + stream(bytes beside the products) + Σ breaks`` (``pass_s``), where
+``kernel = launch + Σ product + stream(bytes beside the products) + Σ breaks`` (``kernel_s``), where
 
 - a product of ``B`` times ``m × k`` with ``k × n`` has ``2·B·m·n·k`` FLOPs at the sizes to which the device pads it, or
   takes the time to read what its operands are made of and to write its result, if that is more (``product_s``). Rows and
@@ -14,7 +14,7 @@ over the same array and nothing has to be complete between them, as XLA joins th
   it was measured, laying out the operands comes to the FLOPs (``Profile.operand_bytes_per_s``): few rows pay for it;
 - a stream costs by the element and by the byte, or its vector FLOPs if these take longer (``stream_s``). Only what is touched
   counts: of a stacked value the slice, of an update in place the update;
-- a break is a collective inside the pass: what is behind it is a sweep of its own (``break_s``).
+- a break is a collective inside the kernel: what comes after it is another sweep (``break_s``).
 
 A result that a collective makes, and that takes the place of a donated argument, is copied (``copy_s``): ZeRO's parameters.
 So is a stack that a loop writes while it reads the donated one: a cache that is scanned (``_restacked``).
@@ -23,15 +23,14 @@ A product writes its result in the order in which it is read. Where the result i
 kernel that reads it the other way round (a weight's gradient in the optimizer) takes its elements from far apart, and pays for
 each where that was measured (``_turned``, ``turn_s``).
 
-Where products are calls of a library (``calls_library``: GPUs) they are passes of their own and pad each role as one dimension;
+Where products are calls of a library (``calls_library``: GPUs) they are separate kernels and pad each role as one dimension;
 convolutions over spread elements skip the zeros; and a loop's stacks are filled with zeros first, and each written by itself.
 
-Form. A pass depends on structure and on how its own ``ops`` compute, so that it can be tabulated; it is whole picoseconds, so
-that sums are exact in any order.
+Form. The time of a kernel depends on structure and on how its ``ops`` compute. It is whole picoseconds, so that sums are exact
+in any order.
 
-Where it comes from: the roofline of Williams and others (2009). The
-rates by byte and element fit the cycles that TPU compilers estimate (``docs/benchmarks/fidelity.md``). The file is long since
-what a pass is and what it costs are one model.
+The model is the roofline of Williams and others (2009). The rates by byte and element fit the cycles that TPU compilers
+estimate (``docs/benchmarks/fidelity.md``). The file is long because the structure of a kernel and its cost are one model.
 
 Weak: layouts are not known, so that copies from one to another are missing; nor is what stays in on-chip memory, or what the
 compiler computes twice.
@@ -49,11 +48,11 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import Profile
 from shardwise.ir.program import Op, Program, Unit, Value
 from shardwise.ir.traits import BORDERS, LOOP_SLICES, READ_PARTS, WRITE_PARTS
+from shardwise.lowering.candidates import Candidate
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.sharding import Axes, is_moved
-from shardwise.lowering.ways import Way
 
-#: Roles of ops that can share a pass.
+#: Roles of ops that can share a kernel.
 _PLAIN: Final = (Role.VIEW, Role.CHEAP, Role.DEAR, Role.REDUCTION, Role.PRODUCT)
 #: Kinds that do nothing at run time.
 _FREE: Final = BORDERS | {"literal"}
@@ -70,7 +69,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A value that one op of a pass hands to another, and whether it is ``stored`` all the same."""
+    """A value that one op of a kernel hands to another, and whether it is ``stored`` all the same."""
 
     value: int
     maker: int
@@ -81,7 +80,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class Kernel:
     """Kernels that run as one: what they compute, read and write. Its time depends on how ``ops`` compute, nothing else.
 
     ``kernels`` are the ops whose results it writes. Each of ``reads`` is one stored value: the places at which it is read.
@@ -115,17 +114,17 @@ class _Kernel:
     products: list[int]
     reads: dict[int, list[Tensor]]
     writes: dict[int, Tensor]
-    elements: int  # of the array that it passes over
+    elements: int  # of the array that it kernels over
     plain: bool  # of elementwise ops and reductions only, but for a product
     depth: int = 0
     group: int = -1
 
 
-def passes(clusters: Clusters, turning: bool = False) -> tuple[Pass, ...]:
+def kernels(clusters: Clusters, turning: bool = False) -> tuple[Kernel, ...]:
     """What runs as one kernel, in the order of the program; with what is read the other way round where that costs.
 
-    Kernels of ``clusters`` that pass over the same array are joined where one reads what another writes or both read the
-    same, unless something must be complete between them (a reduction, a product's operand): then they are two passes.
+    Clusters that sweep over the same array are joined where one reads what another writes or both read the
+    same, unless something must be complete between them (a reduction, a product's operand): then they are two kernels.
     """
     body = {link: op.regions[0] for op in clusters.program.ops if op.regions for link in op.links}
     kernels = [
@@ -192,9 +191,9 @@ def _loops(clusters: Clusters) -> dict[int, tuple[int, frozenset[int]]]:
     return found
 
 
-def _returned(clusters: Clusters) -> Iterator[Pass]:
-    """Results that may take the place of donated arguments: a pass each, which is free but where a collective makes one, and
-    a copy of those that cannot lie there: stacks that a loop writes while it reads the argument."""
+def _returned(clusters: Clusters) -> Iterator[Kernel]:
+    """Results that can take the place of donated arguments: a kernel each, which is free unless a collective makes the result;
+    and copies of those that cannot: stacks that a loop writes while it reads the argument."""
     program = clusters.program
     donated = {(v.shape, v.dtype) for a in program.arguments if a.donated for v in (program.values[a.value],)}
     for op in program.ops:
@@ -203,20 +202,20 @@ def _returned(clusters: Clusters) -> Iterator[Pass]:
             if (value.shape, value.dtype) in donated:
                 maker, result = program.definitions[value.id]
                 edge = Edge(value.id, maker, result, op.id, 0, True)
-                yield Pass((), (maker, op.id), op.region, (), (), (), (), (), (), edge)
+                yield Kernel((), (maker, op.id), op.region, (), (), (), (), (), (), edge)
                 if _restacked(clusters, value):
                     read, written = (Tensor(op.id, n, value.itemsize) for n in (0, 1))
-                    yield Pass((), (op.id,), op.region, (), (op.id,), ((read,),), (False,), (written,), ())
+                    yield Kernel((), (op.id,), op.region, (), (op.id,), ((read,),), (False,), (written,), ())
 
 
-def _turned(clusters: Clusters, kernels: Iterable[_Kernel]) -> Iterator[Pass]:
-    """Products' results that a kernel reads the other way round: a pass each, which is free but where the result is a sum over
+def _turned(clusters: Clusters, kernels: Iterable[_Kernel]) -> Iterator[Kernel]:
+    """Products' results that a kernel reads the other way round: a kernel each, which is free unless the result is a sum over
     devices."""
     for kernel in kernels:
         found = {edge.value: edge for o in kernel.members for edge in _turned_edges(clusters, clusters.program.ops[o])}
         for edge in found.values():
             ops = (edge.maker, edge.user)
-            yield Pass((), ops, kernel.region, (), (), (), (), (), (), None, edge)
+            yield Kernel((), ops, kernel.region, (), (), (), (), (), (), None, edge)
 
 
 def _turned_edges(clusters: Clusters, user: Op) -> Iterator[Edge]:
@@ -263,9 +262,9 @@ def _restacked(clusters: Clusters, value: Value) -> bool:
     return any((v.shape, v.dtype) == (value.shape, value.dtype) for v in like)
 
 
-def _joined(clusters: Clusters, kernels: list[_Kernel], seen: set[int]) -> Pass:
-    """One pass of some kernels. A value that several passes make, each for itself, is ``seen`` in the first: if it needs a
-    collective it is made once after all."""
+def _joined(clusters: Clusters, kernels: list[_Kernel], seen: set[int]) -> Kernel:
+    """One kernel of some clusters. A value that several kernels compute, each for itself, is ``seen`` in the first: if it needs
+    a collective it is computed once after all."""
     program = clusters.program
     writes = {base: t for kernel in kernels for base, t in kernel.writes.items()}
     reads: dict[int, list[Tensor]] = {}
@@ -293,7 +292,7 @@ def _joined(clusters: Clusters, kernels: list[_Kernel], seen: set[int]) -> Pass:
     for edge in sorted(inner, key=lambda e: -e.user):
         if edge.user in feeding:
             feeding.add(edge.maker)
-    return Pass(
+    return Kernel(
         tuple(kernel.op.id for kernel in kernels),
         tuple(sorted(members)),
         kernels[0].region,
@@ -379,32 +378,32 @@ def _touched(op: Op, number: int) -> int:
     return number
 
 
-def pass_s(lowered: Lowered, work: Pass, profile: Profile) -> float:
+def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile) -> float:
     """Seconds of one execution, in whole picoseconds."""
     sizes = Sizes(lowered)
-    if work.returned is not None:
-        return sizes.copy_s(work.returned, profile)
-    if work.turned is not None:
-        return sizes.turn_s(work.turned, profile)
+    if kernel.returned is not None:
+        return sizes.copy_s(kernel.returned, profile)
+    if kernel.turned is not None:
+        return sizes.turn_s(kernel.turned, profile)
     local = sizes.local
-    reads = [max([local(t.op).elements[t.number] * t.itemsize for t in places]) for places in work.reads]
-    moved = sum(reads) + sum([local(t.op).elements[t.number] * t.itemsize for t in work.writes])
-    others = [local(o) for o in work.others]
-    elements = 0.0 if work.products else max([own.largest for own in others], default=0.0)
+    reads = [max([local(t.op).elements[t.number] * t.itemsize for t in places]) for places in kernel.reads]
+    moved = sum(reads) + sum([local(t.op).elements[t.number] * t.itemsize for t in kernel.writes])
+    others = [local(o) for o in kernel.others]
+    elements = 0.0 if kernel.products else max([own.largest for own in others], default=0.0)
     seconds = profile.launch_s
-    if work.products:
-        operands = sum(nbytes for nbytes, feeds in zip(reads, work.feeds, strict=True) if feeds)
-        results = sum(sizes.result_bytes(o) for o in work.products)
-        for number in work.products:
-            seconds += sizes.product_s(number, operands / len(work.products), profile)
+    if kernel.products:
+        operands = sum(nbytes for nbytes, feeds in zip(reads, kernel.feeds, strict=True) if feeds)
+        results = sum(sizes.result_bytes(o) for o in kernel.products)
+        for number in kernel.products:
+            seconds += sizes.product_s(number, operands / len(kernel.products), profile)
         moved = max(0.0, moved - operands - results)
     vector = sum([own.flops for own in others if not own.dtype])
     own_s = sum(
         [own.flops / (profile.matrix_rate(own.dtype) * profile.matrix_efficiency) for own in others if own.dtype]
     )
     seconds += max(stream_s(moved, elements, vector, profile), own_s)
-    for edge in {e.value: e for e in work.inner if sizes.waits(e)}.values():
-        seconds += sizes.break_s(edge, work.products, profile) + profile.launch_s
+    for edge in {e.value: e for e in kernel.inner if sizes.waits(e)}.values():
+        seconds += sizes.break_s(edge, kernel.products, profile) + profile.launch_s
     return round(seconds * 1e12) / 1e12
 
 
@@ -449,7 +448,7 @@ def product_s(product: Product, nbytes: float, profile: Profile, operands: float
 
 
 def stream_s(nbytes: float, elements: float, flops: float, profile: Profile) -> float:
-    """Seconds of one pass over ``elements`` that reads and writes ``nbytes`` in all."""
+    """Seconds of one sweep over ``elements`` that reads and writes ``nbytes`` in all."""
     passing = elements / profile.elements_per_s + nbytes / (profile.memory_bytes_per_s * profile.memory_efficiency)
     return max(passing, flops / profile.vector_flops_per_s)
 
@@ -484,13 +483,13 @@ class Sizes:
         known = self._locals.get(op)
         if known is None:
             key = (self.lowered.structure.alike[op], self.lowered.computes[op])
-            known = self.lowered.known.local.get(key)
+            known = self.lowered.memo.local.get(key)
             if known is None:
-                known = self.lowered.known.local[key] = self._local(op, key[1])
+                known = self.lowered.memo.local[key] = self._local(op, key[1])
             self._locals[op] = known
         return known
 
-    def _local(self, op: int, way: Way) -> _Local:
+    def _local(self, op: int, way: Candidate) -> _Local:
         node = self.program.ops[op]
         values, numbers = _values(node), [_touched(node, n) for n in range(len(_values(node)))]
         whole = [self.program.values[values[n]].elements if values[n] >= 0 else 1 for n in numbers]
@@ -505,9 +504,9 @@ class Sizes:
         return self.local(op).elements[number]
 
     def waits(self, edge: Edge) -> bool:
-        """Does a collective stand on an edge inside a pass?"""
+        """Is there a collective on an edge inside a kernel?"""
         actual, computes = self.lowered.actual[edge.value], self.lowered.computes
-        made, user = computes[edge.maker].made[edge.result], computes[edge.user]
+        made, user = computes[edge.maker].results[edge.result], computes[edge.user]
         if made is actual is user.needs[edge.operand]:
             return False
         return is_moved(made, actual, self.mesh) or is_moved(actual, user.need(edge.operand, actual), self.mesh)
@@ -515,7 +514,7 @@ class Sizes:
     def copy_s(self, edge: Edge, profile: Profile) -> float:
         """A collective's result does not go straight to where a donated argument lies: XLA copies it, and the argument too."""
         op = self.program.ops[edge.user]
-        made, actual = self.lowered.computes[op.id].made[0], self.lowered.actual[op.results[0]]
+        made, actual = self.lowered.computes[op.id].results[0], self.lowered.actual[op.results[0]]
         if not self.waits(edge) and not is_moved(made, actual, self.mesh):
             return 0.0
         nbytes = self.program.values[edge.value].nbytes / actual.shards(self.mesh)
@@ -523,12 +522,12 @@ class Sizes:
 
     def turn_s(self, edge: Edge, profile: Profile) -> float:
         """What it costs to read a sum over devices the other way round."""
-        if not self.lowered.computes[edge.maker].made[edge.result].partial:
+        if not self.lowered.computes[edge.maker].results[edge.result].partial:
             return 0.0
         return round(self._bytes(edge.user, edge.operand) / profile.turned_bytes_per_s * 1e12) / 1e12
 
     def break_s(self, edge: Edge, products: tuple[int, ...], profile: Profile) -> float:
-        """What a collective inside a pass costs: the value is written and read, and what is left is a pass of its own.
+        """The time that a collective inside a kernel adds: the value is written and read, and the rest is another kernel.
 
         What is stored was written anyway, and a product has read its operands.
         """
@@ -554,7 +553,7 @@ class Sizes:
     def result_bytes(self, op: int) -> float:
         return self._bytes(op, len(self.program.ops[op].operands))
 
-    def _product(self, node: Op, way: Way) -> Product:
+    def _product(self, node: Op, way: Candidate) -> Product:
         """The roles of a product's factors: in both operands and the result (batch), in the result with the second operand
         (columns), in the result otherwise (rows), in operands only (depth, with the taps of a window)."""
         rule, given = node.rule, way.assigned

@@ -434,7 +434,7 @@ def copy_allocations(
                 (u, k) for u, k in users if section(u.id, r.value) == section(op.id, r.value) and u.rule is not None
             ]
             points = [p for u, k in here if lowered.need(u, k) == r.target for p in op_points(life, u)]
-            if lowered.known.ways.rounds(op) and not r.source.partial:
+            if lowered.memo.candidates.rounds(op) and not r.source.partial:
                 target = blocks(replace(v, itemsize=ROUNDED_BYTES), r.target, lowered.state.mesh, profile)
             if points:
                 overlaps = Kind.ALL_GATHER in kinds and lowered.structure.early[r.value]

@@ -2,7 +2,7 @@
 
 A *term* is what one small part of the program costs under a state:
 
-- a **pass**: ops that run as one kernel (``shardwise.cost.compute``);
+- a **kernel**: ops that run as one (``shardwise.cost.compute``);
 - an **edge**: one value in one section of a region: how it gets from where it is made to where it is stored, and from there to
   its uses, each different need once, with what windowed uses fetch from other devices; and the copies that live meanwhile;
 - a **value**: the memory it takes while it lives (``shardwise.cost.memory``).
@@ -26,7 +26,7 @@ from typing import Final
 
 import numpy as np
 
-from shardwise.cost.compute import Edge, Pass, Tensor, pass_s, passes
+from shardwise.cost.compute import Edge, Kernel, Tensor, kernel_s, kernels
 from shardwise.cost.memory import (
     BLOCK,
     Allocation,
@@ -45,7 +45,7 @@ from shardwise.lowering.structure import Structure
 
 
 class TermKind(enum.Enum):
-    PASS = "pass"
+    KERNEL = "kernel"
     EDGE = "edge"
     VALUE = "value"
 
@@ -107,12 +107,12 @@ class CostModel:
     structure: Structure
     cost: HardwareCost
     life: Lifetimes = field(init=False)
-    work: tuple[Pass, ...] = field(init=False)
+    kernels: tuple[Kernel, ...] = field(init=False)
     terms: tuple[Term, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "life", lifetimes(self.structure.program, self.cost.profile.calls_library))
-        object.__setattr__(self, "work", passes(self.life.clusters, self.cost.profile.turns))
+        object.__setattr__(self, "kernels", kernels(self.life.clusters, self.cost.profile.turns))
         object.__setattr__(self, "terms", tuple(self._terms()))
 
     @property
@@ -132,12 +132,12 @@ class CostModel:
 
     def _terms(self) -> Iterable[Term]:
         program, life = self.structure.program, self.life
-        for n, work in enumerate(self.work):
+        for n, work in enumerate(self.kernels):
             ops = work.ops
             # How other values lie shows in how the ops compute.
             read = [*work.products, *(k for e in work.edges for k in (e.maker, e.user))]
             found = {v for k in read for v in (*program.ops[k].operands, *program.ops[k].results) if v >= 0}
-            yield Term(TermKind.PASS, n, work.region, ops, tuple(sorted(found)))
+            yield Term(TermKind.KERNEL, n, work.region, ops, tuple(sorted(found)))
         section = self.structure.section
         edges = dict.fromkeys((v, section(op, v)) for v, (op, _) in program.definitions.items())
         for value, where in edges | dict.fromkeys(self._users):
@@ -165,10 +165,10 @@ class CostModel:
     def figures(self, lowered: Lowered, term: Term) -> Figures:
         """What a term costs under a state."""
         profile = self.cost.profile
-        if term.kind is TermKind.PASS:
-            work = self.work[term.number]
+        if term.kind is TermKind.KERNEL:
+            work = self.kernels[term.number]
             runs = int(self.structure.program.runs[work.region])
-            return Figures(compute_ps=runs * round(pass_s(lowered, work, profile) * 1e12))
+            return Figures(compute_ps=runs * round(kernel_s(lowered, work, profile) * 1e12))
         if term.kind is TermKind.VALUE:
             return Figures(allocations=tuple(value_allocations(lowered, self.life, term.number, profile)))
         moves = tuple(self._edge(lowered, term))
@@ -186,7 +186,7 @@ class CostModel:
         if term.kind is TermKind.EDGE:
             value, maker = term.number, self.structure.program.definitions[term.number][0]
             return value in life.returned, maker in term.ops, tuple(k in life.point for k in term.ops)
-        return _pass_shape(self.work[term.number], term)
+        return _kernel_shape(self.kernels[term.number], term)
 
     def points(self, op: Op) -> tuple[int, ...]:
         """The first and the last point at which an op runs."""
@@ -248,7 +248,7 @@ class CostModel:
         )
 
 
-def _pass_shape(work: Pass, term: Term) -> Hashable:
+def _kernel_shape(kernel: Kernel, term: Term) -> Hashable:
     ops = {k: n for n, k in enumerate(term.ops)}
     values = {v: n for n, v in enumerate(term.values)}
 
@@ -259,14 +259,14 @@ def _pass_shape(work: Pass, term: Term) -> Hashable:
         return values[e.value], ops[e.maker], e.result, ops[e.user], e.operand, e.stored
 
     return (
-        tuple(ops[k] for k in work.products),
-        tuple(ops[k] for k in work.others),
-        tuple(tuple(map(tensor, places)) for places in work.reads),
-        work.feeds,
-        tuple(map(tensor, work.writes)),
-        tuple(map(edge, work.inner)),
-        edge(work.returned) if work.returned else None,
-        edge(work.turned) if work.turned else None,
+        tuple(ops[k] for k in kernel.products),
+        tuple(ops[k] for k in kernel.others),
+        tuple(tuple(map(tensor, places)) for places in kernel.reads),
+        kernel.feeds,
+        tuple(map(tensor, kernel.writes)),
+        tuple(map(edge, kernel.inner)),
+        edge(kernel.returned) if kernel.returned else None,
+        edge(kernel.turned) if kernel.turned else None,
     )
 
 

@@ -227,8 +227,8 @@ def _least_s(model: CostModel) -> float:
 
 def _rows(model: CostModel, term: Term, figures: Figures) -> Iterable[Row]:
     program, life = model.structure.program, model.life
-    if term.kind is TermKind.PASS:
-        work = model.work[term.number]
+    if term.kind is TermKind.KERNEL:
+        work = model.kernels[term.number]
         main = program.ops[(work.products or work.kernels or work.ops)[0]]
         point = max((life.point.get(k, 0) for k in (main.id, *work.kernels)), default=0)
         runs = float(program.runs[work.region])

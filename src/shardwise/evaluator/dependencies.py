@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from shardwise.evaluator.space import Space
 from shardwise.ir.program import Op
 from shardwise.ir.traits import VIEWS
+from shardwise.lowering.candidate_tables import Reach
 from shardwise.lowering.decisions import State
-from shardwise.lowering.menu import Reach
 from shardwise.lowering.storage import kept_axes, views
 from shardwise.lowering.structure import Structure
 
@@ -186,7 +186,7 @@ class Dependencies:
         return tuple(found)
 
     def _candidates(self, op: Op, reads: Reads) -> Hashable:
-        """Of ``Lowered.candidates``."""
+        """Of ``Lowered.factor_axes``."""
         s = self.structure
         assert op.rule is not None
         start, count = s.first_node[op.id], len(op.rule.factors)

@@ -27,9 +27,9 @@ import numpy as np
 from shardwise.cost.model import Cost, CostModel, Figures, Term
 from shardwise.evaluator.dependencies import Dependencies, Node
 from shardwise.evaluator.space import Action, Seen, Space
+from shardwise.lowering.candidates import NO_CANDIDATE, Candidates
 from shardwise.lowering.decisions import Decision, State
-from shardwise.lowering.lowered import Known, Lowered
-from shardwise.lowering.ways import NO_WAY, Ways
+from shardwise.lowering.lowered import Lowered, Memo
 
 Array = np.ndarray[Any, Any]
 #: Snapshots from which new states can start.
@@ -86,12 +86,12 @@ class _Rule:
         if key in self.known and wide in self.known:
             return self.known[wide]
         made = lowered()
-        asked = made.asked
+        comparisons = made.comparisons
         if self._kind == "stored":
             found: Any = made._stored(self._index)[0]
         else:
-            found = made.choose(self._index) if self._kind == "computes" else made.lie(self._index)
-        if made.asked == asked:
+            found = made.choose(self._index) if self._kind == "computes" else made.actual_sharding(self._index)
+        if made.comparisons == comparisons:
             self.known[key] = found
         else:
             self.known[key], self.known[wide] = None, found
@@ -125,7 +125,7 @@ class Evaluator:
         self.model, self.space = model, space
         self.actions = tuple(Action.of(decision, space) for decision in decisions)
         self.dependencies = nodes = Dependencies(model.structure, space)
-        self._known = Known(Ways(model.structure, space.mesh, model.cost), nodes.reach)
+        self._known = Memo(Candidates(model.structure, space.mesh, model.cost), nodes.reach)
         self._classes = self._make_classes()
         readers: list[list[int]] = [[] for _ in nodes.nodes]
         for number, same in enumerate(self._classes):
@@ -208,7 +208,7 @@ class Evaluator:
     @cached_property
     def _root(self) -> Snapshot:
         """The state in which nothing but the base is decided."""
-        results: list[Any] = [*[None] * len(self._nodes), NO_WAY]  # the last, -1, is for ops without a rule
+        results: list[Any] = [*[None] * len(self._nodes), NO_CANDIDATE]  # the last, -1, is for ops without a rule
         parts = [_NO_PART] * len(self._classes)
         changes = np.zeros(self.model.life.points + 1, np.int64)
         nothing = Snapshot(frozenset(), [-1] * len(self.dependencies.views), results, parts, (0, 0, 0), changes)
@@ -271,7 +271,7 @@ class Evaluator:
         """A state lowered by the specification."""
         decisions = (*self.space.base, *(self.actions[n].decision for n in state))
         made = Lowered(self.model.structure, State(self.space.mesh, decisions), self.model.cost)
-        made.work_out()
+        made.lower_all()
         return made
 
 

@@ -11,9 +11,9 @@ T = TypeVar("T")
 class Lazy(Sequence[T], Generic[T]):
     """A list whose items are worked out when first asked for, one at a time. Those that nobody asks for take no space."""
 
-    def __init__(self, count: int, work_out: Callable[[int], T]):
+    def __init__(self, count: int, lower_all: Callable[[int], T]):
         self._items: dict[int, T] = {}
-        self._count, self._work_out = count, work_out
+        self._count, self._work_out = count, lower_all
 
     def __getitem__(self, index: int) -> T:  # type: ignore[override]
         item = self._items.get(index)

@@ -1,22 +1,24 @@
-"""Lowering a state: how every op computes, and the collectives on every edge (design, section 6).
+"""Lowering a state: the sharding in which every op computes, and the collectives on every edge (design, section 6).
 
-The compute rule. An op computes under the assignment of axes to its factors (or to none) that is cheapest *locally*: reshards
-of its operands from how they are stored, plus its own time, plus the reduction or reshard of its results to how they are
-stored. Candidates for an axis are the factors whose color was given that axis; the losing side of a conflict is none. Ties go
-to the order of decisions.
+The storage rule. A value is stored sharded on the axes of its dimensions' colors, in the order of the decisions, as far as
+sizes divide; the losing side of a conflict, pins and kept values are the exceptions (``shardwise.lowering.storage``).
 
-Deferred reductions. A result that is partial stays so where its one use is linear in it and lies in the same region, with no
-loop in between: sums of partial values are partial, and so are their casts, transposes, reshapes and products with whole
-values. The use decides by the same local comparison whether it takes the value as partial or reduced, so
+The compute rule. An op computes with the assignment of mesh axes to its factors that is fastest *locally*: the reshards of its
+operands, its own time, and the reduction or reshard of its results to their storage. An axis can go to the factors whose color
+is sharded on it, or to none. Ties go to the order of decisions.
+
+Deferred reductions. A partial sum stays partial if its only consumer is linear in it and in the same region, with no loop in
+between. Sums of partial sums are partial, and so are their casts, transposes, reshapes and products with replicated values.
+The consumer decides by the same local comparison whether it takes the value partial or reduced, so that
 ``dq·Wq + dk·Wk + dv·Wv`` is reduced once.
 
-Staying as computed (not in the design). A product's result with two dimensions that were given one axis may lie in either way.
-It stays as its op computes it where that, with the time of its uses, is cheaper than storage: the masks of a mixture of
-experts stay with their tokens. Weak: uses are asked one by one, with their other operands as stored, and those in a loop's
-body are not multiplied by its trips.
+Results that stay as computed (not in the design). If two dimensions of a product's result are sharded on one axis, either can
+have it. The result keeps the sharding in which its op computes it if that, with the time of its consumers, is faster than
+storage: the masks of a mixture of experts stay with their tokens. Weak: consumers are compared one by one, with their other
+operands as stored, and those in a loop's body are not multiplied by its trips.
 
-Both rules are local, and so is everything here: a :class:`Lowered` works out what it is asked for and what that rests on, no
-more. Asked for everything it is the plan of a state; asked for a few ops it fills a row of the evaluator's tables.
+Both rules are local. A :class:`Lowered` computes what is asked for and what that depends on, nothing else: all of it for a
+plan, a few ops for the evaluator.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ from typing import Any, Final
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.program import Op, Origin
 from shardwise.ir.traits import VIEWS
+from shardwise.lowering.candidate_tables import SAME, CandidateTable, CandidateTables, Moves, Reach
+from shardwise.lowering.candidates import NO_CANDIDATE, Candidate, Candidates, can_pass
 from shardwise.lowering.decisions import State
 from shardwise.lowering.lazy import Lazy
 from shardwise.lowering.local_cost import LocalCost
-from shardwise.lowering.menu import SAME, Menu, Menus, Moves, Reach
-from shardwise.lowering.moves import Mover, goes
+from shardwise.lowering.reshard_times import ReshardTimes, target_sharding
 from shardwise.lowering.sharding import Axes, Collective, Kind, Sharding, tensor_sharding
 from shardwise.lowering.storage import kept_axes, store
 from shardwise.lowering.structure import Structure
-from shardwise.lowering.ways import NO_WAY, Way, Ways, can_pass
 
 NOTHING: Final = Sharding(())
 _NONE: Final[frozenset[int]] = frozenset()
@@ -60,44 +62,45 @@ class Reshard:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What was worked out already of like ops in like places, shared by all states of one mesh and cost. ``reach``: see
-    ``Menus``."""
+class Memo:
+    """Results that all states of one mesh and cost share, by the local situation that they belong to: the fastest candidates
+    of an op (``chosen``), the time of a consumer (``consumer_s``), local sizes (``local``). ``reach``: see
+    ``CandidateTables``."""
 
-    ways: Ways
+    candidates: Candidates
     reach: Callable[[Op], Reach] | None = None
-    mover: Mover = field(init=False)
-    menus: Menus = field(init=False)
-    chosen: dict[object, tuple[Way, ...]] = field(default_factory=dict)
-    asked_s: dict[object, float] = field(default_factory=dict)
-    local: dict[tuple[int, Way], Any] = field(default_factory=dict)
+    times: ReshardTimes = field(init=False)
+    tables: CandidateTables = field(init=False)
+    chosen: dict[object, tuple[Candidate, ...]] = field(default_factory=dict)
+    consumer_s: dict[object, float] = field(default_factory=dict)
+    local: dict[tuple[int, Candidate], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mover", Mover(self.ways.mesh, self.ways.cost))
-        object.__setattr__(self, "menus", Menus(self.ways, self.mover, self.reach))
+        object.__setattr__(self, "times", ReshardTimes(self.candidates.mesh, self.candidates.cost))
+        object.__setattr__(self, "tables", CandidateTables(self.candidates, self.times, self.reach))
 
 
 def lower_state(analysis: Analysis, state: State, cost: LocalCost) -> Lowered:
-    """Works out a state: two rules, reshards, deferred reductions."""
+    """Lowers a state: storage, computation and reshards of the whole program."""
     lowered = Lowered(Structure.of(analysis), state, cost)
-    lowered.work_out()
+    lowered.lower_all()
     return lowered
 
 
 class Lowered:
-    """A state worked out: ``storage`` by value, ``actual`` how it really leaves its op (partial where deferred), ``computes``
-    how every op computes."""
+    """A lowered state: ``storage`` is the sharding by value, ``actual`` the sharding in which a value leaves its op (partial
+    where the reduction is deferred), ``computes`` the chosen candidate by op."""
 
-    def __init__(self, structure: Structure, state: State, cost: LocalCost, known: Known | None = None) -> None:
+    def __init__(self, structure: Structure, state: State, cost: LocalCost, memo: Memo | None = None) -> None:
         self.structure, self.state, self.cost = structure, state, cost
         self.program, self.mesh = structure.program, state.mesh
         values, ops = len(self.program.values), len(self.program.ops)
         self.storage: Lazy[Sharding] = Lazy(values, lambda v: self._stored(v)[0])
-        self.actual: Lazy[Sharding] = Lazy(values, self.lie)
-        self.computes: Lazy[Way] = Lazy(ops, self.choose)
-        self.known = known or Known(Ways(structure, state.mesh, cost))
-        self.asked = 0  # how often uses were asked what they would like
-        self._uses_known: dict[tuple[int, Sharding], float] = {}
+        self.actual: Lazy[Sharding] = Lazy(values, self.actual_sharding)
+        self.computes: Lazy[Candidate] = Lazy(ops, self.choose)
+        self.memo = memo or Memo(Candidates(structure, state.mesh, cost))
+        self.comparisons = 0  # how often consumers were compared (``stays``)
+        self._consumers_s: dict[tuple[int, Sharding], float] = {}
         self._rank = {pair: k for k, pair in enumerate(state.order)}
         self._axes: dict[int, tuple[int, ...]] = {}
         for color, axis in state.order:
@@ -111,8 +114,8 @@ class Lowered:
     def analysis(self) -> Analysis:
         return self.structure.analysis
 
-    def work_out(self) -> None:
-        """Works out every op, in the order in which nothing rests on what is still to come."""
+    def lower_all(self) -> None:
+        """Lowers every op, in the order of execution."""
         for op in self.program.schedule:
             self.computes[op.id]
 
@@ -149,23 +152,23 @@ class Lowered:
 
     @cached_property
     def refused(self) -> tuple[str, ...]:
-        """What could not be sharded for divisibility, in words: of values that are stored alike, the first with a path."""
-        told: list[str] = []
+        """One line for each dimension that could not be sharded for divisibility; one for values with the same storage."""
+        lines: list[str] = []
         seen: set[int] = set()
         for value in (v for v in self.program.values if v.path):
             stored = self._stored(value.id)
             for d, pieces, axis in stored[1] if id(stored) not in seen else ():
                 name, size = self.mesh.names[axis], value.shape[d]
-                told.append(f"{value.path}[{d}] of size {size} does not divide by {pieces} ({name})")
+                lines.append(f"{value.path}[{d}] of size {size} does not divide by {pieces} ({name})")
             seen.add(id(stored))
-        return tuple(dict.fromkeys(told))
+        return tuple(dict.fromkeys(lines))
 
     def __str__(self) -> str:
         from shardwise.lowering.text import format_lowered
 
         return format_lowered(self)
 
-    # The storage rule.
+    # Storage.
 
     def _stored(self, value: int) -> tuple[Sharding, tuple[tuple[int, int, int], ...]]:
         s, shape = self.structure, self.program.values[value].shape
@@ -181,10 +184,10 @@ class Lowered:
             self._stores[key] = store(shape, colors, beaten, kept, pinned, self.state)
         return self._stores[key]
 
-    # The compute rule.
+    # Computation.
 
-    def candidates(self, op: Op) -> tuple[Axes, ...]:
-        """By factor: the axes that it may take, in the order of decisions. The losing side of a conflict is no candidate."""
+    def factor_axes(self, op: Op) -> tuple[Axes, ...]:
+        """By factor the axes that it can take, in the order of decisions. The losing side of a conflict can take none."""
         s, axes = self.structure, self._axes
         given = tuple([axes.get(c, ()) for c in s.factor_colors[op.id]])
         if op.id in s.clashes.by_op and any(given):
@@ -196,12 +199,12 @@ class Lowered:
         """The axes that a value's dimensions were given, in the order of decisions."""
         return tuple(self._axes.get(c, ()) for c in self.structure.colors[value])
 
-    def choose(self, number: int) -> Way:
-        """How an op computes."""
+    def choose(self, number: int) -> Candidate:
+        """The candidate with which an op computes."""
         op, s = self.program.ops[number], self.structure
         if op.rule is None:
-            return NO_WAY
-        given = self.candidates(op)
+            return NO_CANDIDATE
+        given = self.factor_axes(op)
         inputs = tuple([self.actual[v] if v >= 0 else NOTHING for v in op.operands])
         passing: Axes = ()
         for sharding in inputs:
@@ -209,83 +212,82 @@ class Lowered:
                 waiting = sorted({a for i in inputs for a in i.partial})
                 passing = tuple(a for a in waiting if can_pass(s.linear[number], inputs, a))
                 break
-        menu = self.known.menus.menu(op, given, passing)
+        table = self.memo.tables.table(op, given, passing)
         if not passing and not any(given):
-            return menu.whole
+            return table.whole
         joins = [self._joins(v) for v in op.results]
-        crossed = [s.stays[v] and self.crossed(v) for v in op.results]
+        shared = [s.stays[v] and self.shares_axis(v) for v in op.results]
         stored = [self.storage[v] for v in op.results]
-        left = menu.left(given, passing)
-        key = (menu, s.placed[number], left, *inputs, *stored, *joins, *crossed)
-        found = self.known.chosen.get(key)
+        left = table.left(given, passing)
+        key = (table, s.placed[number], left, *inputs, *stored, *joins, *shared)
+        found = self.memo.chosen.get(key)
         if found is None:
-            asked = self.asked
-            found = self._fastest(op, menu, left, inputs, stored, joins, crossed)
-            if self.asked == asked:  # else it rests on what its uses would like, too
-                self.known.chosen[key] = found
+            comparisons = self.comparisons
+            found = self._fastest(op, table, left, inputs, stored, joins, shared)
+            if self.comparisons == comparisons:  # else it depends on the consumers as well
+                self.memo.chosen[key] = found
         return found[0] if len(found) == 1 else self.first(op, found)
 
-    def first(self, op: Op, equal: tuple[Way, ...]) -> Way:
-        """Of ways that take the same time, the one that goes with the order of decisions: passing on before computing in parts
-        before computing whole."""
+    def first(self, op: Op, equal: tuple[Candidate, ...]) -> Candidate:
+        """Of candidates that take the same time, the first by the order of decisions: passing partial sums on comes before
+        computing sharded, which comes before computing replicated."""
         colors, last = self.structure.factor_colors[op.id], (len(self.state.order), 0)
 
-        def places(way: Way) -> list[tuple[int, int]]:
-            by_axis = {a: (self._rank[colors[f], a], f) for f, axes in enumerate(way.assigned) for a in axes}
-            return [(-1, 0) if a in way.passed else by_axis.get(a, last) for a in range(len(self.mesh.sizes))]
+        def places(candidate: Candidate) -> list[tuple[int, int]]:
+            by_axis = {a: (self._rank[colors[f], a], f) for f, axes in enumerate(candidate.assigned) for a in axes}
+            return [(-1, 0) if a in candidate.passed else by_axis.get(a, last) for a in range(len(self.mesh.sizes))]
 
         return min(equal, key=places)
 
     def _fastest(
         self,
         op: Op,
-        menu: Menu,
+        table: CandidateTable,
         left: int,
         inputs: Sequence[Sharding],
         stored: Sequence[Sharding],
         joins: Sequence[frozenset[int]],
-        crossed: Sequence[bool],
-    ) -> tuple[Way, ...]:
-        """The ways to compute an op that take the least time."""
-        arriving = self._arriving(op, menu, inputs)
-        leaving = _leaving(menu, stored, joins)
-        least, times = menu.times(left, arriving, leaving, stored)
-        if any(crossed):
-            # Results that might stay as they are computed: their uses are asked only where a way could win by it.
-            staying = _leaving(menu, stored, joins, crossed)
-            for n in menu.in_order:
-                if left >> n & 1 and menu.time(n, arriving, staying) < least * (1 - SAME):
-                    times[n] = menu.time(n, arriving, ())
-                    for v, made, waiting in zip(op.results, menu.ways[n].made, joins, strict=True):
+        shared: Sequence[bool],
+    ) -> tuple[Candidate, ...]:
+        """The candidates of an op that take the least time."""
+        arriving = self._arriving(op, table, inputs)
+        leaving = _leaving(table, stored, joins)
+        least, times = table.times(left, arriving, leaving, stored)
+        if any(shared):
+            # Results that might stay as computed: consumers are compared only where a candidate could win by it.
+            staying = _leaving(table, stored, joins, shared)
+            for n in table.in_order:
+                if left >> n & 1 and table.time(n, arriving, staying) < least * (1 - SAME):
+                    times[n] = table.time(n, arriving, ())
+                    for v, made, waiting in zip(op.results, table.candidates[n].results, joins, strict=True):
                         times[n] += self._move_s(v, made, self._target(v, made, waiting))
                     least = min(least, times[n])
-        return tuple([menu.ways[n] for n, time in times.items() if time <= least * (1 + SAME)])
+        return tuple([table.candidates[n] for n, time in times.items() if time <= least * (1 + SAME)])
 
-    def _arriving(self, op: Op, menu: Menu, inputs: Sequence[Sharding]) -> list[Moves]:
-        """The reshards of an op's operands, but for those that are whole. That of one value is paid once in a region: products
-        that use it share it."""
+    def _arriving(self, op: Op, table: CandidateTable, inputs: Sequence[Sharding]) -> list[Moves]:
+        """The reshards of an op's operands that are not replicated. Products in a region share the reshard of a value."""
         early, sharers = self.structure.early, self.structure.sharers[op.id]
         return [
-            (menu.needs[k][0].arriving(inputs[k], early[v]), menu.needs[k][1], sharers[k])
+            (table.needs[k][0].arriving(inputs[k], early[v]), table.needs[k][1], sharers[k])
             for k, v in enumerate(op.operands)
             if v >= 0 and (any(inputs[k].dims) or inputs[k].partial)
         ]
 
     def _move_s(self, value: int, source: Sharding, target: Sharding) -> float:
-        return self.known.mover.seconds(self.known.ways.arrays[value], source, target)
+        return self.memo.times.seconds(self.memo.candidates.arrays[value], source, target)
 
-    # Where values go.
+    # Reshards.
 
     def need(self, op: Op, operand: int) -> Sharding:
-        """How an op uses an operand."""
+        """The sharding in which an op needs an operand."""
         return self.computes[op.id].need(operand, self.actual[op.operands[operand]])
 
     def made(self, op: Op, result: int) -> Sharding:
-        """How a result is computed, before anything is moved."""
-        return self.computes[op.id].made[result]
+        """The sharding in which an op computes a result, before any reshard."""
+        return self.computes[op.id].results[result]
 
     def operand_reshards(self, op: Op, of: int = -1) -> Iterator[Reshard]:
-        """On the edges into an op; with ``of`` those of one value only."""
+        """The reshards on the edges into an op; with ``of`` those of one value only."""
         for k, v in enumerate(op.operands):
             if v >= 0 and of in (v, -1):
                 yield from self._reshard(op, v, k, self.actual[v], self.need(op, k))
@@ -295,8 +297,8 @@ class Lowered:
             yield from self._reshard(op, v, -1, self.made(op, r), self.actual[v])
 
     def halos(self, op: Op, of: int = -1) -> Iterator[tuple[Hashable, Reshard]]:
-        """What windowed operands fetch from other devices, each with a key: what has the same is done once."""
-        for halo in self.known.ways.halo_steps(op, self.computes[op.id].assigned):
+        """What windowed operands fetch from other devices, each with a key; fetches with the same key happen once."""
+        for halo in self.memo.candidates.halo_steps(op, self.computes[op.id].assigned):
             value = op.operands[halo.operand]
             if of in (value, -1):
                 need = self.need(op, halo.operand)
@@ -305,17 +307,17 @@ class Lowered:
                 yield key, Reshard(op.id, value, halo.operand, need, need, halo.steps, op.region)
 
     def _reshard(self, op: Op, value: int, operand: int, source: Sharding, target: Sharding) -> Iterator[Reshard]:
-        ways = self.known.ways
-        array = ways.operand(op, operand) if operand >= 0 else ways.arrays[value]
-        steps = self.known.mover.steps(array, source, target)
+        candidates = self.memo.candidates
+        array = candidates.operand(op, operand) if operand >= 0 else candidates.arrays[value]
+        steps = self.memo.times.steps(array, source, target)
         if steps:
             region = self.structure.runs_in[self.structure.section(op.id, value)]
             yield Reshard(op.id, value, operand, source, target, steps, region)
 
-    def lie(self, value: int) -> Sharding:
-        """How a value really leaves its op."""
+    def actual_sharding(self, value: int) -> Sharding:
+        """The sharding in which a value leaves its op."""
         s = self.structure
-        stay = s.stays[value] and self.crossed(value)
+        stay = s.stays[value] and self.shares_axis(value)
         if not stay and not self.may_wait(value):
             return self.storage[value]
         number, result = self.program.definitions[value]
@@ -323,24 +325,24 @@ class Lowered:
         return self._target(value, made, frozenset(made.partial))
 
     def _target(self, value: int, made: Sharding, waiting: frozenset[int]) -> Sharding:
-        """Where a result goes, once its uses are asked."""
+        """The sharding to which a result is brought."""
         stays = not made.partial and self.stays(value, made)
-        return goes(made, self.storage[value], waiting if self.may_wait(value) else _NONE, stays)
+        return target_sharding(made, self.storage[value], waiting if self.may_wait(value) else _NONE, stays)
 
     def may_wait(self, value: int) -> bool:
-        """May a partial result stay so until its one use?"""
+        """Can the reduction of a partial sum wait for its only consumer?"""
         return self.structure.waits[value] and value not in self._fixed
 
     def _joins(self, value: int) -> frozenset[int]:
-        """Axes over which a sum that this value goes into is partial already: reducing it then costs nothing more."""
+        """Axes on which the sum that consumes this value is partial already, so that reducing it costs nothing more."""
         if not self.structure.joins[value] or not self.may_wait(value):
             return _NONE
         return frozenset(a for v in self.structure.joins[value] for a in self.actual[v].partial)
 
-    # Values that stay as they are computed.
+    # Results that stay as computed.
 
-    def crossed(self, value: int) -> bool:
-        """Were two dimensions given one axis, so that the value may lie in either way?"""
+    def shares_axis(self, value: int) -> bool:
+        """Are two dimensions of a value sharded on one axis, of which only one can have it?"""
         if value in self.state.pinned:
             return False
         colors = self.structure.colors[value]
@@ -350,49 +352,49 @@ class Lowered:
         return self._crossings[colors]
 
     def stays(self, value: int, made: Sharding) -> bool:
-        """Is a product's result (or a view of one) better left as it is computed than moved to where it is stored?
+        """Is it faster to leave a product's result (or a view of one) as computed than to bring it to its storage?
 
-        Its uses decide: the dispatch mask of a mixture of experts, computed by groups and used with tokens by groups, would
-        otherwise go to the experts and back.
+        The consumers decide: the dispatch mask of a mixture of experts, computed by groups and used with tokens by groups,
+        would otherwise go to the experts and back.
         """
         stored = self.storage[value]
-        if not self.structure.stays[value] or made is stored or not self.crossed(value):
+        if not self.structure.stays[value] or made is stored or not self.shares_axis(value):
             return False
         if made.axes() != stored.axes():
             return False
-        self.asked += 1
+        self.comparisons += 1
         return self._uses_s(value, made) < self._move_s(value, made, stored) + self._uses_s(value, stored)
 
     def _uses_s(self, value: int, sharding: Sharding) -> float:
-        """The time of a value's uses if it came in this sharding; through views, to the uses of these."""
-        if (value, sharding) not in self._uses_known:
+        """The time of a value's consumers if it came in this sharding; views are looked through."""
+        if (value, sharding) not in self._consumers_s:
             users = dict.fromkeys(user for user, _ in self.structure.uses[value])
             ops = [self.program.ops[number] for number in users]
-            self._uses_known[value, sharding] = sum(self._use_s(op, value, sharding) for op in ops if op.rule)
-        return self._uses_known[value, sharding]
+            self._consumers_s[value, sharding] = sum(self._use_s(op, value, sharding) for op in ops if op.rule)
+        return self._consumers_s[value, sharding]
 
     def _use_s(self, use: Op, value: int, sharding: Sharding) -> float:
         if use.kind in VIEWS:
             (result,) = use.results
             seen, stored = seen_through(use, sharding), self.storage[result]
             options = [self._uses_s(result, stored) + self._move_s(result, seen, stored)]
-            if seen != stored and self.crossed(result):
+            if seen != stored and self.shares_axis(result):
                 options.append(self._uses_s(result, seen))
             return min(options)
         inputs = tuple(sharding if v == value else self.storage[v] if v >= 0 else NOTHING for v in use.operands)
-        given = self.candidates(use)
-        menu = self.known.menus.menu(use, given, ())
+        given = self.factor_axes(use)
+        table = self.memo.tables.table(use, given, ())
         outputs = [self.storage[v] for v in use.results]
-        key = (menu, self.structure.placed[use.id], *given, *inputs, *outputs)
-        if key not in self.known.asked_s:
-            arriving = self._arriving(use, menu, inputs)
-            leaving = _leaving(menu, outputs, [_NONE] * len(outputs))
-            self.known.asked_s[key] = menu.times(menu.left(given, ()), arriving, leaving, outputs)[0]
-        return self.known.asked_s[key]
+        key = (table, self.structure.placed[use.id], *given, *inputs, *outputs)
+        if key not in self.memo.consumer_s:
+            arriving = self._arriving(use, table, inputs)
+            leaving = _leaving(table, outputs, [_NONE] * len(outputs))
+            self.memo.consumer_s[key] = table.times(table.left(given, ()), arriving, leaving, outputs)[0]
+        return self.memo.consumer_s[key]
 
 
 def seen_through(view: Op, sharding: Sharding) -> Sharding:
-    """A view's result where its operand comes in a sharding."""
+    """The sharding of a view's result, from that of its operand."""
     rule = view.rule
     assert rule is not None
     assigned: list[Axes] = [()] * len(rule.factors)
@@ -403,12 +405,12 @@ def seen_through(view: Op, sharding: Sharding) -> Sharding:
 
 
 def _leaving(
-    menu: Menu, stored: Sequence[Sharding], joins: Sequence[frozenset[int]], stays: Sequence[bool] = ()
+    table: CandidateTable, stored: Sequence[Sharding], joins: Sequence[frozenset[int]], stays: Sequence[bool] = ()
 ) -> list[Moves]:
-    """The reshards of an op's results, where some of them may stay as they are made."""
+    """The reshards of an op's results, some of which can stay as computed."""
     return [
         (ends.leaving(stored[r], joins[r], bool(stays) and stays[r]), place, 1)
-        for r, (ends, place) in enumerate(menu.made)
+        for r, (ends, place) in enumerate(table.results)
     ]
 
 

@@ -30,10 +30,10 @@ class ShardedProgram:
     def of(lowered: Lowered) -> ShardedProgram:
         ways = [lowered.computes[op.id] for op in lowered.program.ops]
         shardings = tuple(lowered.actual[v.id] for v in lowered.program.values)
-        arrays = lowered.known.ways.arrays
+        arrays = lowered.memo.candidates.arrays
         rings = {v: array.ring for v, array in enumerate(arrays) if array.ring is not Ring.NEVER}
         assigned, passed = tuple(w.assigned for w in ways), tuple(w.passed for w in ways)
-        return ShardedProgram(lowered.mesh, assigned, passed, shardings, rings, lowered.known.ways.cost.rounds)
+        return ShardedProgram(lowered.mesh, assigned, passed, shardings, rings, lowered.memo.candidates.cost.rounds)
 
     def array_type(self, program: Program, value: int) -> ArrayType:
         """What reshards of a value depend on."""

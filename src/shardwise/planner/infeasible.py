@@ -207,11 +207,11 @@ class _Relaxing:
                     known[k] = None
             return known[k]
 
-        def passes(k: int) -> bool:
+        def kernels(k: int) -> bool:
             analysis = made(k)
             return analysis is None or self._bound(analysis) <= self._usable
 
-        left = range(bisect.bisect_left(range(len(changes)), True, key=passes), len(changes))
+        left = range(bisect.bisect_left(range(len(changes)), True, key=kernels), len(changes))
         able = (k for k in left if time.perf_counter() < self._end and made(k) is not None)
         first = next(able, max((k for k, own in known.items() if own is not None), default=None))
         for k in itertools.chain([] if first is None else [first], able):

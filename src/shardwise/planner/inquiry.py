@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple
 from shardwise.cost.model import CostModel
 from shardwise.cost.predict import Predicted, predict
 from shardwise.dims.analysis import Analysis
+from shardwise.lowering.candidates import Candidates
 from shardwise.lowering.decisions import Decision, Keep, Pin, Shard, State
 from shardwise.lowering.local_cost import HardwareCost
-from shardwise.lowering.lowered import Known, Lowered
+from shardwise.lowering.lowered import Lowered, Memo
 from shardwise.lowering.small import keep_small
 from shardwise.lowering.structure import Structure
-from shardwise.lowering.ways import Ways
 from shardwise.tactics.roles import Roles
 from shardwise.tactics.tactic import Context
 
@@ -50,8 +50,8 @@ class Inquiry:
         return CostModel(Structure.of(self.analysis), self.cost)
 
     @cached_property
-    def _known(self) -> Known:
-        return Known(Ways(self.model.structure, self.cost.placement.mesh, self.cost))
+    def _known(self) -> Memo:
+        return Memo(Candidates(self.model.structure, self.cost.placement.mesh, self.cost))
 
     def settle(self, decisions: Sequence[Decision]) -> Settled:
         """Small arguments are kept whole, unless the plan is the worse for it: slower, or too large."""
@@ -69,7 +69,7 @@ class Inquiry:
     def _lowered(self, decisions: Sequence[Decision]) -> Lowered:
         state = State(self.cost.placement.mesh, tuple(decisions))
         lowered = Lowered(self.model.structure, state, self.cost, self._known)
-        lowered.work_out()
+        lowered.lower_all()
         return lowered
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 The problem: a search over decisions finds good states; how far are they from the best that any sharding could reach?
 
-The idea. Alpa's (Zheng et al., 2022): every value lies in one of its shardings, every op computes in one of its ways, ops cost
-their time and edges the time of resharding, all local; what is alive at one time must fit. Here, in the words of
+The idea. Alpa's (Zheng et al., 2022): every value lies in one of its shardings, every op computes in one of its candidates, ops
+cost their time and edges the time of resharding, all local; what is alive at one time must fit. Here, in the words of
 ``shardwise.lowering.lowered`` and with its own local costs:
 
     minimize    Σ_o runs_o Σ_w seconds_w y_ow  +  Σ_o Σ_r runs_o Σ_ms move(m, s) f_orms  +  Σ_vg runs_g Σ_st move(s, t) z_vgst
@@ -22,7 +22,7 @@ row of memory counts, needs no x: its flow goes from what is made to what is nee
 Deviations. Alpa merges elementwise ops into their operands and has no deferred reductions, no storage apart from how an op
 computes, no sharing of reshards. Here nothing is merged, so that every lowered state is a solution: its ``local_s`` is never
 less than ``Optimum.bound_s``. In memory only stored values count, copies do not, which bounds from below as well. What was
-decided beforehand holds (``shardwise.search.held``). Local costs (a roofline for every op) are not those of the model (one for
+decided beforehand holds (``shardwise.search.fixed``). Local costs (a roofline for every op) are not those of the model (one for
 every fused kernel): compare ``local_s`` with ``bound_s``, not with times of a ``Cost``.
 
 Weak: variables grow with the squares of the shardings a value may have; with a thousand ops one mesh axis takes seconds, two
@@ -46,11 +46,11 @@ from shardwise.cost.memory import blocks
 from shardwise.cost.model import CostModel
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op
+from shardwise.lowering.candidates import Candidates
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.lowered import Choice, Lowered
 from shardwise.lowering.sharding import ArrayType, Axes, Sharding, reshard
-from shardwise.lowering.ways import Ways
-from shardwise.search.held import Held
+from shardwise.search.fixed import Fixed
 from shardwise.search.run import SearchError
 
 Array = np.ndarray[Any, Any]
@@ -66,10 +66,10 @@ class NoShardingError(SearchError):
 
 
 class Option(NamedTuple):
-    """A way to compute an op: what it needs of its operands and makes of its results."""
+    """A candidate of an op: the shardings of its operands and results, and its time."""
 
     needs: tuple[Sharding, ...]
-    made: tuple[Sharding, ...]
+    results: tuple[Sharding, ...]
     seconds: float
 
 
@@ -98,7 +98,7 @@ def ilp(
     """Solves a program on a mesh until the solution is within ``gap`` of the bound, or for some seconds: on top of a base,
     with some axes open or all."""
     start = time.perf_counter()
-    made = _Program(model, mesh, most, Held(model, mesh, base, axes))
+    made = _Program(model, mesh, most, Fixed(model, mesh, base, axes))
     made.build()
     found = _solved(made, max(0.0, seconds - (time.perf_counter() - start)), gap)
     if found.status == 2:
@@ -144,7 +144,7 @@ def local_s(model: CostModel, lowered: Lowered) -> float:
     for op in program.schedule:
         if op.rule is None:
             continue
-        seconds = _seconds(lowered.known.ways, op, lowered.choices[op.id])
+        seconds = _seconds(lowered.memo.candidates, op, lowered.choices[op.id])
         for r in lowered.operand_reshards(op):
             if (op.region, r.value, r.target) not in paid:
                 paid.add((op.region, r.value, r.target))
@@ -154,11 +154,11 @@ def local_s(model: CostModel, lowered: Lowered) -> float:
     return total
 
 
-def _seconds(ways: Ways, op: Op, choice: Choice) -> float:
+def _seconds(candidates: Candidates, op: Op, choice: Choice) -> float:
     assigned, passed = choice
     factor = {a: f for f, axes in enumerate(assigned) for a in axes}
-    able = tuple(() if a in passed else (factor.get(a, -1),) for a in range(len(ways.mesh.sizes)))
-    (way,) = ways.ways(op, able, assigned, passed)
+    able = tuple(() if a in passed else (factor.get(a, -1),) for a in range(len(candidates.mesh.sizes)))
+    (way,) = candidates.of(op, able, assigned, passed)
     return way.seconds
 
 
@@ -187,20 +187,20 @@ def _pieces(mesh: MeshAxes, axes: Axes) -> int:
     return count
 
 
-def options(ways: Ways, op: Op, held: Held | None = None) -> list[Option]:
-    """All ways to compute an op, of those that need and make the same the fastest."""
+def options(candidates: Candidates, op: Op, fixed: Fixed | None = None) -> list[Option]:
+    """All candidates to compute an op, of those that need and make the same the fastest."""
     rule = op.rule
     assert rule is not None
-    axes = range(len(ways.mesh.sizes))
+    axes = range(len(candidates.mesh.sizes))
     split = [f for f, ok in enumerate(rule.splittable) if ok]
-    able = tuple((*(f for f in split if held is None or held.may(op, f, a)), -1) for a in axes)
-    linear = ways.structure.linear[op.id]
+    able = tuple((*(f for f in split if fixed is None or fixed.may(op, f, a)), -1) for a in axes)
+    linear = candidates.structure.linear[op.id]
     passing = tuple(axes) if linear != () else ()
     best: dict[tuple[tuple[Sharding, ...], tuple[Sharding, ...]], float] = {}
-    order = tuple(axes) if held is None else held.order
-    for way in ways.ways(op, able, (order,) * len(rule.factors), passing):
+    order = tuple(axes) if fixed is None else fixed.order
+    for way in candidates.of(op, able, (order,) * len(rule.factors), passing):
         for needs in _passing(op, linear, way.needs, way.passed):
-            key = (needs, way.made)
+            key = (needs, way.results)
             best[key] = min(way.seconds, best.get(key, way.seconds))
     return [Option(*key, seconds) for key, seconds in best.items()]
 
@@ -227,18 +227,18 @@ def _passing(
 class _Program:
     """The variables and rows of the integer program, as they are made."""
 
-    def __init__(self, model: CostModel, mesh: MeshAxes, most: int, held: Held):
+    def __init__(self, model: CostModel, mesh: MeshAxes, most: int, fixed: Fixed):
         self.model, self.mesh, self.most = model, mesh, most
         self.structure = model.structure
         self.program = self.structure.program
-        ways = Ways(self.structure, mesh, model.cost)
-        self.ways = ways
+        candidates = Candidates(self.structure, mesh, model.cost)
+        self.candidates = candidates
         ops = [op for op in self.program.schedule if op.rule is not None]
-        self.options = {op.id: options(ways, op, held) for op in ops}
+        self.options = {op.id: options(candidates, op, fixed) for op in ops}
         waits = self.structure.waits
         values = self.program.values
-        made = ((v, shardings(values[v].shape, mesh, waits[v], held.order)) for op in ops for v in op.results)
-        self.lies = {v: held.left(v, lies) for v, lies in made}
+        made = ((v, shardings(values[v].shape, mesh, waits[v], fixed.order)) for op in ops for v in op.results)
+        self.lies = {v: fixed.left(v, lies) for v, lies in made}
         self.x: dict[int, range] = {}
         self.y: dict[int, range] = {}
         self.cost: list[float] = []
@@ -256,7 +256,7 @@ class _Program:
 
     def build(self) -> None:
         rows = self._peaks()
-        held = {v for alive in rows for v in alive}
+        fixed = {v for alive in rows for v in alive}
         makers = {v: (op, r) for op in self.program.schedule if op.rule is not None for r, v in enumerate(op.results)}
         uses: dict[int, list[tuple[Op, int]]] = {v: [] for v in makers}
         for op in self.program.schedule:
@@ -264,7 +264,7 @@ class _Program:
                 if v >= 0:
                     uses[v].append((op, k))
         direct = {
-            v for v, own in uses.items() if v not in held and len(own) == 1 and own[0][0].region == makers[v][0].region
+            v for v, own in uses.items() if v not in fixed and len(own) == 1 and own[0][0].region == makers[v][0].region
         }
         self._choices(v for v in makers if v not in direct)
         for v, (op, result) in makers.items():
@@ -334,28 +334,30 @@ class _Program:
 
     def _made(self, op: Op, result: int, value: int) -> None:
         """From how a result is computed to how it lies."""
-        by_made = self._by(op, [o.made[result] for o in self.options[op.id]])
-        self._flow(by_made, value, self.ways.arrays[value], self._runs(op), False, True)
+        by_made = self._by(op, [o.results[result] for o in self.options[op.id]])
+        self._flow(by_made, value, self.candidates.arrays[value], self._runs(op), False, True)
 
     def _direct(self, value: int, op: Op, result: int, user: Op, operand: int) -> None:
         """From how a result is computed to what its one use needs, over the cheapest way to lie in between."""
-        made = self._by(op, [o.made[result] for o in self.options[op.id]])
+        made = self._by(op, [o.results[result] for o in self.options[op.id]])
         needs = self._by(user, [o.needs[operand] for o in self.options[user.id]])
-        seconds, between = self._shortest(value, self.ways.operand(user, operand), tuple(made), tuple(needs))
+        seconds, between = self._shortest(value, self.candidates.operand(user, operand), tuple(made), tuple(needs))
         own = self._new((seconds * self._runs(op)).ravel().tolist())
-        for k, ways in enumerate(made.values()):
+        for k, candidates in enumerate(made.values()):
             self._row(
-                [*((n, 1.0) for n in own[k * len(needs) : (k + 1) * len(needs)]), *((n, -1.0) for n in ways)], 0, 0
+                [*((n, 1.0) for n in own[k * len(needs) : (k + 1) * len(needs)]), *((n, -1.0) for n in candidates)],
+                0,
+                0,
             )
-        for k, ways in enumerate(needs.values()):
-            self._row([*((n, 1.0) for n in own[k :: len(needs)]), *((n, -1.0) for n in ways)], 0, 0)
+        for k, candidates in enumerate(needs.values()):
+            self._row([*((n, 1.0) for n in own[k :: len(needs)]), *((n, -1.0) for n in candidates)], 0, 0)
         self._between[value] = (own, between)
 
     def _shortest(
-        self, value: int, used: ArrayType, made: tuple[Sharding, ...], needs: tuple[Sharding, ...]
+        self, value: int, used: ArrayType, results: tuple[Sharding, ...], needs: tuple[Sharding, ...]
     ) -> tuple[Array, Array]:
         """(from, to): the seconds over the best sharding in between, and which of the value's it is."""
-        early, lies, array = self.structure.early[value], self.lies[value], self.ways.arrays[value]
+        early, lies, array = self.structure.early[value], self.lies[value], self.candidates.arrays[value]
         key = (array, used, tuple(lies), made, needs, early)
         if key not in self._shortest_known:
             there = np.array([[self._move_s(array, m, lie, False) for lie in lies] for m in made])
@@ -369,7 +371,7 @@ class _Program:
         early = self.structure.early[value]
         flows = []
         for op, k in users:
-            by_need, array = self._by(op, [o.needs[k] for o in self.options[op.id]]), self.ways.operand(op, k)
+            by_need, array = self._by(op, [o.needs[k] for o in self.options[op.id]]), self.candidates.operand(op, k)
             runs = self._runs(op) if len(users) == 1 else 0.0
             flows.append((array, self._flow(by_need, value, array, runs, early, False)))
         if len(users) == 1:
@@ -383,7 +385,7 @@ class _Program:
                     self._row([(z, 1.0), (flow[pair], -1.0)], 0, np.inf)
 
     def _by(self, op: Op, shardings: Sequence[Sharding]) -> dict[Sharding, list[int]]:
-        """The variables of an op's ways by one of their shardings."""
+        """The variables of an op's candidates by one of their shardings."""
         found: dict[Sharding, list[int]] = {}
         for n, sharding in zip(self.y[op.id], shardings, strict=True):
             found.setdefault(sharding, []).append(n)
@@ -397,9 +399,9 @@ class _Program:
         pairs = [(end, lie) if into else (lie, end) for end in by_end for lie in lies]
         own = self._new([runs * self._move_s(array, *pair, early) if runs else 0.0 for pair in pairs])
         flow = dict(zip(pairs, own, strict=True))
-        for end, ways in by_end.items():
+        for end, candidates in by_end.items():
             terms = [(flow[(end, lie) if into else (lie, end)], 1.0) for lie in lies]
-            self._row([*terms, *((n, -1.0) for n in ways)], 0, 0)
+            self._row([*terms, *((n, -1.0) for n in candidates)], 0, 0)
         for lie, n in lies.items():
             terms = [(flow[(end, lie) if into else (lie, end)], 1.0) for end in by_end]
             self._row([*terms, (n, -1.0)], 0, 0)
@@ -428,8 +430,8 @@ class _Program:
         """Relative to what there is, so that coefficients are about one."""
         usable = self.model.usable_blocks
         for alive in rows:
-            held = ((n, self._blocks(v, s)) for v in alive for n, s in zip(self.x[v], self.lies[v], strict=True))
-            self._row(((n, size / usable) for n, size in held), 0, 1)
+            fixed = ((n, self._blocks(v, s)) for v in alive for n, s in zip(self.x[v], self.lies[v], strict=True))
+            self._row(((n, size / usable) for n, size in fixed), 0, 1)
 
     def solution(self, found: Array) -> tuple[dict[int, Sharding], dict[int, Option]]:
         """How values lie and ops compute."""

@@ -32,7 +32,7 @@ from shardwise.capture.expand import called
 from shardwise.capture.replay import Replay
 from shardwise.errors import SpmdError
 from shardwise.ir.program import Op, Program, Region
-from shardwise.lowering.moves import still_partial
+from shardwise.lowering.reshard_times import partial_need
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import (
     PAIRED,
@@ -101,7 +101,7 @@ class LocalProgram:
     def _need(self, op: Op, operand: int, given: Local) -> Sharding:
         assert op.rule is not None
         need = tensor_sharding(op.rule.operand_majors[operand], self.sharded.factors[op.id])
-        return still_partial(need, given.sharding, self.sharded.passed[op.id])
+        return partial_need(need, given.sharding, self.sharded.passed[op.id])
 
     def _made(self, op: Op, result: int) -> Sharding:
         assert op.rule is not None

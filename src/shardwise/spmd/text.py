@@ -25,7 +25,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op, Program, Region, Value
 from shardwise.ir.traits import MANUAL
 from shardwise.lowering.halo import Fetch, fetches
-from shardwise.lowering.moves import still_partial
+from shardwise.lowering.reshard_times import partial_need
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import (
     PAIRED,
@@ -214,7 +214,7 @@ class _Listing:
         """The sharding in which an op uses an operand."""
         assert op.rule is not None
         need = tensor_sharding(op.rule.operand_majors[operand], self.sharded.factors[op.id])
-        return still_partial(need, self.sharded.shardings[op.operands[operand]], self.sharded.passed[op.id])
+        return partial_need(need, self.sharded.shardings[op.operands[operand]], self.sharded.passed[op.id])
 
     def _made(self, op: Op, value: int) -> Sharding:
         """The sharding in which an op computes one of its results."""

@@ -19,10 +19,10 @@ from typing import Final
 
 from shardwise.cost.model import Cost, CostModel
 from shardwise.errors import DecisionError
+from shardwise.lowering.candidates import Candidates
 from shardwise.lowering.decisions import Decision, State
-from shardwise.lowering.lowered import Known, Lowered
+from shardwise.lowering.lowered import Lowered, Memo
 from shardwise.lowering.small import keep_small
-from shardwise.lowering.ways import Ways
 from shardwise.tactics.named import PARTS, named
 from shardwise.tactics.tactic import Context, Tactic
 
@@ -134,7 +134,7 @@ class _Tried:
 
     def __init__(self, context: Context, model: CostModel):
         self.context, self.model = context, model
-        self._known = Known(Ways(model.structure, context.mesh, model.cost))
+        self._known = Memo(Candidates(model.structure, context.mesh, model.cost))
         self._decided: dict[tuple[Part, ...], tuple[Decision, ...] | str] = {(): ()}
         self._tactics: dict[Part, Tactic] = {}
         self._costs: dict[object, Cost] = {}
@@ -183,5 +183,5 @@ class _Tried:
 
     def _lowered(self, decisions: tuple[Decision, ...]) -> Lowered:
         lowered = Lowered(self.model.structure, State(self.context.mesh, decisions), self.model.cost, self._known)
-        lowered.work_out()
+        lowered.lower_all()
         return lowered

@@ -1,5 +1,5 @@
-"""The times of moves, as the compute rule asks for them: of an operand from how it comes to how a way to compute needs it, of a
-result from how a way makes it to where it goes. Each is worked out when first asked for."""
+"""The times of reshards as the compute rule asks for them: of an operand to the sharding in which a candidate needs it, and of
+a result from the sharding in which a candidate computes it. Each is computed when first asked for."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from shardwise.lowering.local_cost import LocalCost
 from shardwise.lowering.sharding import ArrayType, Axes, Collective, Sharding, reshard
 
 
-class Mover:
-    """Reshards on a mesh, and their seconds."""
+class ReshardTimes:
+    """Reshards on a mesh and their times."""
 
     def __init__(self, mesh: MeshAxes, cost: LocalCost):
         self._mesh, self._cost = mesh, cost
@@ -37,37 +37,37 @@ class Mover:
         return self._seconds[key]
 
 
-def still_partial(need: Sharding, given: Sharding, passed: Axes) -> Sharding:
-    """What is needed of an operand that comes in a sharding, where partial values are passed on over some axes."""
+def partial_need(need: Sharding, given: Sharding, passed: Axes) -> Sharding:
+    """The sharding in which an operand is needed, where partial sums are passed on over some axes."""
     return Sharding(need.dims, tuple([a for a in given.partial if a in passed])) if passed and given.partial else need
 
 
-def goes(made: Sharding, stored: Sharding, waiting: frozenset[int], stays: bool) -> Sharding:
-    """Where a result goes: to storage, or, where its reduction over some axes may wait, to storage without them; or, if it may
-    stay as it is made, nowhere."""
-    if not made.partial:
-        return made if stays and made.axes() == stored.axes() else stored
-    wait = tuple([a for a in made.partial if a in waiting])
+def target_sharding(computed: Sharding, stored: Sharding, waiting: frozenset[int], stays: bool) -> Sharding:
+    """The sharding to which a result is brought: its storage, without the axes on which its reduction waits; or none other than
+    the one in which it is computed, if it stays."""
+    if not computed.partial:
+        return computed if stays and computed.axes() == stored.axes() else stored
+    wait = tuple([a for a in computed.partial if a in waiting])
     return Sharding(tuple(tuple(a for a in axes if a not in wait) for axes in stored.dims), wait) if wait else stored
 
 
-class Ends:
-    """The different shardings in which some ways need an operand (with the axes that they pass on) or make a result, and the
-    seconds of the moves there or from there, by number."""
+class Endpoints:
+    """The different shardings in which candidates need an operand (with the axes on which they pass partial sums on) or compute
+    a result, and the times of the reshards there or from there, by number."""
 
-    def __init__(self, items: tuple[Any, ...], array: ArrayType, mover: Mover):
+    def __init__(self, items: tuple[Any, ...], array: ArrayType, mover: ReshardTimes):
         self.items, self.array, self.mover = items, array, mover
         self._known: dict[Hashable, dict[int, float]] = {}
 
     def arriving(self, given: Sharding, early: bool) -> dict[int, float]:
-        """Of an operand that comes in a sharding."""
+        """The times for an operand that comes in a sharding."""
         known = self._known.get((given, early))
         if known is None:
             known = self._known[given, early] = _Arriving(self, given, early)
         return known
 
     def leaving(self, stored: Sharding, waiting: frozenset[int], stays: bool) -> dict[int, float]:
-        """Of a result, see ``goes``."""
+        """The times for a result (``target_sharding``)."""
         key = (stored, waiting, stays)
         known = self._known.get(key)
         if known is None:
@@ -78,11 +78,11 @@ class Ends:
 class _Arriving(dict[int, float]):
     __slots__ = ("_early", "_ends", "_given")
 
-    def __init__(self, ends: Ends, given: Sharding, early: bool):
+    def __init__(self, ends: Endpoints, given: Sharding, early: bool):
         self._ends, self._given, self._early = ends, given, early
 
     def __missing__(self, end: int) -> float:
-        need = still_partial(self._ends.items[end][0], self._given, self._ends.items[end][1])
+        need = partial_need(self._ends.items[end][0], self._given, self._ends.items[end][1])
         self[end] = found = self._ends.mover.seconds(self._ends.array, self._given, need, self._early)
         return found
 
@@ -90,10 +90,10 @@ class _Arriving(dict[int, float]):
 class _Leaving(dict[int, float]):
     __slots__ = ("_ends", "_where")
 
-    def __init__(self, ends: Ends, *where: Any):
+    def __init__(self, ends: Endpoints, *where: Any):
         self._ends, self._where = ends, where
 
     def __missing__(self, end: int) -> float:
         made = self._ends.items[end]
-        self[end] = found = self._ends.mover.seconds(self._ends.array, made, goes(made, *self._where))
+        self[end] = found = self._ends.mover.seconds(self._ends.array, made, target_sharding(made, *self._where))
         return found

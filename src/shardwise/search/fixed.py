@@ -22,7 +22,7 @@ from shardwise.lowering.sharding import Axes, Sharding
 from shardwise.lowering.storage import kept_axes
 
 
-class Held:
+class Fixed:
     """Which shardings and which ways to compute are left on top of a base."""
 
     def __init__(self, model: CostModel, mesh: MeshAxes, base: Sequence[Decision], axes: Sequence[str] | None):

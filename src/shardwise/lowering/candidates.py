@@ -1,7 +1,7 @@
-"""The ways to compute an op on a mesh, each with its own time: what the compute rule chooses from.
+"""The candidates of an op: the ways to compute it on a mesh, each with its own time. The compute rule chooses from them.
 
-A way gives every mesh axis to one factor of the op or to none. It does not depend on a state, save for which factors may have
-which axis and in what order, so that all states of one mesh and cost share what is worked out here.
+A candidate gives every mesh axis to one factor of the op or to none. It depends on a state only by which factors can take which
+axis and in what order, so that all states of one mesh and cost share what is computed here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardwise.ir.program import Op
 from shardwise.ir.traits import MANUAL
 from shardwise.lowering.halo import Fetch, cut_sizes, fetches
 from shardwise.lowering.local_cost import LocalCost
-from shardwise.lowering.moves import still_partial
+from shardwise.lowering.reshard_times import partial_need
 from shardwise.lowering.sharding import ArrayType, Axes, Collective, Kind, Sharding, result_sharding, tensor_sharding
 from shardwise.lowering.structure import Structure
 
@@ -26,25 +26,26 @@ _SHARD_MAP: Final = ("shard_map.input", "shard_map.output")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Way:
-    """One way to compute an op: the axes of its factors, those over which it passes partial values on, the shardings that it
-    needs of its operands (as if nothing was passed on) and makes of its results, and its own time with that of its halos.
+class Candidate:
+    """How an op can compute: the axes of its factors (``assigned``), the axes on which it passes partial sums on (``passed``),
+    the shardings in which it needs its operands (as if nothing was passed on) and computes its results, and its own time with
+    that of its halos.
 
-    ``parts``: into how many parts each operand and result is cut; ``devices``: how many share the work. Ops that are alike
-    have one object for one way, so that it can be looked up by.
+    ``parts``: the number of shards of each operand and result; ``devices``: how many devices share the work. Ops that are alike
+    share one object for one candidate, which is hashed by its address.
     """
 
     assigned: tuple[Axes, ...]
     passed: Axes
     needs: tuple[Sharding, ...]
-    made: tuple[Sharding, ...]
+    results: tuple[Sharding, ...]
     seconds: float
     parts: tuple[int, ...]
     devices: int
 
     def need(self, operand: int, given: Sharding) -> Sharding:
-        """How an operand that comes in a sharding is used: what is passed on stays partial."""
-        return still_partial(self.needs[operand], given, self.passed)
+        """The sharding in which an operand is needed that comes in another: what is passed on stays partial."""
+        return partial_need(self.needs[operand], given, self.passed)
 
 
 class Halo(NamedTuple):
@@ -61,12 +62,12 @@ def can_pass(linear: tuple[int, ...] | None, inputs: Sequence[Sharding], axis: i
     return linear is None or (len(partial) == 1 and partial[0] in linear)
 
 
-#: Of what has no rule.
-NO_WAY: Final = Way((), (), (), (), 0.0, (), 1)
+#: The candidate of an op without a rule.
+NO_CANDIDATE: Final = Candidate((), (), (), (), 0.0, (), 1)
 
 
-class Ways:
-    """The ways to compute the ops of a program on a mesh."""
+class Candidates:
+    """The candidates of a program's ops on a mesh."""
 
     def __init__(self, structure: Structure, mesh: MeshAxes, cost: LocalCost):
         self.structure, self.mesh, self.cost = structure, mesh, cost
@@ -76,8 +77,8 @@ class Ways:
             for array, overlapped in zip(structure.arrays, structure.overlapped, strict=True)
         )
         self._rounding = self.program.rounding if cost.rounds else frozenset[int]()
-        self._known: dict[object, list[Way]] = {}
-        self._one: dict[object, Way] = {}
+        self._known: dict[object, list[Candidate]] = {}
+        self._one: dict[object, Candidate] = {}
         self._divided: dict[tuple[int, int, int], bool] = {}
         self._fetched: dict[object, tuple[Fetch, ...] | None] = {}
 
@@ -90,32 +91,33 @@ class Ways:
         array = self.arrays[op.operands[operand]]
         return array.rounded if op.id in self._rounding else array
 
-    def ways(
+    def of(
         self, op: Op, able: tuple[tuple[int, ...], ...], order: tuple[Axes | None, ...], passing: Axes
-    ) -> list[Way]:
-        """For every axis one of the factors that are ``able`` to take it (-1: none), or, on axes of ``passing``, passing
-        partial values on. ``order`` has the axes of every factor that may have several, major first; None for any order."""
+    ) -> list[Candidate]:
+        """The candidates of an op. For every axis they choose one of the factors that are ``able`` to take it (-1: none), or,
+        on axes of ``passing``, to pass partial sums on. ``order`` has the axes of factors with several, major first; None for
+        any order."""
         alike = self.structure.alike[op.id]
         key: object = (alike, able, order, passing)
         if op.kind in _SHARD_MAP:
             key = (op.kind, op.id)
             names = self.mesh.names
             if key not in self._known:
-                assigned = tuple(tuple(names.index(n) for n in own if n in names) for own in op.attribute("axes"))
-                self._known[key] = [self._way(op, assigned, ())]
+                assigned = tuple(tuple(names.index(n) for n in axes if n in names) for axes in op.attribute("axes"))
+                self._known[key] = [self._candidate(op, assigned, ())]
         if key in self._known:
             return self._known[key]
         options = [[*((None,) if axis in passing else ()), *factors] for axis, factors in enumerate(able)]
-        found = []
+        candidates = []
         for choice in itertools.product(*options):
             passed = tuple(a for a, f in enumerate(choice) if f is None)
             for assigned in self._assignments(op, choice, order):
                 one = (alike, assigned, passed)
                 if one not in self._one:
-                    self._one[one] = self._way(op, assigned, passed)
-                found.append(self._one[one])
-        self._known[key] = found
-        return found
+                    self._one[one] = self._candidate(op, assigned, passed)
+                candidates.append(self._one[one])
+        self._known[key] = candidates
+        return candidates
 
     def _assignments(
         self, op: Op, choice: Sequence[int | None], order: tuple[Axes | None, ...]
@@ -146,12 +148,12 @@ class Ways:
             self._divided[key] = not any(size % pieces for size in cut_sizes(self.program, op, factor))
         return self._divided[key]
 
-    def _way(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> Way:
+    def _candidate(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> Candidate:
         rule, values = op.rule, self.program.values
         assert rule is not None
         needs = tuple(tensor_sharding(majors, assigned) for majors in rule.operand_majors)
-        made = tuple(result_sharding(rule, r, assigned, passed) for r in range(len(op.results)))
-        parts = tuple(sharding.shards(self.mesh) for sharding in (*needs, *made))
+        results = tuple(result_sharding(rule, r, assigned, passed) for r in range(len(op.results)))
+        parts = tuple(sharding.shards(self.mesh) for sharding in (*needs, *results))
         used = [(values[v], n) for v, n in zip(op.operands, parts, strict=False) if v >= 0]
         moved = sum(value.nbytes / n for value, n in used)
         moved += sum(values[v].nbytes / n for v, n in zip(op.results, parts[len(needs) :], strict=True))
@@ -159,7 +161,7 @@ class Ways:
         devices = math.prod(self.mesh.sizes[a] for axes in assigned for a in axes)
         seconds = sum(self.cost.communication_s(halo.steps, False) for halo in self.halo_steps(op, assigned))
         seconds += self.cost.compute_s(op.flops / devices, moved, op.unit, dtype)
-        return Way(assigned, passed, needs, made, seconds, parts, devices)
+        return Candidate(assigned, passed, needs, results, seconds, parts, devices)
 
     def fetches(self, op: Op, assigned: tuple[Axes, ...]) -> tuple[Fetch, ...] | None:
         """What a windowed op fetches from other devices; None where it cannot be computed with these axes."""

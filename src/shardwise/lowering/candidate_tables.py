@@ -1,0 +1,160 @@
+"""The compute rule over many states: which candidates of an op are the fastest.
+
+The problem. The rule adds up, for every candidate, its own time and the reshards of every operand and result. A search asks for
+thousands of states, and no two of them allow an op quite the same candidates.
+
+The idea. A table has all candidates that any state can allow to ops that are alike, in the order of their own times. What
+recurs is computed once: which candidates use only axes that their factors can take, as a set of bits, and the times of reshards
+(``shardwise.lowering.reshard_times``). Candidates that compute the results in their storage come first, since they mostly need
+the operands as they are. A candidate is given up as soon as its sum is above the best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final
+
+from shardwise.ir.program import Op
+from shardwise.lowering.candidates import Candidate, Candidates
+from shardwise.lowering.reshard_times import Endpoints, ReshardTimes
+from shardwise.lowering.sharding import ArrayType, Axes, Sharding
+
+#: Candidates that differ by no more than this share take the same time.
+SAME: Final = 1e-9
+#: The type of a literal.
+_SCALAR: Final = ArrayType((), 0.0)
+#: By factor the axes that it can take, and the axes on which partial sums can be passed on.
+Reach = tuple[tuple[Axes, ...], Axes]
+#: The times of reshards by endpoint, by candidate its endpoint, and how many ops share the reshard.
+Moves = tuple[dict[int, float], Sequence[int], int]
+
+
+class CandidateTable:
+    """The candidates of ops that are alike. ``needs`` by operand and ``results`` by result: the endpoints of reshards, and by
+    candidate the number of its own. ``in_order``: the candidates in the order of axes and factors."""
+
+    def __init__(
+        self,
+        candidates: list[Candidate],
+        arrays: Sequence[ArrayType],
+        shared: dict[Hashable, Endpoints],
+        mover: ReshardTimes,
+    ):
+        order = sorted(range(len(candidates)), key=lambda n: candidates[n].seconds)
+        self.in_order = sorted(range(len(candidates)), key=order.__getitem__)
+        self.candidates = candidates = [candidates[n] for n in order]
+        self.whole = next((w for w in candidates if not w.passed and not any(w.assigned)), candidates[0])
+        self._seconds = [w.seconds for w in candidates]
+        self._by_results: dict[tuple[Sharding, ...], list[int]] = {}
+        for n, candidate in enumerate(candidates):
+            self._by_results.setdefault(candidate.results, []).append(n)
+
+        def ends(items: list[Any], array: ArrayType, kind: str) -> tuple[Endpoints, list[int]]:
+            numbers: dict[Any, int] = {}
+            place = [numbers.setdefault(item, len(numbers)) for item in items]
+            different = tuple(numbers)
+            return shared.setdefault((kind, array, different), Endpoints(different, array, mover)), place
+
+        first = candidates[0]
+        count = len(first.needs)
+        self.needs = [ends([(w.needs[k], w.passed) for w in candidates], arrays[k], "operand") for k in range(count)]
+        self.results = [
+            ends([w.results[r] for w in candidates], arrays[count + r], "result") for r in range(len(first.results))
+        ]
+        taken = [_bits([w.assigned[f] for w in candidates]) for f in range(len(first.assigned))]
+        self._taken = [(f, own, dict[Axes, int]()) for f, own in enumerate(taken) if len(own) > 1]
+        passed = _bits([w.passed for w in candidates])
+        self._passed = [(passed, dict[Axes, int]())] if len(passed) > 1 else []
+
+    def left(self, given: tuple[Axes, ...], passing: Axes) -> int:
+        """The bits of the candidates that use only axes that their factors can take, in this order, and pass partial sums on
+        only on the axes of ``passing``."""
+        bits = (1 << len(self.candidates)) - 1
+        for f, taken, known in self._taken:
+            bits &= known[given[f]] if given[f] in known else _left(taken, given[f], known)
+        for passed, known in self._passed:
+            bits &= known[passing] if passing in known else _left(passed, passing, known)
+        return bits
+
+    def times(
+        self, left: int, arriving: Sequence[Moves], leaving: Sequence[Moves], stored: Sequence[Sharding]
+    ) -> tuple[float, dict[int, float]]:
+        """The least time of the candidates whose bits are set, and the times of those that might have it."""
+        least = most = math.inf
+        found: dict[int, float] = {}
+        moves = (*arriving, *leaving)
+        first = sum([1 << n for n in self._by_results.get(tuple(stored), ())]) & left
+        for some in (first, left & ~first):
+            while some:
+                bit = some & -some
+                n = bit.bit_length() - 1
+                some ^= bit
+                time = self._seconds[n]
+                if time > most:
+                    break
+                for seconds, ends, sharers in moves:
+                    time += seconds[ends[n]] / sharers
+                    if time > most:
+                        break
+                else:
+                    found[n] = time
+                    if time < least:
+                        least, most = time, time * (1 + 2 * SAME)
+        return least, found
+
+    def time(self, candidate: int, arriving: Sequence[Moves], leaving: Sequence[Moves]) -> float:
+        """The time of one candidate with some of its reshards."""
+        seconds = self._seconds[candidate]
+        for moves, ends, sharers in arriving:
+            seconds += moves[ends[candidate]] / sharers
+        for moves, ends, _ in leaving:
+            seconds += moves[ends[candidate]]
+        return seconds
+
+
+class CandidateTables:
+    """The tables of a program's ops. ``reach`` says what the states in question can allow to an op. Without it every state has
+    tables of its own: less work for one state, more for many."""
+
+    def __init__(self, candidates: Candidates, mover: ReshardTimes, reach: Callable[[Op], Reach] | None):
+        self._candidates, self._mover, self._reach = candidates, mover, reach
+        self._known: dict[Hashable, CandidateTable] = {}
+        self._ends: dict[Hashable, Endpoints] = {}
+
+    def table(self, op: Op, given: tuple[Axes, ...], passing: Axes) -> CandidateTable:
+        """The table of an op whose factors can take these axes, or of all axes in reach."""
+        key = op.id if self._reach is not None else (self._candidates.structure.alike[op.id], given, passing)
+        found = self._known.get(key)
+        if found is None:
+            reach = self._reach(op) if self._reach is not None else (given, passing)
+            found = self._known[key] = self._table(op, *reach)
+        return found
+
+    def _table(self, op: Op, given: tuple[Axes, ...], passing: Axes) -> CandidateTable:
+        structure = self._candidates.structure
+        key = (structure.alike[op.id], given, passing)
+        if key not in self._known:
+            axes = range(len(self._candidates.mesh.sizes))
+            able = tuple((-1, *(f for f, own in enumerate(given) if a in own)) for a in axes)
+            order = given if self._reach is None else (None,) * len(given)
+            arrays = [self._candidates.operand(op, k) if v >= 0 else _SCALAR for k, v in enumerate(op.operands)]
+            arrays += [self._candidates.arrays[v] if v >= 0 else _SCALAR for v in op.results]
+            self._known[key] = CandidateTable(
+                self._candidates.of(op, able, order, passing), arrays, self._ends, self._mover
+            )
+        return self._known[key]
+
+
+def _bits(items: Sequence[Axes]) -> dict[Axes, int]:
+    """By axes the bits of the candidates that use them."""
+    found: dict[Axes, int] = {}
+    for n, axes in enumerate(items):
+        found[axes] = found.get(axes, 0) | 1 << n
+    return found
+
+
+def _left(bits: dict[Axes, int], given: Axes, known: dict[Axes, int]) -> int:
+    """The bits of the candidates that use some of the available axes, in this order."""
+    known[given] = sum(own for axes, own in bits.items() if axes == tuple(a for a in given if a in axes))
+    return known[given]

@@ -80,7 +80,7 @@ def assignment_s(model: CostModel, mesh: MeshAxes, lies: dict[int, Sharding], ch
             if (v, array, op.region, need) not in paid:
                 paid.add((v, array, op.region, need))
                 total += runs * cost.communication_s(reshard(array, lies[v], need, mesh), structure.early[v])
-        for v, made in zip(op.results, option.made, strict=True):
+        for v, made in zip(op.results, option.results, strict=True):
             total += runs * cost.communication_s(reshard(ways.arrays[v], made, lies[v], mesh), False)
     return total
 

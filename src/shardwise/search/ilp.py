@@ -358,9 +358,9 @@ class _Program:
     ) -> tuple[Array, Array]:
         """(from, to): the seconds over the best sharding in between, and which of the value's it is."""
         early, lies, array = self.structure.early[value], self.lies[value], self.candidates.arrays[value]
-        key = (array, used, tuple(lies), made, needs, early)
+        key = (array, used, tuple(lies), results, needs, early)
         if key not in self._shortest_known:
-            there = np.array([[self._move_s(array, m, lie, False) for lie in lies] for m in made])
+            there = np.array([[self._move_s(array, m, lie, False) for lie in lies] for m in results])
             back = np.array([[self._move_s(used, lie, t, early) for t in needs] for lie in lies])
             over = there[:, :, None] + back
             self._shortest_known[key] = over.min(axis=1), over.argmin(axis=1)

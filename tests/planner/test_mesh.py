@@ -167,8 +167,8 @@ def test_meshes_that_cannot_be_used_are_left_out_with_their_reasons() -> None:
 
 
 def test_the_same_fault_everywhere_is_said_once() -> None:
-    with pytest.raises(DecisionError, match="needs to know which arguments are the batch"):
-        planned(mesh={"data": None, "model": None}, tactics=[DataParallel("data")])
+    with pytest.raises(DecisionError, match="expert: the program has no parameter dimension"):
+        planned(mesh={"data": None, "model": None}, tactics="expert:data")
 
 
 def test_an_open_mesh_needs_a_topology() -> None:

@@ -114,6 +114,16 @@ def test_the_mesh_of_set_mesh(kind: Any) -> None:
     assert plan.in_shardings[1].mesh != mesh
 
 
+def test_another_mesh_that_is_set_is_another_plan() -> None:
+    planned = sw.jit(step, tactics="dp:data")
+    for sizes in ((8, 1), (2, 4)):
+        with jax.set_mesh(jax.make_mesh(sizes, ("data", "model"), axis_types=(AxisType.Auto,) * 2)):
+            close(planned(*arrays()))
+            assert planned.plan(*arrays()).mesh.sizes == sizes
+    with pytest.raises(sw.MeshError, match="say what to plan for"):
+        planned(*arrays())
+
+
 def test_keyword_arguments_have_no_place_in_jit() -> None:
     w, x = arrays()
     plan = sw.plan(step, w, kwargs={"x": x}, mesh=SIZES, tactics="dp:data")

@@ -70,13 +70,13 @@ class Searched:
 
     def whole(self, paths: str) -> bool:
         """Are all arguments below some path whole?"""
-        return all(set(self.array(p).spec) <= {"-"} for p in self._below(paths))
+        return all(set(self.spec(p)) <= {"-"} for p in self._below(paths))
 
     def sharded(self, paths: str) -> bool:
         """Are all matrices below some path sharded?"""
         values, known = self.lowered.program.values, self.lowered.program.paths
         matrices = [p for p in self._below(paths) if sum(size > 1 for size in values[known[p]].shape) > 1]
-        return all(set(self.array(p).spec) > {"-"} for p in matrices if values[known[p]].nbytes > 2**20)
+        return all(set(self.spec(p)) > {"-"} for p in matrices if values[known[p]].nbytes > 2**20)
 
     def _below(self, paths: str) -> list[str]:
         found = [a.path for a in self.lowered.program.arguments if a.path.startswith(paths)]
@@ -118,7 +118,7 @@ def test_data_parallelism() -> None:
     """A large batch of a small model, where nothing hides: gathers that do would make sharded parameters as quick. A small
     batch is not worth the reduction of the gradients: nothing is sharded."""
     many = search(f"{DEEP},batch=32768", hides=False)
-    assert many.array("batch/inputs").spec == ("x", "-") and many.whole("params") and many.whole("opt_state")
+    assert many.spec("batch/inputs") == ("x", "-") and many.whole("params") and many.whole("opt_state")
     assert many.made("params/hidden/kernel") == ("x", "-") and many.beats("dp")
     few = search(f"{DEEP},batch=512")
     assert few.whole("batch") and few.whole("params") and few.whole("opt_state") and few.beats("dp")
@@ -127,10 +127,10 @@ def test_data_parallelism() -> None:
 def test_zero3() -> None:
     """The same model where parameters and moments do not fit, whole or as in ZeRO-2: they are sharded with the batch."""
     tight = search(f"{DEEP},batch=8192", memory_bytes=0.125 * GIB)
-    assert tight.array("batch/inputs").spec == ("x", "-") and tight.sharded("params") and tight.sharded("opt_state")
+    assert tight.spec("batch/inputs") == ("x", "-") and tight.sharded("params") and tight.sharded("opt_state")
     assert tight.made("params/hidden/kernel") == ("x", "-"), "weights are gathered, examples stay"
     roomy = search(f"{DEEP},batch=8192", hides=False)
-    assert roomy.array("batch/inputs").spec == ("x", "-") and roomy.whole("params") and roomy.whole("opt_state")
+    assert roomy.spec("batch/inputs") == ("x", "-") and roomy.whole("params") and roomy.whole("opt_state")
     assert tight.beats("fsdp") and tight.beats("zero2") and roomy.beats("dp")
 
 
@@ -138,20 +138,13 @@ def test_megatron() -> None:
     """One example: heads and hidden units are shared out, with the sequence beside them. Many: the batch is."""
     one = search("gpt:layers=2,batch=1,remat")
     layers = "params/layers"
-    assert (
-        one.array(f"{layers}/qkv/kernel").spec == ("-", "-", "-", "x", "-")
-        and one.made(f"{layers}/qkv/kernel")[3] == "x"
-    )
-    assert one.array(f"{layers}/out/kernel").spec == ("-", "x", "-", "-")
-    assert one.array(f"{layers}/up/kernel").spec == ("-", "-", "x") and one.made(f"{layers}/up/kernel") == (
-        "-",
-        "-",
-        "x",
-    )
-    assert one.array(f"{layers}/down/kernel").spec == ("-", "x", "-")
+    assert one.spec(f"{layers}/qkv/kernel") == ("-", "-", "-", "x", "-") and one.made(f"{layers}/qkv/kernel")[3] == "x"
+    assert one.spec(f"{layers}/out/kernel") == ("-", "x", "-", "-")
+    assert one.spec(f"{layers}/up/kernel") == ("-", "-", "x") and one.made(f"{layers}/up/kernel") == ("-", "-", "x")
+    assert one.spec(f"{layers}/down/kernel") == ("-", "x", "-")
     assert one.beats("megatron", "sequence", "vocabulary")
     many = search("gpt:layers=2,batch=64,remat")
-    assert many.array("batch/inputs").spec == ("x", "-")
+    assert many.spec("batch/inputs") == ("x", "-")
     assert many.made(f"{layers}/qkv/kernel")[0] == many.made(f"{layers}/up/kernel")[0] == "x" and many.beats("fsdp")
 
 
@@ -159,12 +152,12 @@ def test_context_parallelism() -> None:
     """One long sequence: queries stay where their tokens are, keys and values are gathered. Eight: one to each device."""
     text = "llama3:layers=1,seq=16384,vocab=32000,remat"
     one = search(f"{text},batch=1", "v5p:2x2x2", evaluations=800)
-    assert one.array("batch/inputs").spec == ("-", "x")
+    assert one.spec("batch/inputs") == ("-", "x")
     for name in ("attention/q", "attention/o", "mlp/up", "mlp/down"):
         assert one.made(f"params/layers/{name}")[1] == "x", "all of a token is computed where it is"
     assert scores(one) == {("-", "-", "-", "x", "-")} and one.beats("context")
     eight = search(f"{text},batch=8", "v5p:2x2x2", evaluations=800)
-    assert eight.array("batch/inputs").spec == ("x", "-") and scores(eight) == {("x", "-", "-", "-", "-")}
+    assert eight.spec("batch/inputs") == ("x", "-") and scores(eight) == {("x", "-", "-", "-", "-")}
 
 
 def scores(searched: Searched) -> set[Dims]:
@@ -179,41 +172,35 @@ def test_expert_parallelism() -> None:
     """With few tokens it is they that travel to the experts; with many, the experts' weights travel to them."""
     text, names = "mixtral:layers=2,remat", ("up", "gate", "down")
     few = search(f"{text},batch=16", memory_bytes=100 * GIB, evaluations=800)
-    assert few.array("batch/inputs").spec == ("x", "-") and few.beats("expert")
+    assert few.spec("batch/inputs") == ("x", "-") and few.beats("expert")
     for name in names:
-        assert few.array(f"params/layers/experts/{name}").spec == ("-", "x", "-", "-")
+        assert few.spec(f"params/layers/experts/{name}") == ("-", "x", "-", "-")
         assert few.made(f"params/layers/experts/{name}")[0] == "x"
     many = search(f"{text},batch=128", memory_bytes=100 * GIB, evaluations=800)
-    assert many.array("batch/inputs").spec == ("x", "-") and many.beats("expert") and many.beats("fsdp")
-    assert all(many.array(f"params/layers/experts/{name}").spec[1] == "-" for name in names)
+    assert many.spec("batch/inputs") == ("x", "-") and many.beats("expert") and many.beats("fsdp")
+    assert all(many.spec(f"params/layers/experts/{name}")[1] == "-" for name in names)
 
 
 def test_edge_sharding() -> None:
     """Messages are the work where there are many edges; where there are few, the nodes and the networks are shared out."""
     text, arrays = "gns:layers=2", ("edges", "senders", "receivers")
     many = search(f"{text},edges=65536")
-    assert all(many.array(f"batch/{name}").spec[0] == "x" for name in arrays) and many.beats("edges")
+    assert all(many.spec(f"batch/{name}")[0] == "x" for name in arrays) and many.beats("edges")
     few = search(f"{text},edges=512")
-    assert all(few.array(f"batch/{name}").spec[0] == "-" for name in arrays) and few.beats("edges")
-    assert few.array("batch/nodes").spec[0] == "x" and few.sharded("params/encode_edges/dense/2")
+    assert all(few.spec(f"batch/{name}")[0] == "-" for name in arrays) and few.beats("edges")
+    assert few.spec("batch/nodes")[0] == "x" and few.sharded("params/encode_edges/dense/2")
 
 
 def test_decoding() -> None:
     """Many sequences: the cache is shared out by sequence on one axis, the weights on the other. One: weights on both."""
     mesh: dict[str, Any] = {"where": "v5e:4x4", "x": 4, "y": 4}
     many = search("itx:decode,layers=2,batch=256", **mesh)
-    batch = many.array("cache/k").spec[1]
+    batch = many.spec("cache/k")[1]
     assert (
-        batch in ("x", "y")
-        and many.array("cache/v").spec == many.array("cache/k").spec
-        and many.array("batch/tokens").spec == (batch,)
+        batch in ("x", "y") and many.spec("cache/v") == many.spec("cache/k") and many.spec("batch/tokens") == (batch,)
     )
     (other,) = {"x", "y"} - {batch}
-    assert many.array("params/layers/up").spec == ("-", "-", other) and many.array("params/layers/down").spec == (
-        "-",
-        other,
-        "-",
-    )
+    assert many.spec("params/layers/up") == ("-", "-", other) and many.spec("params/layers/down") == ("-", other, "-")
     one = search("itx:decode,layers=2,batch=1", **mesh)
-    assert set("·".join(one.array("params/layers/up").spec).split("·")) >= {"x", "y"}
-    assert one.array("cache/k").spec[1] == "-"
+    assert set("·".join(one.spec("params/layers/up")).split("·")) >= {"x", "y"}
+    assert one.spec("cache/k")[1] == "-"

@@ -277,7 +277,7 @@ def test_an_output_that_steps_inside_number_blocks_the_dimensions_outside() -> N
 def test_kernels_run_on_local_blocks(fn: Callable[..., Any], args: Sequence[Any], tactics: list[Shard]) -> None:
     plan = check(fn, args, BOTH, *tactics)
     assert not plan.moved()
-    assert {axis for a in plan.arguments for axes in a.spec for axis in axes} == {t.axis for t in tactics}
+    assert {axis for a in plan.arguments for axes in a.spec for axis in axes} == {t.axes for t in tactics}
 
 
 def test_blocks_of_a_kernel_are_not_cut() -> None:

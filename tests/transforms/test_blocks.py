@@ -115,7 +115,7 @@ def batch() -> jax.Array:
 
 def traced(fn: Any, args: tuple[Any, ...], count: int = 1, remat: bool = True) -> Traced:
     plain = trace_variant(fn, args, {}, JitOptions(), Variant())
-    paths = batch_of(plain, ROLES).paths if count > 1 else ()
+    paths = batch_of(plain, {"batch": ("batch",)}).paths if count > 1 else ()
     return trace_variant(fn, args, {}, JitOptions(), Variant(count, paths, remat))
 
 

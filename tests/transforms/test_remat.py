@@ -47,7 +47,7 @@ def step_args() -> tuple[Any, ...]:
 
 def traced(fn: Any, args: tuple[Any, ...], count: int = 1, remat: bool = True) -> Traced:
     plain = trace_variant(fn, args, {}, JitOptions(), Variant())
-    batch = batch_of(plain, ROLES).paths if count > 1 else ()
+    batch = batch_of(plain, {"batch": ("batch",)}).paths if count > 1 else ()
     return trace_variant(fn, args, {}, JitOptions(), Variant(count, batch, remat))
 
 

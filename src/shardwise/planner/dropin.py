@@ -25,7 +25,7 @@ from shardwise.transforms.variants import Wanted
 
 
 class Planned:
-    """A function that is planned once for each combination of argument shapes."""
+    """A function that is planned once for each combination of argument shapes, and of meshes that are set."""
 
     def __init__(self, fn: Callable[..., Any], asked: Asked):
         self._fn, self._asked = fn, asked
@@ -39,11 +39,12 @@ class Planned:
         return self._find(Flat.of(args, kwargs, self._static), args, kwargs)
 
     def _find(self, flat: Flat, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:
-        key = flat.tree, flat.static, *map(internals.type_key, flat.leaves)
+        where = internals.current_mesh() if self._asked.mesh is None else None
+        key = where, flat.tree, flat.static, *map(internals.type_key, flat.leaves)
         found = self._known.get(key)
         if found is None:
             # JAX's types also tell where arrays lie, as results that are passed in again do; the plan is the same.
-            types = flat.tree, flat.static, *map(array_type, flat.leaves)
+            types = where, flat.tree, flat.static, *map(array_type, flat.leaves)
             found = self._planned.get(types)
             if found is None:
                 found = self._planned[types] = self._make(args, kwargs)

@@ -193,7 +193,11 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
 def _or_usual(found: Attempt, asked: Asked) -> tuple[Attempt, list[str]]:
     """What was found, or the best of the usual strategies where a short search has missed it; and a note of that. They need a
     batch and parameters. Under a budget in evaluations all are tried, else as many as a second is enough for."""
-    searched = found.log is not None and all(isinstance(t, Auto) and not t.axes for t in asked.tactics)
+    searched = (
+        found.log is not None
+        and not found.interrupted
+        and all(isinstance(t, Auto) and not t.axes for t in asked.tactics)
+    )
     if not searched or asked.pins or not {"batch", "params"} <= found.inquiry.roles.keys():
         return found, []
     limit_s = 1.0 if asked.search.budget_evals is None else math.inf

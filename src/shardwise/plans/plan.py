@@ -424,10 +424,10 @@ class Plan(Execution):
         return load_plan(path)
 
     def __repr__(self) -> str:
+        from shardwise.report.units import binary, seconds
+
         p = self.predicted
-        return (
-            f"<Plan of {self.function} on {self.mesh}: {p.time_s * 1e3:.3g} ms a step, {p.peak_bytes / 2**30:.3g} GiB>"
-        )
+        return f"<Plan of {self.function} on {self.mesh}: {seconds(p.time_s)} a step, {binary(p.peak_bytes)}>"
 
     def __str__(self) -> str:
         from shardwise.report.plan_text import plan_text

@@ -11,6 +11,7 @@ import shardwise
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
 from shardwise.dims.analysis import analyze_program
+from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.planner.planning import plan_decisions
 from tests.planner.programs import CASES
@@ -38,16 +39,23 @@ def arguments(groups: int) -> list[np.ndarray]:
     return [0.3 * draw.standard_normal(shape, np.float32) for shape in shapes]
 
 
-#: The quirk of convolutions: it is not avoided, and this fails when XLA no longer has it.
-MULTIPLIED = pytest.mark.xfail(strict=True, reason="XLA multiplies the sum by the size of an axis")
+@pytest.mark.parametrize("partitioner", ["shardwise", "xla"])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("groups", [1, 16])
+def test_gradients_equal_the_plain_run_or_are_refused(stride: int, groups: int, partitioner: str) -> None:
+    refused = run_gradients(stride, groups, partitioner)
+    assert refused < 6 if partitioner == "xla" else refused == 0
 
 
-@pytest.mark.parametrize(
-    ("stride", "groups", "partitioner"),
-    [(stride, groups, "shardwise") for stride in (1, 2) for groups in (1, 16)]
-    + [(2, 1, "xla"), *(pytest.param(s, g, "xla", marks=MULTIPLIED) for s, g in ((1, 1), (1, 16), (2, 16)))],
-)
-def test_gradients_equal_the_plain_run(stride: int, groups: int, partitioner: str) -> None:
+@pytest.mark.xfail(strict=True, reason="XLA multiplies the sum by the size of an axis")
+def test_the_quirk_of_convolutions_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwise.planner.apply.failing_convolutions", lambda lowered: [])
+    run_gradients(1, 1, "xla")
+
+
+def run_gradients(stride: int, groups: int, partitioner: str) -> int:
+    """Compares the gradients under random plans with the plain run; returns how many plans were refused."""
+    refused = 0
     fn, args = gradients(stride, groups), arguments(groups)
     traced = trace(fn, tuple(args), {}, JitOptions())
     analysis = analyze_program(lower(traced))
@@ -57,9 +65,15 @@ def test_gradients_equal_the_plain_run(stride: int, groups: int, partitioner: st
             axes = MeshAxes.of(mesh)
             decisions = random_decisions(analysis, axes, seed)
             plan = plan_decisions(traced, analysis, axes, decisions)
-            have = jax.tree.leaves(plan.jit(fn, partitioner=partitioner)(*args))
+            try:
+                have = jax.tree.leaves(plan.jit(fn, partitioner=partitioner)(*args))
+            except PlanError as error:
+                assert "wrong numbers for the convolution at" in str(error)
+                refused += 1
+                continue
             for a, b in zip(want, have, strict=True):
                 np.testing.assert_allclose(b, a, rtol=1e-3, atol=1e-3 * np.abs(a).max(), err_msg=str(decisions))
+    return refused
 
 
 @pytest.mark.parametrize("partitioner", ["shardwise", "xla"])

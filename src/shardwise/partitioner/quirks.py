@@ -12,7 +12,8 @@ shardings; ``tests/partitioner/test_quirks.py`` runs programs with them. Device-
 3. A convolution that sums over a sharded spatial dimension, or over any sharded dimension where it has groups (the gradient of
    a kernel, mostly), while a mesh axis does not shard its left operand: the sum is multiplied by the size of that axis. So is
    that of a forward convolution with a spatial dimension and the output features on different axes. Operands and result are
-   always stated (``CONVOLUTION``), which does not avoid all of these.
+   always stated (``CONVOLUTION``), which does not avoid all of these; plans with such convolutions are refused
+   (``failing_convolutions``).
 4. A pad between elements or by a negative number, along a dimension that is replicated in its operand and sharded in its
    result, is wrong, or fails with "Implicit broadcast is not allowed in HLO". Between elements and by a negative number in
    front, the process aborts wherever the result is sharded. The result is stated replicated along the dimension, and resharded
@@ -40,6 +41,7 @@ import jax
 import numpy as np
 
 from shardwise.ir.program import Op
+from shardwise.ir.rule import Kind
 from shardwise.lowering.sharding import Sharding, result_sharding, tensor_sharding
 
 if TYPE_CHECKING:
@@ -65,6 +67,27 @@ def scattered_product(lowered: Lowered, op: Op) -> dict[int, Sharding]:
             assigned[factor] = tuple(a for a in axes if a not in partial)
     needs = {k: tensor_sharding(rule.operand_majors[k], assigned) for k in range(len(op.operands))}
     return {} if all(lowered.actual[op.operands[k]].dims == need.dims for k, need in needs.items()) else needs
+
+
+def failing_convolutions(lowered: Lowered) -> list[Op]:
+    """Returns the convolutions whose result would be multiplied by the size of an axis that does not shard the left operand."""
+    failing = []
+    for op in lowered.program.ops:
+        rule, assigned = op.rule, lowered.factors[op.id]
+        if op.kind != CONVOLUTION or rule is None:
+            continue
+        left, right, result = ({f for dim in tensor for f in dim} for tensor in rule.tensors)
+        sharded = {f for f, axes in enumerate(assigned) if axes}
+        windowed = {w.factor for w in rule.windows}
+        grouped = bool(left & right & result)
+        if any(rule.factors[f].kind is Kind.REDUCTION and (f in windowed or grouped) for f in sharded):
+            on_left = {a for f in sharded & left for a in assigned[f]}
+            fails = any(size > 1 and a not in on_left for a, size in enumerate(lowered.mesh.sizes))
+        else:
+            fails = bool(sharded & windowed and sharded & right - left)
+        if fails:
+            failing.append(op)
+    return failing
 
 
 def failing_pads(op: Op, operand: Sequence[Sequence[int]], result: Sequence[Sequence[int]]) -> set[int]:

@@ -18,6 +18,7 @@ from shardwise.ir.program import Program
 from shardwise.partitioner.constraints import choose_constraints
 from shardwise.partitioner.interpret import Interpreter
 from shardwise.partitioner.propagation import Constrain
+from shardwise.partitioner.quirks import failing_convolutions
 from shardwise.planner.devices import automatic, named_sharding, under_mesh
 from shardwise.planner.fingerprint import check_version
 from shardwise.planner.relower import relowered
@@ -79,6 +80,11 @@ class Applied:
         """The original program with constraints, which XLA's partitioner reads."""
         plan, jaxpr = self._plan, self._traced.jaxpr
         lowered = relowered(plan, self.program)
+        for op in failing_convolutions(lowered):
+            raise PlanError(
+                f"XLA's partitioner computes wrong numbers for the convolution at {self.program.source_of(op)} as this plan "
+                "shards it: use plan.jit(fn) without partitioner='xla'"
+            )
         visitor = Constrain(choose_constraints(lowered, jaxpr).constraints, self.mesh, plan.mesh)
         return lambda *arrays: Interpreter(self.program, visitor).run(jaxpr, arrays)
 

@@ -168,7 +168,7 @@ def local_problem(analysis: Analysis, cost: HardwareCost) -> Problem:
 
 
 def ablations() -> list[Row]:
-    from shardwise.search.ablation import ABLATIONS
+    from benchmarks.search.ablation import ABLATIONS
     from shardwise.search.methods import METHODS
     from shardwise.search.result import Budget
 

@@ -16,7 +16,8 @@ import shardwise
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
 from shardwise.cost.clusters import cluster
-from shardwise.cost.compute import Kernel, Product, kernel_s, kernels, product_s, stream_s
+from shardwise.cost.compute import Product, kernel_s, product_s, stream_s
+from shardwise.cost.kernels import Kernel, kernels
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.load import load_profile
 from shardwise.hardware.mesh import MeshAxes

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.search.ablation import ABLATIONS
 from shardwise import zoo
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
@@ -20,7 +21,6 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
 from shardwise.lowering.decisions import Keep, Shard
 from shardwise.lowering.local_cost import HardwareCost
-from shardwise.search.ablation import ABLATIONS
 from shardwise.search.exhaustive import all_states, count_states, exhaustive
 from shardwise.search.methods import METHODS
 from shardwise.search.problem import Problem, Scored

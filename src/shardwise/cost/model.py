@@ -26,7 +26,8 @@ from typing import Final
 
 import numpy as np
 
-from shardwise.cost.compute import Edge, Kernel, Tensor, kernel_s, kernels
+from shardwise.cost.compute import kernel_s
+from shardwise.cost.kernels import Edge, Kernel, Tensor, kernels
 from shardwise.cost.memory import (
     BLOCK,
     Allocation,

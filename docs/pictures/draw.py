@@ -249,7 +249,7 @@ def lowered(shown: Shown, side: int) -> Lowered:
     hardware = HardwareCost(place({"x": DEVICES}, topology(f"{DEVICES} v5e")))
     decision = Shard(group.colors, "x", tuple((bit, side) for bit in group.bits))
     state = lower_state(shown.analysis, State(hardware.placement.mesh, (decision,)), hardware)
-    state.work_out()
+    state.lower_all()
     return state
 
 

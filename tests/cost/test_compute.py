@@ -275,7 +275,7 @@ def test_a_pass_depends_on_its_own_ops_only() -> None:
                 storage={v: lowered.storage[v] for v in near},
                 actual={v: lowered.actual[v] for v in near},
                 computes={o: lowered.computes[o] for o in w.ops},
-                known=SimpleNamespace(local={}),
+                memo=SimpleNamespace(local={}),
             )
             assert kernel_s(alone, w, V5E) == kernel_s(lowered, w, V5E)
 

@@ -40,15 +40,13 @@ LOOP_SLICES: Final = frozenset({"scan.input", "scan.output"})
 SCATTERS: Final = {
     "scatter": "",
     "scatter-add": "sum",
-    "scatter_add": "sum",
     "scatter-sub": "sum",
     "scatter-mul": "prod",
-    "scatter_mul": "prod",
     "scatter-min": "min",
     "scatter-max": "max",
 }
 #: Scatters that add their updates.
-ADDING_SCATTERS: Final = frozenset({"scatter-add", "scatter_add"})
+ADDING_SCATTERS: Final = frozenset({"scatter-add"})
 #: Ops that read no more of their first operand than they return.
 READ_PARTS: Final = frozenset({"dynamic_slice", "gather", "scan.input", "slice", "split"})
 #: Ops that write one operand into a part of their result, by the number of that operand.

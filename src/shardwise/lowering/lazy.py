@@ -11,16 +11,16 @@ T = TypeVar("T")
 class Lazy(Sequence[T], Generic[T]):
     """A list whose items are worked out when first asked for, one at a time. Those that nobody asks for take no space."""
 
-    def __init__(self, count: int, lower_all: Callable[[int], T]):
+    def __init__(self, count: int, compute: Callable[[int], T]):
         self._items: dict[int, T] = {}
-        self._count, self._work_out = count, lower_all
+        self._count, self._compute = count, compute
 
     def __getitem__(self, index: int) -> T:  # type: ignore[override]
         item = self._items.get(index)
         if item is None:
             if not 0 <= index < self._count:
                 raise IndexError(index)
-            item = self._items[index] = self._work_out(index)
+            item = self._items[index] = self._compute(index)
         return item
 
     def __len__(self) -> int:

@@ -31,7 +31,7 @@ from shardwise.dims.analysis import Analysis
 from shardwise.ir.paths import find_paths, trees
 from shardwise.ir.program import HEAVY, Op, Program, Value
 from shardwise.ir.rule import Kind
-from shardwise.ir.traits import VIEWS
+from shardwise.ir.traits import ADDING_SCATTERS, VIEWS
 
 #: Roles in the order in which they are shown.
 ROLES: Final = ("batch", "params", "optimizer", "cache")
@@ -189,7 +189,7 @@ class _Inference:
         reads: set[tuple[int, int]] = set()  # (addressed, by what)
         writes: set[tuple[int, int]] = set()
         for op in self.program.ops:
-            if op.rule is None or op.kind not in ("gather", "scatter-add", "scatter_add"):
+            if op.rule is None or op.kind not in ("gather", *ADDING_SCATTERS):
                 continue
             kinds = self._kinds(op)
             start = int(self.analysis.names.first_node[op.id])

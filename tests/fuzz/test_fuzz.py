@@ -25,7 +25,7 @@ from tests.fuzz.generate import Drawn, arguments, drawn_programs, random_decisio
 
 MESHES = ({"x": 8}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})
 TOLERANCE = 5e-5
-PAIRS = int(os.environ.get("SHARDWISE_FUZZ", "216"))
+PAIRS = int(os.environ.get("SHARDWISE_FUZZ", "300"))
 #: Programs in one test; each runs on every mesh.
 PROGRAMS = 18
 PARTS = -(-PAIRS // (PROGRAMS * len(MESHES)))

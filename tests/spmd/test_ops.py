@@ -27,6 +27,8 @@ from tests.spmd.emitted import emitted, predicted
 
 MESHES = (pytest.param({"a": 4}, marks=pytest.mark.slow), {"a": 2, "b": 4})
 Args = Sequence[Any]
+#: Plans that are compiled as one program.
+TOGETHER = 8
 
 
 def check(fn: Callable[..., Any], args: Args, mesh: dict[str, int], decisions: Sequence[Decision] | None = None) -> int:
@@ -39,13 +41,22 @@ def check(fn: Callable[..., Any], args: Args, mesh: dict[str, int], decisions: S
     plans += [[Shard(colors, name) for name in axes.names] for colors in groups] if len(axes.names) > 1 else []
     want = jax.tree.leaves(jax.device_get(jax.jit(fn)(*args)))
     sharded = 0
+    different: dict[str, tuple[Any, list[Decision]]] = {}  # by what is emitted
     for chosen in [list(decisions)] if decisions is not None else plans:
         plan = plan_decisions(traced, analysis, axes, chosen)
         sharded += any(axes_ for a in (*plan.arguments, *plan.outputs) for axes_ in a.spec)
-        planned = plan.jit(fn)
-        assert emitted(jax.make_jaxpr(planned.inline)(*args)) == predicted(plan), chosen
-        for x, y in zip(want, jax.tree.leaves(jax.device_get(planned(*args))), strict=True):
-            np.testing.assert_allclose(*(np.asarray(z, np.complex128) for z in (x, y)), atol=2e-4, rtol=2e-4)
+        local = plan.jit(fn).inline
+        jaxpr = jax.make_jaxpr(local)(*args)
+        assert emitted(jaxpr) == predicted(plan), chosen
+        different.setdefault(str(jaxpr), (local, chosen))
+    # Compiled together, which takes a third of the time.
+    both = list(different.values())
+    for some in (both[k : k + TOGETHER] for k in range(0, len(both), TOGETHER)):
+        results = jax.device_get(jax.jit(lambda *xs, some=some: [local(*xs) for local, _ in some])(*args))
+        for have, (_, chosen) in zip(results, some, strict=True):
+            for x, y in zip(want, jax.tree.leaves(have), strict=True):
+                x, y = (np.asarray(z, np.complex128) for z in (x, y))
+                np.testing.assert_allclose(x, y, atol=2e-4, rtol=2e-4, err_msg=str(chosen))
     return sharded
 
 

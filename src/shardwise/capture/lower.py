@@ -310,7 +310,6 @@ class Builder:
             tuple(s for s, _ in shapes),
             tuple(s for s, _ in results),
             tuple(d for _, d in shapes),
-            tuple(d for _, d in results),
         )
         found = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation))
         flops, unit = count_flops(call, found.rule)

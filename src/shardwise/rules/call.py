@@ -17,7 +17,7 @@ Place = tuple[int, int]
 class OpCall:
     """One operation as its rule sees it.
 
-    ``operands`` and ``results`` are shapes; ``dtypes`` and ``result_dtypes`` their dtype names; ``params`` the front
+    ``operands`` and ``results`` are shapes; ``dtypes`` the dtype names of the operands; ``params`` the front
     end's parameters of the primitive. Tensors are counted through: operands, then results.
 
     >>> call = OpCall("dot_general", {}, ((8, 4), (4, 6)), ((8, 6),))
@@ -30,7 +30,6 @@ class OpCall:
     operands: tuple[Shape, ...]
     results: tuple[Shape, ...]
     dtypes: tuple[str, ...] = ()
-    result_dtypes: tuple[str, ...] = ()
 
     def out(self, number: int = 0) -> int:
         """The tensor number of a result."""

@@ -353,9 +353,6 @@ def _rule(equation: Any) -> Rule:
     def shapes(variables: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
         return tuple(internals.shape_of(v.aval) for v in variables)
 
-    def types(variables: Sequence[Any]) -> tuple[str, ...]:
-        return tuple(str(getattr(v.aval, "dtype", "")) for v in variables)
-
-    ins, outs = equation.invars, equation.outvars
-    call = OpCall(equation.primitive.name, equation.params, shapes(ins), shapes(outs), types(ins), types(outs))
+    dtypes = tuple(str(getattr(v.aval, "dtype", "")) for v in equation.invars)
+    call = OpCall(equation.primitive.name, equation.params, shapes(equation.invars), shapes(equation.outvars), dtypes)
     return find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation)).rule

@@ -98,10 +98,10 @@ def prepared(
 
 
 def regret() -> list[Row]:
+    from shardwise.search.budget import Budget
     from shardwise.search.exhaustive import count_states, exhaustive
     from shardwise.search.mcts import mcts
     from shardwise.search.problem import Problem
-    from shardwise.search.result import Budget
 
     rows: list[Row] = []
     for target, topology, sizes in SMALL:
@@ -123,11 +123,11 @@ def regret() -> list[Row]:
 
 
 def ilp() -> list[Row]:
+    from shardwise.search.budget import Budget
     from shardwise.search.ilp import ilp as solve
     from shardwise.search.ilp_state import ilp_state
     from shardwise.search.mcts import mcts
     from shardwise.search.problem import Problem
-    from shardwise.search.result import Budget
 
     rows: list[Row] = []
     for target, topology, sizes in LARGE:
@@ -169,8 +169,8 @@ def local_problem(analysis: Analysis, cost: HardwareCost) -> Problem:
 
 def ablations() -> list[Row]:
     from benchmarks.search.ablation import ABLATIONS
+    from shardwise.search.budget import Budget
     from shardwise.search.methods import METHODS
-    from shardwise.search.result import Budget
 
     rows: list[Row] = []
     for target, topology, sizes in ABLATED:
@@ -192,10 +192,10 @@ def ablations() -> list[Row]:
 
 
 def grouping() -> list[Row]:
+    from shardwise.search.budget import Budget
     from shardwise.search.exhaustive import count_states, exhaustive
     from shardwise.search.mcts import mcts
     from shardwise.search.problem import Problem
-    from shardwise.search.result import Budget
 
     rows: list[Row] = []
     for target, topology, sizes in UNROLLED:

@@ -139,9 +139,9 @@ def _run(
     from shardwise.lowering.lowered import lower_state
     from shardwise.lowering.small import keep_small
     from shardwise.planner.inquiry import described
+    from shardwise.search.budget import Budget
     from shardwise.search.mcts import mcts
     from shardwise.search.problem import Problem, Scored
-    from shardwise.search.result import Budget
     from shardwise.tactics.experts import experts
     from shardwise.tactics.tactic import Context
 

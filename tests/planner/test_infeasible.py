@@ -32,10 +32,11 @@ from shardwise.lowering.structure import Structure
 from shardwise.planner.infeasible import Change, does_not_fit, with_small_moments
 from shardwise.search import bounds
 from shardwise.search.bounds import Bound, finest, peak_bound
+from shardwise.search.budget import Budget
 from shardwise.search.exhaustive import exhaustive
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
-from shardwise.search.result import Budget, Ended
+from shardwise.search.result import Ended
 from shardwise.search.searcher import unless_hopeless
 from tests.fuzz.generate import Drawn, drawn_programs, random_decisions
 from tests.planner.test_plan_search import shapes, small_memory, step

@@ -15,7 +15,8 @@ import shardwise
 from shardwise.errors import DecisionError, InfeasibleError, MeshError
 from shardwise.hardware.topology import topology
 from shardwise.planner.mesh import OpenMesh, meshes, race
-from shardwise.search.result import Budget, Ended, Improvement
+from shardwise.search.budget import Budget
+from shardwise.search.result import Ended, Improvement
 from shardwise.search.searcher import Purse
 from shardwise.tactics.strategies import DataParallel, Megatron
 from tests.planner.test_plan_search import shapes, small_memory, step

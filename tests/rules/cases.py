@@ -108,7 +108,6 @@ def case_of(equation: Any, values: Sequence[Any]) -> Case:
         tuple(internals.shape_of(a.aval) for a in equation.invars),
         tuple(internals.shape_of(a.aval) for a in equation.outvars),
         tuple(str(a.aval.dtype) for a in equation.invars),
-        tuple(str(a.aval.dtype) for a in equation.outvars),
     )
     return Case(equation.primitive, equation.params, operands, call, find_rule(call).rule)
 

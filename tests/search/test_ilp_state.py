@@ -12,11 +12,12 @@ import scipy.optimize
 
 import shardwise
 from shardwise.lowering.decisions import Decision, Keep, Pin, Shard
+from shardwise.search.budget import Budget
 from shardwise.search.exhaustive import exhaustive
 from shardwise.search.ilp import NoShardingError, ilp, local_s
 from shardwise.search.ilp_state import _towards, ilp_state
 from shardwise.search.problem import Problem, Scored
-from shardwise.search.result import Budget, Ended
+from shardwise.search.result import Ended
 from shardwise.search.run import Run
 from tests.search.test_ilp import analyzed, forward, model_of, product, shape, step, sums
 

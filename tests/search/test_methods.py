@@ -21,10 +21,11 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
 from shardwise.lowering.decisions import Keep, Shard
 from shardwise.lowering.local_cost import HardwareCost
+from shardwise.search.budget import Budget
 from shardwise.search.exhaustive import all_states, count_states, exhaustive
 from shardwise.search.methods import METHODS
 from shardwise.search.problem import Problem, Scored
-from shardwise.search.result import Budget, Ended, Found, Improvement
+from shardwise.search.result import Ended, Found, Improvement
 from shardwise.search.run import SearchError
 from shardwise.search.simple import beam, greedy
 

@@ -25,9 +25,10 @@ from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, lower_state
 from shardwise.lowering.storage import views
 from shardwise.planner.inquiry import Inquiry
+from shardwise.search.budget import Budget
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
-from shardwise.search.result import Budget, Found
+from shardwise.search.result import Found
 from shardwise.tactics.experts import experts
 from shardwise.tactics.tactic import Context
 

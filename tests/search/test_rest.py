@@ -18,11 +18,11 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
 from shardwise.lowering.decisions import Keep, Shard
 from shardwise.lowering.local_cost import HardwareCost
+from shardwise.search.budget import Budget
 from shardwise.search.mcts import mcts
 from shardwise.search.openings import openings
 from shardwise.search.problem import Problem
 from shardwise.search.rest import Rest
-from shardwise.search.result import Budget
 from shardwise.search.run import Run
 from tests.search.test_mcts import analyzed
 

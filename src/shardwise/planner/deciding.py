@@ -23,8 +23,9 @@ from shardwise.lowering.structure import Structure
 from shardwise.planner.mesh import RACE_S, OpenMesh, Race, cuts, meshes, race
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade
 from shardwise.search.bounds import finest, peak_bound
+from shardwise.search.budget import Budget
 from shardwise.search.front import thinned
-from shardwise.search.result import Budget, Ended
+from shardwise.search.result import Ended
 from shardwise.search.searcher import SETTLED, Journal, Options, Purse, Searcher
 from shardwise.tactics.named import Given, as_tactics
 from shardwise.tactics.pins import make_pins

@@ -39,9 +39,10 @@ from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.storage import views
 from shardwise.lowering.structure import Structure
 from shardwise.search.bounds import Bound, finest, peak_bound
+from shardwise.search.budget import Budget
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
-from shardwise.search.result import Budget, Ended, Improvement
+from shardwise.search.result import Ended, Improvement
 from shardwise.search.run import Stop
 from shardwise.search.simple import greedy
 

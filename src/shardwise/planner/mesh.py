@@ -28,7 +28,7 @@ from shardwise.errors import MeshError, ShardwiseError
 from shardwise.hardware.layout import Placement, Segment, place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
-from shardwise.search.result import Budget
+from shardwise.search.budget import Budget
 from shardwise.search.searcher import Purse
 
 #: Meshes that are raced at most, those that lie best first.

@@ -20,8 +20,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from shardwise.search.budget import Budget
 from shardwise.search.problem import Problem, Scored
-from shardwise.search.result import Budget, Ended, Found, Progress
+from shardwise.search.result import Ended, Found, Progress
 from shardwise.search.run import Run, SearchError, searched
 
 Array = np.ndarray[Any, Any]

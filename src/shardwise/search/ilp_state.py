@@ -27,9 +27,10 @@ from typing import Final
 from shardwise.lowering.decisions import State
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.sharding import Sharding
+from shardwise.search.budget import Budget
 from shardwise.search.ilp import NoShardingError, Optimum, ilp, local_s
 from shardwise.search.problem import Actions, Problem
-from shardwise.search.result import Budget, Ended, Found, Progress
+from shardwise.search.result import Ended, Found, Progress
 from shardwise.search.run import Run, searched
 
 #: How near to its bound the integer program is solved: the cost model is not nearer to the truth.

@@ -35,10 +35,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shardwise.cost.model import Cost
+from shardwise.search.budget import Budget
 from shardwise.search.openings import openings
 from shardwise.search.problem import Actions, Problem, Scored
 from shardwise.search.rest import Rest
-from shardwise.search.result import Budget, Ended, Found, Progress
+from shardwise.search.result import Ended, Found, Progress
 from shardwise.search.run import Run, searched
 
 _EXPLORE: Final = 0.15

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from shardwise.search.budget import Budget
 from shardwise.search.exhaustive import exhaustive
 from shardwise.search.ilp_state import ilp_state
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
-from shardwise.search.result import Budget, Found, Progress
+from shardwise.search.result import Found, Progress
 from shardwise.search.simple import beam, greedy, random
 
 

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from shardwise.errors import ShardwiseError
+from shardwise.search.budget import Budget
 from shardwise.search.problem import Actions, Problem, Scored
-from shardwise.search.result import Budget, Ended, Found, Improvement, Progress
+from shardwise.search.result import Ended, Found, Improvement, Progress
 
 #: States between two looks at the clock.
 _BATCH: Final = 256

@@ -25,10 +25,11 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.search.bounds import peak_bound
+from shardwise.search.budget import Budget
 from shardwise.search.front import Front, Points
 from shardwise.search.methods import DEFAULT_S, METHODS
 from shardwise.search.problem import Problem, Scored
-from shardwise.search.result import Budget, Ended, Found, Improvement, Progress
+from shardwise.search.result import Ended, Found, Improvement, Progress
 from shardwise.search.run import SearchError
 
 #: States that are evaluated where none can fit.

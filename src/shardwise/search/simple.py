@@ -13,8 +13,9 @@ from random import Random
 from typing import Final
 
 from shardwise.cost.model import Cost
+from shardwise.search.budget import Budget
 from shardwise.search.problem import Actions, Problem, Scored
-from shardwise.search.result import Budget, Ended, Found, Progress
+from shardwise.search.result import Ended, Found, Progress
 from shardwise.search.run import Run, searched
 
 WIDTH: Final = 8

@@ -21,8 +21,11 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: $(STAMP) lint
-	$(BIN)/pytest -n 2 -q src tests -m "not slow"
+# mypy runs beside the tests.
+test: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy & types=$$!; $(BIN)/pytest -n 2 -q src tests -m "not slow"; tests=$$?; wait $$types && exit $$tests
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -n 2 -q tests -m slow

@@ -96,7 +96,7 @@ def test_passes_before_and_after_a_loop_are_not_joined() -> None:
         return table - grads
 
     lowered, work = predicted(fn, [p.shape(512, 128), p.shape(16, dtype="int32"), p.shape(4, 512, 128)])
-    parts = [{lowered.program.ops[k].kind for k in w.kernels} for w in work if w.region == 0]
+    parts = [{lowered.program.ops[k].kind for k in w.roots} for w in work if w.region == 0]
     assert {"convert_element_type"} in parts and {"sub"} in parts
 
 

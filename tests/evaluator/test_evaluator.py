@@ -116,7 +116,7 @@ def test_costs_equal_the_specification_on_a_measured_host(name: str) -> None:
     analysis = analyze_program(lower(trace(program.fn, program.args, {}, options)))
     rng = random.Random(11)
     evaluator = build(analysis, MeshAxes.of({"x": 2, "y": 4}), rng, hardware=f"{HOST}:8")
-    turned = [n for n, kernel in enumerate(evaluator.model.kernels) if kernel.turned]
+    turned = [n for n, kernel in enumerate(evaluator.model.kernels) if kernel.transposed]
     assert turned
     check(evaluator, rng, 8)
     lowered = [evaluator.lowered(random_state(evaluator, rng)) for _ in range(8)]

@@ -51,7 +51,7 @@ def add_command(commands: Any) -> None:
         plan, "tactics in order, such as fsdp:data,auto:model or fsdp:data+model (default: auto, a search)"
     )
     options.add_roles(plan)
-    shown = "compute the batch in so many parts (default: in as many as it takes to fit)"
+    shown = "number of micro-batches (default: as few as fit in memory)"
     plan.add_argument("--microbatches", metavar="N", type=_count, help=shown)
     shown = "compute inside loops again what would be kept (default auto: where it takes that to fit)"
     plan.add_argument("--remat", choices=tuple(_REMAT), default="auto", help=shown)

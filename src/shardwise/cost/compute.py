@@ -19,8 +19,8 @@ A result that a collective makes, and that takes the place of a donated argument
 So is a stack that a loop writes while it reads the donated one: a cache that is scanned (``_restacked``).
 
 A product writes its result in the order in which it is read. Where the result is a sum over devices that cannot be: every
-kernel that reads it the other way round (a weight's gradient in the optimizer) takes its elements from far apart, and pays for
-each where that was measured (``_turned``, ``turn_s``).
+kernel that reads it transposed (a weight's gradient in the optimizer) takes its elements from far apart, and pays for
+each where that was measured (``_transposed``, ``transposed_s``).
 
 Where products are calls of a library (``calls_library``: GPUs) they are separate kernels and pad each role as one dimension;
 convolutions over spread elements skip the zeros; and a loop's stacks are filled with zeros first, and each written by itself.
@@ -55,8 +55,8 @@ def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile) -> float:
     sizes = Sizes(lowered)
     if kernel.returned is not None:
         return sizes.copy_s(kernel.returned, profile)
-    if kernel.turned is not None:
-        return sizes.turn_s(kernel.turned, profile)
+    if kernel.transposed is not None:
+        return sizes.transposed_s(kernel.transposed, profile)
     local = sizes.local
     reads = [max([local(t.op).elements[t.number] * t.itemsize for t in places]) for places in kernel.reads]
     moved = sum(reads) + sum([local(t.op).elements[t.number] * t.itemsize for t in kernel.writes])
@@ -192,8 +192,8 @@ class Sizes:
         nbytes = self.program.values[edge.value].nbytes / actual.shards(self.mesh)
         return round(2 * (profile.launch_s + stream_s(2 * nbytes, 0.0, 0.0, profile)) * 1e12) / 1e12
 
-    def turn_s(self, edge: Edge, profile: Profile) -> float:
-        """What it costs to read a sum over devices the other way round."""
+    def transposed_s(self, edge: Edge, profile: Profile) -> float:
+        """The time that a transposed read of a sum over devices takes."""
         if not self.lowered.computes[edge.maker].results[edge.result].partial:
             return 0.0
         return round(self._bytes(edge.user, edge.operand) / profile.turned_bytes_per_s * 1e12) / 1e12

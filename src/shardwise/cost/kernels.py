@@ -5,7 +5,7 @@ be complete between them, as XLA joins them into kernels with several results. `
 lowered state.
 
 A product writes its result in the order in which it is read. Where the result is a sum over devices that cannot be: every
-kernel that reads it transposed (a weight's gradient in the optimizer) takes its elements from far apart (``_turned``).
+kernel that reads it transposed (a weight's gradient in the optimizer) takes its elements from far apart (``_transposed``).
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Kernels that run as one: what they compute, read and write. Its time depends on how ``ops`` compute, nothing else.
+    """Ops that run as one kernel: what they compute, read and write. The time depends on how ``ops`` compute, nothing else.
 
-    ``kernels`` are the ops whose results it writes. Each of ``reads`` is one stored value: the places at which it is read.
+    ``roots`` are the ops whose results it writes. Each of ``reads`` is one stored value: the places at which it is read.
 
     ``feeds`` says of each of them whether a product's operands are made of it. ``returned`` is where a result takes the
-    place of a donated argument, ``turned`` where a product's result is read the other way round.
+    place of a donated argument, ``transposed`` where it reads a product's result transposed.
     """
 
-    kernels: tuple[int, ...]
+    roots: tuple[int, ...]
     ops: tuple[int, ...]
     region: int
     products: tuple[int, ...]
@@ -65,29 +65,29 @@ class Kernel:
     writes: tuple[Tensor, ...]
     inner: tuple[Edge, ...]
     returned: Edge | None = None
-    turned: Edge | None = None
+    transposed: Edge | None = None
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        return (*self.inner, *(edge for edge in (self.returned, self.turned) if edge))
+        return (*self.inner, *(edge for edge in (self.returned, self.transposed) if edge))
 
 
 @dataclass(slots=True)
-class _Kernel:
+class _Cluster:
     op: Op
     region: int
     members: list[int]
     products: list[int]
     reads: dict[int, list[Tensor]]
     writes: dict[int, Tensor]
-    elements: int  # of the array that it kernels over
+    elements: int  # of the array that it sweeps over
     plain: bool  # of elementwise ops and reductions only, but for a product
     depth: int = 0
     group: int = -1
 
 
 def kernels(clusters: Clusters, turning: bool = False) -> tuple[Kernel, ...]:
-    """What runs as one kernel, in the order of the program; with what is read the other way round where that costs.
+    """The kernels of a program, in its order; ``turning`` adds those that read a product's result transposed.
 
     Clusters that sweep over the same array are joined where one reads what another writes or both read the
     same, unless something must be complete between them (a reduction, a product's operand): then they are two kernels.
@@ -97,7 +97,7 @@ def kernels(clusters: Clusters, turning: bool = False) -> tuple[Kernel, ...]:
         kernel
         for op in clusters.program.schedule
         if _begins(clusters, op)
-        for kernel in (_kernel(clusters, op, body.get(op.id, op.region)),)
+        for kernel in (_cluster(clusters, op, body.get(op.id, op.region)),)
     ]
     writer = {v: n for n, kernel in enumerate(kernels) for v in kernel.op.results if v >= 0 and clusters.stored[v]}
     loops = _loops(clusters)
@@ -138,7 +138,7 @@ def kernels(clusters: Clusters, turning: bool = False) -> tuple[Kernel, ...]:
                     join(n, readers.setdefault((base, kernel.region, kernel.depth), n))
     seen: set[int] = set()
     joined = [_joined(clusters, [kernels[n] for n in sorted(group)], seen) for group in groups if group]
-    return (*joined, *_returned(clusters), *(_turned(clusters, kernels) if turning else ()))
+    return (*joined, *_returned(clusters), *(_transposed(clusters, kernels) if turning else ()))
 
 
 def _loops(clusters: Clusters) -> dict[int, tuple[int, frozenset[int]]]:
@@ -174,17 +174,18 @@ def _returned(clusters: Clusters) -> Iterator[Kernel]:
                     yield Kernel((), (op.id,), op.region, (), (op.id,), ((read,),), (False,), (written,), ())
 
 
-def _turned(clusters: Clusters, kernels: Iterable[_Kernel]) -> Iterator[Kernel]:
-    """Products' results that a kernel reads the other way round: a kernel each, which is free unless the result is a sum over
-    devices."""
+def _transposed(clusters: Clusters, kernels: Iterable[_Cluster]) -> Iterator[Kernel]:
+    """The transposed reads of products' results: a kernel each, which is free unless the result is a sum over devices."""
     for kernel in kernels:
-        found = {edge.value: edge for o in kernel.members for edge in _turned_edges(clusters, clusters.program.ops[o])}
+        found = {
+            edge.value: edge for o in kernel.members for edge in _transposed_edges(clusters, clusters.program.ops[o])
+        }
         for edge in found.values():
             ops = (edge.maker, edge.user)
             yield Kernel((), ops, kernel.region, (), (), (), (), (), (), None, edge)
 
 
-def _turned_edges(clusters: Clusters, user: Op) -> Iterator[Edge]:
+def _transposed_edges(clusters: Clusters, user: Op) -> Iterator[Edge]:
     program = clusters.program
     if clusters.roles[user.id] is Role.VIEW:
         return
@@ -228,7 +229,7 @@ def _restacked(clusters: Clusters, value: Value) -> bool:
     return any((v.shape, v.dtype) == (value.shape, value.dtype) for v in like)
 
 
-def _joined(clusters: Clusters, kernels: list[_Kernel], seen: set[int]) -> Kernel:
+def _joined(clusters: Clusters, kernels: list[_Cluster], seen: set[int]) -> Kernel:
     """One kernel of some clusters. A value that several kernels compute, each for itself, is ``seen`` in the first: if it needs
     a collective it is computed once after all."""
     program = clusters.program
@@ -272,7 +273,7 @@ def _joined(clusters: Clusters, kernels: list[_Kernel], seen: set[int]) -> Kerne
 
 
 def _begins(clusters: Clusters, op: Op) -> bool:
-    """Does an op run as a kernel of its own, with what is made inside it?"""
+    """Does an op begin a cluster: does it store a result?"""
     if op.rule is None or op.kind in _FREE or (clusters.roles[op.id] is Role.LINK and op.kind not in LOOP_SLICES):
         return False
     if clusters.roles[op.id] is Role.VIEW:
@@ -280,8 +281,8 @@ def _begins(clusters: Clusters, op: Op) -> bool:
     return op.kind == "scan.output" or any(v >= 0 and clusters.base[v] == v and clusters.stored[v] for v in op.results)
 
 
-def _kernel(clusters: Clusters, op: Op, region: int) -> _Kernel:
-    """Walks from a kernel's op to the stored values that it reads."""
+def _cluster(clusters: Clusters, op: Op, region: int) -> _Cluster:
+    """The cluster of an op: walks from the op to the stored values that it reads."""
     program, made_by = clusters.program, clusters.program.definitions
     members: dict[int, Op] = {}
     reads: dict[int, list[Tensor]] = {}
@@ -309,7 +310,7 @@ def _kernel(clusters: Clusters, op: Op, region: int) -> _Kernel:
     sizes = [program.values[v].elements for v in at.results if v >= 0]
     if not products:
         sizes = [_whole(program, o, k) for o, inner in members.items() for k in range(len(op_values(inner)))]
-    return _Kernel(
+    return _Cluster(
         op,
         region,
         sorted(members),

@@ -1,7 +1,6 @@
 """Peak memory of a lowered state: when each array lives, and how much it takes on one device (design, section 7).
 
-The problem. A plan that does not fit is no plan, and XLA says whether it does only after minutes. Peak memory depends on what
-is stored, when it comes and goes, and on copies that resharding makes.
+The problem. XLA says only after minutes whether a plan fits. Peak memory depends on stored values and on copies of reshards.
 
 The idea. What does not depend on the state is worked out once (``lifetimes``): points of time are kernels in the order of
 ``kernel_order``, loop bodies inlined once, and a stored value lives from the kernel that makes it to the last that reads it. A
@@ -58,7 +57,7 @@ COPIED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """So many blocks, alive from point ``first`` to point ``last``, both included."""
+    """Blocks that are alive from point ``first`` to point ``last``, both included."""
 
     what: str
     value: int
@@ -72,7 +71,7 @@ class Lifetimes:
     """When everything lives, whatever the state.
 
     ``point`` is that of each kernel, ``runs`` the first and last point of each op, ``span`` those of each region. ``live`` has
-    the stored values that take memory of their own; ``narrowed`` stacks that are converted before a loop: a value of the
+    the stored values that take memory; ``narrowed`` stacks that are converted before a loop: a value of the
     narrower type, its item size, the interval; ``windowed`` images that convolutions make in their kernels, from the first of
     them to the last; ``returned`` values that take the place of a donated argument, and the end; ``loops`` by region the points
     at which its loops begin."""

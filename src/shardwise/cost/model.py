@@ -267,7 +267,7 @@ def _kernel_shape(kernel: Kernel, term: Term) -> Hashable:
         tuple(map(tensor, kernel.writes)),
         tuple(map(edge, kernel.inner)),
         edge(kernel.returned) if kernel.returned else None,
-        edge(kernel.turned) if kernel.turned else None,
+        edge(kernel.transposed) if kernel.transposed else None,
     )
 
 

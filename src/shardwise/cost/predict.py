@@ -229,8 +229,8 @@ def _rows(model: CostModel, term: Term, figures: Figures) -> Iterable[Row]:
     program, life = model.structure.program, model.life
     if term.kind is TermKind.KERNEL:
         work = model.kernels[term.number]
-        main = program.ops[(work.products or work.kernels or work.ops)[0]]
-        point = max((life.point.get(k, 0) for k in (main.id, *work.kernels)), default=0)
+        main = program.ops[(work.products or work.roots or work.ops)[0]]
+        point = max((life.point.get(k, 0) for k in (main.id, *work.roots)), default=0)
         runs = float(program.runs[work.region])
         where = str(program.source_of(main)), _region(model, work.region)
         yield Row("compute", main.kind, *where, runs, figures.compute_ps * 1e-12, 0.0, 0.0, point)

@@ -420,7 +420,7 @@ def analyze(
     >>> len(analysis.colors), len(analysis.compatibility_sets)
     (2, 1)
     """
-    from shardwise.capture.lower import lower  # a search in a process of its own has no use for JAX
+    from shardwise.capture.lower import lower  # imports JAX, which reading an analysis does not need
     from shardwise.capture.trace import JitOptions, trace
 
     options = JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)

@@ -72,30 +72,31 @@ _NO_PART: Final = Part((0, 0, 0), np.zeros(0, np.int64), np.zeros(0, np.int64))
 class _Rule:
     """A node with the results that it had so far, by what it read."""
 
-    __slots__ = ("_index", "_kind", "_wide_read", "_wide_view", "known", "read", "view")
+    __slots__ = ("_index", "_kind", "_wide", "_wide_read", "_wide_view", "known", "read", "view")
 
     def __init__(self, node: Node):
         self._kind, self._index, self.view, self._wide_view = node.kind, node.index, node.view, node.wide_view
         self.read: Callable[[Sequence[Any]], Hashable] = itemgetter(*node.reads) if node.reads else _nothing
         self._wide_read = itemgetter(*node.wide_reads) if node.wide_reads else _nothing
-        self.known: dict[Hashable, Any] = {}
+        self.known: dict[Hashable, Any] = {}  # None where the result depends on what the wide key has
+        self._wide: dict[Hashable, Any] = {}
 
-    def result(self, key: Hashable, seen: list[int], lowered: _Later) -> Any:
-        """The result where it is not found under ``key``, or depends on more."""
-        wide = (seen[self._wide_view], self._wide_read(lowered.results), "wide")
-        if key in self.known and wide in self.known:
-            return self.known[wide]
-        made = lowered()
-        comparisons = made.comparisons
+    def result(self, key: Hashable, seen: list[int], lowered: _LazyLowering) -> Any:
+        """Computes the result, or looks it up by the wide key where consumers were compared (``Lowered.stays``)."""
+        wide = (seen[self._wide_view], self._wide_read(lowered.results))
+        if key in self.known and wide in self._wide:
+            return self._wide[wide]
+        state = lowered()
+        comparisons = state.comparisons
         if self._kind == "stored":
-            found: Any = made._stored(self._index)[0]
+            result: Any = state.stored(self._index)[0]
         else:
-            found = made.choose(self._index) if self._kind == "computes" else made.actual_sharding(self._index)
-        if made.comparisons == comparisons:
-            self.known[key] = found
+            result = state.choose(self._index) if self._kind == "computes" else state.actual_sharding(self._index)
+        if state.comparisons == comparisons:
+            self.known[key] = result
         else:
-            self.known[key], self.known[wide] = None, found
-        return found
+            self.known[key], self._wide[wide] = None, result
+        return result
 
 
 def _nothing(results: Sequence[Any]) -> None:
@@ -119,13 +120,13 @@ class Snapshot:
 
 
 class Evaluator:
-    """A cost model made ready for many states: ``cost`` gives that of a sequence of action numbers."""
+    """A cost model prepared for many states: ``evaluate`` returns the costs of sequences of action numbers."""
 
     def __init__(self, model: CostModel, space: Space, decisions: Sequence[Decision]):
         self.model, self.space = model, space
         self.actions = tuple(Action.of(decision, space) for decision in decisions)
         self.dependencies = nodes = Dependencies(model.structure, space)
-        self._known = Memo(Candidates(model.structure, space.mesh, model.cost), nodes.reach)
+        self._memo = Memo(Candidates(model.structure, space.mesh, model.cost), nodes.reach)
         self._classes = self._make_classes()
         readers: list[list[int]] = [[] for _ in nodes.nodes]
         for number, same in enumerate(self._classes):
@@ -217,7 +218,7 @@ class Evaluator:
     def _updated(self, base: Snapshot, state: tuple[int, ...]) -> Snapshot:
         """The snapshot of a state, computed from that of another."""
         seen, results = self._seen(state), base.results.copy()
-        lowered = _Later(self, state, results)
+        lowered = _LazyLowering(self, state, results)
         dirty = bytearray(len(self._nodes))
         for before, after, numbers in zip(base.seen, seen, self.dependencies.by_view, strict=True):
             if before != after:
@@ -287,7 +288,7 @@ def _decided(seen: tuple[Seen, ...]) -> Hashable:
     return others, frozenset(by_unit.values()), frozenset(by_axis.values())
 
 
-class _Later:
+class _LazyLowering:
     """The lowering of a state that shares the results of nodes, made when first asked for."""
 
     __slots__ = ("_evaluator", "_made", "_state", "results")
@@ -300,7 +301,7 @@ class _Later:
         if self._made is None:
             own = self._evaluator
             decisions = (*own.space.base, *(own.actions[n].decision for n in self._state))
-            made = Lowered(own.model.structure, State(own.space.mesh, decisions), own.model.cost, own._known)
+            made = Lowered(own.model.structure, State(own.space.mesh, decisions), own.model.cost, own._memo)
             nodes = own.dependencies
             made.storage = _Results(nodes.stored, self.results)  # type: ignore[assignment]
             made.actual = _Results(nodes.actual, self.results)  # type: ignore[assignment]

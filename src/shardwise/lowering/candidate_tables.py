@@ -3,7 +3,7 @@
 The problem. The rule adds up, for every candidate, its own time and the reshards of every operand and result. A search asks for
 thousands of states, and no two of them allow an op quite the same candidates.
 
-The idea. A table has all candidates that any state can allow to ops that are alike, in the order of their own times. What
+The idea. A table has all candidates that any state can allow to ops that are alike, ordered by time without reshards. What
 recurs is computed once: which candidates use only axes that their factors can take, as a set of bits, and the times of reshards
 (``shardwise.lowering.reshard_times``). Candidates that compute the results in their storage come first, since they mostly need
 the operands as they are. A candidate is given up as soon as its sum is above the best.
@@ -31,8 +31,8 @@ Moves = tuple[dict[int, float], Sequence[int], int]
 
 
 class CandidateTable:
-    """The candidates of ops that are alike. ``needs`` by operand and ``results`` by result: the endpoints of reshards, and by
-    candidate the number of its own. ``in_order``: the candidates in the order of axes and factors."""
+    """The candidates of ops that are alike. ``needs`` by operand and ``results`` by result: the endpoints of reshards, and the
+    number of each candidate's endpoint. ``in_order``: the candidates in the order of axes and factors."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class CandidateTable:
 
 class CandidateTables:
     """The tables of a program's ops. ``reach`` says what the states in question can allow to an op. Without it every state has
-    tables of its own: less work for one state, more for many."""
+    separate tables: less work for one state, more for many."""
 
     def __init__(self, candidates: Candidates, mover: ReshardTimes, reach: Callable[[Op], Reach] | None):
         self._candidates, self._mover, self._reach = candidates, mover, reach

@@ -95,7 +95,7 @@ class Lowered:
         self.structure, self.state, self.cost = structure, state, cost
         self.program, self.mesh = structure.program, state.mesh
         values, ops = len(self.program.values), len(self.program.ops)
-        self.storage: Lazy[Sharding] = Lazy(values, lambda v: self._stored(v)[0])
+        self.storage: Lazy[Sharding] = Lazy(values, lambda v: self.stored(v)[0])
         self.actual: Lazy[Sharding] = Lazy(values, self.actual_sharding)
         self.computes: Lazy[Candidate] = Lazy(ops, self.choose)
         self.memo = memo or Memo(Candidates(structure, state.mesh, cost))
@@ -156,7 +156,7 @@ class Lowered:
         lines: list[str] = []
         seen: set[int] = set()
         for value in (v for v in self.program.values if v.path):
-            stored = self._stored(value.id)
+            stored = self.stored(value.id)
             for d, pieces, axis in stored[1] if id(stored) not in seen else ():
                 name, size = self.mesh.names[axis], value.shape[d]
                 lines.append(f"{value.path}[{d}] of size {size} does not divide by {pieces} ({name})")
@@ -170,7 +170,8 @@ class Lowered:
 
     # Storage.
 
-    def _stored(self, value: int) -> tuple[Sharding, tuple[tuple[int, int, int], ...]]:
+    def stored(self, value: int) -> tuple[Sharding, tuple[tuple[int, int, int], ...]]:
+        """The storage of a value, and what could not be sharded for divisibility (``store``)."""
         s, shape = self.structure, self.program.values[value].shape
         if self.program.values[value].origin is Origin.CONSTANT:  # part of the program, which every device has
             return Sharding.whole(len(shape)), ()

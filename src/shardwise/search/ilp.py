@@ -188,7 +188,7 @@ def _pieces(mesh: MeshAxes, axes: Axes) -> int:
 
 
 def options(candidates: Candidates, op: Op, fixed: Fixed | None = None) -> list[Option]:
-    """All candidates to compute an op, of those that need and make the same the fastest."""
+    """The candidates of an op; of those with the same shardings of operands and results only the fastest."""
     rule = op.rule
     assert rule is not None
     axes = range(len(candidates.mesh.sizes))

@@ -40,9 +40,11 @@ _RECENT: Final = 64
 class Part:
     """What the terms of a class cost in sum: three times, and how the memory in use changes at some points."""
 
-    times_ps: tuple[int, int, int]
-    points: Array
-    blocks: Array
+    compute_ps: int
+    comm_ps: int
+    hidden_ps: int
+    points: tuple[int, ...]
+    blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,10 @@ class Class:
                 changes[first] = changes.get(first, 0) + a.blocks
                 changes[last + 1] = changes.get(last + 1, 0) - a.blocks
         times = (self.count * figures.compute_ps, self.count * figures.comm_ps, self.count * figures.hidden_ps)
-        return Part(times, np.array([*changes], np.int64), np.array([*changes.values()], np.int64))
+        return Part(*times, tuple(changes), tuple(changes.values()))
 
 
-_NO_PART: Final = Part((0, 0, 0), np.zeros(0, np.int64), np.zeros(0, np.int64))
+_NO_PART: Final = Part(0, 0, 0, (), ())
 
 
 class _Rule:
@@ -83,9 +85,10 @@ class _Rule:
 
     def result(self, key: Hashable, seen: list[int], lowered: _LazyLowering) -> Any:
         """Computes the result, or looks it up by the wide key where consumers were compared (``Lowered.stays``)."""
-        wide = (seen[self._wide_view], self._wide_read(lowered.results))
-        if key in self.known and wide in self._wide:
-            return self._wide[wide]
+        if key in self.known:
+            wide = (seen[self._wide_view], self._wide_read(lowered.results))
+            if wide in self._wide:
+                return self._wide[wide]
         state = lowered()
         comparisons = state.comparisons
         if self._kind == "stored":
@@ -95,7 +98,8 @@ class _Rule:
         if state.comparisons == comparisons:
             self.known[key] = result
         else:
-            self.known[key], self._wide[wide] = None, result
+            self.known[key] = None
+            self._wide[seen[self._wide_view], self._wide_read(lowered.results)] = result
         return result
 
 
@@ -238,7 +242,8 @@ class Evaluator:
                 for reader in readers:
                     dirty[reader] = 1
             number = dirty.find(1, number + 1)
-        parts, times, changes = base.parts.copy(), list(base.times_ps), base.changes.copy()
+        parts, changes = base.parts.copy(), base.changes.copy()
+        compute, comm, hidden = base.times_ps
         points, blocks = [], []
         for number in classes:
             own, old = self._classes[number], parts[number]
@@ -248,14 +253,16 @@ class Evaluator:
                 new = own.parts[situation] = own.part(self.model.figures(lowered(), own.term))
             if old is not new:
                 parts[number] = new
-                for n in range(3):
-                    times[n] += new.times_ps[n] - old.times_ps[n]
-                points += [new.points, old.points]
-                blocks += [new.blocks, -old.blocks]
+                compute, comm, hidden = compute + new.compute_ps, comm + new.comm_ps, hidden + new.hidden_ps
+                compute, comm, hidden = compute - old.compute_ps, comm - old.comm_ps, hidden - old.hidden_ps
+                points += new.points
+                blocks += new.blocks
+                points += old.points
+                blocks += [-n for n in old.blocks]
         if points:
-            np.add.at(changes, np.concatenate(points), np.concatenate(blocks))
+            np.add.at(changes, points, blocks)
         lowered.close()
-        return Snapshot(frozenset(state), seen, results, parts, tuple(times), changes)  # type: ignore[arg-type]
+        return Snapshot(frozenset(state), seen, results, parts, (compute, comm, hidden), changes)
 
     def _seen(self, state: tuple[int, ...]) -> list[int]:
         """By view a number for what a state decides about its units, bits and keeps: equal for states that agree on them."""

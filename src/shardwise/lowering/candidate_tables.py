@@ -103,14 +103,13 @@ class CandidateTable:
                         least, most = time, time * (1 + 2 * SAME)
         return least, found
 
-    def time(self, candidate: int, arriving: Sequence[Moves], leaving: Sequence[Moves]) -> float:
-        """The time of one candidate with some of its reshards."""
-        seconds = self._seconds[candidate]
-        for moves, ends, sharers in arriving:
-            seconds += moves[ends[candidate]] / sharers
-        for moves, ends, _ in leaving:
-            seconds += moves[ends[candidate]]
-        return seconds
+    def time(self, candidate: int, moves: Sequence[Moves]) -> float:
+        """The time of a candidate with some of its reshards."""
+        return self._seconds[candidate] + sum([times[ends[candidate]] / sharers for times, ends, sharers in moves])
+
+    def beats(self, candidate: int, arriving: Sequence[Moves], leaving: Sequence[Moves], least: float) -> bool:
+        """Does a candidate with all its reshards take less time than this?"""
+        return self._seconds[candidate] < least and self.time(candidate, (*arriving, *leaving)) < least
 
 
 class CandidateTables:

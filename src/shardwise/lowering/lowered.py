@@ -258,8 +258,8 @@ class Lowered:
             # Results that might stay as computed: consumers are compared only where a candidate could win by it.
             staying = _leaving(table, stored, joins, shared)
             for n in table.in_order:
-                if left >> n & 1 and table.time(n, arriving, staying) < least * (1 - SAME):
-                    times[n] = table.time(n, arriving, ())
+                if left >> n & 1 and table.beats(n, arriving, staying, least * (1 - SAME)):
+                    times[n] = table.time(n, arriving)
                     for v, made, waiting in zip(op.results, table.candidates[n].results, joins, strict=True):
                         times[n] += self._move_s(v, made, self._target(v, made, waiting))
                     least = min(least, times[n])

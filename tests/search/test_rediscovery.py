@@ -59,7 +59,7 @@ class Searched:
 
     def made(self, path: str) -> Dims:
         """The axes of what the first product with an argument computes, reductions left to do."""
-        return self._dims(self.lowered.made(self._product(path), 0).dims)
+        return self._dims(self.lowered.computed(self._product(path), 0).dims)
 
     def _product(self, path: str) -> Op:
         program = self.lowered.program

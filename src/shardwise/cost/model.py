@@ -202,7 +202,7 @@ class CostModel:
         value = term.number
         number, result = program.definitions[value]
         maker, actual = program.ops[number], lowered.actual[value]
-        if self.structure.section(number, value) == term.section and lowered.made(maker, result) is not actual:
+        if self.structure.section(number, value) == term.section and lowered.computed(maker, result) is not actual:
             yield from (r for r in lowered.result_reshards(maker) if r.value == value)
         paid: set[Hashable] = {actual}
         for user in self._edge_users(term):

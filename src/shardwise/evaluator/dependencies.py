@@ -12,8 +12,8 @@ Values and ops whose results are equal in every state share a node. They are fou
 leaves up as the hashes of a Merkle tree: shapes, rules and units, and the nodes that are read. The layers of an unrolled model
 meet here, because storage depends on colors alone.
 
-The weak point. The functions here name what each rule of ``Lowered`` reads. A reading that is missing here gives wrong costs;
-``tests/evaluator`` compares both on random programs and states.
+The weak point. The functions here name what each rule of ``Lowered`` reads. A reading that is missing here would give wrong
+costs: ``tests/evaluator/test_dependencies.py`` records every reading and looks it up here.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ class Dependencies:
         for number, node in enumerate(self.nodes):
             for read in node.wide_reads:
                 readers[read].append(number)
-        self.readers = [tuple(own) for own in readers]
+        self.readers = [tuple(numbers) for numbers in readers]
         self.by_view: list[list[int]] = [[] for _ in self.views]
         for number, node in enumerate(self.nodes):
             for view in {node.view, node.wide_view}:
                 self.by_view[view].append(number)
 
     def _in_order(self, differs: list[bool]) -> Iterator[Op]:
-        """The ops with a rule, each after those whose choice it reads: a loop's carry comes after the body that makes it."""
+        """The ops with a rule, each after those whose choice it reads: a loop's carry comes after the body that computes it."""
         ops, definitions, joins = self.program.ops, self.program.definitions, self.structure.joins
         done = [op.rule is None for op in ops]
         queued = [False] * len(ops)
@@ -150,8 +150,8 @@ class Dependencies:
         number = self._numbers.setdefault((kind, key), len(self.nodes))
         if number == len(self.nodes):
             wide = Reads()
-            for own in (reads, uses or reads):
-                wide.add(own)
+            for some in (reads, uses or reads):
+                wide.add(some)
             self.nodes.append(Node(kind, index, *self._numbered(reads), *self._numbered(wide)))
         return number
 
@@ -177,13 +177,13 @@ class Dependencies:
 
     def _conflicts(self, op: int, places: dict[int, int], reads: Reads) -> Hashable:
         """The conflicts at an op between some of its dimension names, by their places."""
-        found = []
+        conflicts = []
         for first, second, bit in self.structure.clashes.by_op.get(op, ()):
             if first in places and second in places:
                 reads.bits.add(bit)
                 sides = tuple(side for (b, _), side in sorted(self._base.sides.items()) if b == bit)
-                found.append((places[first], places[second], bit, sides))
-        return tuple(found)
+                conflicts.append((places[first], places[second], bit, sides))
+        return tuple(conflicts)
 
     def _candidates(self, op: Op, reads: Reads) -> Hashable:
         """Of ``Lowered.factor_axes``."""
@@ -263,8 +263,8 @@ class Dependencies:
     def _uses_of(self, value: int, reads: Reads) -> int:
         """Of ``Lowered.stays``: the uses of a value, through views."""
         if value not in self._uses:
-            s, own = self.structure, Reads(nodes={self.stored[value]})
-            self._colored(s.colors[value], own)
+            s, used = self.structure, Reads(nodes={self.stored[value]})
+            self._colored(s.colors[value], used)
             keys: list[Hashable] = []
             for number in dict.fromkeys(user for user, _ in s.uses[value]):
                 use = self.program.ops[number]
@@ -272,15 +272,17 @@ class Dependencies:
                     continue
                 arrays = (*use.operands, *use.results)
                 stored = [self.stored[v] if v >= 0 else -1 for v in arrays]
-                own.nodes |= {n for n in stored if n >= 0}
+                used.nodes |= {n for n in stored if n >= 0}
                 if use.kind in VIEWS:
                     result = use.results[0]
-                    more = self._uses_of(result, own)
+                    more = self._uses_of(result, used)
                     keys.append((s.alike[number], stored[-1], more, self._may_stay(result)))
                     continue
-                given = tuple((n, v == value, s.early[v] if v >= 0 else 0) for n, v in zip(stored, arrays, strict=True))
-                keys.append((self._candidates(use, own), given, s.sharers[number]))
-            self._uses[value] = self._use_numbers.setdefault(tuple(keys), len(self._use_numbers)), own
-        key, own = self._uses[value]
-        reads.add(own)
+                arriving = tuple(
+                    (n, v == value, s.early[v] if v >= 0 else 0) for n, v in zip(stored, arrays, strict=True)
+                )
+                keys.append((self._candidates(use, used), arriving, s.sharers[number]))
+            self._uses[value] = self._use_numbers.setdefault(tuple(keys), len(self._use_numbers)), used
+        key, used = self._uses[value]
+        reads.add(used)
         return key

@@ -72,23 +72,23 @@ _NO_PART: Final = Part(0, 0, 0, (), ())
 
 
 class _Rule:
-    """A node with the results that it had so far, by what it read."""
+    """A node with a memo of its results by what it read."""
 
-    __slots__ = ("_index", "_kind", "_wide", "_wide_read", "_wide_view", "known", "read", "view")
+    __slots__ = ("_index", "_kind", "_wide_memo", "_wide_read", "_wide_view", "memo", "read", "view")
 
     def __init__(self, node: Node):
         self._kind, self._index, self.view, self._wide_view = node.kind, node.index, node.view, node.wide_view
         self.read: Callable[[Sequence[Any]], Hashable] = itemgetter(*node.reads) if node.reads else _nothing
         self._wide_read = itemgetter(*node.wide_reads) if node.wide_reads else _nothing
-        self.known: dict[Hashable, Any] = {}  # None where the result depends on what the wide key has
-        self._wide: dict[Hashable, Any] = {}
+        self.memo: dict[Hashable, Any] = {}  # None where the result depends on more, which the wide key has
+        self._wide_memo: dict[Hashable, Any] = {}
 
     def result(self, key: Hashable, seen: list[int], lowered: _LazyLowering) -> Any:
         """Computes the result, or looks it up by the wide key where consumers were compared (``Lowered.stays``)."""
-        if key in self.known:
+        if key in self.memo:
             wide = (seen[self._wide_view], self._wide_read(lowered.results))
-            if wide in self._wide:
-                return self._wide[wide]
+            if wide in self._wide_memo:
+                return self._wide_memo[wide]
         state = lowered()
         comparisons = state.comparisons
         if self._kind == "stored":
@@ -96,10 +96,10 @@ class _Rule:
         else:
             result = state.choose(self._index) if self._kind == "computes" else state.actual_sharding(self._index)
         if state.comparisons == comparisons:
-            self.known[key] = result
+            self.memo[key] = result
         else:
-            self.known[key] = None
-            self._wide[seen[self._wide_view], self._wide_read(lowered.results)] = result
+            self.memo[key] = None
+            self._wide_memo[seen[self._wide_view], self._wide_read(lowered.results)] = result
         return result
 
 
@@ -139,8 +139,7 @@ class Evaluator:
         self._nodes = []
         for number, node in enumerate(nodes.nodes):
             rule = _Rule(node)
-            own = (nodes.readers[number], tuple(readers[number]))
-            self._nodes.append((node.view, rule.read, rule.known, rule, *own))
+            self._nodes.append((node.view, rule.read, rule.memo, rule, nodes.readers[number], tuple(readers[number])))
         self._recent: dict[tuple[int, ...], Snapshot] = {}
         self._numbers: dict[Hashable, int] = {}
         self._views: list[tuple[dict[int, Seen], dict[tuple[Seen, ...], int]]] = []
@@ -150,15 +149,15 @@ class Evaluator:
 
     def _term_nodes(self, term: Term) -> list[int]:
         nodes = self.dependencies
-        found = [nodes.computes[k] for k in term.ops]
-        return [*found, *(nodes.actual[v] for v in term.values), *(nodes.stored[v] for v in term.values)]
+        by_value = [by_value[v] for by_value in (nodes.actual, nodes.stored) for v in term.values]
+        return [*(nodes.computes[k] for k in term.ops), *by_value]
 
     def _make_classes(self) -> list[Class]:
-        found: dict[Hashable, list[Term]] = {}
+        equal: dict[Hashable, list[Term]] = {}
         for term in self.model.terms:
-            found.setdefault(self._key(term), []).append(term)
+            equal.setdefault(self._key(term), []).append(term)
         classes = []
-        for terms in found.values():
+        for terms in equal.values():
             all_points = np.array([t.points for t in terms], np.int64).reshape(len(terms), -1)
             points = {p: all_points[:, n] for n, p in reversed(list(enumerate(terms[0].points)))}
             nodes = self._term_nodes(terms[0])
@@ -189,13 +188,13 @@ class Evaluator:
         return [self._snapshot(tuple(state)).cost for state in states]
 
     def _snapshot(self, state: tuple[int, ...]) -> Snapshot:
-        found = self._recent.pop(state, None)
-        if found is None:
-            found = self._updated(self._nearest(state), state)
-        self._recent[state] = found
+        snapshot = self._recent.pop(state, None)
+        if snapshot is None:
+            snapshot = self._updated(self._nearest(state), state)
+        self._recent[state] = snapshot
         if len(self._recent) > _RECENT:
             del self._recent[next(iter(self._recent))]
-        return found
+        return snapshot
 
     def _nearest(self, state: tuple[int, ...]) -> Snapshot:
         """The recent snapshot that shares most actions with a state; the last of several."""
@@ -231,26 +230,27 @@ class Evaluator:
         classes: set[int] = set()
         number = dirty.find(1)
         while number >= 0:
-            view, read, known, rule, readers, class_readers = self._nodes[number]
+            view, read, memo, rule, readers, class_readers = self._nodes[number]
             key = (seen[view], read(results))
-            found = known.get(key)
-            if found is None:
-                found = rule.result(key, seen, lowered)
-            if found is not results[number]:
-                results[number] = found
+            result = memo.get(key)
+            if result is None:
+                result = rule.result(key, seen, lowered)
+            if result is not results[number]:
+                results[number] = result
                 classes.update(class_readers)
                 for reader in readers:
                     dirty[reader] = 1
             number = dirty.find(1, number + 1)
         parts, changes = base.parts.copy(), base.changes.copy()
         compute, comm, hidden = base.times_ps
-        points, blocks = [], []
+        points: list[int] = []
+        blocks: list[int] = []
         for number in classes:
-            own, old = self._classes[number], parts[number]
-            situation = own.read(results)
-            new = own.parts.get(situation)
+            terms, old = self._classes[number], parts[number]
+            situation = terms.read(results)
+            new = terms.parts.get(situation)
             if new is None:
-                new = own.parts[situation] = own.part(self.model.figures(lowered(), own.term))
+                new = terms.parts[situation] = terms.part(self.model.figures(lowered(), terms.term))
             if old is not new:
                 parts[number] = new
                 compute, comm, hidden = compute + new.compute_ps, comm + new.comm_ps, hidden + new.hidden_ps
@@ -266,21 +266,21 @@ class Evaluator:
 
     def _seen(self, state: tuple[int, ...]) -> list[int]:
         """By view a number for what a state decides about its units, bits and keeps: equal for states that agree on them."""
-        found = []
-        for choose, known in self._views:
-            own = tuple([choose[n] for n in state if n in choose])
-            number = known.get(own)
+        numbers = []
+        for by_action, memo in self._views:
+            seen = tuple([by_action[n] for n in state if n in by_action])
+            number = memo.get(seen)
             if number is None:
-                number = known[own] = self._numbers.setdefault(_decided(own), len(self._numbers))
-            found.append(number)
-        return found
+                number = memo[seen] = self._numbers.setdefault(_decided(seen), len(self._numbers))
+            numbers.append(number)
+        return numbers
 
     def lowered(self, state: Sequence[int]) -> Lowered:
         """A state lowered by the specification."""
         decisions = (*self.space.base, *(self.actions[n].decision for n in state))
-        made = Lowered(self.model.structure, State(self.space.mesh, decisions), self.model.cost)
-        made.lower_all()
-        return made
+        lowered = Lowered(self.model.structure, State(self.space.mesh, decisions), self.model.cost)
+        lowered.lower_all()
+        return lowered
 
 
 def _decided(seen: tuple[Seen, ...]) -> Hashable:
@@ -296,29 +296,28 @@ def _decided(seen: tuple[Seen, ...]) -> Hashable:
 
 
 class _LazyLowering:
-    """The lowering of a state that shares the results of nodes, made when first asked for."""
+    """The lowering of a state that shares the results of nodes, created when first asked for."""
 
-    __slots__ = ("_evaluator", "_made", "_state", "results")
+    __slots__ = ("_evaluator", "_lowered", "_state", "results")
 
     def __init__(self, evaluator: Evaluator, state: tuple[int, ...], results: list[Any]):
         self._evaluator, self._state, self.results = evaluator, state, results
-        self._made: Lowered | None = None
+        self._lowered: Lowered | None = None
 
     def __call__(self) -> Lowered:
-        if self._made is None:
-            own = self._evaluator
-            decisions = (*own.space.base, *(own.actions[n].decision for n in self._state))
-            made = Lowered(own.model.structure, State(own.space.mesh, decisions), own.model.cost, own._memo)
-            nodes = own.dependencies
-            made.storage = _Results(nodes.stored, self.results)  # type: ignore[assignment]
-            made.actual = _Results(nodes.actual, self.results)  # type: ignore[assignment]
-            made.computes = _Results(nodes.computes, self.results)  # type: ignore[assignment]
-            self._made = made
-        return self._made
+        if self._lowered is None:
+            e = self._evaluator
+            decisions = (*e.space.base, *(e.actions[n].decision for n in self._state))
+            lowered = Lowered(e.model.structure, State(e.space.mesh, decisions), e.model.cost, e._memo)
+            lowered.storage = _Results(e.dependencies.stored, self.results)  # type: ignore[assignment]
+            lowered.actual = _Results(e.dependencies.actual, self.results)  # type: ignore[assignment]
+            lowered.computes = _Results(e.dependencies.computes, self.results)  # type: ignore[assignment]
+            self._lowered = lowered
+        return self._lowered
 
     def close(self) -> None:
-        if self._made is not None:
-            vars(self._made).clear()  # its lazy lists refer to it
+        if self._lowered is not None:
+            vars(self._lowered).clear()  # its lazy lists refer to it
 
 
 class _Results(Sequence[Any]):

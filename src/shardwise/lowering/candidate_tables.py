@@ -44,8 +44,8 @@ class CandidateTable:
         order = sorted(range(len(candidates)), key=lambda n: candidates[n].seconds)
         self.in_order = sorted(range(len(candidates)), key=order.__getitem__)
         self.candidates = candidates = [candidates[n] for n in order]
-        self.whole = next((w for w in candidates if not w.passed and not any(w.assigned)), candidates[0])
-        self._seconds = [w.seconds for w in candidates]
+        self.replicated = next((c for c in candidates if not c.passed and not any(c.assigned)), candidates[0])
+        self._seconds = [c.seconds for c in candidates]
         self._by_results: dict[tuple[Sharding, ...], list[int]] = {}
         for n, candidate in enumerate(candidates):
             self._by_results.setdefault(candidate.results, []).append(n)
@@ -58,34 +58,34 @@ class CandidateTable:
 
         first = candidates[0]
         count = len(first.needs)
-        self.needs = [ends([(w.needs[k], w.passed) for w in candidates], arrays[k], "operand") for k in range(count)]
+        self.needs = [ends([(c.needs[k], c.passed) for c in candidates], arrays[k], "operand") for k in range(count)]
         self.results = [
-            ends([w.results[r] for w in candidates], arrays[count + r], "result") for r in range(len(first.results))
+            ends([c.results[r] for c in candidates], arrays[count + r], "result") for r in range(len(first.results))
         ]
-        taken = [_bits([w.assigned[f] for w in candidates]) for f in range(len(first.assigned))]
-        self._taken = [(f, own, dict[Axes, int]()) for f, own in enumerate(taken) if len(own) > 1]
-        passed = _bits([w.passed for w in candidates])
+        taken = [_bits([c.assigned[f] for c in candidates]) for f in range(len(first.assigned))]
+        self._taken = [(f, bits, dict[Axes, int]()) for f, bits in enumerate(taken) if len(bits) > 1]
+        passed = _bits([c.passed for c in candidates])
         self._passed = [(passed, dict[Axes, int]())] if len(passed) > 1 else []
 
-    def left(self, given: tuple[Axes, ...], passing: Axes) -> int:
+    def allowed(self, given: tuple[Axes, ...], passing: Axes) -> int:
         """The bits of the candidates that use only axes that their factors can take, in this order, and pass partial sums on
         only on the axes of ``passing``."""
         bits = (1 << len(self.candidates)) - 1
-        for f, taken, known in self._taken:
-            bits &= known[given[f]] if given[f] in known else _left(taken, given[f], known)
-        for passed, known in self._passed:
-            bits &= known[passing] if passing in known else _left(passed, passing, known)
+        for f, taken, memo in self._taken:
+            bits &= memo[given[f]] if given[f] in memo else _allowed(taken, given[f], memo)
+        for passed, memo in self._passed:
+            bits &= memo[passing] if passing in memo else _allowed(passed, passing, memo)
         return bits
 
     def times(
-        self, left: int, arriving: Sequence[Moves], leaving: Sequence[Moves], stored: Sequence[Sharding]
+        self, allowed: int, arriving: Sequence[Moves], leaving: Sequence[Moves], stored: Sequence[Sharding]
     ) -> tuple[float, dict[int, float]]:
         """The least time of the candidates whose bits are set, and the times of those that might have it."""
         least = most = math.inf
-        found: dict[int, float] = {}
+        times: dict[int, float] = {}
         moves = (*arriving, *leaving)
-        first = sum([1 << n for n in self._by_results.get(tuple(stored), ())]) & left
-        for some in (first, left & ~first):
+        first = sum([1 << n for n in self._by_results.get(tuple(stored), ())]) & allowed
+        for some in (first, allowed & ~first):
             while some:
                 bit = some & -some
                 n = bit.bit_length() - 1
@@ -98,10 +98,10 @@ class CandidateTable:
                     if time > most:
                         break
                 else:
-                    found[n] = time
+                    times[n] = time
                     if time < least:
                         least, most = time, time * (1 + 2 * SAME)
-        return least, found
+        return least, times
 
     def time(self, candidate: int, moves: Sequence[Moves]) -> float:
         """The time of a candidate with some of its reshards."""
@@ -118,42 +118,42 @@ class CandidateTables:
 
     def __init__(self, candidates: Candidates, mover: ReshardTimes, reach: Callable[[Op], Reach] | None):
         self._candidates, self._mover, self._reach = candidates, mover, reach
-        self._known: dict[Hashable, CandidateTable] = {}
+        self._tables: dict[Hashable, CandidateTable] = {}
         self._ends: dict[Hashable, Endpoints] = {}
 
     def table(self, op: Op, given: tuple[Axes, ...], passing: Axes) -> CandidateTable:
         """The table of an op whose factors can take these axes, or of all axes in reach."""
         key = op.id if self._reach is not None else (self._candidates.structure.alike[op.id], given, passing)
-        found = self._known.get(key)
-        if found is None:
+        table = self._tables.get(key)
+        if table is None:
             reach = self._reach(op) if self._reach is not None else (given, passing)
-            found = self._known[key] = self._table(op, *reach)
-        return found
+            table = self._tables[key] = self._table(op, *reach)
+        return table
 
     def _table(self, op: Op, given: tuple[Axes, ...], passing: Axes) -> CandidateTable:
         structure = self._candidates.structure
         key = (structure.alike[op.id], given, passing)
-        if key not in self._known:
-            axes = range(len(self._candidates.mesh.sizes))
-            able = tuple((-1, *(f for f, own in enumerate(given) if a in own)) for a in axes)
+        if key not in self._tables:
+            mesh_axes = range(len(self._candidates.mesh.sizes))
+            able = tuple((-1, *(f for f, axes in enumerate(given) if a in axes)) for a in mesh_axes)
             order = given if self._reach is None else (None,) * len(given)
             arrays = [self._candidates.operand(op, k) if v >= 0 else _SCALAR for k, v in enumerate(op.operands)]
             arrays += [self._candidates.arrays[v] if v >= 0 else _SCALAR for v in op.results]
-            self._known[key] = CandidateTable(
+            self._tables[key] = CandidateTable(
                 self._candidates.of(op, able, order, passing), arrays, self._ends, self._mover
             )
-        return self._known[key]
+        return self._tables[key]
 
 
 def _bits(items: Sequence[Axes]) -> dict[Axes, int]:
     """By axes the bits of the candidates that use them."""
-    found: dict[Axes, int] = {}
+    bits: dict[Axes, int] = {}
     for n, axes in enumerate(items):
-        found[axes] = found.get(axes, 0) | 1 << n
-    return found
+        bits[axes] = bits.get(axes, 0) | 1 << n
+    return bits
 
 
-def _left(bits: dict[Axes, int], given: Axes, known: dict[Axes, int]) -> int:
+def _allowed(bits: dict[Axes, int], given: Axes, memo: dict[Axes, int]) -> int:
     """The bits of the candidates that use some of the available axes, in this order."""
-    known[given] = sum(own for axes, own in bits.items() if axes == tuple(a for a in given if a in axes))
-    return known[given]
+    memo[given] = sum(some for axes, some in bits.items() if axes == tuple(a for a in given if a in axes))
+    return memo[given]

@@ -1,4 +1,4 @@
-"""The candidates of an op: the ways to compute it on a mesh, each with its own time. The compute rule chooses from them.
+"""The candidates of an op: how it can be computed on a mesh, and how long each takes. The compute rule chooses from them.
 
 A candidate gives every mesh axis to one factor of the op or to none. It depends on a state only by which factors can take which
 axis and in what order, so that all states of one mesh and cost share what is computed here.
@@ -28,8 +28,8 @@ _SHARD_MAP: Final = ("shard_map.input", "shard_map.output")
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
     """How an op can compute: the axes of its factors (``assigned``), the axes on which it passes partial sums on (``passed``),
-    the shardings in which it needs its operands (as if nothing was passed on) and computes its results, and its own time with
-    that of its halos.
+    the shardings in which it needs its operands (as if nothing was passed on) and computes its results, and its time with that
+    of its halos, without reshards.
 
     ``parts``: the number of shards of each operand and result; ``devices``: how many devices share the work. Ops that are alike
     share one object for one candidate, which is hashed by its address.
@@ -77,7 +77,7 @@ class Candidates:
             for array, overlapped in zip(structure.arrays, structure.overlapped, strict=True)
         )
         self._rounding = self.program.rounding if cost.rounds else frozenset[int]()
-        self._known: dict[object, list[Candidate]] = {}
+        self._candidates: dict[object, list[Candidate]] = {}
         self._one: dict[object, Candidate] = {}
         self._divided: dict[tuple[int, int, int], bool] = {}
         self._fetched: dict[object, tuple[Fetch, ...] | None] = {}
@@ -102,11 +102,11 @@ class Candidates:
         if op.kind in _SHARD_MAP:
             key = (op.kind, op.id)
             names = self.mesh.names
-            if key not in self._known:
+            if key not in self._candidates:
                 assigned = tuple(tuple(names.index(n) for n in axes if n in names) for axes in op.attribute("axes"))
-                self._known[key] = [self._candidate(op, assigned, ())]
-        if key in self._known:
-            return self._known[key]
+                self._candidates[key] = [self._candidate(op, assigned, ())]
+        if key in self._candidates:
+            return self._candidates[key]
         options = [[*((None,) if axis in passing else ()), *factors] for axis, factors in enumerate(able)]
         candidates = []
         for choice in itertools.product(*options):
@@ -116,7 +116,7 @@ class Candidates:
                 if one not in self._one:
                     self._one[one] = self._candidate(op, assigned, passed)
                 candidates.append(self._one[one])
-        self._known[key] = candidates
+        self._candidates[key] = candidates
         return candidates
 
     def _assignments(
@@ -140,7 +140,7 @@ class Candidates:
             return ()
         if all(len(axes) < 2 for axes in chosen):
             return (chosen,)
-        return itertools.product(*(_ordered(axes, own) for axes, own in zip(chosen, order, strict=True)))
+        return itertools.product(*(_ordered(axes, wanted) for axes, wanted in zip(chosen, order, strict=True)))
 
     def _divides(self, op: Op, factor: int, pieces: int) -> bool:
         key = (self.structure.alike[op.id], factor, pieces)
@@ -175,40 +175,40 @@ class Candidates:
         return self._fetched[key]
 
     def halo_steps(self, op: Op, assigned: tuple[Axes, ...]) -> list[Halo]:
-        """The permutes of each windowed operand. A second windowed dimension exchanges what the first has made wider. Of a
-        collective that the program states itself, in a ``shard_map``, that one."""
+        """The permutes of each windowed operand; the second windowed dimension exchanges the wider blocks of the first. A
+        collective in the user's ``shard_map`` is returned as it is."""
         rule = op.rule
         if op.kind in MANUAL:
             return self._manual(op)
         if rule is None or not rule.windows:
             return []
-        own: dict[int, list[Fetch]] = {}
+        by_operand: dict[int, list[Fetch]] = {}
         for fetch in self.fetches(op, assigned) or ():
-            own.setdefault(fetch.operand, []).append(fetch)
-        found = []
-        for k, fetched in own.items():
+            by_operand.setdefault(fetch.operand, []).append(fetch)
+        halos = []
+        for k, fetched in by_operand.items():
             shards = tensor_sharding(rule.operand_majors[k], assigned).shards(self.mesh)
-            held = self.program.values[op.operands[k]].nbytes / shards
+            local_bytes = self.program.values[op.operands[k]].nbytes / shards
             steps = []
             for fetch in fetched:
-                row, axes = held / fetch.block, assigned[fetch.factor]
+                row, axes = local_bytes / fetch.block, assigned[fetch.factor]
                 steps += [Collective(Kind.PERMUTE, axes, r.length * row, r.length * row, r.near) for r in fetch.rounds]
-                # Of several results, each looks into the operand as it came.
-                held = row * fetch.width if op.kind != "split" else held
+                # Each of several results reads the operand as it arrived.
+                local_bytes = row * fetch.width if op.kind != "split" else local_bytes
             if steps:
-                found.append(Halo(k, tuple(fetched), tuple(steps)))
-        return found
+                halos.append(Halo(k, tuple(fetched), tuple(steps)))
+        return halos
 
     def _manual(self, op: Op) -> list[Halo]:
         names = [n for n in op.attribute("axes", ()) if n in self.mesh.names]
         axes = tuple(map(self.mesh.index, names))
-        found = []
+        halos = []
         for k, (v, r) in enumerate(zip(op.operands, op.results, strict=True)):
             sizes = (self.program.values[r if v < 0 else v].nbytes, self.program.values[r].nbytes)
             if axes and max(sizes) > 0:
                 step = Collective(Kind(MANUAL[op.kind]), axes, float(sizes[0]), float(sizes[1]))
-                found.append(Halo(k, (), (step,)))
-        return found
+                halos.append(Halo(k, (), (step,)))
+        return halos
 
 
 def _ordered(axes: Axes, order: Axes | None) -> Iterable[Axes]:

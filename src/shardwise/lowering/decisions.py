@@ -1,6 +1,6 @@
 """Decisions, and the state that an ordered list of them makes (design, section 6).
 
-``what`` says for people what a decision is about, in a plan that is finished; it makes no difference to anything else.
+``what`` describes for people what a decision is about, in a finished plan. Nothing reads it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """These values (arguments, and the outputs that replace them) stay whole on an axis at rest, although a color of theirs
-    is sharded on it. ``why``, where nobody asked for it."""
+    """These values (arguments, and the outputs that replace them) are stored replicated on an axis, although one of their
+    colors is sharded on it. ``why`` gives the reason where the planner decided it."""
 
     values: tuple[int, ...]
     axis: str
@@ -42,10 +42,10 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A value is stored exactly so: axes by dimension, None for a dimension that is left to the other decisions.
+    """A value is stored with these axes by dimension; None is for a dimension that other decisions may shard.
 
-    ``colors`` are those of the value's dimensions (-1 where there is none): they are given the pinned axes, so that the rest
-    of the program goes along where it can.
+    ``colors`` are those of the value's dimensions (-1 where there is none): they get the pinned axes too, so that the rest of
+    the program follows where it can.
     """
 
     value: int
@@ -71,7 +71,7 @@ def _numbered(what: str, numbers: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True)
 class State:
-    """An ordered list of decisions on a mesh, in the form the two rules read: who was given which axis, in order."""
+    """An ordered list of decisions on a mesh, in the form that the rules read."""
 
     mesh: MeshAxes
     decisions: tuple[Decision, ...]

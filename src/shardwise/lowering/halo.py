@@ -42,7 +42,7 @@ class Round:
 class Fetch:
     """Positions ``starts[k]`` to ``starts[k] + width`` of one dimension of an operand, for block ``k`` of the op. Positions
     outside of the array count as padding. ``block`` is how many positions a device holds, ``offset`` how many positions of a
-    dilated window lie before the first of them, the same for all blocks."""
+    dilated window come before the first of them, the same for all blocks."""
 
     operand: int
     dim: int
@@ -60,21 +60,21 @@ def fetches(kind: str, rule: Rule, shapes: Shapes, pieces: Sequence[int]) -> tup
     ``shapes`` are the global ones of operands and results. Operands are fetched in the order of the windows: with two windowed
     dimensions the second exchange has the wider blocks of the first.
     """
-    found: list[Fetch] = []
+    fetched: list[Fetch] = []
     for factor in dict.fromkeys(w.factor for w in rule.windows if pieces[w.factor] > 1):
-        own = tuple(w for w in rule.windows if w.factor == factor)
+        windows = tuple(w for w in rule.windows if w.factor == factor)
         sizes = tuple(_size(tensor, shape, factor) for tensor, shape in zip(rule.tensors, shapes, strict=True))
-        made = (_pooled if kind.startswith("select_and_scatter") else _windowed)(
-            own, sizes, len(rule.operands), pieces[factor]
+        ranges = (_pooled if kind.startswith("select_and_scatter") else _windowed)(
+            windows, sizes, len(rule.operands), pieces[factor]
         )
-        if made is None:
+        if ranges is None:
             return None
-        for operand, starts, width, offset in dict.fromkeys(made):
+        for operand, starts, width, offset in dict.fromkeys(ranges):
             dim = next(d for d, dim in enumerate(rule.operands[operand]) if factor in dim)
             block = sizes[operand] // pieces[factor]
             rounds = _rounds(starts, width, block, pieces[factor])
-            found.append(Fetch(operand, dim, factor, block, starts, width, offset, rounds))
-    return tuple(found)
+            fetched.append(Fetch(operand, dim, factor, block, starts, width, offset, rounds))
+    return tuple(fetched)
 
 
 def _size(tensor: Sequence[Sequence[int]], shape: tuple[int, ...], factor: int) -> int:
@@ -87,7 +87,7 @@ _Range = tuple[int, tuple[int, ...], int, int]
 
 def _windowed(windows: tuple[Window, ...], sizes: tuple[int, ...], operands: int, pieces: int) -> list[_Range] | None:
     """Of an operand that is looked into by blocks of another tensor. Of several results (a split) each looks by itself."""
-    found: list[_Range] = []
+    ranges: list[_Range] = []
     for w in windows:
         if w.of >= operands:
             return None
@@ -100,8 +100,8 @@ def _windowed(windows: tuple[Window, ...], sizes: tuple[int, ...], operands: int
         width = max(stop - start + 1 for start, stop in zip(starts, stops, strict=True))
         if len(offsets) > 1 or width < 1:
             return None
-        found.append((w.of, starts, width, offsets.pop()))
-    return found
+        ranges.append((w.of, starts, width, offsets.pop()))
+    return ranges
 
 
 def _pooled(windows: tuple[Window, ...], sizes: tuple[int, ...], operands: int, pieces: int) -> list[_Range] | None:
@@ -136,23 +136,23 @@ def _rounds(starts: tuple[int, ...], width: int, block: int, pieces: int) -> tup
     rounds: list[list[tuple[int, int, int, int]]] = []
     for pair in wanted:
         fitting = (r for r in rounds if all(pair[0] != other[0] and pair[1] != other[1] for other in r))
-        own = next(fitting, None)
-        if own is None:
-            own = []
-            rounds.append(own)
-        own.append(pair)
-    made = []
-    for own in rounds:
-        length = max(count for *_, count in own)
+        joined = next(fitting, None)
+        if joined is None:
+            rounds.append([pair])
+        else:
+            joined.append(pair)
+    permutes = []
+    for pairs in rounds:
+        length = max(count for *_, count in pairs)
         begins = [0] * pieces
-        for source, _, first, _ in own:
+        for source, _, first, _ in pairs:
             begins[source] = min(first, block - length)
-        made.append(Round(tuple((a, b) for a, b, *_ in own), length, tuple(begins)))
-    return tuple(made)
+        permutes.append(Round(tuple((a, b) for a, b, *_ in pairs), length, tuple(begins)))
+    return tuple(permutes)
 
 
 def cut_sizes(program: Program, op: Op, factor: int) -> list[int]:
-    """The sizes a factor has where a mesh axis would cut it: the factor's own, and whole dimensions of windowed tensors."""
+    """The sizes that a mesh axis would have to divide: that of the factor, and of dimensions of windowed tensors."""
     rule = op.rule
     assert rule is not None
     sizes = [rule.factors[factor].size]

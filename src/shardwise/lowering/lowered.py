@@ -135,7 +135,7 @@ class Lowered:
     def reshards(self) -> tuple[Reshard, ...]:
         """All of the program, in the order of execution. A reshard of one value is done once in a section."""
         paid: set[Hashable] = set()
-        found: list[Reshard] = []
+        reshards: list[Reshard] = []
         for op in self.program.schedule:
             if op.rule is None:
                 continue
@@ -146,9 +146,9 @@ class Lowered:
             for key, r in (*moves, *self.halos(op)):
                 if key not in paid:
                     paid.add(key)
-                    found.append(r)
-            found += self.result_reshards(op)
-        return tuple(found)
+                    reshards.append(r)
+            reshards += self.result_reshards(op)
+        return tuple(reshards)
 
     @cached_property
     def refused(self) -> tuple[str, ...]:
@@ -175,10 +175,10 @@ class Lowered:
         s, shape = self.structure, self.program.values[value].shape
         if self.program.values[value].origin is Origin.CONSTANT:  # part of the program, which every device has
             return Sharding.whole(len(shape)), ()
-        own, colors = s.nodes[value], s.colors[value]
+        nodes, colors = s.nodes[value], s.colors[value]
         op = self.program.definitions[value][0]
-        lost = s.clashes.losers(op, s.color, self.state, own) if op in s.clashes.by_op else frozenset()
-        beaten = frozenset((d, a) for d, n in enumerate(own) for a in range(len(self.mesh.sizes)) if (n, a) in lost)
+        lost = s.clashes.losers(op, s.color, self.state, nodes) if op in s.clashes.by_op else frozenset()
+        beaten = frozenset((d, a) for d, n in enumerate(nodes) for a in range(len(self.mesh.sizes)) if (n, a) in lost)
         kept, pinned = self._kept.get(value, frozenset()), self.state.pinned.get(value)
         key = (shape, colors, beaten, kept, pinned)
         if key not in self._stores:
@@ -189,11 +189,11 @@ class Lowered:
 
     def factor_axes(self, op: Op) -> tuple[Axes, ...]:
         """By factor the axes that it can take, in the order of decisions. The losing side of a conflict can take none."""
-        s, axes = self.structure, self._axes
-        given = tuple([axes.get(c, ()) for c in s.factor_colors[op.id]])
+        s = self.structure
+        given = tuple([self._axes.get(c, ()) for c in s.factor_colors[op.id]])
         if op.id in s.clashes.by_op and any(given):
             lost, start = s.clashes.losers(op.id, s.color, self.state), s.first_node[op.id]
-            given = tuple(tuple(a for a in own if (start + f, a) not in lost) for f, own in enumerate(given))
+            given = tuple(tuple(a for a in axes if (start + f, a) not in lost) for f, axes in enumerate(given))
         return given
 
     def given(self, value: int) -> tuple[Axes, ...]:
@@ -215,19 +215,19 @@ class Lowered:
                 break
         table = self.memo.tables.table(op, given, passing)
         if not passing and not any(given):
-            return table.whole
+            return table.replicated
         joins = [self._joins(v) for v in op.results]
         shared = [s.stays[v] and self.shares_axis(v) for v in op.results]
         stored = [self.storage[v] for v in op.results]
-        left = table.left(given, passing)
-        key = (table, s.placed[number], left, *inputs, *stored, *joins, *shared)
-        found = self.memo.chosen.get(key)
-        if found is None:
+        allowed = table.allowed(given, passing)
+        key = (table, s.placed[number], allowed, *inputs, *stored, *joins, *shared)
+        fastest = self.memo.chosen.get(key)
+        if fastest is None:
             comparisons = self.comparisons
-            found = self._fastest(op, table, left, inputs, stored, joins, shared)
+            fastest = self._fastest(op, table, allowed, inputs, stored, joins, shared)
             if self.comparisons == comparisons:  # else it depends on the consumers as well
-                self.memo.chosen[key] = found
-        return found[0] if len(found) == 1 else self.first(op, found)
+                self.memo.chosen[key] = fastest
+        return fastest[0] if len(fastest) == 1 else self.first(op, fastest)
 
     def first(self, op: Op, equal: tuple[Candidate, ...]) -> Candidate:
         """Of candidates that take the same time, the first by the order of decisions: passing partial sums on comes before
@@ -244,7 +244,7 @@ class Lowered:
         self,
         op: Op,
         table: CandidateTable,
-        left: int,
+        allowed: int,
         inputs: Sequence[Sharding],
         stored: Sequence[Sharding],
         joins: Sequence[frozenset[int]],
@@ -253,15 +253,15 @@ class Lowered:
         """The candidates of an op that take the least time."""
         arriving = self._arriving(op, table, inputs)
         leaving = _leaving(table, stored, joins)
-        least, times = table.times(left, arriving, leaving, stored)
+        least, times = table.times(allowed, arriving, leaving, stored)
         if any(shared):
             # Results that might stay as computed: consumers are compared only where a candidate could win by it.
             staying = _leaving(table, stored, joins, shared)
             for n in table.in_order:
-                if left >> n & 1 and table.beats(n, arriving, staying, least * (1 - SAME)):
+                if allowed >> n & 1 and table.beats(n, arriving, staying, least * (1 - SAME)):
                     times[n] = table.time(n, arriving)
-                    for v, made, waiting in zip(op.results, table.candidates[n].results, joins, strict=True):
-                        times[n] += self._move_s(v, made, self._target(v, made, waiting))
+                    for v, computed, waiting in zip(op.results, table.candidates[n].results, joins, strict=True):
+                        times[n] += self._move_s(v, computed, self._target(v, computed, waiting))
                     least = min(least, times[n])
         return tuple([table.candidates[n] for n, time in times.items() if time <= least * (1 + SAME)])
 
@@ -283,7 +283,7 @@ class Lowered:
         """The sharding in which an op needs an operand."""
         return self.computes[op.id].need(operand, self.actual[op.operands[operand]])
 
-    def made(self, op: Op, result: int) -> Sharding:
+    def computed(self, op: Op, result: int) -> Sharding:
         """The sharding in which an op computes a result, before any reshard."""
         return self.computes[op.id].results[result]
 
@@ -295,7 +295,7 @@ class Lowered:
 
     def result_reshards(self, op: Op) -> Iterator[Reshard]:
         for r, v in enumerate(op.results):
-            yield from self._reshard(op, v, -1, self.made(op, r), self.actual[v])
+            yield from self._reshard(op, v, -1, self.computed(op, r), self.actual[v])
 
     def halos(self, op: Op, of: int = -1) -> Iterator[tuple[Hashable, Reshard]]:
         """What windowed operands fetch from other devices, each with a key; fetches with the same key happen once."""
@@ -303,8 +303,10 @@ class Lowered:
             value = op.operands[halo.operand]
             if of in (value, -1):
                 need = self.need(op, halo.operand)
-                own = halo.fetches or op.id  # a collective of the program is done as often as it stands there
-                key = (self.structure.sections[op.id], value, need, own)
+                same = (
+                    halo.fetches or op.id
+                )  # a collective of the user's program is executed each time that it is written
+                key = (self.structure.sections[op.id], value, need, same)
                 yield key, Reshard(op.id, value, halo.operand, need, need, halo.steps, op.region)
 
     def _reshard(self, op: Op, value: int, operand: int, source: Sharding, target: Sharding) -> Iterator[Reshard]:
@@ -322,13 +324,13 @@ class Lowered:
         if not stay and not self.may_wait(value):
             return self.storage[value]
         number, result = self.program.definitions[value]
-        made = self.made(self.program.ops[number], result)
-        return self._target(value, made, frozenset(made.partial))
+        computed = self.computed(self.program.ops[number], result)
+        return self._target(value, computed, frozenset(computed.partial))
 
-    def _target(self, value: int, made: Sharding, waiting: frozenset[int]) -> Sharding:
+    def _target(self, value: int, computed: Sharding, waiting: frozenset[int]) -> Sharding:
         """The sharding to which a result is brought."""
-        stays = not made.partial and self.stays(value, made)
-        return target_sharding(made, self.storage[value], waiting if self.may_wait(value) else _NONE, stays)
+        stays = not computed.partial and self.stays(value, computed)
+        return target_sharding(computed, self.storage[value], waiting if self.may_wait(value) else _NONE, stays)
 
     def may_wait(self, value: int) -> bool:
         """Can the reduction of a partial sum wait for its only consumer?"""
@@ -352,19 +354,19 @@ class Lowered:
             self._crossings[colors] = len(set(given)) < len(given)
         return self._crossings[colors]
 
-    def stays(self, value: int, made: Sharding) -> bool:
+    def stays(self, value: int, computed: Sharding) -> bool:
         """Is it faster to leave a product's result (or a view of one) as computed than to bring it to its storage?
 
         The consumers decide: the dispatch mask of a mixture of experts, computed by groups and used with tokens by groups,
         would otherwise go to the experts and back.
         """
         stored = self.storage[value]
-        if not self.structure.stays[value] or made is stored or not self.shares_axis(value):
+        if not self.structure.stays[value] or computed is stored or not self.shares_axis(value):
             return False
-        if made.axes() != stored.axes():
+        if computed.axes() != stored.axes():
             return False
         self.comparisons += 1
-        return self._uses_s(value, made) < self._move_s(value, made, stored) + self._uses_s(value, stored)
+        return self._uses_s(value, computed) < self._move_s(value, computed, stored) + self._uses_s(value, stored)
 
     def _uses_s(self, value: int, sharding: Sharding) -> float:
         """The time of a value's consumers if it came in this sharding; views are looked through."""
@@ -390,7 +392,7 @@ class Lowered:
         if key not in self.memo.consumer_s:
             arriving = self._arriving(use, table, inputs)
             leaving = _leaving(table, outputs, [_NONE] * len(outputs))
-            self.memo.consumer_s[key] = table.times(table.left(given, ()), arriving, leaving, outputs)[0]
+            self.memo.consumer_s[key] = table.times(table.allowed(given, ()), arriving, leaving, outputs)[0]
         return self.memo.consumer_s[key]
 
 

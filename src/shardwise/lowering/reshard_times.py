@@ -57,22 +57,22 @@ class Endpoints:
 
     def __init__(self, items: tuple[Any, ...], array: ArrayType, mover: ReshardTimes):
         self.items, self.array, self.mover = items, array, mover
-        self._known: dict[Hashable, dict[int, float]] = {}
+        self._times: dict[Hashable, dict[int, float]] = {}
 
     def arriving(self, given: Sharding, early: bool) -> dict[int, float]:
         """The times for an operand that comes in a sharding."""
-        known = self._known.get((given, early))
-        if known is None:
-            known = self._known[given, early] = _Arriving(self, given, early)
-        return known
+        times = self._times.get((given, early))
+        if times is None:
+            times = self._times[given, early] = _Arriving(self, given, early)
+        return times
 
     def leaving(self, stored: Sharding, waiting: frozenset[int], stays: bool) -> dict[int, float]:
         """The times for a result (``target_sharding``)."""
         key = (stored, waiting, stays)
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = _Leaving(self, *key)
-        return known
+        times = self._times.get(key)
+        if times is None:
+            times = self._times[key] = _Leaving(self, *key)
+        return times
 
 
 class _Arriving(dict[int, float]):
@@ -83,8 +83,8 @@ class _Arriving(dict[int, float]):
 
     def __missing__(self, end: int) -> float:
         need = partial_need(self._ends.items[end][0], self._given, self._ends.items[end][1])
-        self[end] = found = self._ends.mover.seconds(self._ends.array, self._given, need, self._early)
-        return found
+        self[end] = seconds = self._ends.mover.seconds(self._ends.array, self._given, need, self._early)
+        return seconds
 
 
 class _Leaving(dict[int, float]):
@@ -94,6 +94,7 @@ class _Leaving(dict[int, float]):
         self._ends, self._where = ends, where
 
     def __missing__(self, end: int) -> float:
-        made = self._ends.items[end]
-        self[end] = found = self._ends.mover.seconds(self._ends.array, made, target_sharding(made, *self._where))
-        return found
+        computed = self._ends.items[end]
+        target = target_sharding(computed, *self._where)
+        self[end] = seconds = self._ends.mover.seconds(self._ends.array, computed, target)
+        return seconds

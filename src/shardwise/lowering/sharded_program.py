@@ -28,11 +28,11 @@ class ShardedProgram:
 
     @staticmethod
     def of(lowered: Lowered) -> ShardedProgram:
-        ways = [lowered.computes[op.id] for op in lowered.program.ops]
+        chosen = [lowered.computes[op.id] for op in lowered.program.ops]
         shardings = tuple(lowered.actual[v.id] for v in lowered.program.values)
         arrays = lowered.memo.candidates.arrays
         rings = {v: array.ring for v, array in enumerate(arrays) if array.ring is not Ring.NEVER}
-        assigned, passed = tuple(w.assigned for w in ways), tuple(w.passed for w in ways)
+        assigned, passed = tuple(c.assigned for c in chosen), tuple(c.passed for c in chosen)
         return ShardedProgram(lowered.mesh, assigned, passed, shardings, rings, lowered.memo.candidates.cost.rounds)
 
     def array_type(self, program: Program, value: int) -> ArrayType:
@@ -44,7 +44,7 @@ class ShardedProgram:
         ops, op_numbers = _numbered(list(zip(self.factors, self.passed, strict=True)))
         values, value_numbers = _numbered([(s.dims, s.partial) for s in self.shardings])
         by_ring = {
-            kind.value: [v for v, own in self.rings.items() if own is kind] for kind in (Ring.MISSING, Ring.ALWAYS)
+            kind.value: [v for v, ring in self.rings.items() if ring is kind] for kind in (Ring.MISSING, Ring.ALWAYS)
         }
         numbers = {"ops": op_numbers, "values": value_numbers, "rings": by_ring, "rounds": self.rounds}
         return {"computed": ops, "shardings": values} | numbers
@@ -60,11 +60,11 @@ def read_sharded(data: dict[str, Any], mesh: MeshAxes) -> ShardedProgram:
     """From plain data; raises KeyError, TypeError or ValueError where that is not a lowered program."""
     axes = range(len(mesh.sizes))
 
-    def read_axes(own: Any) -> Axes:
-        found = tuple(int(a) for a in own)
-        if any(a not in axes for a in found):
-            raise ValueError(f"there is no mesh axis {found}")
-        return found
+    def read_axes(entry: Any) -> Axes:
+        numbers = tuple(int(a) for a in entry)
+        if any(a not in axes for a in numbers):
+            raise ValueError(f"there is no mesh axis {numbers}")
+        return numbers
 
     def read_pair(entry: Any) -> tuple[tuple[Axes, ...], Axes]:
         by_place, rest = entry
@@ -77,6 +77,8 @@ def read_sharded(data: dict[str, Any], mesh: MeshAxes) -> ShardedProgram:
         ops, values = [computed[n] for n in data["ops"]], [shardings[n] for n in data["values"]]
     except IndexError:
         raise ValueError("an entry is referred to that is not there") from None
-    made = tuple(Sharding(*entry) for entry in values)
-    rings = {int(v): Ring(kind) for kind, own in data["rings"].items() for v in own}
-    return ShardedProgram(mesh, tuple(f for f, _ in ops), tuple(p for _, p in ops), made, rings, bool(data["rounds"]))
+    by_value = tuple(Sharding(*entry) for entry in values)
+    rings = {int(v): Ring(kind) for kind, numbers in data["rings"].items() for v in numbers}
+    return ShardedProgram(
+        mesh, tuple(f for f, _ in ops), tuple(p for _, p in ops), by_value, rings, bool(data["rounds"])
+    )

@@ -198,7 +198,7 @@ def reshard(array: ArrayType, source: Sharding, target: Sharding, mesh: MeshAxes
 
 
 def is_made_anew(array: ArrayType, source: Sharding, target: Sharding) -> bool:
-    """Does a device make its part of an array anew, rather than get it from others?"""
+    """Does a device fill its part of an array itself, since all elements are equal?"""
     movable = source is not target and not source.partial and not target.partial
     return array.uniform and movable and all(array.shape)
 
@@ -273,7 +273,7 @@ def _course(
 
     def placed(dims: Sequence[Axes], axes: Sequence[int]) -> list[Axes]:
         """The dimensions with some axes added at the minor ends where the target has them."""
-        return [(*own, *(a for a in target.dims[d] if a in axes)) for d, own in enumerate(dims)]
+        return [(*old, *(a for a in target.dims[d] if a in axes)) for d, old in enumerate(dims)]
 
     def leaving(d: int) -> list[int]:
         return [a for a in now.dims[d] if a not in target.dims[d]]
@@ -282,30 +282,30 @@ def _course(
         take(
             Kind.PERMUTE,
             [
-                (*(a for a in own if a in target.dims[d]), *leaving(d)) if d in tight else own
-                for d, own in enumerate(now.dims)
+                (*(a for a in axes if a in target.dims[d]), *leaving(d)) if d in tight else axes
+                for d, axes in enumerate(now.dims)
             ],
         )
         take(
             Kind.ALL_GATHER,
-            [tuple(a for a in own if a in target.dims[d]) if d in tight else own for d, own in enumerate(now.dims)],
+            [tuple(a for a in axes if a in target.dims[d]) if d in tight else axes for d, axes in enumerate(now.dims)],
         )
-    held = {a for own in now.dims for a in own}
-    take(Kind.SLICE, placed(now.dims, [a for a in goal if a not in held and a not in source.partial]))
+    sharded = {a for axes in now.dims for a in axes}
+    take(Kind.SLICE, placed(now.dims, [a for a in goal if a not in sharded and a not in source.partial]))
     reduced = [a for a in source.partial if a not in target.partial]
     if reducer in _SCATTERED:
-        for a in (a for own in target.dims for a in own if a in reduced):
+        for a in (a for axes in target.dims for a in axes if a in reduced):
             take(Kind.REDUCE_SCATTER, placed(now.dims, [a]), tuple(p for p in now.partial if p != a))
-    while moving := [a for d, own in enumerate(now.dims) for a in own if goal.get(a, d) != d]:
+    while moving := [a for d, axes in enumerate(now.dims) for a in axes if goal.get(a, d) != d]:
         # An axis leaves a dimension at its minor end, and before others come there, or the pieces would not be contiguous.
-        full = {d for d, own in enumerate(now.dims) for a in own if a in moving}
+        full = {d for d, axes in enumerate(now.dims) for a in axes if a in moving}
         batch = [a for a in moving if goal[a] not in full] or moving[:1]
         ordered = []
-        for own in now.dims:
-            last = tuple(a for a in own if a in batch)
-            ordered.append((*(a for a in own if a not in last), *last))
+        for axes in now.dims:
+            last = tuple(a for a in axes if a in batch)
+            ordered.append((*(a for a in axes if a not in last), *last))
         take(Kind.PERMUTE, ordered)
-        take(Kind.ALL_TO_ALL, placed([tuple(a for a in own if a not in batch) for own in now.dims], batch))
+        take(Kind.ALL_TO_ALL, placed([tuple(a for a in axes if a not in batch) for axes in now.dims], batch))
     rest = tuple(a for a in now.partial if a in target.partial)
     take(
         Kind.ALL_REDUCE if reducer in (*_REDUCED, *PAIRED) else Kind.ALL_GATHER,
@@ -313,21 +313,17 @@ def _course(
         rest,
         reducer not in (*_REDUCED, *PAIRED),
     )
-    held = {a for own in now.dims for a in own}
-    take(Kind.SLICE, placed(now.dims, [a for a in reduced if a in goal and a not in held]))
+    sharded = {a for axes in now.dims for a in axes}
+    take(Kind.SLICE, placed(now.dims, [a for a in reduced if a in goal and a not in sharded]))
     take(
         Kind.PERMUTE,
         [
-            (*(own if _begins(own, t) else (*t, *leaving(d))),)
-            for d, (own, t) in enumerate(zip(now.dims, target.dims, strict=True))
+            axes if axes[: len(t)] == t else (*t, *leaving(d))
+            for d, (axes, t) in enumerate(zip(now.dims, target.dims, strict=True))
         ],
     )
     take(Kind.ALL_GATHER, target.dims)
     return tuple(steps)
-
-
-def _begins(axes: Axes, first: Axes) -> bool:
-    return axes[: len(first)] == first
 
 
 def is_moved(source: Sharding, target: Sharding, mesh: MeshAxes) -> bool:
@@ -343,8 +339,8 @@ def tensor_sharding(majors: tuple[int, ...], assigned: Sequence[Axes]) -> Shardi
 
 def result_sharding(rule: Rule, result: int, assigned: Sequence[Axes], passing: Axes) -> Sharding:
     dims = tuple([assigned[m] if m >= 0 else () for m in rule.result_majors[result]])
-    made = {a for f in _summed(rule, result) for a in assigned[f]}
-    return Sharding(dims, tuple(sorted(made.union(passing))))
+    partial = {a for f in _summed(rule, result) for a in assigned[f]}
+    return Sharding(dims, tuple(sorted(partial.union(passing))))
 
 
 @cache

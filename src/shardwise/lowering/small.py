@@ -1,10 +1,10 @@
 """Arguments so small that gathering them costs more than keeping them.
 
-A floating-point argument that is a thousandth of all arguments or less, gathered in less time than the latency of it, is kept
-whole on that axis: sharding it saves next to nothing. So is everything of its kind that is no larger (the same sharded colors:
-its gradient, its moments, the output that replaces it), or the gather would only move to another place.
+A floating-point argument that is a thousandth of all arguments or less, and whose gather is mostly latency, stays replicated on
+that axis: sharding it saves next to nothing. So does every value with the same sharded colors that is no larger (its gradient,
+its moments, the output that replaces it), or the gather would only move to another place.
 
-A search, which has no state yet, may keep all small arguments (``small_together``).
+A search has no state yet: there all small arguments are one action (``small_together``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHARE: Final = 1e-3
 
 
 def small_together(analysis: Analysis, cost: LocalCost, axis: int) -> tuple[int, ...]:
-    """The arguments that are small on an axis, and everything of their kind that is no larger."""
+    """The arguments that are small on an axis, and the values of the same colors that are no larger."""
     program, names = analysis.program, analysis.names
     colors: list[set[int]] = [set() for _ in program.values]
     for value, node in zip(names.member_value.tolist(), names.member_node.tolist(), strict=True):
@@ -40,13 +40,13 @@ def small_together(analysis: Analysis, cost: LocalCost, axis: int) -> tuple[int,
 
 
 def _is_quick(cost: LocalCost, gathers: list[Collective]) -> bool:
-    """Does most of the time go into the latency?"""
+    """Is most of the time latency?"""
     empty = [replace(s, bytes_in=0.0, bytes_out=0.0) for s in gathers]
     return cost.communication_s(gathers, False) < 2 * cost.communication_s(empty, False)
 
 
 def keep_small(lowered: Lowered, cost: LocalCost) -> tuple[Keep, ...]:
-    """The Keep decisions for small arguments, one an axis."""
+    """The Keep decisions for small arguments, one for each axis."""
     program, state, names = lowered.program, lowered.state, lowered.analysis.names
     sizes = {a.value: program.values[a.value].nbytes for a in program.arguments}
     most = SHARE * sum(sizes.values())
@@ -56,9 +56,9 @@ def keep_small(lowered: Lowered, cost: LocalCost) -> tuple[Keep, ...]:
         if v not in state.pinned and nbytes <= most and "float" in program.values[v].dtype
     }
     for op in program.schedule:
-        # What is made of one small argument alone, and no larger, is as good as the argument.
-        made_of = {root.get(v, -1) for v in op.operands if v >= 0 and program.values[v].shape}
-        if len(made_of) == 1 and (argument := made_of.pop()) >= 0:
+        # What is computed from one small argument alone, and no larger, counts as the argument.
+        sources = {root.get(v, -1) for v in op.operands if v >= 0 and program.values[v].shape}
+        if len(sources) == 1 and (argument := sources.pop()) >= 0:
             root.update((v, argument) for v in op.results if program.values[v].nbytes <= sizes[argument])
     given = {color for color, _ in state.order}
     colors: dict[int, set[int]] = {}
@@ -75,8 +75,8 @@ def keep_small(lowered: Lowered, cost: LocalCost) -> tuple[Keep, ...]:
             argument = root[reshard.value]
             kind, nbytes = frozenset(colors.get(argument, ())), sizes[argument]
             for axis in (a for s in gathers for a in s.axes):
-                known = small.setdefault(axis, {})
-                known[kind] = max(known.get(kind, 0), nbytes)
+                kinds = small.setdefault(axis, {})
+                kinds[kind] = max(kinds.get(kind, 0), nbytes)
     kept = []
     for axis, kinds in sorted(small.items()):
         values = [

@@ -40,15 +40,15 @@ class Clashes:
     @staticmethod
     def of(analysis: Analysis) -> Clashes:
         t, g = analysis.conflict_table, analysis.group_table
-        found: dict[int, list[tuple[int, int, int]]] = {}
+        by_op: dict[int, list[tuple[int, int, int]]] = {}
         if len(t.op):
             against = t.mirrored ^ g.flipped[t.set]
             first, second = np.where(against, t.q, t.p), np.where(against, t.p, t.q)
             bits = np.where(t.consistent[t.set], g.bit[t.set], -1)
             rows = zip(t.op.tolist(), first.tolist(), second.tolist(), bits.tolist(), strict=True)
             for op, a, b, bit in rows:
-                found.setdefault(op, []).append((a, b, bit))
-        return Clashes({op: tuple(pairs) for op, pairs in found.items()})
+                by_op.setdefault(op, []).append((a, b, bit))
+        return Clashes({op: tuple(pairs) for op, pairs in by_op.items()})
 
     def losers(
         self, op: int, color_of: Sequence[int], state: State, among: Iterable[int] | None = None
@@ -68,12 +68,12 @@ class Clashes:
 
 
 def kept_axes(program: Program, state: State) -> dict[int, frozenset[int]]:
-    """By value: the axes on which it stays whole, as a kept value or a view of one."""
-    found: dict[int, set[int]] = {}
+    """By value: the axes on which it stays replicated, as a kept value or a view of one."""
+    kept: dict[int, set[int]] = {}
     for axis in sorted({a for _, a in state.kept}):
         for v in views(program, (v for v, a in state.kept if a == axis)):
-            found.setdefault(v, set()).add(axis)
-    return {v: frozenset(axes) for v, axes in found.items()}
+            kept.setdefault(v, set()).add(axis)
+    return {v: frozenset(axes) for v, axes in kept.items()}
 
 
 def store(
@@ -84,9 +84,9 @@ def store(
     pinned: tuple[tuple[int, ...] | None, ...] | None,
     state: State,
 ) -> tuple[Sharding, tuple[tuple[int, int, int], ...]]:
-    """How a value is stored, and what could not be for divisibility: (dimension, pieces, axis).
+    """The storage of a value, and which shardings failed for divisibility: (dimension, pieces, axis).
 
-    ``beaten``: the (dimension, axis) pairs that lost a conflict; ``kept``: axes on which the value stays whole.
+    ``beaten``: the (dimension, axis) pairs that lost a conflict; ``kept``: axes on which the value stays replicated.
     """
     mesh = state.mesh
     dims: list[list[int]] = [[] for _ in shape]
@@ -94,8 +94,7 @@ def store(
     closed: set[int] = set()
     refused: list[tuple[int, int, int]] = []
     if pinned is not None:
-        whole = (*pinned, *((),) * (len(shape) - len(pinned)))
-        for d, axes in enumerate(whole):
+        for d, axes in enumerate((*pinned, *((),) * (len(shape) - len(pinned)))):
             if axes is not None:
                 dims[d] = list(axes)
                 used.update(axes)

@@ -1,5 +1,5 @@
-"""What lowering asks of a program whatever the state: uses, clashes, what is ready early or used late, what may wait. Built
-once."""
+"""Facts about a program that lowering and costs read in every state: uses, conflicts, what is ready early or used late, which
+reductions may wait. Built once."""
 
 from __future__ import annotations
 
@@ -16,43 +16,33 @@ from shardwise.lowering.storage import Clashes
 
 @dataclass(frozen=True)
 class Structure:
-    """Facts by value and by op.
-
-    ``factor_colors`` are those of an op's factors (-1 for those that cannot be split); ``nodes`` and ``colors`` are those of a
-    value's dimensions (-1 where there is none); ``uses`` (op, operand) pairs; ``early`` arguments and views of them; ``late``
-    values that no product and no loop of their region rests on; ``waits`` whether a partial result may stay so until its one
-    use; ``joins`` the other, earlier operands of a sum that is a value's one use; ``stays`` whether a result may lie as it is
-    computed; ``alike`` a number that ops share if they are the same in all but their values; ``sharers`` by operand how many
-    products in the region would share a reshard of it; ``placed`` a number that ops share if they are alike, with operands that
-    are ready early alike and shared alike; ``linear`` see ``linear_operands``; ``arrays`` what reshards of a value depend on;
-    ``sections`` by op the stretch of a region in which a reshard of a value is done once (see ``_sections``), ``runs_in`` the
-    region of each section; ``overlapped`` late values that products or loops of their region come after, beside which a
-    collective can run.
-    """
+    """Facts by value and by op."""
 
     analysis: Analysis
-    color: tuple[int, ...]
-    first_node: tuple[int, ...]
-    factor_colors: tuple[tuple[int, ...], ...]
+    color: tuple[int, ...]  # by node of the analysis
+    first_node: tuple[int, ...]  # by op: the node of its first factor
+    factor_colors: tuple[tuple[int, ...], ...]  # by op; -1 for factors that cannot be split
     clashes: Clashes
-    nodes: tuple[tuple[int, ...], ...]
-    colors: tuple[tuple[int, ...], ...]
-    uses: tuple[tuple[tuple[int, int], ...], ...]
-    position: tuple[int, ...]
-    early: tuple[bool, ...]
-    late: tuple[bool, ...]
-    waits: tuple[bool, ...]
-    joins: tuple[tuple[int, ...], ...]
-    stays: tuple[bool, ...]
-    alike: tuple[int, ...]
-    sharers: tuple[tuple[int, ...], ...]
-    placed: tuple[int, ...]
-    linear: tuple[tuple[int, ...] | None, ...]
-    arrays: tuple[ArrayType, ...]
-    sections: tuple[int, ...]
-    runs_in: tuple[int, ...]
-    crossing: Mapping[tuple[int, int], int]
-    overlapped: tuple[bool, ...]
+    nodes: tuple[tuple[int, ...], ...]  # by value and dimension; -1 for none
+    colors: tuple[tuple[int, ...], ...]  # likewise
+    uses: tuple[tuple[tuple[int, int], ...], ...]  # by value: (op, operand) pairs
+    position: tuple[int, ...]  # by op: its place in the schedule
+    early: tuple[bool, ...]  # by value: is it an argument or a view of one?
+    late: tuple[bool, ...]  # by value: does no product and no loop of its region depend on it?
+    waits: tuple[bool, ...]  # by value: may a partial result stay partial until its one use?
+    joins: tuple[tuple[int, ...], ...]  # by value: the other, earlier operands of a sum that is its one use
+    stays: tuple[bool, ...]  # by value: may it stay in the sharding in which it is computed?
+    alike: tuple[int, ...]  # a number that ops share if they differ only in their values
+    sharers: tuple[tuple[int, ...], ...]  # by op and operand: how many products of the region would share its reshard
+    placed: tuple[int, ...]  # a number that alike ops share if their operands have the same ``early`` and ``sharers``
+    linear: tuple[tuple[int, ...] | None, ...]  # see ``linear_operands``
+    arrays: tuple[ArrayType, ...]  # by value: what its reshards depend on
+    sections: tuple[int, ...]  # by op: the part of a region in which a value is resharded once (``_sections``)
+    runs_in: tuple[int, ...]  # by section: its region
+    crossing: Mapping[tuple[int, int], int]  # by op and value: the section of an edge between a link and a body
+    overlapped: tuple[
+        bool, ...
+    ]  # by value: is it late, with products or loops after it that its collectives can overlap?
 
     def section(self, op: int, value: int) -> int:
         """Where the reshard of a value on an edge of an op is done: inside of a loop for what a link ties to its body."""
@@ -99,7 +89,7 @@ class Structure:
             tuple(_factor_colors(op, color, first[op.id]) for op in program.ops),
             Clashes.of(analysis),
             tuple(map(tuple, nodes)),
-            tuple(tuple(color[n] if n >= 0 else -1 for n in own) for own in nodes),
+            tuple(tuple(color[n] if n >= 0 else -1 for n in by_dim) for by_dim in nodes),
             tuple(map(tuple, uses)),
             tuple(position),
             early,
@@ -142,7 +132,7 @@ def _early(program: Program) -> tuple[bool, ...]:
 
 
 def _late(program: Program) -> tuple[bool, ...]:
-    """Values on which no product and no loop rests before their region ends, such as gradients."""
+    """Values that no product and no loop depends on before their region ends, such as gradients."""
     late = [True] * len(program.values)
     waited = [op.unit in HEAVY or ("." in op.kind and not op.kind.endswith(".output")) for op in program.ops]
     links = {k for op in program.ops for k in op.links}
@@ -169,11 +159,11 @@ def _overlapped(program: Program, late: Sequence[bool], position: Sequence[int])
 
 def _stretches(program: Program) -> list[int]:
     """By op how many loops of its region come before it."""
-    found, loops = [0] * len(program.ops), [0] * len(program.regions)
+    before, loops = [0] * len(program.ops), [0] * len(program.regions)
     for op in program.schedule:
-        found[op.id] = loops[op.region]
+        before[op.id] = loops[op.region]
         loops[op.region] += bool(op.regions)
-    return found
+    return before
 
 
 def _waits(
@@ -183,14 +173,14 @@ def _waits(
     op: Op,
     uses: Sequence[tuple[int, int]],
 ) -> bool:
-    """Has a partial sum one use only, linear and in the same region, with no loop in between, through which every device would
-    keep a whole array? Then the use decides."""
+    """Has a partial sum one use only, linear and in the same region, with no loop in between (through which every device would
+    keep an array of full size)? Then the use decides."""
     if len(uses) != 1 or not (op.unit is Unit.MATRIX or linear[op.id] != () or op.kind in ADDING_SCATTERS):
         return False
     user, operand = uses[0]
-    own = linear[user]
+    linear_in = linear[user]
     near = program.ops[user].region == op.region and stretch[user] == stretch[op.id]
-    return near and (own is None or operand in own)
+    return near and (linear_in is None or operand in linear_in)
 
 
 def _joins(
@@ -201,31 +191,31 @@ def _joins(
     value: int,
     uses: list[tuple[int, int]],
 ) -> tuple[int, ...]:
-    """The other operands of the sum that a value goes into, as far as they are made before it."""
+    """The other operands of the sum that a value goes into, as far as they are computed before it."""
     if len(uses) != 1 or linear[uses[0][0]] is not None:
         return ()
-    own = position[makers[value].id]
+    end = position[makers[value].id]
     others = (v for v in program.ops[uses[0][0]].operands if v >= 0 and v != value)
-    return tuple(v for v in others if v in makers and 0 <= position[makers[v].id] < own)
+    return tuple(v for v in others if v in makers and 0 <= position[makers[v].id] < end)
 
 
 def array_type(program: Program, value: int) -> ArrayType:
-    """The reducer is that of the op that makes the value; an op reduces by one reducer."""
-    own, op = program.values[value], program.ops[program.definitions[value][0]]
+    """What reshards of a value depend on. The reducer is that of the op that computes it; an op has one reducer."""
+    array, op = program.values[value], program.ops[program.definitions[value][0]]
     assert op.rule is not None
     reducer = next((f.reducer for f in op.rule.factors if f.reducer), "sum")
-    if (reducer in ("and", "or") and own.dtype != "bool") or (reducer in ("max", "min") and "complex" in own.dtype):
+    if (reducer in ("and", "or") and array.dtype != "bool") or (reducer in ("max", "min") and "complex" in array.dtype):
         reducer = f"gathered {reducer}"
     paired = program.values[op.operands[0]].itemsize if reducer in PAIRED else 0.0
     narrow = program.values[program.moved_as[value]].itemsize if value in program.moved_as else 0.0
-    return ArrayType(own.shape, own.itemsize, reducer, paired, narrow=narrow, uniform=value in program.uniform)
+    return ArrayType(array.shape, array.itemsize, reducer, paired, narrow=narrow, uniform=value in program.uniform)
 
 
 def _sections(program: Program) -> tuple[tuple[int, ...], tuple[int, ...], dict[tuple[int, int], int]]:
     """By op its section, by section its region, and the sections of edges between a link and a body.
 
-    Within one section a value is brought into a sharding once. A loop body is one, and so is what stands behind the barrier of
-    a ``remat``: sharing across it would keep alive what is to be computed again.
+    Within one section a value is resharded to a sharding once. A loop body is a section, and so is the part behind the barrier
+    of a ``remat``: sharing across it would keep alive what is to be rematerialized.
     """
     numbers: dict[tuple[int, int], int] = {}
 
@@ -235,50 +225,50 @@ def _sections(program: Program) -> tuple[tuple[int, ...], tuple[int, ...], dict[
     barriers: dict[tuple[int, int], int] = {}
 
     def barrier(scope: int, region: int) -> int:
-        """The innermost ``remat`` with a barrier that a scope stands in, inside of a region; -1 for none."""
+        """The innermost ``remat`` with a barrier around a scope, inside of a region; -1 for none."""
         if (scope, region) not in barriers:
-            own = program.scopes[scope]
-            inside = own.region == region and own.parent >= 0
-            found = scope if own.has_barrier else -1
-            barriers[scope, region] = -1 if not inside else found if found >= 0 else barrier(own.parent, region)
+            here = program.scopes[scope]
+            inside = here.region == region and here.parent >= 0
+            outer = scope if here.has_barrier or not inside else barrier(here.parent, region)
+            barriers[scope, region] = outer if inside else -1
         return barriers[scope, region]
 
     sections = tuple(number(op.region, barrier(op.scope, op.region)) for op in program.ops)
     crossing: dict[tuple[int, int], int] = {}
     for op in program.ops:
         inner = {v for r in op.regions for v in (*program.regions[r].inputs, *program.regions[r].outputs)}
-        for own in (program.ops[link] for link in op.links):
-            # What a loop only reads is brought there before it starts.
-            for v in () if own.kind.endswith(".const") else (*own.operands, *own.results):
+        for link in (program.ops[n] for n in op.links):
+            # What a loop only reads is resharded before it starts.
+            for v in () if link.kind.endswith(".const") else (*link.operands, *link.results):
                 if v >= 0 and v in inner and program.home[v] != op.region:
-                    crossing[own.id, v] = number(program.home[v], -1)
+                    crossing[link.id, v] = number(program.home[v], -1)
     return sections, tuple(region for region, _ in numbers), crossing
 
 
 def reshard_sections(program: Program) -> tuple[tuple[int, ...], Mapping[tuple[int, int], int]]:
-    """By op the section in which the reshards of its operands are shared, and by link and value that of an edge into a body."""
+    """By op the section in which reshards of its operands are shared; by link and value the section of an edge into a body."""
     sections, _, crossing = _sections(program)
     return sections, crossing
 
 
 def _alike(program: Program, overlapped: Sequence[bool], arrays: Sequence[ArrayType]) -> tuple[int, ...]:
     numbers: dict[Any, int] = {}
-    found = []
+    by_op = []
     for op in program.ops:
         types = tuple(program.values[v].type_text if v >= 0 else "" for v in (*op.operands, *op.results))
         values = [v for v in (*op.operands, *op.results) if v >= 0]
         moving = tuple((overlapped[v], arrays[v].narrow, arrays[v].uniform) for v in values)
         key = (op.rule, op.kind, op.flops, types, moving, op.attribute("axes"), op.id in program.rounding)
-        found.append(numbers.setdefault(key, len(numbers)))
-    return tuple(found)
+        by_op.append(numbers.setdefault(key, len(numbers)))
+    return tuple(by_op)
 
 
 def _placed(
     program: Program, alike: tuple[int, ...], early: tuple[bool, ...], sharers: tuple[tuple[int, ...], ...]
 ) -> tuple[int, ...]:
     numbers: dict[Any, int] = {}
-    found = []
+    by_op = []
     for op in program.ops:
         key = (alike[op.id], tuple(v >= 0 and early[v] for v in op.operands), sharers[op.id])
-        found.append(numbers.setdefault(key, len(numbers)))
-    return tuple(found)
+        by_op.append(numbers.setdefault(key, len(numbers)))
+    return tuple(by_op)

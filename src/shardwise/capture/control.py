@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
-from shardwise.ir.program import Spec
+from shardwise.ir.program import Region, Spec
 from shardwise.ir.rule import TRIP, Rule
-from shardwise.rules.call import OpCall, RuleBuilder, opaque
+from shardwise.rules.call import OpCall, RuleBuilder, identity, opaque
 
 if TYPE_CHECKING:
     from shardwise.capture.lower import Builder
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 def _trip_rule(shape: tuple[int, ...], leading_in_operand: bool, trips: int) -> Rule:
     """Returns ``(l,i,j)->(i,j); blocked l`` for a scanned operand, and the reverse for a stacked result."""
-    stacked = (trips, *shape)
-    call = OpCall("trip", {}, (stacked if leading_in_operand else shape,), (shape if leading_in_operand else stacked,))
-    b = RuleBuilder(call)
+    shapes = ((trips, *shape),), (shape,)
+    b = RuleBuilder(OpCall("trip", {}, *(shapes if leading_in_operand else shapes[::-1])))
     t = 0 if leading_in_operand else 1
     b.block([(t, 0)], TRIP)
     for d in range(len(shape)):
@@ -45,7 +44,7 @@ class _Loop:
 
     def link(self, part: str, operands: Sequence[int], results: Sequence[int], rule: Rule | None = None) -> None:
         shape = self.b.values[results[0]].shape
-        rule = rule or self.b.identity(shape, len(results), len(operands))
+        rule = rule or identity(shape, len(results), len(operands))
         op = self.b.op(f"{self.kind}.{part}", operands, results, rule, attributes=(("owner", self.id),))
         self.links.append(op)
 
@@ -57,22 +56,22 @@ class _Loop:
 
     def region(self, jaxpr: Any, part: str, inputs: Sequence[int], trips: int = 1, known: bool = True) -> list[int]:
         """Lowers a body with these inputs and returns its outputs."""
+        b = self.b
         inner, consts = internals.split_jaxpr(jaxpr)
-        constants = [self.b.constant(c) for c in consts]
-        scope = self.b.new_scope(self.kind, part)
-        outputs: list[int] = []
-
-        def body() -> tuple[list[int], list[int]]:
-            outputs.extend(self.b.inline(inner, constants, inputs, scope))
-            return list(inputs), outputs
-
-        self.regions.append(self.b.in_region(f"{self.kind}.{part}", self.id, trips, known, body))
+        constants = [b.constant(c) for c in consts]
+        scope = b.new_scope(self.kind, part)
+        region = Region(len(b.regions), f"{self.kind}.{part}", b.region, self.id, tuple(inputs), (), (), trips, known)
+        b.regions.append(region)
+        self.regions.append(region.id)
+        outer, b.region = b.region, region.id
+        outputs = b.inline(inner, constants, inputs, scope)
+        b.region = outer
+        b.regions[region.id] = replace(region, outputs=tuple(outputs))
         return outputs
 
 
-def _inputs(b: Builder, jaxpr: Any, start: int = 0, stop: int | None = None) -> list[int]:
-    inner, _ = internals.split_jaxpr(jaxpr)
-    return [b.value(var.aval) for var in inner.invars[start:stop]]
+def _inputs(b: Builder, jaxpr: Any) -> list[int]:
+    return [b.value(var.aval) for var in internals.split_jaxpr(jaxpr)[0].invars]
 
 
 def scan(b: Builder, equation: Any, operands: list[int]) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
@@ -171,27 +170,19 @@ def _shardy_text(rule: Any) -> str:
     return "; ".join([text] + [f"{word} {' '.join(items)}" for word, items in special.items() if items])
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    file: str
-    function: str
-    line: int
-
-
-def frames(source_info: Any) -> Iterator[tuple[Frame, bool]]:
+def frames(source_info: Any) -> Iterator[tuple[Any, bool]]:
     """Yields the frames of an equation's traceback, innermost first, each with whether it belongs to JAX, NumPy or Python."""
     traceback = getattr(source_info, "traceback", None)
     for frame in getattr(traceback, "frames", ()):
         file = frame.file_name
         library = file.startswith((JAX_FOLDER, _NUMPY_FOLDER, CAPTURE_FOLDER, "<frozen")) or _JAXLIB in file
-        library = library or (file.startswith(_STDLIB) and _PACKAGES not in file)
-        yield Frame(file, frame.function_name, frame.line_num), library
+        yield frame, library or (file.startswith(_STDLIB) and _PACKAGES not in file)
 
 
 def user_line(source_info: Any) -> str:
     """Returns the innermost line of the user's code in an equation's traceback, such as ``model.py:12``, else ``?``."""
     frame = next((frame for frame, library in frames(source_info) if not library), None)
-    return "?" if frame is None else f"{os.path.basename(frame.file)}:{frame.line}"
+    return "?" if frame is None else f"{os.path.basename(frame.file_name)}:{frame.line_num}"
 
 
 def name_stack(source_info: Any) -> str:

@@ -69,9 +69,9 @@ def without_references(jaxpr: Any) -> Any:
     return jaxpr
 
 
-def is_reference(atom: Any) -> bool:
-    """Returns whether a variable is a mutable array (``jax.new_ref``)."""
-    return isinstance(atom.aval, AbstractRef)
+def is_reference(aval: Any) -> bool:
+    """Returns whether a value is a mutable array (``jax.new_ref``)."""
+    return isinstance(aval, AbstractRef)
 
 
 def is_weak(aval: Any) -> bool:
@@ -90,7 +90,7 @@ def is_literal(atom: Any) -> bool:
 
 def shape_of(aval: Any) -> tuple[int, ...]:
     """Returns the shape, ``()`` for tokens and other values without one."""
-    return tuple(int(s) for s in getattr(aval, "shape", ()))
+    return tuple(getattr(aval, "shape", ()))
 
 
 def dtype_of(aval: Any) -> tuple[str, float]:

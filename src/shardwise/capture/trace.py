@@ -14,6 +14,7 @@ import jax
 from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
 from shardwise.errors import CaptureError
+from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Spec
 
 
@@ -95,11 +96,9 @@ def trace(
     if not callable(fn):
         raise CaptureError(f"expected a function to analyze, got {type(fn).__name__}: {_short(fn)}")
     name = getattr(fn, "__name__", type(fn).__name__)
-    signature = _signature(fn)
-    _check_call(name, signature, args, kwargs)
+    names = _argument_names(name, fn, args, kwargs)
     jitted = _jitted(name, fn, options)
     static = internals.static_arguments(jitted, args)
-    names = _bound_names(signature, args)
     dynamic = [i for i in range(len(args)) if i not in static]
     tree = [args[i] for i in dynamic], {k: v for k, v in kwargs.items() if k not in static}
     structure: Any
@@ -108,10 +107,12 @@ def trace(
     _check_leaves(name, [(path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)])
     shapes = [reshape(path, internals.abstract(leaf)) for path, (_, leaf) in zip(paths, leaves, strict=True)]
     positional, keywords = structure.unflatten(shapes)
-    abstract_args = tuple(a if i in static else positional[dynamic.index(i)] for i, a in enumerate(args))
-    abstract_kwargs = {**kwargs, **keywords}
+    abstract_args = list(args)
+    for i, argument in zip(dynamic, positional, strict=True):
+        abstract_args[i] = argument
     try:
-        traced = jitted.trace(*abstract_args, **abstract_kwargs)
+        with collector_paused():
+            traced = jitted.trace(*abstract_args, **{**kwargs, **keywords})
         jaxpr = internals.without_references(internals.low_jaxpr(traced))
     except Exception as error:
         raise CaptureError(_trace_failure(name, error)) from None
@@ -146,18 +147,13 @@ def _jitted(name: str, fn: Callable[..., Any], options: JitOptions) -> Any:
         raise CaptureError(f"{name}: {error}") from None
 
 
-def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:
+def _argument_names(name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """Returns a name for every positional argument, the parameter's or its number; raises CaptureError if ``fn`` cannot be
+    called with these arguments."""
     try:
-        return inspect.signature(fn)
-    except (TypeError, ValueError):
-        return None
-
-
-def _check_call(
-    name: str, signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
-    if signature is None:
-        return
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # a function without a signature
+        return [f"arg{i}" for i in range(len(args))]
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -166,23 +162,10 @@ def _check_call(
             + (f" and {', '.join(sorted(kwargs))}" if kwargs else "")
             + f": {error}"
         ) from None
-
-
-def _bound_names(signature: inspect.Signature | None, args: tuple[Any, ...]) -> list[str]:
-    """Returns a name for every positional argument: the parameter's, or its number."""
-    names = [f"arg{i}" for i in range(len(args))]
-    if signature is None:
-        return names
-    position = 0
-    for parameter in signature.parameters.values():
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            for k in range(position, len(args)):
-                names[k] = f"{parameter.name}/{k - position}"
-            break
-        if parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD) or position >= len(args):
-            break
-        names[position] = parameter.name
-        position += 1
+    names = []
+    for parameter, value in signature.bind_partial(*args).arguments.items():
+        several = signature.parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL
+        names += [f"{parameter}/{k}" for k in range(len(value))] if several else [parameter]
     return names
 
 

@@ -1,4 +1,4 @@
-"""The traits of ops by name: what every module may ask about an op without its rule.
+"""The traits of ops by name: what other modules need to know about an op besides its rule.
 
 Names are those of JAX primitives, and of the ops that capture adds: ``argument``, ``constant`` and ``output`` at the borders of
 a program, ``scan.input`` and the like between a loop and its body.
@@ -93,7 +93,7 @@ WIDER: Final = {
 
 
 def linear_operands(program: Program, op: Op) -> tuple[int, ...] | None:
-    """The operands in which an op is linear, one at a time; None where it is linear in all of them at once."""
+    """Returns the operands in which an op is linear, one at a time; None where it is linear in all of them at once."""
     if op.kind == "convert_element_type" and op.operands[0] >= 0:
         old, new = (program.values[v] for v in (op.operands[0], op.results[0]))
         kinds = {_number_kind(value.dtype) for value in (old, new)}

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.equations import axes_by_dimension
 from shardwise.ir.program import Region, Spec
 from shardwise.ir.rule import TRIP, Rule
 from shardwise.rules.call import OpCall, RuleBuilder, identity, opaque
@@ -135,8 +135,8 @@ def shard_map(b: Builder, equation: Any, operands: list[int]) -> list[int]:
 
     The ops at the border have the axes of their specs; inside nothing can be sharded.
     """
-    inputs, outputs = (equations.specs_of(equation, key) for key in ("in_specs", "out_specs"))
-    mesh = equations.manual_mesh(equation)
+    inputs, outputs = (list(map(axes_by_dimension, equation.params[key])) for key in ("in_specs", "out_specs"))
+    mesh = tuple((str(name), int(size)) for name, size in dict(equation.params["mesh"].shape).items())
     inner, consts = internals.split_jaxpr(equation.params["jaxpr"])
 
     def border(part: str, value: int, result: int, spec: Spec, position: int) -> int:

@@ -41,18 +41,16 @@ def lower(traced: Traced) -> Program:
     """Returns the program of a traced function."""
     b = Builder(traced.name)
     jaxpr, consts = internals.split_jaxpr(traced.jaxpr)
-    arguments = []
-    for var, leaf in zip(jaxpr.invars, traced.leaves, strict=True):
-        value = b.source_value("argument", var.aval, Origin.ARGUMENT, leaf.path)
-        arguments.append(Argument(value, leaf.path, leaf.donated, leaf.spec))
+    for var, argument in zip(jaxpr.invars, traced.arguments, strict=True):
+        b.source_value("argument", var.aval, Origin.ARGUMENT, argument.path)
     constants = [b.constant(c) for c in consts]
-    inner = b.inline(jaxpr, constants, [a.value for a in arguments], scope=0)
+    inner = b.inline(jaxpr, constants, [a.value for a in traced.arguments], scope=0)
     outputs = []
     for value, var, path in zip(inner, jaxpr.outvars, traced.output_paths, strict=True):
         out = b.value(var.aval, Origin.OUTPUT, path)
         b.op("output", [value], [out], identity(internals.shape_of(var.aval)))
         outputs.append(out)
-    return b.finish(arguments, outputs)
+    return b.finish(traced.arguments, outputs)
 
 
 @cache
@@ -272,22 +270,17 @@ class Builder:
         return scope.id
 
     def _rule(self, equation: Any) -> tuple[Found, float, Unit]:
-        shapes = tuple((internals.shape_of(v.aval), internals.dtype_of(v.aval)[0]) for v in equation.invars)
-        results = tuple((internals.shape_of(v.aval), internals.dtype_of(v.aval)[0]) for v in equation.outvars)
-        key: Any = (equation.primitive.name, shapes, results, tuple(equation.params.values()))
+        operands = tuple(internals.shape_of(v.aval) for v in equation.invars)
+        results = tuple(internals.shape_of(v.aval) for v in equation.outvars)
+        dtypes = tuple(internals.dtype_of(v.aval)[0] for v in equation.invars)
+        call = OpCall(equation.primitive.name, equation.params, operands, results, dtypes)
+        key: Any = (call.kind, operands, results, dtypes, tuple(equation.params.values()))
         try:
             cached = self._rules.get(key)
         except TypeError:  # a parameter that cannot be hashed
             key, cached = None, None
         if cached is not None:
             return cached
-        call = OpCall(
-            equation.primitive.name,
-            equation.params,
-            tuple(s for s, _ in shapes),
-            tuple(s for s, _ in results),
-            tuple(d for _, d in shapes),
-        )
         found = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation))
         flops, unit = count_flops(call, found.rule)
         if found.opaque or call.kind in KERNELS:
@@ -305,8 +298,8 @@ class Builder:
 
     # The end.
 
-    def finish(self, arguments: Sequence[Argument], outputs: Sequence[int]) -> Program:
-        """Returns the program without dead ops and values, which are numbered again."""
+    def finish(self, arguments: tuple[Argument, ...], outputs: Sequence[int]) -> Program:
+        """Returns the program without dead ops and values; the others get new numbers, except arguments, which are first."""
         alive = self._alive()
         live = [op for op in self.ops if op.id in alive]
         op_ids = {op.id: k for k, op in enumerate(live)}
@@ -321,7 +314,10 @@ class Builder:
 
         return Program(
             self.name,
-            values=tuple(replace(self.values[v], id=k) for v, k in value_ids.items()),
+            values=tuple(
+                Value(k, v.shape, v.dtype, v.itemsize, v.origin, v.path)  # faster than replace
+                for k, v in enumerate(self.values[number] for number in value_ids)
+            ),
             ops=tuple(
                 replace(
                     op,
@@ -343,7 +339,7 @@ class Builder:
                 for r in self.regions
             ),
             scopes=tuple(self.scopes),
-            arguments=tuple(replace(a, value=value_ids[a.value]) for a in arguments),
+            arguments=arguments,
             outputs=new(outputs),
             sources=cache(self._resolver()),
             repeats=self.repeats,

@@ -15,7 +15,7 @@ from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
 from shardwise.errors import CaptureError
 from shardwise.ir.collector import collector_paused
-from shardwise.ir.program import Spec
+from shardwise.ir.program import Argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class JitOptions:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function and the arguments of a call: of arrays their shapes."""
+    """A function and the arguments of a call, with shapes instead of arrays."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -62,21 +62,12 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """One array argument: its path, whether it is donated, and its sharding if it has one."""
-
-    path: str
-    donated: bool
-    spec: Spec | None
-
-
-@dataclass(frozen=True, slots=True)
 class Traced:
     """A traced function. ``inputs`` is the tree of ([positional arguments that are not static], keyword arguments)."""
 
     name: str
     jaxpr: Any
-    leaves: tuple[Leaf, ...]
+    arguments: tuple[Argument, ...]
     output_paths: tuple[str, ...]
     inputs: Any
     outputs: Any
@@ -94,7 +85,7 @@ def trace(
     Raises :class:`CaptureError` for anything that is wrong with the function or its arguments.
     """
     if not callable(fn):
-        raise CaptureError(f"expected a function to analyze, got {type(fn).__name__}: {_short(fn)}")
+        raise CaptureError(f"expected a function to analyze, got {type(fn).__name__}: {fn!r:.60}")
     name = getattr(fn, "__name__", type(fn).__name__)
     names = _argument_names(name, fn, args, kwargs)
     jitted = _jitted(name, fn, options)
@@ -119,8 +110,8 @@ def trace(
     infos = jax.tree.leaves(traced.args_info)
     stated = [equations.spec_of(sharding) for sharding in internals.in_shardings(traced)]
     arguments = tuple(
-        Leaf(path, bool(info.donated), equations.spec_of(getattr(leaf, "sharding", None)) or spec)
-        for path, (_, leaf), info, spec in zip(paths, leaves, infos, stated, strict=True)
+        Argument(k, path, bool(info.donated), equations.spec_of(getattr(leaf, "sharding", None)) or spec)
+        for k, (path, (_, leaf), info, spec) in enumerate(zip(paths, leaves, infos, stated, strict=True))
     )
     root = "out" if not any(path.split("/")[0] == "out" for path in paths) else "result"
     outputs, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info)
@@ -202,18 +193,13 @@ def _check_leaves(name: str, leaves: Sequence[tuple[str, Any]]) -> None:
     for path, leaf in leaves:
         reason = internals.unknown_argument(leaf)
         if reason:
-            problems.append(f"  {path} {reason} ({_short(leaf)})")
+            problems.append(f"  {path} {reason} ({leaf!r:.60})")
     if problems:
         shown = problems[:8] + ([f"  … and {len(problems) - 8} more"] if len(problems) > 8 else [])
         raise CaptureError(
             f"{name}: some arguments cannot be traced. Arguments are arrays, jax.ShapeDtypeStructs or pytrees of them; "
             "mark anything else static (static_argnames=...) or close over it.\n" + "\n".join(shown)
         )
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _trace_failure(name: str, error: Exception) -> str:

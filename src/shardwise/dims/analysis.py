@@ -130,9 +130,8 @@ class Analysis:
     def colors(self) -> tuple[Color, ...]:
         """All colors, in program order.
 
-        >>> import jax, shardwise
-        >>> x, w = jax.ShapeDtypeStruct((32, 8), "float32"), jax.ShapeDtypeStruct((8, 4), "float32")
-        >>> analysis = shardwise.analyze(lambda x, w: x @ w, x, w)
+        >>> import jax.numpy as jnp, shardwise
+        >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
         >>> [(color.size, [str(place) for place in color.places]) for color in analysis.colors]
         [(32, ['x[0]', 'out[0]']), (8, ['x[1]', 'w[0]']), (4, ['w[1]', 'out[1]'])]
         """
@@ -192,9 +191,8 @@ class Analysis:
     def conflicts(self) -> tuple[Conflict, ...]:
         """All conflicts, in program order.
 
-        >>> import jax, shardwise
-        >>> x = jax.ShapeDtypeStruct((64, 8), "float32")
-        >>> analysis = shardwise.analyze(lambda x: jax.numpy.exp(x @ x.T), x)
+        >>> import jax.numpy as jnp, shardwise
+        >>> analysis = shardwise.analyze(lambda x: jnp.exp(x @ x.T), jnp.ones((64, 8)))
         >>> [analysis.program.ops[conflict.op].kind for conflict in analysis.conflicts]
         ['dot_general', 'exp', 'output']
         """
@@ -208,9 +206,8 @@ class Analysis:
     def compatibility_sets(self) -> tuple[CompatibilitySet, ...]:
         """Families of conflicts; an orientation and its mirror are one.
 
-        >>> import jax, shardwise
-        >>> x = jax.ShapeDtypeStruct((64, 8), "float32")
-        >>> analysis = shardwise.analyze(lambda x: jax.numpy.exp(x @ x.T), x)
+        >>> import jax.numpy as jnp, shardwise
+        >>> analysis = shardwise.analyze(lambda x: jnp.exp(x @ x.T), jnp.ones((64, 8)))
         >>> [(len(family.conflicts), family.consistent) for family in analysis.compatibility_sets]
         [(3, True)]
         """
@@ -281,9 +278,8 @@ class Analysis:
     def opaque_ops(self) -> tuple[Op, ...]:
         """Ops with the safe rule: every dimension is blocked. ``op.opaque`` is the reason.
 
-        >>> import jax, shardwise
-        >>> x, w = jax.ShapeDtypeStruct((32, 8), "float32"), jax.ShapeDtypeStruct((8, 4), "float32")
-        >>> analysis = shardwise.analyze(lambda x, w: x @ w, x, w)
+        >>> import jax.numpy as jnp, shardwise
+        >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
         >>> analysis.opaque_ops
         ()
         """
@@ -293,9 +289,8 @@ class Analysis:
     def bits(self) -> int:
         """The number of binary decisions that conflicts need, after grouping, in groups that matter.
 
-        >>> import jax, shardwise
-        >>> x = jax.ShapeDtypeStruct((64, 8), "float32")
-        >>> analysis = shardwise.analyze(lambda x: jax.numpy.exp(x @ x.T), x)
+        >>> import jax.numpy as jnp, shardwise
+        >>> analysis = shardwise.analyze(lambda x: jnp.exp(x @ x.T), jnp.ones((64, 8)))
         >>> analysis.bits
         1
         """
@@ -304,9 +299,8 @@ class Analysis:
     def color_of(self, path: str, dim: int) -> Color | None:
         """Returns the color of a dimension of an argument or output, None where its size is one.
 
-        >>> import jax, shardwise
-        >>> x, w = jax.ShapeDtypeStruct((32, 8), "float32"), jax.ShapeDtypeStruct((8, 4), "float32")
-        >>> analysis = shardwise.analyze(lambda x, w: x @ w, x, w)
+        >>> import jax.numpy as jnp, shardwise
+        >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
         >>> analysis.color_of("x", 1) is analysis.color_of("w", 0)
         True
         """
@@ -330,9 +324,8 @@ class Analysis:
     def to_json(self) -> dict[str, Any]:
         """Returns the analysis as plain data, as ``shardwise inspect --json`` prints it.
 
-        >>> import jax, shardwise
-        >>> x, w = jax.ShapeDtypeStruct((32, 8), "float32"), jax.ShapeDtypeStruct((8, 4), "float32")
-        >>> analysis = shardwise.analyze(lambda x, w: x @ w, x, w)
+        >>> import jax.numpy as jnp, shardwise
+        >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
         >>> len(analysis.to_json()["colors"])
         3
         """

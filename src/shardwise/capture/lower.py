@@ -28,7 +28,7 @@ from shardwise.ir.rule import Kind as FactorKind
 from shardwise.ir.traits import WIDER
 from shardwise.rules.call import OpCall, identity
 from shardwise.rules.flops import count_flops
-from shardwise.rules.registry import KERNELS, Found, find_rule
+from shardwise.rules.registry import KERNELS, OpRule, find_rule
 
 #: A scalar literal as an operand; a dead input, output or result of a loop or branch.
 NO_VALUE: Final = -1
@@ -83,7 +83,7 @@ class Builder:
         self._equation = -1
         self._section = 0
         self._manual = False
-        self._rules: dict[Any, tuple[Found, float, Unit]] = {}
+        self._rules: dict[Any, tuple[OpRule, float, Unit]] = {}
         self._memo: dict[Any, tuple[list[int], tuple[int, int]]] = {}
         self._widened: dict[tuple[int, int, int], int] = {}
         self._reshaped: dict[tuple[int, int, int], int] = {}
@@ -126,7 +126,7 @@ class Builder:
 
     def constant(self, array: Any) -> int:
         aval = array.aval if hasattr(array, "aval") else array
-        if not internals.shape_of(aval):
+        if not internals.shape_of(aval) and not internals.is_reference(aval):
             return NO_VALUE
         return self.source_value("constant", aval, Origin.CONSTANT)
 
@@ -171,26 +171,26 @@ class Builder:
                 rule = identity(self.values[result].shape)
                 self.op(name, (operand,), (result,), rule, attributes=(("position", k),))
             return results
-        found, flops, unit = self._rule(equation)
+        op_rule, flops, unit = self._rule(equation)
         attributes = equations.equation_attributes(equation)
-        if found.opaque:
+        if op_rule.opaque:
             attributes += (("kernel", equations.kernel_name(equation)),)
         op_operands, op_results = self._narrow_gather(equation, operands, results)
         op = self.op(
             name,
             op_operands,
             op_results,
-            found.rule,
+            op_rule.rule,
             flops=flops,
             unit=unit,
-            opaque="" if self._manual else found.opaque,
+            opaque="" if self._manual else op_rule.opaque,
             attributes=attributes,
         )
         if op_results is not results:
             self.op("convert_element_type", op_results, results, identity(self.values[results[0]].shape))
         if equation.effects:
             self.effects.add(op)
-        self._memoize(equation, operands, results, found.rule, key)
+        self._memoize(equation, operands, results, op_rule.rule, key)
         return results
 
     # Simplifications. They apply within a section: a region, or a remat with a barrier in it.
@@ -269,7 +269,7 @@ class Builder:
         self._call_sites.append(self._source)
         return scope.id
 
-    def _rule(self, equation: Any) -> tuple[Found, float, Unit]:
+    def _rule(self, equation: Any) -> tuple[OpRule, float, Unit]:
         operands = tuple(internals.shape_of(v.aval) for v in equation.invars)
         results = tuple(internals.shape_of(v.aval) for v in equation.outvars)
         dtypes = tuple(internals.dtype_of(v.aval)[0] for v in equation.invars)
@@ -281,13 +281,13 @@ class Builder:
             key, cached = None, None
         if cached is not None:
             return cached
-        found = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation))
-        flops, unit = count_flops(call, found.rule)
-        if found.opaque or call.kind in KERNELS:
+        op_rule = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation))
+        flops, unit = count_flops(call, op_rule.rule)
+        if op_rule.opaque or call.kind in KERNELS:
             flops, unit = equations.kernel_flops(equation), Unit.KERNEL
         if key is not None:
-            self._rules[key] = found, flops, unit
-        return found, flops, unit
+            self._rules[key] = op_rule, flops, unit
+        return op_rule, flops, unit
 
     @contextmanager
     def manually(self) -> Iterator[None]:

@@ -6,7 +6,7 @@
     (v,d),(s)->(s,d); indexed v
 
 Before the semicolon: operands, an arrow, results; a tensor is a list of dimensions in parentheses, a dimension is one
-factor, a product ``i*j`` (major to minor), or ``1``. ``...`` stands for leading dimensions that all tensors having it
+factor, a product ``i*j`` (major to minor), or ``1``. ``...`` are leading dimensions that all tensors having it
 share. After each semicolon: a kind and the factors it applies to. The kinds are ``blocked``, ``halo``, ``indexed``, and
 the reducers of :data:`~shardwise.ir.rule.REDUCERS`. A factor without a kind is parallel (or free, if only in results).
 Where the size of a factor does not follow from the shapes, as in ``(i*j)->(i*k,l)``, a last clause states it: ``sizes i=2``.
@@ -180,13 +180,12 @@ def _sizes(
             elif dim:
                 merged.append((dim, size))
     for dim, size in merged:
-        open_names = [n for n in dim if n not in sizes]
-        known = math.prod(sizes.get(n, 1) for n in dim)
-        if len(open_names) > 1 or (open_names and size % known):
+        unknown = [n for n in dim if n not in sizes]
+        product = math.prod(sizes[n] for n in dim if n in sizes)
+        if len(unknown) > 1 or (unknown and size % max(product, 1)):
             raise RuleError(
                 f"rule {text!r}: the sizes of {'*'.join(dim)} in a dimension of {size} are not known; "
                 f"add a clause such as '; sizes {dim[0]}=2'"
             )
-        if open_names:
-            sizes[open_names[0]] = size // known
+        sizes.update(dict.fromkeys(unknown, size // max(product, 1)))
     return sizes

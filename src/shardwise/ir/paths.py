@@ -95,12 +95,13 @@ def _listed(paths: Collection[str]) -> str:
     return ", ".join(shown) + more
 
 
-def trees(paths: Collection[str], known: Collection[str]) -> list[str]:
-    """Returns some of the known paths, with the path of a tree instead of all paths in it.
+def trees(paths: Collection[str], all_paths: Collection[str]) -> list[str]:
+    """Returns some of all paths, with the path of a tree instead of all paths in it.
 
     >>> trees(["p/a/w", "p/a/b", "x"], ["p/a/w", "p/a/b", "p/c", "x"])
     ['p/a', 'x']
     """
     chosen = set(paths)
-    partial = set(_nodes([path for path in known if path not in chosen]))
-    return list(dict.fromkeys(next(n for n in _nodes([path]) if n not in partial) for path in known if path in chosen))
+    partial = set(_nodes([path for path in all_paths if path not in chosen]))
+    complete = (next(n for n in _nodes([path]) if n not in partial) for path in all_paths if path in chosen)
+    return list(dict.fromkeys(complete))

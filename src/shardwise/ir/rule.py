@@ -31,9 +31,9 @@ class Kind(enum.Enum):
     PARALLEL = "parallel"  # in operands and results: nothing to communicate
     REDUCTION = "reduction"  # in operands only: the result is partial
     FREE = "free"  # in results only: nothing to communicate
-    BLOCKED = "blocked"  # must be whole on each device
+    BLOCKED = "blocked"  # cannot be computed in parts
     HALO = "halo"  # shifted or windowed: exchange of the overlap
-    INDEXED = "indexed"  # looked into by a gather, written into by a scatter
+    INDEXED = "indexed"  # read or written at indices, by a gather or a scatter
 
 
 #: Reducers of partial results. ``custom`` is a user's combiner, applied across the parts; ``argmax`` and ``argmin`` need the

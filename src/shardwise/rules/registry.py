@@ -114,7 +114,7 @@ _registered: dict[str, RuleFunction] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class OpRule:
     """A rule, and the reason if it is the safe one."""
 
     rule: Rule
@@ -162,26 +162,26 @@ def is_known(kind: str) -> bool:
     return kind in RULES or kind in KERNELS or kind in OPAQUE or any(name.split(":")[0] == kind for name in _registered)
 
 
-def find_rule(call: OpCall, kernel: str = "", stated: str | None = None) -> Found:
+def find_rule(call: OpCall, kernel: str = "", stated: str | None = None) -> OpRule:
     """Returns the rule of an op: a user's for the kernel or the primitive, the one that the op states itself (in our
     notation), the built-in one, one derived from a kernel, or the safe one."""
     for name in (f"{call.kind}:{kernel}" if kernel else "", call.kind):
         rule = _from_user(name, call) if name in _registered else None
         if rule is not None:
-            return Found(rule)
+            return OpRule(rule)
     if stated is not None:
         try:
-            return Found(parse_rule(stated, call.operands, call.results))
+            return OpRule(parse_rule(stated, call.operands, call.results))
         except RuleError as error:
             reason = f"the rule it states does not fit ({error}): register_rule can replace it"
-            return Found(opaque(call, reason), reason)
+            return OpRule(opaque(call, reason), reason)
     if call.kind in RULES:
-        return Found(build_rule(RULES[call.kind], call))
+        return OpRule(build_rule(RULES[call.kind], call))
     derived = KERNELS[call.kind](call) if call.kind in KERNELS else None
     if derived is not None:
-        return Found(derived)
+        return OpRule(derived)
     reason = OPAQUE.get(call.kind, "no rule is known for this primitive: register_rule can add one")
-    return Found(opaque(call, reason), reason)
+    return OpRule(opaque(call, reason), reason)
 
 
 def _from_user(name: str, call: OpCall) -> Rule | None:

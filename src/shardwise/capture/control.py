@@ -54,13 +54,13 @@ class _Loop:
             op, operands=(*op.operands, *needs), links=tuple(self.links), regions=tuple(self.regions)
         )
 
-    def region(self, jaxpr: Any, part: str, inputs: Sequence[int], trips: int = 1, known: bool = True) -> list[int]:
+    def region(self, jaxpr: Any, part: str, inputs: Sequence[int], trips: int = 1) -> list[int]:
         """Lowers a body with these inputs and returns its outputs."""
         b = self.b
         inner, consts = internals.split_jaxpr(jaxpr)
         constants = [b.constant(c) for c in consts]
         scope = b.new_scope(self.kind, part)
-        region = Region(len(b.regions), f"{self.kind}.{part}", b.region, self.id, tuple(inputs), (), (), trips, known)
+        region = Region(len(b.regions), f"{self.kind}.{part}", b.region, self.id, tuple(inputs), (), (), trips)
         b.regions.append(region)
         self.regions.append(region.id)
         outer, b.region = b.region, region.id
@@ -103,8 +103,8 @@ def while_(b: Builder, equation: Any, operands: list[int]) -> list[int]:
     results = [b.value(var.aval) for var in equation.outvars]
     cond_inputs, body_inputs = _inputs(b, p["cond_jaxpr"]), _inputs(b, p["body_jaxpr"])
     loop = _Loop(b, "while", results)
-    test = loop.region(p["cond_jaxpr"], "cond", cond_inputs, 1, False)
-    outputs = loop.region(p["body_jaxpr"], "body", body_inputs, 1, False)
+    test = loop.region(p["cond_jaxpr"], "cond", cond_inputs)
+    outputs = loop.region(p["body_jaxpr"], "body", body_inputs)
     for k in range(cond_consts):
         loop.link("const", [operands[k]], [cond_inputs[k]])
     for k in range(body_consts):

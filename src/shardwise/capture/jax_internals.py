@@ -1,11 +1,10 @@
 """The only module that uses JAX's internals: jaxprs, binding of equations, and Shardy's passes.
 
-The supported range of JAX versions is tested at both ends; differences between versions are handled here.
+Differences between the supported versions of JAX are handled here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
@@ -129,8 +128,8 @@ def current_mesh() -> Any:
 
 
 def abstract(leaf: Any) -> Any:
-    """Returns the leaf as a ``ShapeDtypeStruct``. Python scalars stay, for their weak type, and so do shardings on explicit
-    axes, which are part of an array's type."""
+    """Returns the leaf as a ``ShapeDtypeStruct``. Python scalars are returned as they are, for their weak type; shardings on
+    explicit axes are kept, since they are part of an array's type."""
     if isinstance(leaf, bool | int | float | complex):
         return leaf
     struct: Any = jax.ShapeDtypeStruct
@@ -143,8 +142,8 @@ def abstract(leaf: Any) -> Any:
 
 
 def type_key(leaf: Any) -> Any:
-    """Returns the key by which ``jax.jit`` distinguishes calls: shape, dtype, weak type and mesh. It is fast, since JAX keeps
-    one abstract value for all arrays of a type, with its hash."""
+    """Returns the key by which ``jax.jit`` distinguishes calls: shape, dtype, weak type and mesh. JAX caches the hash of an
+    abstract value."""
     try:
         return leaf.aval
     except AttributeError:  # NumPy's arrays, Python's numbers
@@ -228,12 +227,11 @@ def barrier(arrays: Sequence[Any]) -> list[Any]:
     return list(untyped(list(arrays)))
 
 
-def threefry(first: Any, second: Any, high: Any, low: Any) -> tuple[Any, Any]:
+def threefry(first: Any, second: Any, high: Any, low: Any) -> tuple[Any, ...]:
     """Returns the two words of the Threefry hash of a key's words and a counter's."""
     from jax.extend.random import threefry2x32_p
 
-    words: tuple[Any, Any] = threefry2x32_p.bind(first, second, high, low)
-    return words
+    return tuple(threefry2x32_p.bind(first, second, high, low))
 
 
 #: Primitives that can be lowered for their devices only.
@@ -241,8 +239,8 @@ _DEVICE_SPECIFIC: Final = frozenset({"pallas_call", "pure_callback", "io_callbac
 
 
 def stand_in(equation: Any, arrays: Sequence[Any]) -> list[Any] | None:
-    """Returns the results of a custom call in place of a device-specific primitive, which can be lowered anywhere and not be
-    run; None for other primitives."""
+    """Returns the results of a custom call in place of a device-specific primitive, which can be lowered anywhere but not
+    executed; None for other primitives."""
     if equation.primitive.name not in _DEVICE_SPECIFIC:
         return None
     shapes = [plain_shape(v.aval) for v in equation.outvars]
@@ -267,18 +265,15 @@ def function_primitive(name: str, run: Any, batch: Any) -> Any:
     return primitive
 
 
-@contextlib.contextmanager
-def standing_at(equation: Any) -> Iterator[None]:
-    """Traces with the source line and name stack of an equation."""
+def standing_at(equation: Any) -> Any:
+    """Returns a context in which traced code has the source line and name stack of an equation."""
     names = source_info_util.current_name_stack() + equation.source_info.name_stack
-    with source_info_util.user_context(equation.source_info.traceback, name_stack=names):
-        yield
+    return source_info_util.user_context(equation.source_info.traceback, name_stack=names)
 
 
 def retrace(fn: Any, like: Any) -> Any:
     """Returns a jaxpr of ``fn`` for the input types of another jaxpr."""
-    inner, _ = split_jaxpr(like)
-    return jax.make_jaxpr(fn)(*(plain_shape(v.aval) for v in inner.invars))
+    return jax.make_jaxpr(fn)(*(plain_shape(v.aval) for v in split_jaxpr(like)[0].invars))
 
 
 def evaluate(closed: Any, arrays: Sequence[Any]) -> list[Any]:

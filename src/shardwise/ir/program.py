@@ -97,8 +97,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A sequence of ops: the program itself, a loop body, a branch. It runs ``trips`` times for each run of its parent;
-    ``trips_known`` is False for a ``while``, which is counted once."""
+    """A sequence of ops: the program itself, a loop body, a branch. It runs ``trips`` times for each run of its parent."""
 
     id: int
     kind: str
@@ -108,7 +107,11 @@ class Region:
     outputs: tuple[int, ...]
     ops: tuple[int, ...]
     trips: int = 1
-    trips_known: bool = True
+
+    @property
+    def trips_known(self) -> bool:
+        """False for a ``while``, which is counted once."""
+        return not self.kind.startswith("while.")
 
 
 @dataclass(frozen=True, slots=True)

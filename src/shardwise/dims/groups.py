@@ -17,8 +17,9 @@ Weakness. Two kinds of layer with the same parameter shapes and mostly the same 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -87,6 +88,24 @@ def _occurrences(program: Program, names: Names) -> IntArray:
     return by_node
 
 
+def _clustered(items: Iterable[tuple[Hashable, Sequence[Counter[_T]]]]) -> tuple[list[int], list[int]]:
+    """Clusters items by (a key that is equal in a cluster, readings). Returns, by item, the number of its cluster and of the
+    reading that agrees best with the first item of the cluster."""
+    leaders: defaultdict[Hashable, list[tuple[int, Counter[_T]]]] = defaultdict(list)
+    clusters: list[int] = []
+    chosen: list[int] = []
+    count = 0
+    for key, readings in items:
+        scores = ((cluster, [agreement(r, leader) for r in readings]) for cluster, leader in leaders[key])
+        cluster, best = next((c, s) for c, s in itertools.chain(scores, [(count, [1.0])]) if max(s) >= AGREEMENT)
+        if cluster == count:
+            leaders[key].append((count, readings[0]))
+            count += 1
+        clusters.append(cluster)
+        chosen.append(best.index(max(best)))
+    return clusters, chosen
+
+
 def _color_kinds(program: Program, names: Names, occurrence: IntArray) -> list[int]:
     """Returns, by color, the number of its kind: colors with the same argument dimensions and agreeing occurrences."""
     arguments: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in range(names.color_count)]
@@ -95,22 +114,10 @@ def _color_kinds(program: Program, names: Names, occurrence: IntArray) -> list[i
         value = program.values[v]
         if value.origin is Origin.ARGUMENT:
             arguments[color].append((value.shape, d))
-    order = np.argsort(names.color, kind="stable")
-    bounds = np.searchsorted(names.color[order], np.arange(names.color_count + 1)).tolist()
-    keys = occurrence[order].tolist()
-    leaders: defaultdict[object, list[tuple[int, Counter[int]]]] = defaultdict(list)
-    kinds = []
-    count = 0
-    for color in range(names.color_count):
-        described = Counter(keys[bounds[color] : bounds[color + 1]])
-        candidates = leaders[tuple(sorted(arguments[color]))]
-        kind = next((k for k, leader in candidates if agreement(described, leader) >= AGREEMENT), None)
-        if kind is None:
-            kind = count
-            candidates.append((kind, described))
-            count += 1
-        kinds.append(kind)
-    return kinds
+    occurrences = [Counter[int]() for _ in arguments]
+    for color, number in zip(names.color.tolist(), occurrence.tolist(), strict=True):
+        occurrences[color][number] += 1
+    return _clustered((tuple(sorted(a)), [o]) for a, o in zip(arguments, occurrences, strict=True))[0]
 
 
 def _split_meeting(names: Names, conflicts: ConflictTable, kind: list[int]) -> IntArray:
@@ -145,21 +152,7 @@ def _set_groups(
     for s, a, b, c in zip(*(row.tolist() for row in rows), strict=True):
         readings[s][a, b] += 1
         color[s] = c
-    leaders: defaultdict[tuple[int, bool], list[tuple[int, Counter[tuple[int, int]]]]] = defaultdict(list)
-    bits, flipped = [], []
-    count = 0
-    for s, straight in enumerate(readings):
-        mirror = Counter({(b, a): n for (a, b), n in straight.items()})
-        candidates = leaders[int(group[color[s]]), bool(conflicts.consistent[s])]
-        for bit, leader in candidates:
-            scores = agreement(straight, leader), agreement(mirror, leader)
-            if max(scores) >= AGREEMENT:
-                bits.append(bit)
-                flipped.append(scores[1] > scores[0])
-                break
-        else:
-            candidates.append((count, straight))
-            bits.append(count)
-            flipped.append(False)
-            count += 1
+    mirrors = [Counter({(b, a): n for (a, b), n in straight.items()}) for straight in readings]
+    keys = zip(group[color].tolist(), conflicts.consistent.tolist(), strict=True)
+    bits, flipped = _clustered(zip(keys, zip(readings, mirrors, strict=True), strict=True))
     return np.array(bits, dtype=np.int64), np.array(flipped, dtype=bool)

@@ -23,8 +23,18 @@ from shardwise.rules.tables import ELEMENTWISE, LINEAR_ALGEBRA, PASSING
 
 RuleFunction = Callable[[OpCall], Rule | str | None]
 
+#: Functions with the name of their primitive, by module.
+_BY_NAME: Final = {
+    contraction: "conv_general_dilated dot_general ragged_dot_general scaled_dot",
+    indexing: "dynamic_slice dynamic_update_slice gather",
+    reduction: "reduce_window select_and_scatter sort top_k",
+    shape: """broadcast_in_dim broadcast_to concatenate pad reshape rev split squeeze stack tie tile transpose
+        unstack""",
+    transforms: "fft random_gamma rng_bit_generator triangular_solve",
+}
 
 RULES: Final[dict[str, Callable[[RuleBuilder], None]]] = {
+    **{name: getattr(module, name) for module, names in _BY_NAME.items() for name in names.split()},
     **dict.fromkeys(ELEMENTWISE, pointwise),
     **dict.fromkeys(PASSING, passing),
     **dict.fromkeys(["iota", "iota_2x32_shape", "random_fold_in", "random_seed", "rng_uniform"], pointwise),
@@ -34,39 +44,11 @@ RULES: Final[dict[str, Callable[[RuleBuilder], None]]] = {
     **dict.fromkeys(reduction.REDUCERS_BY_KIND, reduction.reduce_axes),
     **dict.fromkeys(reduction.CUMULATIVE, reduction.cumulative),
     **dict.fromkeys(SCATTERS, indexing.scatter),
-    **dict.fromkeys(
-        ["reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min", "select_and_gather_add"],
-        reduction.reduce_window,
-    ),
-    **dict.fromkeys(["select_and_scatter", "select_and_scatter_add"], reduction.select_and_scatter),
+    **dict.fromkeys("reduce_window_sum reduce_window_max reduce_window_min".split(), reduction.reduce_window),
     "approx_top_k": reduction.top_k,
-    "broadcast_in_dim": shape.broadcast_in_dim,
-    "broadcast_to": shape.broadcast_to,
-    "concatenate": shape.concatenate,
-    "conv_general_dilated": contraction.conv_general_dilated,
-    "dot_general": contraction.dot_general,
-    "dynamic_slice": indexing.dynamic_slice,
-    "dynamic_update_slice": indexing.dynamic_update_slice,
-    "fft": transforms.fft,
-    "gather": indexing.gather,
-    "pad": shape.pad,
-    "ragged_dot_general": contraction.ragged_dot_general,
-    "random_gamma": transforms.random_gamma,
-    "reshape": shape.reshape,
-    "rev": shape.rev,
-    "rng_bit_generator": transforms.rng_bit_generator,
-    "scaled_dot": contraction.scaled_dot,
+    "select_and_gather_add": reduction.reduce_window,
+    "select_and_scatter_add": reduction.select_and_scatter,
     "slice": shape.slice_,
-    "sort": reduction.sort,
-    "split": shape.split,
-    "squeeze": shape.squeeze,
-    "stack": shape.stack,
-    "tie": shape.tie,
-    "tile": shape.tile,
-    "top_k": reduction.top_k,
-    "transpose": shape.transpose,
-    "triangular_solve": transforms.triangular_solve,
-    "unstack": shape.unstack,
 }
 
 #: Kernels whose rule is derived from their parameters; it is None where nothing can be split. Their FLOPs are those of

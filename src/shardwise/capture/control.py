@@ -154,8 +154,9 @@ def shard_map(b: Builder, equation: Any, operands: list[int]) -> list[int]:
     for k, (value, var) in enumerate(zip(operands, inner.invars, strict=True)):
         blocks.append(border("input", value, b.value(var.aval), inputs[k], k) if value >= 0 else value)
     scope = b.new_scope("shard_map", "")
-    with b.manually():
-        results = b.inline(inner, [b.constant(c) for c in consts], blocks, scope)
+    outer, b.manual = b.manual, True
+    results = b.inline(inner, [b.constant(c) for c in consts], blocks, scope)
+    b.manual = outer
     return [
         border("output", value, b.value(var.aval), outputs[k], k)
         for k, (value, var) in enumerate(zip(results, equation.outvars, strict=True))

@@ -10,8 +10,7 @@ back to an earlier shape is no op, and dead ops are removed. One simplification 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
@@ -73,6 +72,7 @@ class Builder:
         self.regions: list[Region] = [Region(0, "program", -1, -1, (), (), ())]
         self.scopes: list[Scope] = [Scope(0, "program", name, -1, -1, 0)]
         self.region = 0
+        self.manual = False  # inside of a shard_map, where arrays are local and all factors are blocked
         self.effects: set[int] = set()
         self.repeats: dict[tuple[int, int], tuple[int, int]] = {}
         self.undone: set[tuple[int, int]] = set()
@@ -82,7 +82,6 @@ class Builder:
         self._scope = 0
         self._equation = -1
         self._section = 0
-        self._manual = False
         self._rules: dict[Any, tuple[OpRule, float, Unit]] = {}
         self._memo: dict[Any, tuple[list[int], tuple[int, int]]] = {}
         self._widened: dict[tuple[int, int, int], int] = {}
@@ -101,7 +100,7 @@ class Builder:
         return len(self.values) - 1
 
     def op(self, kind: str, operands: Sequence[int], results: Sequence[int], rule: Rule | None, **more: Any) -> int:
-        if self._manual and rule is not None and not kind.startswith("shard_map."):
+        if self.manual and rule is not None and not kind.startswith("shard_map."):
             rule = _blocked(rule)
         op = Op(
             id=len(self.ops),
@@ -183,7 +182,7 @@ class Builder:
             op_rule.rule,
             flops=flops,
             unit=unit,
-            opaque="" if self._manual else op_rule.opaque,
+            opaque="" if self.manual else op_rule.opaque,
             attributes=attributes,
         )
         if op_results is not results:
@@ -213,11 +212,11 @@ class Builder:
         if equation.primitive.name == "gather":
             narrow = self._widened.get((self.region, self._section, operands[0]))
             if narrow is not None and equations.fills_alike(equation, self.values[narrow].dtype):
-                dtype, itemsize = self.values[narrow].dtype, self.values[narrow].itemsize
+                number, like = len(self.values), self.values[narrow]
                 self.values.append(
-                    replace(self.values[results[0]], id=len(self.values), dtype=dtype, itemsize=itemsize)
+                    replace(like, id=number, shape=self.values[results[0]].shape, origin=Origin.RESULT, path="")
                 )
-                return [narrow, *operands[1:]], [len(self.values) - 1]
+                return [narrow, *operands[1:]], [number]
         return operands, results
 
     def _memoize(self, equation: Any, operands: list[int], results: list[int], rule: Rule, key: Any) -> None:
@@ -288,13 +287,6 @@ class Builder:
         if key is not None:
             self._rules[key] = op_rule, flops, unit
         return op_rule, flops, unit
-
-    @contextmanager
-    def manually(self) -> Iterator[None]:
-        """Blocks the factors of everything that is lowered inside: its arrays are local."""
-        outer, self._manual = self._manual, True
-        yield
-        self._manual = outer
 
     # The end.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -219,11 +221,7 @@ def _trace_failure(name: str, error: Exception) -> str:
 
 def _user_line(error: Exception) -> str:
     """Returns the innermost line of the user's code in the error's traceback."""
-    line = ""
-    traceback = error.__traceback__
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith((equations.JAX_FOLDER, equations.CAPTURE_FOLDER)) and "site-packages" not in file:
-            line = f"{file.rsplit('/', 1)[-1]}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
-    return line
+    library = (equations.JAX_FOLDER, equations.CAPTURE_FOLDER)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(library)]
+    lines = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in frames if "site-packages" not in f.filename]
+    return lines[-1] if lines else ""

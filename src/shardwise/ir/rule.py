@@ -36,9 +36,8 @@ class Kind(enum.Enum):
     INDEXED = "indexed"  # read or written at indices, by a gather or a scatter
 
 
-#: Reducers of partial results. ``custom`` is a user's combiner, applied across the parts; ``argmax`` and ``argmin`` need the
-#: values as well as the indices.
-REDUCERS: Final = ("sum", "prod", "max", "min", "and", "or", "xor", "argmax", "argmin", "custom")
+#: Reducers of partial results; ``argmax`` and ``argmin`` need the values as well as the indices.
+REDUCERS: Final = ("sum", "prod", "max", "min", "and", "or", "xor", "argmax", "argmin")
 
 
 #: Why the trip dimension of a loop is blocked. All trip dimensions of one loop are one factor (see ``dims/names.py``).

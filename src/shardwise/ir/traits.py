@@ -60,18 +60,9 @@ SUMS: Final = frozenset({"add", "add_any"})
 #: Ops through which a partial sum can pass: the operands in which they are linear, one at a time, while the others are
 #: replicated; None where they are linear in all operands at once. ``linear_operands`` knows the exceptions by type.
 LINEAR: Final[dict[str, tuple[int, ...] | None]] = {
-    "add": None,
-    "add_any": None,
-    "sub": None,
-    "neg": (0,),
-    "convert_element_type": (0,),
-    "transpose": (0,),
-    "reshape": (0,),
-    "squeeze": (0,),
-    "copy": (0,),
+    **dict.fromkeys(("add", "add_any", "sub"), None),
+    **dict.fromkeys("convert_element_type copy div neg reduce_sum reshape squeeze transpose".split(), (0,)),
     "mul": (0, 1),
-    "div": (0,),
-    "reduce_sum": (0,),
 }
 #: Types to which partial sums of floating-point numbers may be converted: they have the range of float32.
 _RANGES: Final = frozenset({"bfloat16", "float32", "float64"})

@@ -14,7 +14,7 @@ from typing import Any, Final
 from shardwise.errors import RuleError
 from shardwise.ir.notation import parse_rule
 from shardwise.ir.rule import Rule, check_rule
-from shardwise.ir.traits import SCATTERS
+from shardwise.ir.traits import MANUAL, SCATTERS
 from shardwise.rules import contraction, indexing, reduction, shape, transforms
 from shardwise.rules.attention import fused_attention
 from shardwise.rules.call import OpCall, RuleBuilder, build_rule, opaque, passing, pointwise
@@ -72,11 +72,11 @@ _OPAQUE_BY_REASON: Final = {
         dot_product_attention_fp8_fwd_wrapper dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper""",
     "calls Python on the host": """
         buffer_callback check debug_callback debug_print inspect_sharding io_callback pure_callback""",
-    "a collective: its place is inside shard_map": """
-        all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start all_gather_start
-        all_to_all all_to_all_done all_to_all_start axis_index pbroadcast pbroadcast_done pbroadcast_dynamic
-        pbroadcast_start pgather pmax pmin ppermute ppermute_done ppermute_start precv psend psum psum_done psum_invariant
-        psum_invariant_start psum_start ragged_all_to_all reduce_scatter reduce_scatter_done reduce_scatter_start
+    "a collective: its place is inside shard_map": " ".join(MANUAL)
+    + """
+        all_gather_done all_gather_reduced all_gather_reduced_start all_gather_start all_to_all_done all_to_all_start
+        axis_index pbroadcast pbroadcast_done pbroadcast_dynamic pbroadcast_start pgather ppermute_done ppermute_start
+        precv psend psum_done psum_invariant_start psum_start ragged_all_to_all reduce_scatter_done reduce_scatter_start
         unreduced_pmax unreduced_pmin unreduced_psum unreduced_psum_start unreduced_reduce_scatter
         unreduced_reduce_scatter_start""",
     "symbolic shapes, for export only": "dim_as_value dimension_size shape_assertion",

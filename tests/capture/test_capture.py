@@ -12,11 +12,12 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import shardwise
-from shardwise.capture import JitOptions, capture
+from shardwise.capture.trace import JitOptions
 from shardwise.ir.program import Origin, Program, Unit
 from shardwise.ir.text import format_program
-from shardwise.ir.verify import check_program
+from tests.capture import capture
 from tests.dims.programs import shape
+from tests.ir.verify import check_program
 
 
 def captured(fn, *args, options: JitOptions | None = None, **kwargs) -> Program:

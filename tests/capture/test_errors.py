@@ -35,8 +35,13 @@ CASES = {
     ),
     "missing argument": (wrong_shapes, (shape(3),), {}, r"missing a required argument: 'w'"),
     "unknown keyword": (wrong_shapes, (shape(3), shape(3)), {"z": 1}, r"unexpected keyword argument 'z'"),
-    "a string": (lambda x, name: x, (shape(3), "relu"), {}, r"name is a str, not an array \('relu'\)(.|\n)*"),
-    "an object inside a tree": (lambda p: p, ({"a": shape(3), "f": object()},), {}, r"p/f is an object, not an array"),
+    "a string": (lambda x, name: x, (shape(3), "relu"), {}, r"name is of type str, not an array \('relu'\)(.|\n)*"),
+    "an object inside a tree": (
+        lambda p: p,
+        ({"a": shape(3), "f": object()},),
+        {},
+        r"p/f is of type object, not an array",
+    ),
     "strings in an array": (lambda x: x, (np.array(["a"]),), {}, r"has dtype <U1, which JAX cannot hold"),
     "fails under trace": (
         wrong_shapes,
@@ -61,7 +66,7 @@ def test_bad_input(case: str) -> None:
 def test_all_problems_are_listed_at_once() -> None:
     with pytest.raises(shardwise.ShardwiseError) as caught:
         shardwise.analyze(lambda a, b, c: a, "x", shape(3), "z")
-    assert "a is a str" in str(caught.value) and "c is a str" in str(caught.value)
+    assert "a is of type str" in str(caught.value) and "c is of type str" in str(caught.value)
 
 
 def test_unknown_static_argument() -> None:

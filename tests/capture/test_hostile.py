@@ -18,11 +18,11 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import shardwise
-from shardwise.capture import capture
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.program import Origin
-from shardwise.ir.verify import check_program
+from tests.capture import capture
 from tests.dims.programs import shape
+from tests.ir.verify import check_program
 
 #: Closed over by loops below.
 TABLE = np.ones((8, 8), np.float32)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import shardwise
 from shardwise import zoo
 from shardwise.dims.analysis import Analysis
-from shardwise.ir.verify import check_program
 from tests.dims import programs as p
 from tests.dims.reference import analyze_by_definition
+from tests.ir.verify import check_program
 
 ELEMENTS = 4096
 

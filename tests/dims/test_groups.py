@@ -82,7 +82,7 @@ def check_members_never_meet(analysis: Analysis) -> None:
     """No op and no value holds two colors of one group: one axis could not shard both."""
     group = {c.id: c.group for c in analysis.colors}
     names = analysis.names
-    for op in analysis.program.ruled_ops():
+    for op in (op for op in analysis.program.ops if op.rule is not None):
         for f, g in op.rule.rivals:
             a, b = (int(names.color[names.first_node[op.id] + x]) for x in (f, g))
             assert a == b or group[a] != group[b], (op, f, g)

@@ -65,7 +65,7 @@ def test_what_is_wrong_is_said() -> None:
     with pytest.raises(sw.QueryError, match=r"no argument has the path 'z'; there are x, y"):
         find_path("z", ["x", "y"], what="argument")
     with pytest.raises(
-        sw.QueryError, match=r"one argument or output is asked for, and '\*/up' means 2: state/0/layers/0"
+        sw.QueryError, match=r"'\*/up' must match one argument or output, and matches 2: state/0/layers/0"
     ):
         find_path("*/up", ARGUMENTS)
     with pytest.raises(sw.QueryError, match=r"p0, p1, p2, p3, p4, p5, p6, p7 and 12 more"):

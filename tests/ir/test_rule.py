@@ -31,9 +31,9 @@ def test_a_good_rule_passes() -> None:
         (Rule((), ((()),), ((()),)), "the rule gives it 0"),
         (Rule((), (((),),), (((),),)), "operand 0 dimension 0 has size 4 but no factor"),
         (Rule((P, P), (((0,),),), (((0,),),)), "factor j is in no tensor"),
-        (Rule((Factor(4, Kind.FREE),), (((0,),),), (((0,),),)), "factor i is free but stands in operands and results"),
-        (Rule((Factor(4, Kind.BLOCKED), P), (((0,),),), (((1,),),)), "factor j is parallel but stands in results only"),
-        (Rule((Factor(4, Kind.INDEXED), P), (((1,),),), (((0,),),)), "factor i is indexed but stands in no operand"),
+        (Rule((Factor(4, Kind.FREE),), (((0,),),), (((0,),),)), "factor i is free but is in operands and results"),
+        (Rule((Factor(4, Kind.BLOCKED), P), (((0,),),), (((1,),),)), "factor j is parallel but is in results only"),
+        (Rule((Factor(4, Kind.INDEXED), P), (((1,),),), (((0,),),)), "factor i is indexed but is in no operand"),
     ],
 )
 def test_a_wrong_rule_says_what_is_wrong(rule: Rule, message: str) -> None:

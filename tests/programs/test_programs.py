@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import shardwise
-from shardwise.ir.verify import check_program
+from tests.ir.verify import check_program
 
 from .program import Fact, Program, apart, conflicts, deciding_groups, exactly, loop, no_conflict, one_color, shape
 from .table import PAGE, PROGRAMS, page

@@ -9,7 +9,7 @@ from shardwise.rules.tables import LINEAR_ALGEBRA
 
 #: What a rule says -> what that means.
 WHY = {
-    "stated by its rule": "a matrix is factorised or solved as a whole: every step needs the ones before it",
+    "a matrix is factorized or solved as a whole": "every step needs the ones before it",
     "each unknown needs those solved before it": "substitution runs through the matrix from one end to the other",
     "every frequency needs every position": "a part of the positions gives no part of the frequencies",
     "the words of one key": "a key is hashed as one; no one shards two words",
@@ -40,7 +40,7 @@ WHY = {
 _HALO = ("the other side of the window has size one",)
 
 BLOCKED: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(LINEAR_ALGEBRA, ("stated by its rule",)),
+    **dict.fromkeys(LINEAR_ALGEBRA, ("a matrix is factorized or solved as a whole",)),
     "triangular_solve": ("each unknown needs those solved before it",),
     "fft": ("every frequency needs every position",),
     "random_wrap": ("the words of one key",),

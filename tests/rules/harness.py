@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 import numpy as np
 
 from shardwise.ir.rule import Factor, Kind, check_rule
@@ -188,17 +187,6 @@ def combine(case: Case, index: int, reducer: str, runs: Sequence[Sequence[Array]
     first, second = runs
     if reducer in ("argmax", "argmin"):
         return [_combine_arg(case, index, reducer, first[0], second[0])]
-    if reducer == "custom":
-        body = case.params["jaxpr"]
-        body = (
-            body
-            if isinstance(body, jex_core.ClosedJaxpr)
-            else jex_core.ClosedJaxpr(body, case.params.get("consts", ()))
-        )
-        scalar = jex_core.jaxpr_as_fun(body)
-        for _ in range(first[0].ndim):
-            scalar = jax.vmap(scalar)
-        return [np.asarray(x) for x in scalar(*first, *second)]
     return [_COMBINERS[reducer](a, b).astype(a.dtype) for a, b in zip(first, second, strict=True)]
 
 

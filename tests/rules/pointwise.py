@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from shardwise.rules.elementwise import ELEMENTWISE, PASSING
+from shardwise.rules.tables import ELEMENTWISE, PASSING
 from tests.rules.cases import Case, array, normal, primitive_named, shape, size, trace
 
 #: Number of operands and their dtype, where that is not one or two floats.

@@ -14,7 +14,7 @@ import shardwise
 from shardwise.capture import control, expand
 from shardwise.capture import jax_internals as internals
 from shardwise.rules import registry
-from shardwise.rules.elementwise import ELEMENTWISE, PASSING
+from shardwise.rules.tables import ELEMENTWISE, PASSING
 
 #: What JAX itself defines, asked in a process of its own: libraries that other tests import add primitives of theirs.
 _ENUMERATE = """

@@ -116,7 +116,7 @@ def test_wrong_registrations(primitive: Any, rule: Any, message: str) -> None:
     [
         ("(i)->(i)", "is for 1 operands and 1 results; the operation has 2 and 1"),
         ("(i,k),(k)->(i,j)", "a tensor of 1 dimensions for one of shape [4, 6]"),
-        ("(i,k),(k,j)->(i,j)", "factor j is parallel but stands in operands only"),
+        ("(i,k),(k,j)->(i,j)", "factor j is parallel but is in operands only"),
         ("(i,k),(k,j)->(i,j); mean k", "'mean' is not a kind; use one of blocked, halo"),
         ("(i,k),(k,j)->(j,i); sum k", "operand 1 dimension 1 has size 6, its factors multiply to 8"),
         ("(i,k),(k,j)->(i,j); sum z", "z named after ';' but in no tensor"),

@@ -11,9 +11,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 import shardwise
-from shardwise.capture import capture
 from shardwise.tactics.marks import Marks
 from shardwise.tactics.strategies import DataParallel
+from tests.capture import capture
 from tests.dims.programs import shape
 
 MESH = {"data": 2, "model": 4}

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
-from shardwise.ir.program import Spec
+from shardwise.capture.equations import axes_by_dimension
+from shardwise.ir.program import Region, Spec
 from shardwise.ir.rule import TRIP, Rule
-from shardwise.rules.call import OpCall, RuleBuilder, opaque
+from shardwise.rules.call import OpCall, RuleBuilder, identity, opaque
 
 if TYPE_CHECKING:
     from shardwise.capture.lower import Builder
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 def _trip_rule(shape: tuple[int, ...], leading_in_operand: bool, trips: int) -> Rule:
     """Returns ``(l,i,j)->(i,j); blocked l`` for a scanned operand, and the reverse for a stacked result."""
-    stacked = (trips, *shape)
-    call = OpCall("trip", {}, (stacked if leading_in_operand else shape,), (shape if leading_in_operand else stacked,))
-    b = RuleBuilder(call)
+    shapes = ((trips, *shape),), (shape,)
+    b = RuleBuilder(OpCall("trip", {}, *(shapes if leading_in_operand else shapes[::-1])))
     t = 0 if leading_in_operand else 1
     b.block([(t, 0)], TRIP)
     for d in range(len(shape)):
@@ -45,7 +44,7 @@ class _Loop:
 
     def link(self, part: str, operands: Sequence[int], results: Sequence[int], rule: Rule | None = None) -> None:
         shape = self.b.values[results[0]].shape
-        rule = rule or self.b.identity(shape, len(results), len(operands))
+        rule = rule or identity(shape, len(results), len(operands))
         op = self.b.op(f"{self.kind}.{part}", operands, results, rule, attributes=(("owner", self.id),))
         self.links.append(op)
 
@@ -55,24 +54,24 @@ class _Loop:
             op, operands=(*op.operands, *needs), links=tuple(self.links), regions=tuple(self.regions)
         )
 
-    def region(self, jaxpr: Any, part: str, inputs: Sequence[int], trips: int = 1, known: bool = True) -> list[int]:
+    def region(self, jaxpr: Any, part: str, inputs: Sequence[int], trips: int = 1) -> list[int]:
         """Lowers a body with these inputs and returns its outputs."""
+        b = self.b
         inner, consts = internals.split_jaxpr(jaxpr)
-        constants = [self.b.constant(c) for c in consts]
-        scope = self.b.new_scope(self.kind, part)
-        outputs: list[int] = []
-
-        def body() -> tuple[list[int], list[int]]:
-            outputs.extend(self.b.inline(inner, constants, inputs, scope))
-            return list(inputs), outputs
-
-        self.regions.append(self.b.in_region(f"{self.kind}.{part}", self.id, trips, known, body))
+        constants = [b.constant(c) for c in consts]
+        scope = b.new_scope(self.kind, part)
+        region = Region(len(b.regions), f"{self.kind}.{part}", b.region, self.id, tuple(inputs), (), (), trips)
+        b.regions.append(region)
+        self.regions.append(region.id)
+        outer, b.region = b.region, region.id
+        outputs = b.inline(inner, constants, inputs, scope)
+        b.region = outer
+        b.regions[region.id] = replace(region, outputs=tuple(outputs))
         return outputs
 
 
-def _inputs(b: Builder, jaxpr: Any, start: int = 0, stop: int | None = None) -> list[int]:
-    inner, _ = internals.split_jaxpr(jaxpr)
-    return [b.value(var.aval) for var in inner.invars[start:stop]]
+def _inputs(b: Builder, jaxpr: Any) -> list[int]:
+    return [b.value(var.aval) for var in internals.split_jaxpr(jaxpr)[0].invars]
 
 
 def scan(b: Builder, equation: Any, operands: list[int]) -> list[int]:
@@ -104,8 +103,8 @@ def while_(b: Builder, equation: Any, operands: list[int]) -> list[int]:
     results = [b.value(var.aval) for var in equation.outvars]
     cond_inputs, body_inputs = _inputs(b, p["cond_jaxpr"]), _inputs(b, p["body_jaxpr"])
     loop = _Loop(b, "while", results)
-    test = loop.region(p["cond_jaxpr"], "cond", cond_inputs, 1, False)
-    outputs = loop.region(p["body_jaxpr"], "body", body_inputs, 1, False)
+    test = loop.region(p["cond_jaxpr"], "cond", cond_inputs)
+    outputs = loop.region(p["body_jaxpr"], "body", body_inputs)
     for k in range(cond_consts):
         loop.link("const", [operands[k]], [cond_inputs[k]])
     for k in range(body_consts):
@@ -136,8 +135,8 @@ def shard_map(b: Builder, equation: Any, operands: list[int]) -> list[int]:
 
     The ops at the border have the axes of their specs; inside nothing can be sharded.
     """
-    inputs, outputs = (equations.specs_of(equation, key) for key in ("in_specs", "out_specs"))
-    mesh = equations.manual_mesh(equation)
+    inputs, outputs = (list(map(axes_by_dimension, equation.params[key])) for key in ("in_specs", "out_specs"))
+    mesh = tuple((str(name), int(size)) for name, size in dict(equation.params["mesh"].shape).items())
     inner, consts = internals.split_jaxpr(equation.params["jaxpr"])
 
     def border(part: str, value: int, result: int, spec: Spec, position: int) -> int:
@@ -155,8 +154,9 @@ def shard_map(b: Builder, equation: Any, operands: list[int]) -> list[int]:
     for k, (value, var) in enumerate(zip(operands, inner.invars, strict=True)):
         blocks.append(border("input", value, b.value(var.aval), inputs[k], k) if value >= 0 else value)
     scope = b.new_scope("shard_map", "")
-    with b.manually():
-        results = b.inline(inner, [b.constant(c) for c in consts], blocks, scope)
+    outer, b.manual = b.manual, True
+    results = b.inline(inner, [b.constant(c) for c in consts], blocks, scope)
+    b.manual = outer
     return [
         border("output", value, b.value(var.aval), outputs[k], k)
         for k, (value, var) in enumerate(zip(results, equation.outvars, strict=True))

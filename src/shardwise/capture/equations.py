@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
@@ -23,6 +22,8 @@ _STDLIB: Final = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES: Final = os.sep + "site-packages" + os.sep
 _NUMPY_FOLDER: Final = os.path.dirname(os.path.abspath(np.__file__)) + os.sep
 CAPTURE_FOLDER: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
+#: Precisions with which a device may compute a product as fast as it can.
+_DEFAULT_PRECISIONS: Final = (None, jax.lax.Precision.DEFAULT, jax.lax.DotAlgorithmPreset.DEFAULT)
 
 
 def is_identity(equation: Any) -> bool:
@@ -54,18 +55,16 @@ def fills_alike(gather: Any, dtype: str) -> bool:
 def spec_of(sharding: Any) -> Spec | None:
     """Returns the axes of a NamedSharding by dimension, or None where there is none."""
     spec = getattr(sharding, "spec", None)
-    return None if spec is None else _axes_by_dimension(spec)
+    return None if spec is None else axes_by_dimension(spec)
 
 
-def _axes_by_dimension(spec: Sequence[Any]) -> Spec:
+def axes_by_dimension(spec: Sequence[Any]) -> Spec:
     def axes(entry: Any) -> tuple[str, ...] | None:
         if entry is jax.sharding.PartitionSpec.UNCONSTRAINED:
             return None
-        if isinstance(entry, str):
-            return (entry,)
-        return tuple(str(a) for a in entry) if isinstance(entry, tuple) else ()
+        return (entry,) if isinstance(entry, str) else tuple(str(a) for a in entry or ())
 
-    return tuple(axes(entry) for entry in spec)
+    return tuple(map(axes, spec))
 
 
 def kernel_name(equation: Any) -> str:
@@ -107,27 +106,12 @@ def equation_attributes(equation: Any) -> tuple[tuple[str, Any], ...]:
     if name == "name":
         return (("name", params["name"]),)
     if name in ("dot_general", "conv_general_dilated"):
-        rounds = is_default_precision(params["precision"]) and all(v.aval.dtype == np.float32 for v in equation.invars)
-        return (("rounds", True),) if rounds else ()
+        precision = params["precision"] if isinstance(params["precision"], tuple) else (params["precision"],)
+        default = all(p in _DEFAULT_PRECISIONS for p in precision)
+        return (("rounds", True),) if default and all(v.aval.dtype == np.float32 for v in equation.invars) else ()
     if name == "pad":
         return (("padding", tuple(tuple(map(int, d)) for d in params["padding_config"])),)
     return ()
-
-
-def is_default_precision(precision: Any) -> bool:
-    """Returns whether a device may compute a product with its fastest precision."""
-    both = precision if isinstance(precision, tuple) else (precision,)
-    return all(p in (None, jax.lax.Precision.DEFAULT, jax.lax.DotAlgorithmPreset.DEFAULT) for p in both)
-
-
-def specs_of(equation: Any, key: str) -> tuple[Spec, ...]:
-    """Returns the ``in_specs`` or ``out_specs`` of a ``shard_map``, axes by dimension."""
-    return tuple(_axes_by_dimension(tuple(spec)) for spec in equation.params[key])
-
-
-def manual_mesh(equation: Any) -> tuple[tuple[str, int], ...]:
-    """Returns axes and sizes of the mesh of a ``shard_map``."""
-    return tuple((str(name), int(size)) for name, size in dict(equation.params["mesh"].shape).items())
 
 
 def stated_rule(equation: Any) -> str | None:
@@ -146,52 +130,42 @@ def _shardy_text(rule: Any) -> str:
 
     Shardy calls a factor that only operands have pass-through too; its meaning depends on the kernel, so it is blocked.
     """
-    batches = {
-        dim for mapping in (*rule.operand_mappings, *rule.result_mappings) for dim in mapping if dim[0][0] == "…"
-    }
+    sides = rule.operand_mappings, rule.result_mappings
+    batches = {dim for side in sides for mapping in side for dim in mapping if dim[0][0] == "…"}
     if len(batches) > 1:
         raise ValueError("several groups of batch dimensions")
 
+    def factors(dim: Any) -> tuple[str, ...]:
+        return (dim,) if isinstance(dim, str) else tuple(dim)
+
     def dims(mapping: Any) -> str:
-        named = ["..." if dim in batches else dim if isinstance(dim, str) else "*".join(dim) for dim in mapping]
-        return "(" + ",".join(named) + ")"
+        return "(" + ",".join("..." if dim in batches else "*".join(factors(dim)) for dim in mapping) + ")"
 
     def names(mappings: Any) -> list[str]:
-        dims = [
-            (dim,) if isinstance(dim, str) else dim for mapping in mappings for dim in mapping if dim not in batches
-        ]
-        return list(dict.fromkeys(name for dim in dims for name in dim))
+        return [name for mapping in mappings for dim in mapping if dim not in batches for name in factors(dim)]
 
     special = {"sum": rule.reduction_factors, "halo": rule.permutation_factors}
-    placed = {name for factors in special.values() for name in factors} | set(names(rule.result_mappings))
+    placed = {*rule.reduction_factors, *rule.permutation_factors, *names(rule.result_mappings)}
     operand_only = [name for name in names(rule.operand_mappings) if name not in placed]
     special["blocked"] = tuple(dict.fromkeys((*rule.need_replication_factors, *operand_only)))
     special["sizes"] = tuple(f"{name}={size}" for name, size in rule.factor_sizes.items())
-    text = "->".join(",".join(map(dims, side)) for side in (rule.operand_mappings, rule.result_mappings))
+    text = "->".join(",".join(map(dims, side)) for side in sides)
     return "; ".join([text] + [f"{word} {' '.join(items)}" for word, items in special.items() if items])
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    file: str
-    function: str
-    line: int
-
-
-def frames(source_info: Any) -> Iterator[tuple[Frame, bool]]:
+def frames(source_info: Any) -> Iterator[tuple[Any, bool]]:
     """Yields the frames of an equation's traceback, innermost first, each with whether it belongs to JAX, NumPy or Python."""
     traceback = getattr(source_info, "traceback", None)
     for frame in getattr(traceback, "frames", ()):
         file = frame.file_name
         library = file.startswith((JAX_FOLDER, _NUMPY_FOLDER, CAPTURE_FOLDER, "<frozen")) or _JAXLIB in file
-        library = library or (file.startswith(_STDLIB) and _PACKAGES not in file)
-        yield Frame(file, frame.function_name, frame.line_num), library
+        yield frame, library or (file.startswith(_STDLIB) and _PACKAGES not in file)
 
 
 def user_line(source_info: Any) -> str:
     """Returns the innermost line of the user's code in an equation's traceback, such as ``model.py:12``, else ``?``."""
     frame = next((frame for frame, library in frames(source_info) if not library), None)
-    return "?" if frame is None else f"{os.path.basename(frame.file)}:{frame.line}"
+    return "?" if frame is None else f"{os.path.basename(frame.file_name)}:{frame.line_num}"
 
 
 def name_stack(source_info: Any) -> str:

@@ -1,11 +1,10 @@
 """The only module that uses JAX's internals: jaxprs, binding of equations, and Shardy's passes.
 
-The supported range of JAX versions is tested at both ends; differences between versions are handled here.
+Differences between the supported versions of JAX are handled here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
@@ -14,9 +13,11 @@ from typing import Any, Final
 import jax
 import jax.extend.core as jex_core
 import numpy as np
+from jax._src import source_info_util
 from jax._src.config import _check_vma
 from jax._src.interpreters.pxla import _discharge_internal_refs
 from jax._src.lax.lax import _convert_element_type
+from jax._src.mesh import get_concrete_mesh
 from jax._src.state.types import AbstractRef
 
 Literal = jex_core.Literal
@@ -69,13 +70,12 @@ def without_references(jaxpr: Any) -> Any:
     return jaxpr
 
 
-def is_reference(atom: Any) -> bool:
-    """Returns whether a variable is a mutable array (``jax.new_ref``)."""
-    return isinstance(atom.aval, AbstractRef)
+def is_reference(aval: Any) -> bool:
+    """Returns whether a value is a mutable array (``jax.new_ref``)."""
+    return isinstance(aval, AbstractRef)
 
 
 def is_weak(aval: Any) -> bool:
-    """Returns whether a value is weakly typed."""
     return bool(getattr(aval, "weak_type", False))
 
 
@@ -90,7 +90,7 @@ def is_literal(atom: Any) -> bool:
 
 def shape_of(aval: Any) -> tuple[int, ...]:
     """Returns the shape, ``()`` for tokens and other values without one."""
-    return tuple(int(s) for s in getattr(aval, "shape", ()))
+    return tuple(getattr(aval, "shape", ()))
 
 
 def dtype_of(aval: Any) -> tuple[str, float]:
@@ -118,24 +118,18 @@ def unknown_argument(leaf: Any) -> str | None:
         if not all(isinstance(size, int | np.integer) for size in leaf.shape):
             return "has a symbolic shape: give its sizes as numbers"
         return None
-    return f"is {_a(type(leaf).__name__)}, not an array"
-
-
-def _a(noun: str) -> str:
-    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+    return f"is of type {type(leaf).__name__}, not an array"
 
 
 def current_mesh() -> Any:
-    """The mesh of ``jax.set_mesh``, None where there is none."""
-    from jax._src import mesh
-
-    found = mesh.get_concrete_mesh()
-    return None if found is None or found.empty else found
+    """Returns the mesh of ``jax.set_mesh``, None where there is none."""
+    mesh = get_concrete_mesh()
+    return None if mesh is None or mesh.empty else mesh
 
 
 def abstract(leaf: Any) -> Any:
-    """Returns the leaf as a ``ShapeDtypeStruct``. Python scalars stay, for their weak type, and so do shardings on explicit
-    axes, which are part of an array's type."""
+    """Returns the leaf as a ``ShapeDtypeStruct``. Python scalars are returned as they are, for their weak type; shardings on
+    explicit axes are kept, since they are part of an array's type."""
     if isinstance(leaf, bool | int | float | complex):
         return leaf
     struct: Any = jax.ShapeDtypeStruct
@@ -144,12 +138,12 @@ def abstract(leaf: Any) -> Any:
     kept = {"sharding": sharding} if jax.sharding.AxisType.Explicit in kinds else {}
     # A NumPy array of a disabled dtype (float64) is converted as in jax.jit.
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if isinstance(leaf.dtype, np.dtype) else leaf.dtype
-    return struct(leaf.shape, dtype, weak_type=getattr(leaf, "weak_type", False), **kept)
+    return struct(leaf.shape, dtype, weak_type=is_weak(leaf), **kept)
 
 
 def type_key(leaf: Any) -> Any:
-    """Returns the key by which ``jax.jit`` distinguishes calls: shape, dtype, weak type and mesh. It is fast, since JAX keeps
-    one abstract value for all arrays of a type, with its hash."""
+    """Returns the key by which ``jax.jit`` distinguishes calls: shape, dtype, weak type and mesh. JAX caches the hash of an
+    abstract value."""
     try:
         return leaf.aval
     except AttributeError:  # NumPy's arrays, Python's numbers
@@ -170,37 +164,30 @@ def static_arguments(jitted: Any, args: Sequence[Any]) -> frozenset[int | str]:
 
 def low_jaxpr(traced: Any) -> Any:
     """Returns the jaxpr of a traced function, with its composite ("hijax") primitives expanded where its arguments allow it."""
-    jaxpr = traced.jaxpr
-    if not getattr(split_jaxpr(jaxpr)[0], "is_high", False):
-        return jaxpr
-    high, low = split_jaxpr(jaxpr)[0], split_jaxpr(traced.lojax.jaxpr)[0]
+    high = split_jaxpr(traced.jaxpr)[0]
+    if not getattr(high, "is_high", False):
+        return traced.jaxpr
+    low = split_jaxpr(traced.lojax.jaxpr)[0]
     same = len(high.invars) == len(low.invars) and len(high.outvars) == len(low.outvars)
-    return traced.lojax.jaxpr if same else jaxpr
+    return traced.lojax.jaxpr if same else traced.jaxpr
 
 
 def in_shardings(traced: Any) -> Sequence[Any]:
     """Returns the ``in_shardings`` of ``jax.jit`` for every array argument."""
-    shardings: Sequence[Any] = traced._params["in_shardings"]
-    return shardings
+    return tuple(traced._params["in_shardings"])
 
 
 def bind(equation: Any, arrays: Sequence[Any], changed: Mapping[str, Any] | None = None) -> list[Any]:
     """Binds an equation to other arrays, with its source line and context."""
-    from jax._src import source_info_util
-
     params = {**equation.params, **(changed or {})}
     bound: Any = equation.primitive.get_bind_params(params)
     # Since JAX 0.10 the functions of a primitive are among its parameters.
     functions, params = bound if isinstance(bound, tuple) else ((), bound)
-    names = source_info_util.current_name_stack() + equation.source_info.name_stack
     mesh = jax.sharding.get_abstract_mesh()
     if "out_avals" in params:
         params["out_avals"] = tuple(_on_mesh(aval, mesh) for aval in params["out_avals"])
-    with (
-        source_info_util.user_context(equation.source_info.traceback, name_stack=names),
-        equation.ctx.manager,
-        jax.sharding.use_abstract_mesh(mesh),  # the current mesh, not that of the trace
-    ):
+    # The mesh is the current one, not that of the trace.
+    with standing_at(equation), equation.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
         results = equation.primitive.bind(*functions, *arrays, **params)
     return list(results) if equation.primitive.multiple_results else [results]
 
@@ -229,10 +216,8 @@ def bind_manual(equation: Any, arrays: Sequence[Any]) -> list[Any]:
     if name == "psum_invariant":
         return [jax.lax.psum(x, params["axes"]) for x in arrays]
     if name == "all_gather_invariant":
-        return [
-            jax.lax.all_gather(x, params["axis_name"], axis=params["all_gather_dimension"], tiled=params["tiled"])
-            for x in arrays
-        ]
+        options = dict(axis=params["all_gather_dimension"], tiled=params["tiled"])
+        return [jax.lax.all_gather(x, params["axis_name"], **options) for x in arrays]
     return bind(equation, arrays)
 
 
@@ -242,12 +227,11 @@ def barrier(arrays: Sequence[Any]) -> list[Any]:
     return list(untyped(list(arrays)))
 
 
-def threefry(first: Any, second: Any, high: Any, low: Any) -> tuple[Any, Any]:
+def threefry(first: Any, second: Any, high: Any, low: Any) -> tuple[Any, ...]:
     """Returns the two words of the Threefry hash of a key's words and a counter's."""
     from jax.extend.random import threefry2x32_p
 
-    words: tuple[Any, Any] = threefry2x32_p.bind(first, second, high, low)
-    return words
+    return tuple(threefry2x32_p.bind(first, second, high, low))
 
 
 #: Primitives that can be lowered for their devices only.
@@ -255,8 +239,8 @@ _DEVICE_SPECIFIC: Final = frozenset({"pallas_call", "pure_callback", "io_callbac
 
 
 def stand_in(equation: Any, arrays: Sequence[Any]) -> list[Any] | None:
-    """Returns the results of a custom call in place of a device-specific primitive, which can be lowered anywhere and not be
-    run; None for other primitives."""
+    """Returns the results of a custom call in place of a device-specific primitive, which can be lowered anywhere but not
+    executed; None for other primitives."""
     if equation.primitive.name not in _DEVICE_SPECIFIC:
         return None
     shapes = [plain_shape(v.aval) for v in equation.outvars]
@@ -281,20 +265,15 @@ def function_primitive(name: str, run: Any, batch: Any) -> Any:
     return primitive
 
 
-@contextlib.contextmanager
-def standing_at(equation: Any) -> Iterator[None]:
-    """Gives what is traced inside the source line and name stack of an equation."""
-    from jax._src import source_info_util
-
+def standing_at(equation: Any) -> Any:
+    """Returns a context in which traced code has the source line and name stack of an equation."""
     names = source_info_util.current_name_stack() + equation.source_info.name_stack
-    with source_info_util.user_context(equation.source_info.traceback, name_stack=names):
-        yield
+    return source_info_util.user_context(equation.source_info.traceback, name_stack=names)
 
 
 def retrace(fn: Any, like: Any) -> Any:
     """Returns a jaxpr of ``fn`` for the input types of another jaxpr."""
-    inner, _ = split_jaxpr(like)
-    return jax.make_jaxpr(fn)(*(plain_shape(v.aval) for v in inner.invars))
+    return jax.make_jaxpr(fn)(*(plain_shape(v.aval) for v in split_jaxpr(like)[0].invars))
 
 
 def evaluate(closed: Any, arrays: Sequence[Any]) -> list[Any]:
@@ -328,7 +307,7 @@ def trace_in_place(equation: Any, fn: Any) -> Any:
 def plain_shape(aval: Any) -> Any:
     """Returns shape, dtype and weak type of an abstract value, without its sharding."""
     struct: Any = jax.ShapeDtypeStruct
-    return struct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+    return struct(aval.shape, aval.dtype, weak_type=is_weak(aval))
 
 
 def open_jaxpr(closed: Any) -> Any:

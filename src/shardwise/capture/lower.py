@@ -1,20 +1,19 @@
-"""From a jaxpr to a :class:`~shardwise.ir.program.Program`.
+"""Converts a jaxpr to a :class:`~shardwise.ir.program.Program`.
 
-Calls are inlined, each leaving a :class:`Scope`; loops and branches become regions with link ops at their borders (see
-``control.py``); everything else is one op with the rule that ``rules.registry`` gives it.
+Calls are inlined, each with a :class:`Scope`; loops and branches become regions with link ops at their borders (see
+``control.py``); every other equation is one op with the rule of ``rules.registry``.
 
-Programs are simplified as XLA does it, so that costs are counted once: equal equations of one section are one op, a reshape
+Programs are simplified as in XLA, so that costs are counted once: equal equations of one section are one op, a reshape
 back to an earlier shape is no op, and dead ops are removed. One simplification is not XLA's: ``gather(convert(x))`` becomes
 ``convert(gather(x))`` where the conversion widens. Otherwise logits that a loss converts to float32 are stored in both dtypes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from shardwise.capture import control, equations
 from shardwise.capture import jax_internals as internals
@@ -22,48 +21,45 @@ from shardwise.capture.expand import called
 from shardwise.capture.trace import Traced
 from shardwise.errors import CaptureError
 from shardwise.ir.collector import collector_paused
-from shardwise.ir.program import Argument, Op, Origin, Program, Region, Scope, Source, Sources, Unit, Value
+from shardwise.ir.program import Argument, Op, Origin, Program, Region, Scope, Source, Unit, Value
 from shardwise.ir.rule import Factor, Rule
 from shardwise.ir.rule import Kind as FactorKind
 from shardwise.ir.traits import WIDER
-from shardwise.rules.call import OpCall, pointwise
+from shardwise.rules.call import OpCall, identity
 from shardwise.rules.flops import count_flops
-from shardwise.rules.registry import KERNELS, Found, find_rule
-from shardwise.rules.shape import free_results
+from shardwise.rules.registry import KERNELS, OpRule, find_rule
 
-#: An operand that is a scalar literal.
-LITERAL = -1
-#: A dead input, output or result of a loop or branch; these are counted by position.
-DEAD = -1
+#: A scalar literal as an operand; a dead input, output or result of a loop or branch.
+NO_VALUE: Final = -1
 
 _Attributes = tuple[tuple[str, Any], ...]
 
 
-@collector_paused
+@collector_paused()
 def lower(traced: Traced) -> Program:
-    """Builds the program of a traced function."""
+    """Returns the program of a traced function."""
     b = Builder(traced.name)
     jaxpr, consts = internals.split_jaxpr(traced.jaxpr)
-    arguments = []
-    for var, leaf in zip(jaxpr.invars, traced.leaves, strict=True):
-        value = b.source_value("argument", var.aval, Origin.ARGUMENT, leaf.path)
-        arguments.append(Argument(value, leaf.path, leaf.donated, leaf.spec))
+    for var, argument in zip(jaxpr.invars, traced.arguments, strict=True):
+        b.source_value("argument", var.aval, Origin.ARGUMENT, argument.path)
     constants = [b.constant(c) for c in consts]
-    inner = b.inline(jaxpr, constants, [a.value for a in arguments], scope=0)
+    inner = b.inline(jaxpr, constants, [a.value for a in traced.arguments], scope=0)
     outputs = []
     for value, var, path in zip(inner, jaxpr.outvars, traced.output_paths, strict=True):
         out = b.value(var.aval, Origin.OUTPUT, path)
-        b.op("output", [value], [out], b.identity(internals.shape_of(var.aval), 1))
+        b.op("output", [value], [out], identity(internals.shape_of(var.aval)))
         outputs.append(out)
-    return b.finish(arguments, outputs)
+    return b.finish(traced.arguments, outputs)
 
 
 @cache
 def _blocked(rule: Rule) -> Rule:
     """Returns the rule with all factors blocked."""
     reason = "inside of a shard_map arrays are local"
-    kept = (f if f.kind is FactorKind.BLOCKED else Factor(f.size, FactorKind.BLOCKED, "", reason) for f in rule.factors)
-    return replace(rule, factors=tuple(kept))
+    factors = (
+        f if f.kind is FactorKind.BLOCKED else Factor(f.size, FactorKind.BLOCKED, "", reason) for f in rule.factors
+    )
+    return replace(rule, factors=tuple(factors))
 
 
 class Builder:
@@ -76,30 +72,35 @@ class Builder:
         self.regions: list[Region] = [Region(0, "program", -1, -1, (), (), ())]
         self.scopes: list[Scope] = [Scope(0, "program", name, -1, -1, 0)]
         self.region = 0
+        self.manual = False  # inside of a shard_map, where arrays are local and all factors are blocked
         self.effects: set[int] = set()
-        self._sources: list[tuple[Any, int]] = []
+        self.repeats: dict[tuple[int, int], tuple[int, int]] = {}
+        self.undone: set[tuple[int, int]] = set()
+        self._sources: list[tuple[Any, int]] = []  # source information and scope of each equation
+        self._call_sites = [-1]  # by scope: the source of the equation that called it
         self._source = -1
         self._scope = 0
         self._equation = -1
-        self._manual = False
-        self._rules: dict[Any, tuple[Found, float, Unit]] = {}
         self._section = 0
+        self._rules: dict[Any, tuple[OpRule, float, Unit]] = {}
         self._memo: dict[Any, tuple[list[int], tuple[int, int]]] = {}
-        self.repeats: dict[tuple[int, int], tuple[int, int]] = {}
-        self.undone: set[tuple[int, int]] = set()
         self._widened: dict[tuple[int, int, int], int] = {}
         self._reshaped: dict[tuple[int, int, int], int] = {}
-        self._identities: dict[tuple[tuple[int, ...], int, int], Rule] = {}
 
     # Values and ops.
 
     def value(self, aval: Any, origin: Origin = Origin.RESULT, path: str = "") -> int:
+        if internals.is_reference(aval):
+            raise CaptureError(
+                f"{self.name} reads or changes a mutable array that it did not create, which cannot be planned: take an "
+                "array and return the new one"
+            )
         dtype, itemsize = internals.dtype_of(aval)
         self.values.append(Value(len(self.values), internals.shape_of(aval), dtype, itemsize, origin, path))
         return len(self.values) - 1
 
     def op(self, kind: str, operands: Sequence[int], results: Sequence[int], rule: Rule | None, **more: Any) -> int:
-        if self._manual and rule is not None and not kind.startswith("shard_map."):
+        if self.manual and rule is not None and not kind.startswith("shard_map."):
             rule = _blocked(rule)
         op = Op(
             id=len(self.ops),
@@ -119,21 +120,14 @@ class Builder:
     def source_value(self, kind: str, aval: Any, origin: Origin, path: str = "") -> int:
         """Returns the value of an argument or a constant, with a factor per dimension."""
         value = self.value(aval, origin, path)
-        self.op(kind, (), (value,), free_results(OpCall(kind, {}, (), (self.values[value].shape,))))
+        self.op(kind, (), (value,), identity(self.values[value].shape, operands=0))
         return value
 
     def constant(self, array: Any) -> int:
         aval = array.aval if hasattr(array, "aval") else array
-        if not internals.shape_of(aval):
-            return LITERAL
+        if not internals.shape_of(aval) and not internals.is_reference(aval):
+            return NO_VALUE
         return self.source_value("constant", aval, Origin.CONSTANT)
-
-    def identity(self, shape: tuple[int, ...], results: int, operands: int = 1) -> Rule:
-        """Returns the elementwise rule of ``operands`` inputs and ``results`` outputs of one shape."""
-        key = (shape, results, operands)
-        if key not in self._identities:
-            self._identities[key] = pointwise(OpCall("identity", {}, (shape,) * operands, (shape,) * results))
-        return self._identities[key]
 
     # Equations.
 
@@ -154,16 +148,11 @@ class Builder:
     def _read(self, env: dict[Any, int], atom: Any) -> int:
         if not internals.is_literal(atom):
             return env[atom]
-        return self.constant(atom.val) if internals.shape_of(atom.aval) else LITERAL
+        return self.constant(atom.val) if internals.shape_of(atom.aval) else NO_VALUE
 
     def _equation_results(self, jaxpr: Any, number: int, operands: list[int]) -> list[int]:
         equation = jaxpr.eqns[number]
         name = equation.primitive.name
-        if any(internals.is_reference(atom) for atom in (*equation.invars, *equation.outvars)):
-            raise CaptureError(
-                f"{self.name} reads or changes a mutable array that it did not make itself ({name} of a reference), which "
-                "cannot be planned: take an array and return the new one"
-            )
         inner = called(jaxpr, number)
         if inner is not None:
             return self._call(equation, inner, operands)
@@ -178,32 +167,32 @@ class Builder:
         results = [self.value(var.aval) for var in equation.outvars]
         if name == "optimization_barrier":
             for k, (operand, result) in enumerate(zip(operands, results, strict=True)):
-                rule = self.identity(self.values[result].shape, 1)
+                rule = identity(self.values[result].shape)
                 self.op(name, (operand,), (result,), rule, attributes=(("position", k),))
             return results
-        found, flops, unit = self._rule(equation)
+        op_rule, flops, unit = self._rule(equation)
         attributes = equations.equation_attributes(equation)
-        if found.opaque:
+        if op_rule.opaque:
             attributes += (("kernel", equations.kernel_name(equation)),)
         op_operands, op_results = self._narrow_gather(equation, operands, results)
         op = self.op(
             name,
             op_operands,
             op_results,
-            found.rule,
+            op_rule.rule,
             flops=flops,
             unit=unit,
-            opaque="" if self._manual else found.opaque,
+            opaque="" if self.manual else op_rule.opaque,
             attributes=attributes,
         )
         if op_results is not results:
-            self.op("convert_element_type", op_results, results, self.identity(self.values[results[0]].shape, 1))
+            self.op("convert_element_type", op_results, results, identity(self.values[results[0]].shape))
         if equation.effects:
             self.effects.add(op)
-        self._memoize(equation, operands, results, found.rule, key)
+        self._memoize(equation, operands, results, op_rule.rule, key)
         return results
 
-    # Simplifications. They hold within a section: a region, or a remat with a barrier in it.
+    # Simplifications. They apply within a section: a region, or a remat with a barrier in it.
 
     def _simplified(self, equation: Any, operands: list[int], key: Any) -> list[int] | None:
         """Returns the earlier values that an equation computes again; None if it computes something new."""
@@ -211,75 +200,59 @@ class Builder:
         if key in self._memo:
             results, self.repeats[place] = self._memo[key]
             return results
-        before = self._reshaped.get((self.region, self._section, operands[0] if operands else LITERAL), LITERAL)
-        shape = internals.shape_of(equation.outvars[0].aval) if equation.outvars else ()
-        if before != LITERAL and equations.only_reshapes(equation) and self.values[before].shape == shape:
-            self.undone.add(place)
-            return [before]
+        if equations.only_reshapes(equation):
+            before = self._reshaped.get((self.region, self._section, operands[0]), NO_VALUE)
+            if before != NO_VALUE and self.values[before].shape == internals.shape_of(equation.outvars[0].aval):
+                self.undone.add(place)
+                return [before]
         return None
 
     def _narrow_gather(self, equation: Any, operands: list[int], results: list[int]) -> tuple[list[int], list[int]]:
         """Returns the operands and results of an op. A gather from a widened array reads the array before widening."""
-        narrow = self._widened.get((self.region, self._section, operands[0] if operands else LITERAL))
-        if equation.primitive.name != "gather" or narrow is None:
-            return operands, results
-        if not equations.fills_alike(equation, self.values[narrow].dtype):
-            return operands, results
-        return [narrow, *operands[1:]], [self._retyped(results[0], narrow)]
+        if equation.primitive.name == "gather":
+            narrow = self._widened.get((self.region, self._section, operands[0]))
+            if narrow is not None and equations.fills_alike(equation, self.values[narrow].dtype):
+                number, like = len(self.values), self.values[narrow]
+                self.values.append(
+                    replace(like, id=number, shape=self.values[results[0]].shape, origin=Origin.RESULT, path="")
+                )
+                return [narrow, *operands[1:]], [number]
+        return operands, results
 
     def _memoize(self, equation: Any, operands: list[int], results: list[int], rule: Rule, key: Any) -> None:
         """Stores the results with which later equations can be simplified."""
-        name = equation.primitive.name
         # Two results with a dimension that no operand has could be sharded differently.
         if key is not None and not any(f.kind is FactorKind.FREE for f in rule.factors):
             self._memo[key] = results, (self._scope, self._equation)
-        place = (self.region, self._section, results[0] if results else LITERAL)
         if equations.only_reshapes(equation):
-            self._reshaped[place] = operands[0]
-        if name == "convert_element_type" and operands[0] >= 0 and self._is_widening(operands[0], results[0]):
-            self._widened[place] = operands[0]
-
-    def _is_widening(self, value: int, result: int) -> bool:
-        old, new = self.values[value].dtype, self.values[result].dtype
-        return "float" in old and new in WIDER.get(old, ())
-
-    def _retyped(self, value: int, like: int) -> int:
-        """Returns a new value with the shape of one and the dtype of another."""
-        other = self.values[like]
-        new = replace(self.values[value], id=len(self.values), dtype=other.dtype, itemsize=other.itemsize)
-        self.values.append(new)
-        return len(self.values) - 1
+            self._reshaped[self.region, self._section, results[0]] = operands[0]
+        if equation.primitive.name == "convert_element_type" and operands[0] >= 0:
+            old, new = self.values[operands[0]].dtype, self.values[results[0]].dtype
+            if "float" in old and new in WIDER.get(old, ()):
+                self._widened[self.region, self._section, results[0]] = operands[0]
 
     def _key(self, equation: Any, operands: list[int]) -> Any:
         """Returns a key that is equal for equal equations of one section; None if they cannot be compared."""
         if equation.effects or equation.primitive.name == "optimization_barrier":
             return None
-        scalars = [a for a, v in zip(equation.invars, operands, strict=True) if v == LITERAL]
+        scalars = [a for a, v in zip(equation.invars, operands, strict=True) if v == NO_VALUE]
         if not all(map(internals.is_literal, scalars)):  # arguments of a call
             return None
-        literals = tuple((str(a.aval), str(a.val)) for a in scalars)
-        key = (
-            self.region,
-            self._section,
-            equation.primitive,
-            *operands,
-            literals,
-            tuple(sorted(equation.params.items())),
-        )
+        literals = tuple((a.aval.dtype, internals.is_weak(a.aval), str(a.val)) for a in scalars)
         try:
-            hash(key)
+            params = frozenset(equation.params.items())
         except TypeError:  # a parameter that cannot be hashed
             return None
-        return key
+        return (self.region, self._section, equation.primitive, *operands, literals, params)
 
     def _call(self, equation: Any, jaxpr: Any, operands: list[int]) -> list[int]:
         name = equation.primitive.name
         inner, consts = internals.split_jaxpr(jaxpr)
         attributes: _Attributes = ()
+        kind = f"written out {name}" if name in control.LOWERINGS else name
         if name in internals.REMAT:
             params = equation.params
-            attributes = tuple((k, params[k]) for k in ("differentiated", "prevent_cse") if k in params)
-        kind = "remat" if name in internals.REMAT else f"written out {name}" if name in control.LOWERINGS else name
+            kind, attributes = "remat", tuple((k, params[k]) for k in ("differentiated", "prevent_cse") if k in params)
         label = equation.params.get("name") or getattr(inner.debug_info, "func_name", "")
         scope = self.new_scope(kind, str(label), attributes)
         outer = self._section
@@ -292,100 +265,77 @@ class Builder:
     def new_scope(self, kind: str, name: str, attributes: _Attributes = ()) -> int:
         scope = Scope(len(self.scopes), kind, name, self._scope, self._equation, self.region, attributes)
         self.scopes.append(scope)
+        self._call_sites.append(self._source)
         return scope.id
 
-    def _rule(self, equation: Any) -> tuple[Found, float, Unit]:
-        shapes = tuple((internals.shape_of(v.aval), internals.dtype_of(v.aval)[0]) for v in equation.invars)
-        results = tuple((internals.shape_of(v.aval), internals.dtype_of(v.aval)[0]) for v in equation.outvars)
-        key: Any = (equation.primitive.name, shapes, results, tuple(equation.params.values()))
+    def _rule(self, equation: Any) -> tuple[OpRule, float, Unit]:
+        operands = tuple(internals.shape_of(v.aval) for v in equation.invars)
+        results = tuple(internals.shape_of(v.aval) for v in equation.outvars)
+        dtypes = tuple(internals.dtype_of(v.aval)[0] for v in equation.invars)
+        call = OpCall(equation.primitive.name, equation.params, operands, results, dtypes)
+        key: Any = (call.kind, operands, results, dtypes, tuple(equation.params.values()))
         try:
             cached = self._rules.get(key)
         except TypeError:  # a parameter that cannot be hashed
             key, cached = None, None
         if cached is not None:
             return cached
-        call = OpCall(
-            equation.primitive.name,
-            equation.params,
-            tuple(s for s, _ in shapes),
-            tuple(s for s, _ in results),
-            tuple(d for _, d in shapes),
-        )
-        found = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation))
-        flops, unit = count_flops(call, found.rule)
-        if found.opaque or call.kind in KERNELS:
+        op_rule = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation))
+        flops, unit = count_flops(call, op_rule.rule)
+        if op_rule.opaque or call.kind in KERNELS:
             flops, unit = equations.kernel_flops(equation), Unit.KERNEL
         if key is not None:
-            self._rules[key] = found, flops, unit
-        return found, flops, unit
-
-    @contextmanager
-    def manually(self) -> Iterator[None]:
-        """Blocks the factors of everything that is lowered inside: its arrays are local."""
-        outer, self._manual = self._manual, True
-        yield
-        self._manual = outer
-
-    # Regions.
-
-    def in_region(
-        self, kind: str, owner: int, trips: int, known: bool, body: Callable[[], tuple[list[int], list[int]]]
-    ) -> int:
-        """Runs ``body`` (which returns inputs and outputs) with its ops in a new region, and returns the region."""
-        region = Region(len(self.regions), kind, self.region, owner, (), (), (), trips, known)
-        self.regions.append(region)
-        outer, self.region = self.region, region.id
-        inputs, outputs = body()
-        self.region = outer
-        self.regions[region.id] = replace(region, inputs=tuple(inputs), outputs=tuple(outputs))
-        return region.id
+            self._rules[key] = op_rule, flops, unit
+        return op_rule, flops, unit
 
     # The end.
 
-    def finish(self, arguments: Sequence[Argument], outputs: Sequence[int]) -> Program:
+    def finish(self, arguments: tuple[Argument, ...], outputs: Sequence[int]) -> Program:
+        """Returns the program without dead ops and values; the others get new numbers, except arguments, which are first."""
         alive = self._alive()
-        op_ids = {op.id: k for k, op in enumerate(op for op in self.ops if op.id in alive)}
-        used = {v for op in self.ops if op.id in alive and op.rule is not None for v in (*op.operands, *op.results)}
-        used |= {v for op in self.ops if op.id in alive for v in op.operands}
-        used.discard(LITERAL)
+        live = [op for op in self.ops if op.id in alive]
+        op_ids = {op.id: k for k, op in enumerate(live)}
+        used = {v for op in live for v in (*op.operands, *(op.results if op.rule is not None else ()))} - {NO_VALUE}
         value_ids = {v: k for k, v in enumerate(sorted(used))}
-        value_ids[LITERAL] = LITERAL
-        ops = tuple(
-            replace(
-                op,
-                id=op_ids[op.id],
-                operands=tuple(value_ids[v] for v in op.operands),
-                results=tuple(value_ids.get(v, DEAD) for v in op.results),
-                links=tuple(op_ids[k] for k in op.links if k in alive),
-            )
-            for op in self.ops
-            if op.id in alive
-        )
         members: dict[int, list[int]] = {}
-        for op in ops:
-            members.setdefault(op.region, []).append(op.id)
-        regions = tuple(
-            replace(
-                r,
-                owner=op_ids.get(r.owner, -1),
-                inputs=tuple(value_ids.get(v, DEAD) for v in r.inputs),
-                outputs=tuple(value_ids.get(v, DEAD) for v in r.outputs),
-                ops=tuple(members.get(r.id, ())),
-            )
-            for r in self.regions
-        )
-        values = tuple(replace(self.values[v], id=k) for v, k in value_ids.items() if v != LITERAL)
+        for op in live:
+            members.setdefault(op.region, []).append(op_ids[op.id])
+
+        def new(values: Sequence[int]) -> tuple[int, ...]:
+            return tuple([value_ids.get(v, NO_VALUE) for v in values])
+
         return Program(
             self.name,
-            values,
-            ops,
-            regions,
-            tuple(self.scopes),
-            tuple(replace(a, value=value_ids[a.value]) for a in arguments),
-            tuple(value_ids[v] for v in outputs),
-            Sources(self._resolver(), len(self._sources)),
-            self.repeats,
-            frozenset(self.undone),
+            values=tuple(
+                Value(k, v.shape, v.dtype, v.itemsize, v.origin, v.path)  # faster than replace
+                for k, v in enumerate(self.values[number] for number in value_ids)
+            ),
+            ops=tuple(
+                replace(
+                    op,
+                    id=k,
+                    operands=new(op.operands),
+                    results=new(op.results),
+                    links=tuple(op_ids[link] for link in op.links if link in alive),
+                )
+                for k, op in enumerate(live)
+            ),
+            regions=tuple(
+                replace(
+                    r,
+                    owner=op_ids.get(r.owner, -1),
+                    inputs=new(r.inputs),
+                    outputs=new(r.outputs),
+                    ops=tuple(members.get(r.id, ())),
+                )
+                for r in self.regions
+            ),
+            scopes=tuple(self.scopes),
+            arguments=arguments,
+            outputs=new(outputs),
+            sources=cache(self._resolver()),
+            repeats=self.repeats,
+            undone=frozenset(self.undone),
         )
 
     def _alive(self) -> set[int]:
@@ -403,15 +353,15 @@ class Builder:
                 continue
             alive.add(k)
             op = self.ops[k]
-            stack += [producers[v] for v in op.operands if v != LITERAL and producers[v] not in alive]
+            stack += [producers[v] for v in op.operands if v != NO_VALUE and producers[v] not in alive]
             owner = op.attribute("owner", owner_of[op.region])
             if owner >= 0:
                 stack.append(owner)
         return alive
 
     def _resolver(self) -> Callable[[int], Source]:
-        sources, scopes = self._sources, self.scopes
-        call_sites = self._call_sites()
+        """Returns the function from the number of a source to the user's line."""
+        sources, scopes, call_sites = self._sources, self.scopes, self._call_sites
 
         def name_stack(index: int) -> str:
             """Returns the name stack of an equation; that of a called jaxpr starts at the call."""
@@ -420,29 +370,20 @@ class Builder:
             return "/".join(filter(None, (outer, equations.name_stack(info))))
 
         def resolve(index: int) -> Source:
+            if index < 0:
+                return Source()
             info, scope = sources[index]
-            library: list[str] = []
+            site, name = call_sites[scope], scopes[scope].name
             names = name_stack(index)
+            library: list[str] = []
             for frame, is_library in equations.frames(info):
                 if is_library:
-                    library.append(frame.function)
-                    continue
+                    library.append(frame.function_name.split(".")[-1])
                 # A jitted function of JAX is traced once: its lines are those of its first caller.
-                called = scopes[scope]
-                site = call_sites[scope]
-                if site >= 0 and any(called.name and f.split(".")[-1] == called.name for f in library):
+                elif site >= 0 and name and name in library:
                     return resolve(site)
-                return Source(frame.file, frame.line, frame.function, names)
-            return resolve(call_sites[scope]) if call_sites[scope] >= 0 else Source(names=names)
+                else:
+                    return Source(frame.file_name, frame.line_num, frame.function_name, names)
+            return resolve(site) if site >= 0 else Source(names=names)
 
         return resolve
-
-    def _call_sites(self) -> list[int]:
-        """Returns, for every scope, the source entry of the equation that called it."""
-        entries: dict[tuple[int, int], int] = {}
-        counts: dict[int, int] = {}
-        for index, (_, scope) in enumerate(self._sources):
-            number = counts.get(scope, 0)
-            counts[scope] = number + 1
-            entries[scope, number] = index
-        return [entries.get((s.parent, s.equation), -1) for s in self.scopes]

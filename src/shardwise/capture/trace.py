@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +16,8 @@ import jax
 from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
 from shardwise.errors import CaptureError
-from shardwise.ir.program import Spec
+from shardwise.ir.collector import collector_paused
+from shardwise.ir.program import Argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class JitOptions:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function and the arguments of a call: of arrays their shapes."""
+    """A function and the arguments of a call, with shapes instead of arrays."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -61,21 +64,12 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """One array argument: its path, whether it is donated, and its sharding if it has one."""
-
-    path: str
-    donated: bool
-    spec: Spec | None
-
-
-@dataclass(frozen=True, slots=True)
 class Traced:
     """A traced function. ``inputs`` is the tree of ([positional arguments that are not static], keyword arguments)."""
 
     name: str
     jaxpr: Any
-    leaves: tuple[Leaf, ...]
+    arguments: tuple[Argument, ...]
     output_paths: tuple[str, ...]
     inputs: Any
     outputs: Any
@@ -93,13 +87,11 @@ def trace(
     Raises :class:`CaptureError` for anything that is wrong with the function or its arguments.
     """
     if not callable(fn):
-        raise CaptureError(f"expected a function to analyze, got {type(fn).__name__}: {_short(fn)}")
+        raise CaptureError(f"expected a function to analyze, got {type(fn).__name__}: {fn!r:.60}")
     name = getattr(fn, "__name__", type(fn).__name__)
-    signature = _signature(fn)
-    _check_call(name, signature, args, kwargs)
+    names = _argument_names(name, fn, args, kwargs)
     jitted = _jitted(name, fn, options)
     static = internals.static_arguments(jitted, args)
-    names = _bound_names(signature, args)
     dynamic = [i for i in range(len(args)) if i not in static]
     tree = [args[i] for i in dynamic], {k: v for k, v in kwargs.items() if k not in static}
     structure: Any
@@ -108,18 +100,20 @@ def trace(
     _check_leaves(name, [(path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)])
     shapes = [reshape(path, internals.abstract(leaf)) for path, (_, leaf) in zip(paths, leaves, strict=True)]
     positional, keywords = structure.unflatten(shapes)
-    abstract_args = tuple(a if i in static else positional[dynamic.index(i)] for i, a in enumerate(args))
-    abstract_kwargs = {**kwargs, **keywords}
+    abstract_args = list(args)
+    for i, argument in zip(dynamic, positional, strict=True):
+        abstract_args[i] = argument
     try:
-        traced = jitted.trace(*abstract_args, **abstract_kwargs)
+        with collector_paused():
+            traced = jitted.trace(*abstract_args, **{**kwargs, **keywords})
         jaxpr = internals.without_references(internals.low_jaxpr(traced))
     except Exception as error:
         raise CaptureError(_trace_failure(name, error)) from None
     infos = jax.tree.leaves(traced.args_info)
     stated = [equations.spec_of(sharding) for sharding in internals.in_shardings(traced)]
     arguments = tuple(
-        Leaf(path, bool(info.donated), equations.spec_of(getattr(leaf, "sharding", None)) or spec)
-        for path, (_, leaf), info, spec in zip(paths, leaves, infos, stated, strict=True)
+        Argument(k, path, bool(info.donated), equations.spec_of(getattr(leaf, "sharding", None)) or spec)
+        for k, (path, (_, leaf), info, spec) in enumerate(zip(paths, leaves, infos, stated, strict=True))
     )
     root = "out" if not any(path.split("/")[0] == "out" for path in paths) else "result"
     outputs, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info)
@@ -146,18 +140,13 @@ def _jitted(name: str, fn: Callable[..., Any], options: JitOptions) -> Any:
         raise CaptureError(f"{name}: {error}") from None
 
 
-def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:
+def _argument_names(name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """Returns a name for every positional argument, the parameter's or its number; raises CaptureError if ``fn`` cannot be
+    called with these arguments."""
     try:
-        return inspect.signature(fn)
-    except (TypeError, ValueError):
-        return None
-
-
-def _check_call(
-    name: str, signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
-    if signature is None:
-        return
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # a function without a signature
+        return [f"arg{i}" for i in range(len(args))]
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -166,23 +155,10 @@ def _check_call(
             + (f" and {', '.join(sorted(kwargs))}" if kwargs else "")
             + f": {error}"
         ) from None
-
-
-def _bound_names(signature: inspect.Signature | None, args: tuple[Any, ...]) -> list[str]:
-    """Returns a name for every positional argument: the parameter's, or its number."""
-    names = [f"arg{i}" for i in range(len(args))]
-    if signature is None:
-        return names
-    position = 0
-    for parameter in signature.parameters.values():
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            for k in range(position, len(args)):
-                names[k] = f"{parameter.name}/{k - position}"
-            break
-        if parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD) or position >= len(args):
-            break
-        names[position] = parameter.name
-        position += 1
+    names = []
+    for parameter, value in signature.bind_partial(*args).arguments.items():
+        several = signature.parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL
+        names += [f"{parameter}/{k}" for k in range(len(value))] if several else [parameter]
     return names
 
 
@@ -219,18 +195,13 @@ def _check_leaves(name: str, leaves: Sequence[tuple[str, Any]]) -> None:
     for path, leaf in leaves:
         reason = internals.unknown_argument(leaf)
         if reason:
-            problems.append(f"  {path} {reason} ({_short(leaf)})")
+            problems.append(f"  {path} {reason} ({leaf!r:.60})")
     if problems:
         shown = problems[:8] + ([f"  … and {len(problems) - 8} more"] if len(problems) > 8 else [])
         raise CaptureError(
             f"{name}: some arguments cannot be traced. Arguments are arrays, jax.ShapeDtypeStructs or pytrees of them; "
             "mark anything else static (static_argnames=...) or close over it.\n" + "\n".join(shown)
         )
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _trace_failure(name: str, error: Exception) -> str:
@@ -250,11 +221,7 @@ def _trace_failure(name: str, error: Exception) -> str:
 
 def _user_line(error: Exception) -> str:
     """Returns the innermost line of the user's code in the error's traceback."""
-    line = ""
-    traceback = error.__traceback__
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith((equations.JAX_FOLDER, equations.CAPTURE_FOLDER)) and "site-packages" not in file:
-            line = f"{file.rsplit('/', 1)[-1]}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
-    return line
+    library = (equations.JAX_FOLDER, equations.CAPTURE_FOLDER)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(library)]
+    lines = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in frames if "site-packages" not in f.filename]
+    return lines[-1] if lines else ""

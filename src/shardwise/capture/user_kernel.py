@@ -1,8 +1,7 @@
 """``shardwise.kernel``: a function of arrays that is one op for the analysis, and is called on local blocks when it runs.
 
-A call binds the primitive ``shardwise_kernel`` with the function and its rule. The gradient is another such op, whose function
-is the vector-Jacobian product of the first; its rule follows from the first rule. Under ``vmap`` the rule gets one
-more parallel factor.
+A call binds the primitive ``shardwise_kernel`` with the function and its rule. The gradient is another such op, of the
+vector-Jacobian product; its rule follows from the first rule. Under ``vmap`` the rule gets one more parallel factor.
 """
 
 from __future__ import annotations
@@ -154,28 +153,23 @@ def gradient_rule(rule: Rule, inputs: Sequence[int], outputs: Sequence[int]) -> 
     is blocked.
     """
     ins, outs = [rule.operands[k] for k in inputs], [rule.results[k] for k in outputs]
-    factors = []
+
+    def has(tensor: Tensor, factor: int) -> bool:
+        return any(factor in dim for dim in tensor)
+
+    factors: dict[int, Factor] = {}  # those that are in some tensor
     for f, factor in enumerate(rule.factors):
-        everywhere = all(_has(t, f) for t in ins) and (factor.reducer == "sum" or all(_has(t, f) for t in outs))
-        kept = everywhere and factor.kind in (Kind.PARALLEL, Kind.REDUCTION)
-        reason = factor.reason or _SUMMED
-        factors.append(Factor(factor.size, Kind.PARALLEL) if kept else Factor(factor.size, Kind.BLOCKED, reason=reason))
-    return _numbered(factors, [*rule.operands, *outs], ins)
-
-
-def _has(tensor: Tensor, factor: int) -> bool:
-    return any(factor in dim for dim in tensor)
-
-
-def _numbered(factors: Sequence[Factor], operands: Sequence[Tensor], results: Sequence[Tensor]) -> Rule:
-    """Returns a rule of the factors that are in some tensor."""
-    used = [f for f in range(len(factors)) if any(_has(t, f) for t in (*operands, *results))]
-    number = {f: n for n, f in enumerate(used)}
+        everywhere = all(has(t, f) for t in ins) and (factor.reducer == "sum" or all(has(t, f) for t in outs))
+        if everywhere and factor.kind in (Kind.PARALLEL, Kind.REDUCTION):
+            factors[f] = Factor(factor.size, Kind.PARALLEL)
+        elif any(has(t, f) for t in (*rule.operands, *outs)):
+            factors[f] = Factor(factor.size, Kind.BLOCKED, reason=factor.reason or _SUMMED)
+    number = {f: n for n, f in enumerate(factors)}
 
     def renumbered(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return tuple(tuple(tuple(number[f] for f in dim) for dim in tensor) for tensor in tensors)
 
-    return Rule(tuple(factors[f] for f in used), renumbered(operands), renumbered(results))
+    return Rule(tuple(factors.values()), renumbered([*rule.operands, *outs]), renumbered(ins))
 
 
 def _batch(arrays: Sequence[Any], dims: Sequence[int | None], *, fn: Any, rule: Rule, name: str) -> tuple[Any, Any]:

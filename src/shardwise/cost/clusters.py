@@ -40,7 +40,7 @@ from typing import Final
 
 from shardwise.ir.program import Op, Program, Unit
 from shardwise.ir.traits import ADDING_SCATTERS, BORDERS, SUMS
-from shardwise.rules.elementwise import ELEMENTWISE, PASSING
+from shardwise.rules.tables import ELEMENTWISE, PASSING
 
 
 class Role(enum.Enum):

@@ -1,4 +1,4 @@
-"""The finished analysis, as people and later stages ask it."""
+"""The static analysis of a program: its colors, conflicts, compatibility sets and groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from shardwise.dims.conflicts import ConflictTable, find_conflicts
 from shardwise.dims.groups import GroupTable, find_groups
 from shardwise.dims.names import Names, build_names
-from shardwise.dims.why import Chain, find_chain
+from shardwise.dims.why import Chain, find_chain, place_node
 from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import HEAVY, Op, Origin, Program
 from shardwise.ir.traits import BORDERS
@@ -34,12 +34,12 @@ class Place:
 class Color:
     """Dimensions that want to be sharded alike across the program.
 
-    ``sizes`` are the sizes it has (more than one only across slices, windows and merged dimensions); ``places`` its
-    dimensions of arguments and outputs; ``values`` how many values have it; ``nbytes`` their bytes and ``flops`` the
-    FLOPs of the ops that can compute it in parts, both over all trips of loops (of the branches of a ``cond`` only the
-    dearest has FLOPs). ``loop`` says that it is the trip dimension of a loop. ``matters``: can sharding it help? Not if
-    every op needs it whole; the trips of a loop only where a product can compute them in parts (a sequence that is also
-    scanned over in chunks), since all else of a loop runs trip by trip.
+    ``sizes`` are its sizes (more than one only across slices, windows and merged dimensions); ``places`` its dimensions of
+    arguments and outputs; ``values`` the number of values that have it; ``nbytes`` their bytes and ``flops`` the FLOPs of the
+    ops that can compute it in parts, both over all trips of loops (of the branches of a ``cond`` only the most expensive has
+    FLOPs). ``loop`` says that it is the trip dimension of a loop. ``matters`` says whether sharding it can help: not if it is
+    blocked in every op; the trips of a loop only where a product can compute them in parts (a sequence that is also scanned
+    over in chunks), since everything else in a loop runs trip by trip.
     """
 
     id: int
@@ -76,7 +76,7 @@ class CompatibilitySet:
     """Conflicts that must be decided the same way: one bit, which side keeps the axis.
 
     ``first`` and ``second`` are the two sides: the dimensions of values that are sharded if that side keeps the axis.
-    ``bit`` is shared by sets of equal structure; ``flipped`` says that this set's sides are exchanged against the bit's.
+    ``bit`` is shared by sets of equal structure; ``flipped`` says that this set's sides are swapped relative to the bit's.
     """
 
     id: int
@@ -130,80 +130,69 @@ class Analysis:
     def colors(self) -> tuple[Color, ...]:
         """All colors, in program order.
 
-        >>> import jax, shardwise
-        >>> x, w = jax.ShapeDtypeStruct((32, 8), "float32"), jax.ShapeDtypeStruct((8, 4), "float32")
-        >>> analysis = shardwise.analyze(lambda x, w: x @ w, x, w)
+        >>> import jax.numpy as jnp, shardwise
+        >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
         >>> [(color.size, [str(place) for place in color.places]) for color in analysis.colors]
         [(32, ['x[0]', 'out[0]']), (8, ['x[1]', 'w[0]']), (4, ['w[1]', 'out[1]'])]
         """
         names, program = self.names, self.program
         count = names.color_count
-        trips = program.trips
+
+        def has(nodes: np.ndarray) -> np.ndarray:
+            """Returns, by color, whether it has some of these nodes."""
+            return np.bincount(names.color[nodes], minlength=count) > 0
+
+        def totals(items: np.ndarray, colors: np.ndarray, amounts: np.ndarray) -> np.ndarray:
+            """Returns, by color, the sum of the amounts of its items, each counted once."""
+            pairs = np.unique(np.stack([items, colors], axis=1), axis=0)
+            return np.bincount(pairs[:, 1], amounts[pairs[:, 0]], count)
+
+        able = names.splittable
         op_flops = np.array([op.flops * program.runs[op.region] for op in program.ops])
-        value_bytes = np.array([float(v.nbytes) for v in program.values])
-        value_trips = np.ones(len(program.values))
-        for region in program.regions[1:]:
-            made = [v for k in region.ops if program.ops[k].rule is not None for v in program.ops[k].results]
-            value_trips[[v for v in (*region.inputs, *made) if v >= 0]] = trips[region.id]
-        flops = np.zeros(count)
-        own = names.splittable
-        op_color = np.unique(np.stack([names.node_op[own], names.color[own]], axis=1), axis=0)
-        np.add.at(flops, op_color[:, 1], op_flops[op_color[:, 0]])
+        flops = totals(names.node_op[able], names.color[able], op_flops)
         member_color = names.color[names.member_node]
-        value_color = np.unique(np.stack([names.member_value, member_color], axis=1), axis=0)
-        nbytes = np.zeros(count)
-        np.add.at(nbytes, value_color[:, 1], (value_bytes * value_trips)[value_color[:, 0]])
-        values = np.bincount(value_color[:, 1], minlength=count)
-        loop = np.zeros(count, dtype=bool)
-        loop[names.color[names.trip]] = True
+        value_bytes = np.array([float(v.nbytes) for v in program.values])
+        for v, region in program.home.items():
+            value_bytes[v] *= program.trips[region]
+        nbytes = totals(names.member_value, member_color, value_bytes)
+        values = totals(names.member_value, member_color, np.ones(len(program.values)))
+        loop = has(names.trip)
         border = np.array([op.kind in BORDERS for op in program.ops], dtype=bool)
         product = np.array([op.unit in HEAVY for op in program.ops], dtype=bool)
-        inner, multiplied = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
-        inner[names.color[names.splittable & ~border[names.node_op]]] = True
-        multiplied[names.color[names.splittable & product[names.node_op]]] = True
-        matters = np.where(loop, multiplied, inner)
+        matters = np.where(loop, has(able & product[names.node_op]), has(able & ~border[names.node_op]))
         sizes: list[set[int]] = [set() for _ in range(count)]
-        for node, op_id, factor in zip(
-            names.color.tolist(), names.node_op.tolist(), names.node_factor.tolist(), strict=True
-        ):
-            rule = program.ops[op_id].rule
-            assert rule is not None
-            sizes[node].add(rule.factors[factor].size)
-        for c, size in zip(member_color.tolist(), names.member_size.tolist(), strict=True):
+        factor_sizes = (f.size for op in program.ops if op.rule is not None for f in op.rule.factors)
+        for c, size in zip(names.color.tolist(), factor_sizes, strict=True):
             sizes[c].add(size)
-        places = self._border_places(member_color)
+        places: list[list[Place]] = [[] for _ in range(count)]
+        for c, v, dim in zip(
+            member_color.tolist(), names.member_value.tolist(), names.member_dim.tolist(), strict=True
+        ):
+            value = program.values[v]
+            sizes[c].add(value.shape[dim])
+            if value.origin in (Origin.ARGUMENT, Origin.OUTPUT):
+                places[c].append(Place(v, dim, value.path))
         return tuple(
             Color(
-                c,
-                tuple(sorted(sizes[c], reverse=True)),
-                tuple(places.get(c, ())),
-                int(values[c]),
-                float(nbytes[c]),
-                float(flops[c]),
-                bool(loop[c]),
-                bool(matters[c]),
-                int(self.group_table.group[c]),
+                id=c,
+                sizes=tuple(sorted(sizes[c], reverse=True)),
+                places=tuple(places[c]),
+                values=int(values[c]),
+                nbytes=float(nbytes[c]),
+                flops=float(flops[c]),
+                loop=bool(loop[c]),
+                matters=bool(matters[c]),
+                group=int(self.group_table.group[c]),
             )
             for c in range(count)
         )
-
-    def _border_places(self, member_color: np.ndarray) -> dict[int, list[Place]]:
-        """Dimensions of arguments and outputs by color, arguments first."""
-        found: dict[int, list[Place]] = {}
-        border = {v.id: v for v in self.program.values if v.origin in (Origin.ARGUMENT, Origin.OUTPUT)}
-        rows = zip(member_color.tolist(), self.names.member_value.tolist(), self.names.member_dim.tolist(), strict=True)
-        for color, value, dim in rows:
-            if value in border:
-                found.setdefault(color, []).append(Place(value, dim, border[value].path))
-        return found
 
     @cached_property
     def conflicts(self) -> tuple[Conflict, ...]:
         """All conflicts, in program order.
 
-        >>> import jax, shardwise
-        >>> x = jax.ShapeDtypeStruct((64, 8), "float32")
-        >>> analysis = shardwise.analyze(lambda x: jax.numpy.exp(x @ x.T), x)
+        >>> import jax.numpy as jnp, shardwise
+        >>> analysis = shardwise.analyze(lambda x: jnp.exp(x @ x.T), jnp.ones((64, 8)))
         >>> [analysis.program.ops[conflict.op].kind for conflict in analysis.conflicts]
         ['dot_general', 'exp', 'output']
         """
@@ -217,47 +206,35 @@ class Analysis:
     def compatibility_sets(self) -> tuple[CompatibilitySet, ...]:
         """Families of conflicts; an orientation and its mirror are one.
 
-        >>> import jax, shardwise
-        >>> x = jax.ShapeDtypeStruct((64, 8), "float32")
-        >>> analysis = shardwise.analyze(lambda x: jax.numpy.exp(x @ x.T), x)
+        >>> import jax.numpy as jnp, shardwise
+        >>> analysis = shardwise.analyze(lambda x: jnp.exp(x @ x.T), jnp.ones((64, 8)))
         >>> [(len(family.conflicts), family.consistent) for family in analysis.compatibility_sets]
         [(3, True)]
         """
         by_set: list[list[Conflict]] = [[] for _ in self.conflict_table.consistent]
         for conflict in self.conflicts:
             by_set[conflict.compatibility_set].append(conflict)
-        found = []
-        for s, members in enumerate(by_set):
-            first: dict[Place, None] = {}
-            second: dict[Place, None] = {}
-            for c in members:
-                first.update(dict.fromkeys(self._factor_places(c.op, c.first)))
-                second.update(dict.fromkeys(self._factor_places(c.op, c.second)))
-            found.append(
-                CompatibilitySet(
-                    s,
-                    members[0].color,
-                    tuple(members),
-                    tuple(first),
-                    tuple(second),
-                    bool(self.conflict_table.consistent[s]),
-                    int(self.group_table.bit[s]),
-                    bool(self.group_table.flipped[s]),
-                )
+        return tuple(
+            CompatibilitySet(
+                id=s,
+                color=members[0].color,
+                conflicts=tuple(members),
+                first=tuple(dict.fromkeys(place for c in members for place in self._factor_places(c.op, c.first))),
+                second=tuple(dict.fromkeys(place for c in members for place in self._factor_places(c.op, c.second))),
+                consistent=bool(self.conflict_table.consistent[s]),
+                bit=int(self.group_table.bit[s]),
+                flipped=bool(self.group_table.flipped[s]),
             )
-        return tuple(found)
+            for s, members in enumerate(by_set)
+        )
 
     def _factor_places(self, op_id: int, factor: int) -> list[Place]:
-        """The dimensions of an op's results, and of its operands' values, that hold a factor."""
+        """Returns the dimensions of an op's results and operands that have a factor."""
         op = self.program.ops[op_id]
         assert op.rule is not None
-        found = []
-        for v, majors in [
-            *zip(op.results, op.rule.result_majors, strict=True),
-            *zip(op.operands, op.rule.operand_majors, strict=True),
-        ]:
-            found += [Place(v, d, self.program.label(v)) for d, m in enumerate(majors) if m == factor]
-        return found
+        tensors = zip((*op.results, *op.operands), (*op.rule.result_majors, *op.rule.operand_majors), strict=True)
+        places = [(v, d) for v, majors in tensors for d, m in enumerate(majors) if m == factor]
+        return [Place(v, d, self.program.label(v)) for v, d in places]
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -277,38 +254,32 @@ class Analysis:
         for color in self.colors:
             members[color.group].append(color)
         bits: list[set[int]] = [set() for _ in members]
-        for s, bit in zip(
-            self.conflict_table.set.tolist(), self.group_table.bit[self.conflict_table.set].tolist(), strict=True
-        ):
-            if self.conflict_table.consistent[s]:
-                bits[int(self.group_table.group[self._set_color[s]])].add(bit)
+        t = self.conflict_table
+        decided = t.consistent[t.set]
+        groups = self.group_table.group[self.names.color[t.p[decided]]]
+        for g, bit in zip(groups.tolist(), self.group_table.bit[t.set[decided]].tolist(), strict=True):
+            bits[g].add(bit)
         return tuple(
             Group(
-                g,
-                tuple(c.id for c in colors),
-                tuple(sorted({s for c in colors for s in c.sizes}, reverse=True)),
-                tuple(sorted(bits[g])),
-                sum(c.values for c in colors),
-                sum(c.nbytes for c in colors),
-                sum(c.flops for c in colors),
-                any(c.matters for c in colors),
-                tuple(p for c in colors for p in c.places),
+                id=g,
+                colors=tuple(c.id for c in colors),
+                sizes=tuple(sorted({s for c in colors for s in c.sizes}, reverse=True)),
+                bits=tuple(sorted(bits[g])),
+                values=sum(c.values for c in colors),
+                nbytes=sum(c.nbytes for c in colors),
+                flops=sum(c.flops for c in colors),
+                matters=any(c.matters for c in colors),
+                places=tuple(p for c in colors for p in c.places),
             )
             for g, colors in enumerate(members)
         )
 
     @cached_property
-    def _set_color(self) -> dict[int, int]:
-        t = self.conflict_table
-        return dict(zip(t.set.tolist(), self.names.color[t.p].tolist(), strict=True))
-
-    @cached_property
     def opaque_ops(self) -> tuple[Op, ...]:
-        """Ops with the safe rule: every dimension whole. ``op.opaque`` says why.
+        """Ops with the safe rule: every dimension is blocked. ``op.opaque`` is the reason.
 
-        >>> import jax, shardwise
-        >>> x, w = jax.ShapeDtypeStruct((32, 8), "float32"), jax.ShapeDtypeStruct((8, 4), "float32")
-        >>> analysis = shardwise.analyze(lambda x, w: x @ w, x, w)
+        >>> import jax.numpy as jnp, shardwise
+        >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
         >>> analysis.opaque_ops
         ()
         """
@@ -316,35 +287,31 @@ class Analysis:
 
     @property
     def bits(self) -> int:
-        """How many binary choices the conflicts leave, after grouping, in groups that matter.
+        """The number of binary decisions that conflicts need, after grouping, in groups that matter.
 
-        >>> import jax, shardwise
-        >>> x = jax.ShapeDtypeStruct((64, 8), "float32")
-        >>> analysis = shardwise.analyze(lambda x: jax.numpy.exp(x @ x.T), x)
+        >>> import jax.numpy as jnp, shardwise
+        >>> analysis = shardwise.analyze(lambda x: jnp.exp(x @ x.T), jnp.ones((64, 8)))
         >>> analysis.bits
         1
         """
         return len({bit for group in self.groups if group.matters for bit in group.bits})
 
     def color_of(self, path: str, dim: int) -> Color | None:
-        """The color of a dimension of an argument or output, None where its size is one.
+        """Returns the color of a dimension of an argument or output, None where its size is one.
 
-        >>> import jax, shardwise
-        >>> x, w = jax.ShapeDtypeStruct((32, 8), "float32"), jax.ShapeDtypeStruct((8, 4), "float32")
-        >>> analysis = shardwise.analyze(lambda x, w: x @ w, x, w)
+        >>> import jax.numpy as jnp, shardwise
+        >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
         >>> analysis.color_of("x", 1) is analysis.color_of("w", 0)
         True
         """
-        from shardwise.dims.why import place_node
-
         node = place_node(self.program, self.names, path, dim)
         return None if node is None else self.colors[int(self.names.color[node])]
 
     def why(self, path_a: str, dim_a: int, path_b: str, dim_b: int) -> Chain:
-        """The chain of merges that made two dimensions one color, each with its op and source line.
+        """Returns the chain of ops that makes two dimensions one color, each with its source line.
 
-        Paths are those of arguments and outputs (``"params/w1"``, ``"out/0"``). The chain is empty, and says so, where the
-        two have different colors.
+        Paths are those of arguments and outputs (``"params/w1"``, ``"out/0"``). The chain is empty where the two have
+        different colors.
 
         >>> import jax, shardwise
         >>> x, w = jax.ShapeDtypeStruct((32, 8), "float32"), jax.ShapeDtypeStruct((8, 8), "float32")
@@ -355,11 +322,10 @@ class Analysis:
         return find_chain(self.program, self.names, (path_a, dim_a), (path_b, dim_b))
 
     def to_json(self) -> dict[str, Any]:
-        """The analysis as plain data, as ``shardwise inspect --json`` prints it.
+        """Returns the analysis as plain data, as ``shardwise inspect --json`` prints it.
 
-        >>> import jax, shardwise
-        >>> x, w = jax.ShapeDtypeStruct((32, 8), "float32"), jax.ShapeDtypeStruct((8, 4), "float32")
-        >>> analysis = shardwise.analyze(lambda x, w: x @ w, x, w)
+        >>> import jax.numpy as jnp, shardwise
+        >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
         >>> len(analysis.to_json()["colors"])
         3
         """
@@ -373,7 +339,6 @@ class Analysis:
         return analysis_text(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What a notebook without HTML shows: the same text as a terminal."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
@@ -382,9 +347,9 @@ class Analysis:
         return analysis_html(self)
 
 
-@collector_paused
+@collector_paused()
 def analyze_program(program: Program, grouping: bool = True) -> Analysis:
-    """The static analysis of a captured program."""
+    """Returns the static analysis of a captured program."""
     names = build_names(program)
     conflicts = find_conflicts(program, names)
     return Analysis(program, names, conflicts, find_groups(program, names, conflicts, grouping))

@@ -1,6 +1,6 @@
 """Conflicts and compatibility sets.
 
-Problem. One mesh axis cannot shard two dimensions of a value, or two factors of an op. Where two such have one color,
+Problem. One mesh axis cannot shard two dimensions of a value, or two factors of an op. Where two of them have one color,
 sharding that color is ambiguous: a *conflict*. Self-attention's scores ``[B,H,S,S]`` are the canonical one.
 
 Idea. Conflicts come in families that must be decided the same way. Two conflicts ``(p,q)`` and ``(r,s)`` belong together
@@ -18,17 +18,15 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
-from shardwise.dims.names import IntArray, Names
+from shardwise.dims.names import IntArray, Names, components, numbered
 from shardwise.ir.program import Program
 
 
 @dataclass(frozen=True)
 class ConflictTable:
-    """Conflicts by number: an op and two of its nodes; the compatibility set, and whether ``(p, q)`` is along the set's
-    orientation or against it."""
+    """Conflicts by number: an op and two of its nodes, the compatibility set, and whether ``(p, q)`` is against the set's
+    orientation."""
 
     op: IntArray
     p: IntArray
@@ -52,44 +50,28 @@ def find_conflicts(program: Program, names: Names) -> ConflictTable:
 
 def _rivals(program: Program, names: Names) -> tuple[IntArray, IntArray]:
     tables: dict[int, IntArray] = {}
-    parts = []
-    for op in program.ops:
-        rule = op.rule
-        if rule is None or not rule.rivals:
-            continue
-        table = tables.get(id(rule))
-        if table is None:
-            table = tables[id(rule)] = np.array(rule.rivals, dtype=np.int64)
-        parts.append(table + names.first_node[op.id])
-    pairs = np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.int64)
+    parts = [np.zeros((0, 2), dtype=np.int64)]
+    for op, start in zip(program.ops, names.first_node.tolist(), strict=False):
+        if op.rule is not None and op.rule.rivals:
+            table = tables.get(id(op.rule))
+            if table is None:
+                table = tables[id(op.rule)] = np.array(op.rule.rivals, dtype=np.int64)
+            parts.append(table + start)
+    pairs = np.concatenate(parts)
     return pairs[:, 0], pairs[:, 1]
 
 
 def _compatibility_sets(names: Names, p: IntArray, q: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    count = len(p)
-    if not count:
-        empty = np.zeros(0, dtype=np.int64)
-        return empty, empty.astype(bool), empty.astype(bool)
     boxes = _boxes(names, p, q)
-    rows = np.concatenate([boxes[:, 0], boxes[:, 0] ^ 1])
-    columns = np.concatenate([boxes[:, 1], boxes[:, 1] ^ 1])
-    graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(2 * count, 2 * count))
-    _, labels = connected_components(graph, directed=False)
+    labels = components(2 * len(p), np.concatenate([boxes, boxes ^ 1]))
     forward, backward = labels[0::2], labels[1::2]
     # A set is the pair {component, mirror}; it is numbered by its first conflict, which also fixes its orientation.
-    key = np.minimum(forward, backward)
-    _, first, sets = np.unique(key, return_index=True, return_inverse=True)
-    order = np.empty(len(first), dtype=np.int64)
-    order[np.argsort(first, kind="stable")] = np.arange(len(first))
-    sets = order[sets]
-    first = np.sort(first)
-    mirrored = forward != forward[first][sets]
-    consistent = forward[first] != backward[first]
-    return sets, mirrored, consistent
+    sets, first = numbered(np.minimum(forward, backward))
+    return sets, forward != forward[first][sets], forward[first] != backward[first]
 
 
 def _boxes(names: Names, p: IntArray, q: IntArray) -> IntArray:
-    """Pairs of ordered conflicts that belong together."""
+    """Returns pairs of ordered conflicts that belong together."""
     number = {}
     for c, (a, b) in enumerate(zip(p.tolist(), q.tolist(), strict=True)):
         number[a, b] = 2 * c

@@ -1,16 +1,15 @@
 """Groups: repeated structure takes one decision.
 
-Problem. Forty-eight unrolled layers have forty-eight hidden dimensions. Deciding each alone is hopeless and pointless.
+Problem. Forty-eight unrolled layers have forty-eight hidden dimensions, which should be decided together.
 
-Idea. A color is described by its own occurrences: the multiset of (op kind, rule at its sizes, which factor), where the
-rule's sizes are the neighborhood. Colors of the same argument shapes whose occurrences agree for the most part make one
-group. Compatibility sets are grouped in the same way, by the ordered pairs of occurrences they consist of. Names and paths
-are never looked at.
+Idea. A color is described by its occurrences: the multiset of (op kind, rule at its sizes, which factor). Colors with the same
+argument shapes whose occurrences mostly agree are one group. Compatibility sets are grouped in the same way, by the ordered
+pairs of occurrences they consist of. Names and paths are not used.
 
-Deviations. (1) Agreement, not equality: the first layer may have no gradient of its input and the last another cotangent,
-and a hash of all occurrences would tell them from the middle. ``AGREEMENT`` is the share of occurrences that must be
-common (Jaccard, on multisets). (2) Members of a group may meet in an op: the widths of a plain deep MLP are all alike, and
-each layer holds two of them. One axis cannot shard both, so such a group is split into as few parts as a greedy coloring in
+Deviations. (1) Agreement, not equality: the first layer may have no gradient of its input and the last another cotangent, so
+that a hash of all occurrences would distinguish them from the others. ``AGREEMENT`` is the share of occurrences that must be
+common (Jaccard, on multisets). (2) Members of a group may meet in an op: all widths of a plain deep MLP are alike, and
+each layer has two of them. One axis cannot shard both, so such a group is split into as few parts as a greedy coloring in
 program order needs (for a chain: odd and even, which is Megatron's alternation).
 
 Weakness. Two kinds of layer with the same parameter shapes and mostly the same ops are decided together.
@@ -18,8 +17,9 @@ Weakness. Two kinds of layer with the same parameter shapes and mostly the same 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -43,24 +43,22 @@ class GroupTable:
     group_count: int
     bit: IntArray
     flipped: IntArray
-    bit_count: int
 
 
 def find_groups(program: Program, names: Names, conflicts: ConflictTable, grouping: bool = True) -> GroupTable:
-    """Groups colors and compatibility sets of like structure; with ``grouping`` off each is its own group."""
-    sets = len(conflicts.consistent)
+    """Groups colors and compatibility sets of like structure; without ``grouping`` each is its own group."""
     if not grouping:
-        group = np.arange(names.color_count)
-        return GroupTable(group, names.color_count, np.arange(sets), np.zeros(sets, dtype=bool), sets)
+        sets = len(conflicts.consistent)
+        return GroupTable(np.arange(names.color_count), names.color_count, np.arange(sets), np.zeros(sets, dtype=bool))
     occurrence = _occurrences(program, names)
     kind = _color_kinds(program, names, occurrence)
     group = _split_meeting(names, conflicts, kind)
     bit, flipped = _set_groups(names, conflicts, occurrence, group)
-    return GroupTable(group, int(group.max(initial=-1)) + 1, bit, flipped, int(bit.max(initial=-1)) + 1)
+    return GroupTable(group, int(group.max(initial=-1)) + 1, bit, flipped)
 
 
 def agreement(a: Counter[_T], b: Counter[_T]) -> float:
-    """Jaccard similarity of two multisets: the common part over the union.
+    """Returns the Jaccard similarity of two multisets: the common part over the union.
 
     >>> agreement(Counter("aab"), Counter("abc"))
     0.5
@@ -71,9 +69,9 @@ def agreement(a: Counter[_T], b: Counter[_T]) -> float:
 
 
 def _occurrences(program: Program, names: Names) -> IntArray:
-    """By node: a number for (op kind, rule at its sizes, factor). Offsets of windows do not count: slices of a stacked
+    """Returns, by node, a number for (op kind, rule at its sizes, factor). Offsets of windows do not count: slices of a stacked
     parameter differ in nothing else."""
-    known: dict[tuple[str, int], int] = {}
+    by_rule: dict[tuple[str, int], int] = {}
     by_content: dict[object, int] = {}
     bases = [0] * len(program.ops)
     total = 0
@@ -81,45 +79,49 @@ def _occurrences(program: Program, names: Names) -> IntArray:
         if op.rule is None:
             continue
         key = (op.kind, id(op.rule))
-        if key not in known:
+        if key not in by_rule:
             content = (op.kind, op.rule.factors, op.rule.operands, op.rule.results)
-            if content not in by_content:
-                by_content[content] = total
-                total += len(op.rule.factors)
-            known[key] = by_content[content]
-        bases[op.id] = known[key]
+            by_rule[key] = by_content.setdefault(content, total)
+            total += len(op.rule.factors)
+        bases[op.id] = by_rule[key]
     by_node: IntArray = np.array(bases, dtype=np.int64)[names.node_op] + names.node_factor
     return by_node
 
 
+def _clustered(items: Iterable[tuple[Hashable, Sequence[Counter[_T]]]]) -> tuple[list[int], list[int]]:
+    """Clusters items by (a key that is equal in a cluster, readings). Returns, by item, the number of its cluster and of the
+    reading that agrees best with the first item of the cluster."""
+    leaders: defaultdict[Hashable, list[tuple[int, Counter[_T]]]] = defaultdict(list)
+    clusters: list[int] = []
+    chosen: list[int] = []
+    count = 0
+    for key, readings in items:
+        scores = ((cluster, [agreement(r, leader) for r in readings]) for cluster, leader in leaders[key])
+        cluster, best = next((c, s) for c, s in itertools.chain(scores, [(count, [1.0])]) if max(s) >= AGREEMENT)
+        if cluster == count:
+            leaders[key].append((count, readings[0]))
+            count += 1
+        clusters.append(cluster)
+        chosen.append(best.index(max(best)))
+    return clusters, chosen
+
+
 def _color_kinds(program: Program, names: Names, occurrence: IntArray) -> list[int]:
-    """By color: the number of its kind, a kind being colors with the same argument dimensions and agreeing occurrences."""
+    """Returns, by color, the number of its kind: colors with the same argument dimensions and agreeing occurrences."""
     arguments: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in range(names.color_count)]
     member_color = names.color[names.member_node].tolist()
     for color, v, d in zip(member_color, names.member_value.tolist(), names.member_dim.tolist(), strict=True):
         value = program.values[v]
         if value.origin is Origin.ARGUMENT:
             arguments[color].append((value.shape, d))
-    order = np.argsort(names.color, kind="stable")
-    bounds = np.searchsorted(names.color[order], np.arange(names.color_count + 1)).tolist()
-    keys = occurrence[order].tolist()
-    leaders: defaultdict[object, list[tuple[int, Counter[int]]]] = defaultdict(list)
-    kinds = []
-    count = 0
-    for color in range(names.color_count):
-        described = Counter(keys[bounds[color] : bounds[color + 1]])
-        candidates = leaders[tuple(sorted(arguments[color]))]
-        found = next((k for k, leader in candidates if agreement(described, leader) >= AGREEMENT), None)
-        if found is None:
-            found = count
-            candidates.append((found, described))
-            count += 1
-        kinds.append(found)
-    return kinds
+    occurrences = [Counter[int]() for _ in arguments]
+    for color, number in zip(names.color.tolist(), occurrence.tolist(), strict=True):
+        occurrences[color][number] += 1
+    return _clustered((tuple(sorted(a)), [o]) for a, o in zip(arguments, occurrences, strict=True))[0]
 
 
 def _split_meeting(names: Names, conflicts: ConflictTable, kind: list[int]) -> IntArray:
-    """Splits kinds so that no two members meet in an op, and numbers the groups by their first color."""
+    """Returns groups by color: kinds, split so that no two members meet in an op."""
     kinds = np.array(kind, dtype=np.int64)
     a, b = names.color[conflicts.rival_p], names.color[conflicts.rival_q]
     meeting = (a != b) & (kinds[a] == kinds[b])
@@ -139,7 +141,8 @@ def _split_meeting(names: Names, conflicts: ConflictTable, kind: list[int]) -> I
 def _set_groups(
     names: Names, conflicts: ConflictTable, occurrence: IntArray, group: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Sets of like structure share a bit. A set is read both ways, and the way that agrees better is its orientation."""
+    """Returns the bit of each compatibility set, and whether its orientation is against the bit's. Sets of like structure share
+    a bit; the orientation is the one that agrees better."""
     sets = len(conflicts.consistent)
     first = np.where(conflicts.mirrored, conflicts.q, conflicts.p)
     second = np.where(conflicts.mirrored, conflicts.p, conflicts.q)
@@ -149,21 +152,7 @@ def _set_groups(
     for s, a, b, c in zip(*(row.tolist() for row in rows), strict=True):
         readings[s][a, b] += 1
         color[s] = c
-    leaders: defaultdict[tuple[int, bool], list[tuple[int, Counter[tuple[int, int]]]]] = defaultdict(list)
-    bits, flipped = [], []
-    count = 0
-    for s, straight in enumerate(readings):
-        mirror = Counter({(b, a): n for (a, b), n in straight.items()})
-        candidates = leaders[int(group[color[s]]), bool(conflicts.consistent[s])]
-        for bit, leader in candidates:
-            scores = agreement(straight, leader), agreement(mirror, leader)
-            if max(scores) >= AGREEMENT:
-                bits.append(bit)
-                flipped.append(scores[1] > scores[0])
-                break
-        else:
-            candidates.append((count, straight))
-            bits.append(count)
-            flipped.append(False)
-            count += 1
+    mirrors = [Counter({(b, a): n for (a, b), n in straight.items()}) for straight in readings]
+    keys = zip(group[color].tolist(), conflicts.consistent.tolist(), strict=True)
+    bits, flipped = _clustered(zip(keys, zip(readings, mirrors, strict=True), strict=True))
     return np.array(bits, dtype=np.int64), np.array(flipped, dtype=bool)

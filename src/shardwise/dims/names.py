@@ -3,16 +3,15 @@
 Problem. Which dimensions of a program's arrays must be sharded alike?
 
 Idea. Every dimension of every definition of a value has a name, and so has every dimension of every use. Two relations
-tie names together: ``I``, inside one op, names that hold the same factor; and ``M``, from a value's definition to its
-uses, where a reshard could be placed. A *color* is a class of ``I ∪ M``.
+connect names: ``I``, inside one op, names with the same factor; and ``M``, from a value's definition to its uses, where a
+reshard could be placed. A *color* is a class of ``I ∪ M``.
 
 How it is stored. The classes of ``I`` alone are exactly the pairs (op, factor): they are the *nodes* here, numbered op by
-op. A name is then only a way to say (op, operand, dimension), and ``M`` is an array of edges between nodes. Colors are
-the connected components.
+op. ``M`` is an array of edges between nodes. Colors are the connected components.
 
-Deviations. Dimensions of size one have no name: nothing can be decided about them. A merged dimension is known by its
+Deviations. Dimensions of size one have no name: nothing can be decided about them. A merged dimension is represented by its
 major factor only. The trip dimensions of all tensors that one loop slices or stacks are one factor of that loop, although
-each tensor has a link op of its own.
+each tensor has its own link op.
 """
 
 from __future__ import annotations
@@ -37,16 +36,15 @@ class Names:
     node_factor: IntArray
     splittable: IntArray  # can a mesh axis compute this factor in parts?
     trip: IntArray  # is it the trip dimension of a loop?
-    # The relation M, one row an edge: definition node, use node, and through which dimension of which value.
+    # The relation M by edge: definition node, use node, and through which dimension of which value.
     edge_definition: IntArray
     edge_use: IntArray
     edge_value: IntArray
     edge_dim: IntArray
-    # Where values are defined, one row a dimension that has a factor.
+    # Where values are defined, by dimension that has a factor.
     member_value: IntArray
     member_dim: IntArray
     member_node: IntArray
-    member_size: IntArray
     color: IntArray
     color_count: int
 
@@ -56,54 +54,35 @@ def build_names(program: Program) -> Names:
     factor_counts = [len(op.rule.factors) if op.rule is not None else 0 for op in program.ops]
     first_node = np.concatenate([[0], np.cumsum(factor_counts, dtype=np.int64)]).astype(np.int64)
     count = int(first_node[-1])
-    starts = first_node.tolist()
+    ruled = [(op, op.rule, start) for op, start in zip(program.ops, first_node.tolist(), strict=False) if op.rule]
 
     definition: list[tuple[int, ...]] = [()] * len(program.values)
-    member_value: list[int] = []
-    member_dim: list[int] = []
-    member_node: list[int] = []
-    member_size: list[int] = []
-    for op in program.ops:
-        if op.rule is None:
-            continue
-        start = starts[op.id]
-        for v, majors in zip(op.results, op.rule.result_majors, strict=True):
-            nodes = tuple(start + m if m >= 0 else -1 for m in majors)
-            definition[v] = nodes
-            shape = program.values[v].shape
-            for d, n in enumerate(nodes):
-                if n >= 0:
-                    member_value.append(v)
-                    member_dim.append(d)
-                    member_node.append(n)
-                    member_size.append(shape[d])
+    members: list[tuple[int, int, int]] = []
+    for op, rule, start in ruled:
+        for v, majors in zip(op.results, rule.result_majors, strict=True):
+            definition[v] = tuple(start + m for m in majors)
+            members += [(v, d, start + m) for d, m in enumerate(majors) if m >= 0]
 
     edges: list[tuple[int, int, int, int]] = []
-    trips: dict[int, int] = {}
-    trip_edges: list[tuple[int, int]] = []
     splittable: list[bool] = []
-    trip_nodes: list[int] = []
-    for op in program.ops:
-        if op.rule is None:
-            continue
-        start = starts[op.id]
-        splittable.extend(op.rule.splittable)
-        for v, majors in zip(op.operands, op.rule.operand_majors, strict=True):
+    first_trips: dict[int, int] = {}
+    trip_edges: list[tuple[int, int]] = []
+    for op, rule, start in ruled:
+        splittable += rule.splittable
+        for v, majors in zip(op.operands, rule.operand_majors, strict=True):
             if v >= 0:
                 nodes = definition[v]
                 edges += [(nodes[d], start + m, v, d) for d, m in enumerate(majors) if m >= 0]
-        if op.rule.trip >= 0:
-            node = start + op.rule.trip
-            trip_nodes.append(node)
-            trip_edges.append((trips.setdefault(op.attribute("owner"), node), node))
+        if rule.trip >= 0:
+            node = start + rule.trip
+            trip_edges.append((first_trips.setdefault(op.attribute("owner"), node), node))
 
     table = np.array(edges, dtype=np.int64).reshape(-1, 4)
+    member_table = np.array(members, dtype=np.int64).reshape(-1, 3)
     trip_table = np.array(trip_edges, dtype=np.int64).reshape(-1, 2)
-    rows = np.concatenate([table[:, 0], trip_table[:, 0]])
-    columns = np.concatenate([table[:, 1], trip_table[:, 1]])
-    color_count, color = _components(count, rows, columns)
+    color = components(count, np.concatenate([table[:, :2], trip_table]))
     trip = np.zeros(count, dtype=bool)
-    trip[trip_nodes] = True
+    trip[trip_table[:, 1]] = True
     node_op = np.repeat(np.arange(len(program.ops)), factor_counts)
     return Names(
         first_node=first_node,
@@ -115,22 +94,24 @@ def build_names(program: Program) -> Names:
         edge_use=table[:, 1],
         edge_value=table[:, 2],
         edge_dim=table[:, 3],
-        member_value=np.array(member_value, dtype=np.int64),
-        member_dim=np.array(member_dim, dtype=np.int64),
-        member_node=np.array(member_node, dtype=np.int64),
-        member_size=np.array(member_size, dtype=np.int64),
+        member_value=member_table[:, 0],
+        member_dim=member_table[:, 1],
+        member_node=member_table[:, 2],
         color=color,
-        color_count=color_count,
+        color_count=int(color.max(initial=-1)) + 1,
     )
 
 
-def _components(count: int, rows: IntArray, columns: IntArray) -> tuple[int, IntArray]:
-    """Connected components, numbered by their first node so that the numbering is stable."""
+def components(count: int, edges: IntArray) -> IntArray:
+    """Returns the number of each node's connected component; components are numbered by their first node."""
     if not count:
-        return 0, np.zeros(0, dtype=np.int64)
-    graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(count, count))
-    number, labels = connected_components(graph, directed=False)
-    _, first = np.unique(labels, return_index=True)
-    order = np.empty(number, dtype=np.int64)
-    order[np.argsort(first, kind="stable")] = np.arange(number)
-    return int(number), order[labels]
+        return np.zeros(0, dtype=np.int64)
+    graph = coo_array((np.ones(len(edges), dtype=np.int8), (edges[:, 0], edges[:, 1])), shape=(count, count))
+    return numbered(connected_components(graph, directed=False)[1])[0]
+
+
+def numbered(labels: IntArray) -> tuple[IntArray, IntArray]:
+    """Returns the labels renumbered in order of first occurrence, and where each occurs first."""
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    order = np.argsort(np.argsort(first))
+    return order[inverse], np.sort(first)

@@ -1,8 +1,9 @@
-"""Why two dimensions have one color: the shortest chain of merges between them."""
+"""Why two dimensions have one color: the shortest chain of ops between them."""
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
+from collections import defaultdict, deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +13,11 @@ from shardwise.errors import QueryError
 from shardwise.ir.paths import find_path
 from shardwise.ir.program import Program
 from shardwise.ir.rule import letter
-from shardwise.ir.traits import BORDERS
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One op on the way: it holds both dimensions in one factor."""
+    """One op of a chain: both dimensions are one factor in it. ``through`` is the dimension that connects it to the next."""
 
     op: str
     rule: str
@@ -31,7 +31,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """``steps`` is empty where the two dimensions are not tied, or are the same."""
+    """The ops that tie two dimensions. ``steps`` is empty where they are not tied, or are the same."""
 
     start: str
     end: str
@@ -50,7 +50,7 @@ class Chain:
 
 
 def place_node(program: Program, names: Names, path: str, dim: int) -> int | None:
-    """The node that defines a dimension of an argument or output; None for a dimension of size one."""
+    """Returns the node that defines a dimension of an argument or output; None for a dimension of size one."""
     path = path if path in program.paths else find_path(path, *program.named_paths)
     value = program.values[program.paths[path]]
     rank = len(value.shape)
@@ -65,48 +65,40 @@ def find_chain(program: Program, names: Names, a: tuple[str, int], b: tuple[str,
     labels = f"{a[0]}[{a[1]}]", f"{b[0]}[{b[1]}]"
     if start is None or end is None or names.color[start] != names.color[end]:
         return Chain(*labels, False, ())
-    path = _shortest_path(names, start, end)
     steps = []
-    for k, (node, _) in enumerate(path):
+    path = _shortest_path(names, start, end)[1:]  # without the argument or output that it starts at
+    for (node, _), (following, edge) in itertools.pairwise(path):
         op = program.ops[int(names.node_op[node])]
-        if op.kind in BORDERS and k in (0, len(path) - 1):
-            continue
-        assert op.rule is not None
-        edge = path[k + 1][1] if k + 1 < len(path) else -1
-        last = k + 1 >= len(path) or (
-            k + 2 == len(path) and program.ops[int(names.node_op[end])].kind in ("argument", "output")
-        )
-        through = (
-            "" if last or edge < 0 else f"{program.label(int(names.edge_value[edge]))}[{int(names.edge_dim[edge])}]"
-        )
-        steps.append(
-            Step(op.kind, str(op.rule), letter(int(names.node_factor[node])), str(program.source_of(op)), through)
-        )
+        through = ""
+        if following != end and edge >= 0:
+            through = f"{program.label(int(names.edge_value[edge]))}[{int(names.edge_dim[edge])}]"
+        factor = letter(int(names.node_factor[node]))
+        steps.append(Step(op.kind, str(op.rule), factor, str(program.source_of(op)), through))
     return Chain(*labels, True, tuple(steps))
 
 
 def _shortest_path(names: Names, start: int, end: int) -> list[tuple[int, int]]:
-    """Nodes from start to end, each with the edge it was reached by. Trip dimensions of one loop are neighbors."""
+    """Returns nodes from start to end, each with the edge to it. Trip dimensions of one loop are neighbors (edge -1)."""
     inside = names.color == names.color[start]
-    chosen = np.flatnonzero(inside[names.edge_definition])
-    neighbors: dict[int, list[tuple[int, int]]] = {}
-    for edge in chosen.tolist():
+    neighbors: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for edge in np.flatnonzero(inside[names.edge_definition]).tolist():
         n, m = int(names.edge_definition[edge]), int(names.edge_use[edge])
-        neighbors.setdefault(n, []).append((m, edge))
-        neighbors.setdefault(m, []).append((n, edge))
+        neighbors[n].append((m, edge))
+        neighbors[m].append((n, edge))
     trips = np.flatnonzero(names.trip & inside).tolist()
     for n in trips:
-        neighbors.setdefault(n, []).extend((m, -1) for m in trips if m != n)
-    came: dict[int, tuple[int, int]] = {start: (-1, -1)}
+        neighbors[n] += [(m, -1) for m in trips if m != n]
+    reached_from: dict[int, tuple[int, int]] = {start: (-1, -1)}
     queue = deque([start])
-    while queue and end not in came:
+    while end not in reached_from:
         node = queue.popleft()
-        for other, edge in neighbors.get(node, ()):
-            if other not in came:
-                came[other] = (node, edge)
+        for other, edge in neighbors[node]:
+            if other not in reached_from:
+                reached_from[other] = (node, edge)
                 queue.append(other)
-    path = [(end, came[end][1])]
-    while path[-1][0] != start:
-        previous = came[path[-1][0]][0]
-        path.append((previous, came[previous][1]))
+    path = []
+    while end >= 0:
+        previous, edge = reached_from[end]
+        path.append((end, edge))
+        end = previous
     return path[::-1]

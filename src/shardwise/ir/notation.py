@@ -6,17 +6,18 @@
     (v,d),(s)->(s,d); indexed v
 
 Before the semicolon: operands, an arrow, results; a tensor is a list of dimensions in parentheses, a dimension is one
-factor, a product ``i*j`` (major to minor), or ``1``. ``...`` stands for leading dimensions that all tensors having it
+factor, a product ``i*j`` (major to minor), or ``1``. ``...`` are leading dimensions that all tensors having it
 share. After each semicolon: a kind and the factors it applies to. The kinds are ``blocked``, ``halo``, ``indexed``, and
 the reducers of :data:`~shardwise.ir.rule.REDUCERS`. A factor without a kind is parallel (or free, if only in results).
-Where the shapes do not tell the size of a factor, as in ``(i*j)->(i*k,l)``, a last clause does: ``sizes i=2``.
+Where the size of a factor does not follow from the shapes, as in ``(i*j)->(i*k,l)``, a last clause states it: ``sizes i=2``.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shardwise.errors import RuleError
 from shardwise.ir.rule import REDUCERS, Factor, Kind, Rule, Tensor, check_rule, letter
@@ -25,7 +26,7 @@ _FACTOR = re.compile(r"[A-Za-z_][A-Za-z_0-9]*$")
 
 
 class RuleText(NamedTuple):
-    """A rule as it is written: the factor names of every dimension of every tensor, the kinds and the sizes it states."""
+    """A parsed rule: the factor names of every dimension of every tensor, the kinds and the sizes it states."""
 
     operands: list[list[list[str]]]
     results: list[list[list[str]]]
@@ -43,9 +44,7 @@ def read_rule(text: str) -> RuleText:
     if head.count("->") != 1:
         raise RuleError(f"rule {text!r}: expected exactly one '->' between operands and results")
     left, right = (_tensors(side, text) for side in head.split("->"))
-    stated = [c for c in clauses if c.startswith("sizes ")]
-    kinds = _clauses([c for c in clauses if c not in stated], text)
-    return RuleText(left, right, kinds, _stated_sizes(stated, text))
+    return RuleText(left, right, *_clauses(clauses, text))
 
 
 def parse_rule(text: str, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> Rule:
@@ -63,10 +62,8 @@ def parse_rule(text: str, operands: Sequence[tuple[int, ...]], results: Sequence
     shapes = [*operands, *results]
     dims = [_expand(names, shape, text) for names, shape in zip(left + right, shapes, strict=True)]
     sizes = _sizes(dims, shapes, stated, text)
-    order = {
-        name: i
-        for i, name in enumerate(dict.fromkeys(n for tensor in dims for dim in tensor for n in dim if sizes[n] > 1))
-    }
+    names = dict.fromkeys(n for tensor in dims for dim in tensor for n in dim if sizes[n] > 1)
+    order = {name: i for i, name in enumerate(names)}
     unknown = sorted(set(kinds) - set(sizes))
     if unknown:
         raise RuleError(f"rule {text!r}: {', '.join(unknown)} named after ';' but in no tensor")
@@ -77,11 +74,7 @@ def parse_rule(text: str, operands: Sequence[tuple[int, ...]], results: Sequence
         if kind is Kind.INDEXED and not reducer:
             reducer = "sum"
         factors.append(Factor(sizes[name], kind, reducer, "stated by its rule" if kind is Kind.BLOCKED else ""))
-
-    def tensor(names: Sequence[Sequence[str]]) -> Tensor:
-        return tuple(tuple(order[n] for n in dim if n in order) for dim in names)
-
-    tensors = tuple(tensor(t) for t in dims)
+    tensors = tuple(tuple(tuple(order[n] for n in dim if n in order) for dim in tensor) for tensor in dims)
     rule = Rule(tuple(factors), tensors[: len(left)], tensors[len(left) :])
     check_rule(rule, operands, results)
     return rule
@@ -100,22 +93,22 @@ def format_rule(rule: Rule) -> str:
             continue
         word = factor.reducer if factor.kind is Kind.REDUCTION else factor.kind.value
         clauses.setdefault(word, []).append(letter(i))
-    untold = _untold(rule)
-    if untold:
-        clauses["sizes"] = [f"{letter(i)}={rule.factors[i].size}" for i in untold]
+    unknown = _unknown_sizes(rule)
+    if unknown:
+        clauses["sizes"] = [f"{letter(i)}={rule.factors[i].size}" for i in unknown]
     return "; ".join([head] + [f"{word} {' '.join(names)}" for word, names in clauses.items()])
 
 
-def _untold(rule: Rule) -> list[int]:
-    """Factors whose size does not follow from the shapes: all but one of those that only ever stand in one product."""
+def _unknown_sizes(rule: Rule) -> list[int]:
+    """Returns the factors whose size does not follow from the shapes: all but one of those that are only in one product."""
     dims = [dim for tensor in rule.tensors for dim in tensor]
-    told = {dim[0] for dim in dims if len(dim) == 1}
-    untold: list[int] = []
+    known = {dim[0] for dim in dims if len(dim) == 1}
+    unknown: list[int] = []
     for dim in dims:
-        unknown = [f for f in dim if f not in told]
-        untold += unknown[:-1]
-        told.update(unknown)
-    return sorted(untold)
+        new = [f for f in dim if f not in known]
+        unknown += new[:-1]
+        known.update(new)
+    return sorted(unknown)
 
 
 def _tensors(side: str, text: str) -> list[list[list[str]]]:
@@ -147,33 +140,35 @@ def _expand(dims: list[list[str]], shape: tuple[int, ...], text: str) -> list[li
     return dims
 
 
-def _clauses(clauses: Sequence[str], text: str) -> dict[str, tuple[Kind, str]]:
+_KINDS: Final = {k.value: (k, "") for k in (Kind.BLOCKED, Kind.HALO, Kind.INDEXED)} | {
+    reducer: (Kind.REDUCTION, reducer) for reducer in REDUCERS
+}
+
+
+def _clauses(clauses: Sequence[str], text: str) -> tuple[dict[str, tuple[Kind, str]], dict[str, int]]:
+    """Returns the kinds and the sizes of factors that the clauses of a rule state."""
     kinds: dict[str, tuple[Kind, str]] = {}
-    words = {k.value: (k, "") for k in (Kind.BLOCKED, Kind.HALO, Kind.INDEXED)}
-    words |= {r: (Kind.REDUCTION, r) for r in REDUCERS}
-    for clause in clauses:
-        word, *names = clause.replace(",", " ").split() or [""]
-        if word not in words:
-            raise RuleError(f"rule {text!r}: {word!r} is not a kind; use one of {', '.join(words)}")
-        kinds.update((name, words[word]) for name in names)
-    return kinds
-
-
-def _stated_sizes(clauses: Sequence[str], text: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    for item in (item for clause in clauses for item in clause.replace(",", " ").split()[1:]):
-        name, _, size = item.partition("=")
-        if not (_FACTOR.match(name) and size.isdigit()):
-            raise RuleError(f"rule {text!r}: {item!r} is not a size such as i=2")
-        sizes[name] = int(size)
-    return sizes
+    for clause in clauses:
+        word, *items = clause.replace(",", " ").split() or [""]
+        if word == "sizes":
+            for item in items:
+                name, _, size = item.partition("=")
+                if not (_FACTOR.match(name) and size.isdigit()):
+                    raise RuleError(f"rule {text!r}: {item!r} is not a size such as i=2")
+                sizes[name] = int(size)
+        elif word in _KINDS:
+            kinds.update((name, _KINDS[word]) for name in items)
+        else:
+            raise RuleError(f"rule {text!r}: {word!r} is not a kind; use one of {', '.join(_KINDS)}")
+    return kinds, sizes
 
 
 def _sizes(
     dims: Sequence[list[list[str]]], shapes: Sequence[tuple[int, ...]], stated: dict[str, int], text: str
 ) -> dict[str, int]:
-    """A factor's size: read where it stands alone (the largest place, for halos and size-one broadcasts), else stated or
-    divided out of a merged dimension."""
+    """Returns the size of each factor: its largest size where it is a dimension alone, else the stated one, else what the other
+    factors of a merged dimension leave. Dimensions of size one lose their factor."""
     sizes = dict(stated)
     merged: list[tuple[list[str], int]] = []
     for tensor, shape in zip(dims, shapes, strict=True):
@@ -185,15 +180,12 @@ def _sizes(
             elif dim:
                 merged.append((dim, size))
     for dim, size in merged:
-        open_names = [n for n in dim if n not in sizes]
-        known = 1
-        for n in dim:
-            known *= sizes.get(n, 1)
-        if len(open_names) > 1 or (open_names and size % known):
+        unknown = [n for n in dim if n not in sizes]
+        product = math.prod(sizes[n] for n in dim if n in sizes)
+        if len(unknown) > 1 or (unknown and size % max(product, 1)):
             raise RuleError(
-                f"rule {text!r}: the sizes of {'*'.join(dim)} in a dimension of {size} cannot be told; "
+                f"rule {text!r}: the sizes of {'*'.join(dim)} in a dimension of {size} are not known; "
                 f"add a clause such as '; sizes {dim[0]}=2'"
             )
-        if open_names:
-            sizes[open_names[0]] = size // known
+        sizes.update(dict.fromkeys(unknown, size // max(product, 1)))
     return sizes

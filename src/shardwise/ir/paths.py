@@ -1,8 +1,8 @@
-"""Paths of arguments and outputs, as a person may write them.
+"""Paths of arguments and outputs as users write them.
 
-A path is exact (``params/mlp/up``, also ``params['mlp']['up']`` or ``state[0]`` for ``state/0``), a tree of them (``params``),
-the end of one path or tree (``mlp/up``), or a pattern: ``*`` stands for any text, ``layers/*/w``, ``*/mlp/up``. The first of
-these that matches counts, in arguments before outputs. The end of a path must be the end of one place only.
+A path is exact (``params/mlp/up``, also ``params['mlp']['up']`` or ``state[0]`` for ``state/0``), a tree (``params``), the end
+of one path or tree (``mlp/up``), or a pattern in which ``*`` matches any text (``layers/*/w``, ``*/mlp/up``). The first of
+these that matches is used, in arguments before outputs. The end of a path must be the end of one path only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST: Final = 8
 
 
 def matching(asked: str, *groups: Collection[str]) -> list[str]:
-    """The paths that are meant, none where nothing matches; QueryError where the end of a path is the end of several.
+    """Returns the paths that match, possibly none; raises QueryError where the end of a path is the end of several.
 
     >>> paths = ["state/0/w", "state/0/b", "state/1/w", "x"]
     >>> matching("state[0]", paths), matching("b", paths), matching("*/w", paths)
@@ -29,71 +29,64 @@ def matching(asked: str, *groups: Collection[str]) -> list[str]:
     for group in groups:
         if asked in group:
             return [asked]
-    plain = _BRACKETS.sub(lambda found: "/" + "".join(filter(None, found.groups())), asked).strip("/")
+    plain = _BRACKETS.sub(lambda match: "/" + "".join(filter(None, match.groups())), asked).strip("/")
     if not plain:
         return []
     for group in groups:
-        found = [path for path in group if path == plain] or [path for path in group if path.startswith(f"{plain}/")]
-        if not found and "*" in plain:
-            found = _under(group, {node for node in _nodes(group) if fnmatchcase(node, plain)})
-            found = found or _under(group, {node for node in _nodes(group) if fnmatchcase(node, f"*/{plain}")})
-        elif not found:
-            ends = [node for node in _nodes(group) if node.endswith(f"/{plain}")]
-            if len(ends) > 1:
+        nodes = _nodes(group)
+        roots = [plain] if plain in nodes else []
+        if not roots and "*" in plain:
+            roots = [node for node in nodes if fnmatchcase(node, plain)]
+            roots = roots or [node for node in nodes if fnmatchcase(node, f"*/{plain}")]
+        elif not roots:
+            roots = [node for node in nodes if node.endswith(f"/{plain}")]
+            if len(roots) > 1:
                 raise QueryError(
-                    f"{asked!r} is the end of several paths: {_listed(ends)}; write more of the one that is meant"
+                    f"{asked!r} is the end of several paths: {_listed(roots)}; write more of the one you mean"
                 )
-            found = _under(group, set(ends))
-        if found:
-            return found
+        if roots:
+            return [path for path in group if not {*_nodes([path])}.isdisjoint(roots)]
     return []
 
 
 def find_paths(asked: str, *groups: Collection[str], what: str = "argument or output") -> list[str]:
-    """The paths that are meant, one at least."""
-    found = matching(asked, *groups)
-    if not found:
+    """Returns the paths that match; raises QueryError where there is none."""
+    paths = matching(asked, *groups)
+    if not paths:
         raise QueryError(f"no {what} has the path {asked!r}{near(asked, *groups)}")
-    return found
+    return paths
 
 
 def find_path(asked: str, *groups: Collection[str], what: str = "argument or output") -> str:
-    """The one path that is meant.
+    """Returns the one path that matches.
 
     >>> find_path("out[0]", ["x"], ["out/0", "out/1"])
     'out/0'
     """
-    found = find_paths(asked, *groups, what=what)
-    if len(found) > 1:
-        raise QueryError(f"one {what} is asked for, and {asked!r} means {len(found)}: {_listed(found)}")
-    return found[0]
+    paths = find_paths(asked, *groups, what=what)
+    if len(paths) > 1:
+        raise QueryError(f"{asked!r} must match one {what}, and matches {len(paths)}: {_listed(paths)}")
+    return paths[0]
 
 
 def near(asked: str, *groups: Collection[str]) -> str:
-    """The paths that a wrong one may stand for, to be put after an error.
+    """Returns a hint for an error: the paths that the user may have meant.
 
     >>> near("params/kernal", ["params/kernel", "x"])
     '; did you mean params/kernel?'
     """
     nodes = [node for group in groups for node in _nodes(group)]
     last = asked.strip("/").rpartition("/")[2]
-    found = difflib.get_close_matches(asked, nodes, n=3, cutoff=0.4) or [n for n in nodes if n.endswith(f"/{last}")][:3]
-    found = [node for node in found if not any(other.startswith(f"{node}/") for other in found)]
-    return f"; did you mean {', '.join(found)}?" if found else f"; there are {_listed(nodes)}" if nodes else ""
+    close = difflib.get_close_matches(asked, nodes, n=3, cutoff=0.4) or [n for n in nodes if n.endswith(f"/{last}")][:3]
+    close = [node for node in close if not any(other.startswith(f"{node}/") for other in close)]
+    return f"; did you mean {', '.join(close)}?" if close else f"; there are {_listed(nodes)}" if nodes else ""
 
 
 def _nodes(paths: Collection[str]) -> list[str]:
-    """Paths, and the trees that they are in."""
-    found: dict[str, None] = {}
-    for path in paths:
-        found.update((path[: slash.start()], None) for slash in re.finditer("/", path))
-        found[path] = None
-    return list(found)
-
-
-def _under(paths: Collection[str], roots: set[str]) -> list[str]:
-    """The paths that are one of some nodes, or in one."""
-    return [p for p in paths if p in roots or any(p[: slash.start()] in roots for slash in re.finditer("/", p))]
+    """Returns paths and the trees that they are in, each tree before its paths."""
+    return list(
+        dict.fromkeys("/".join(parts[: k + 1]) for parts in (p.split("/") for p in paths) for k in range(len(parts)))
+    )
 
 
 def _listed(paths: Collection[str]) -> str:
@@ -102,13 +95,13 @@ def _listed(paths: Collection[str]) -> str:
     return ", ".join(shown) + more
 
 
-def trees(paths: Collection[str], known: Collection[str]) -> list[str]:
-    """Some of the known paths, whole trees by the path of the tree.
+def trees(paths: Collection[str], all_paths: Collection[str]) -> list[str]:
+    """Returns some of all paths, with the path of a tree instead of all paths in it.
 
     >>> trees(["p/a/w", "p/a/b", "x"], ["p/a/w", "p/a/b", "p/c", "x"])
     ['p/a', 'x']
     """
     chosen = set(paths)
-    open_ = set(_nodes([path for path in known if path not in chosen]))
-    whole = (next(node for node in _nodes([path]) if node not in open_) for path in known if path in chosen)
-    return list(dict.fromkeys(whole))
+    partial = set(_nodes([path for path in all_paths if path not in chosen]))
+    complete = (next(n for n in _nodes([path]) if n not in partial) for path in all_paths if path in chosen)
+    return list(dict.fromkeys(complete))

@@ -1,16 +1,17 @@
 """The captured program: values, ops and regions. Front-end neutral: nothing here knows JAX.
 
 - A :class:`Value` is one array; it is defined once, by an op.
-- An :class:`Op` is its factor rule, its sizes and dtypes, its FLOPs and its source line. Arguments, constants and outputs
-  are ops too (``argument``: ``->(i,j)``, ``output``: ``(i,j)->(i,j)``), so that every dimension has a factor.
-- A :class:`Region` is the body of a loop or a branch. A loop or branch is an op without a rule that owns regions; what
-  crosses its border is one *link* op per tensor, inside the owner's ``links``: a carry is ``(initial, body out) ->
-  (body in, result)`` with one factor per dimension, which is exactly "one value, one sharding".
+- An :class:`Op` has a factor rule, FLOPs and a source line. Arguments, constants and outputs are ops too (``argument``:
+  ``->(i,j)``, ``output``: ``(i,j)->(i,j)``), so that every dimension has a factor.
+- A :class:`Region` is the body of a loop or a branch. A loop or branch is an op without a rule that owns regions. Each tensor
+  that crosses its border has one *link* op, in the owner's ``links``: a carry is ``(initial, body out) -> (body in, result)``
+  with one factor per dimension, so that it has one sharding.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,13 +22,11 @@ import numpy as np
 from shardwise.ir.rule import Rule
 from shardwise.ir.traits import SAME_ELEMENTS, WIDER
 
-#: Mesh axes by dimension, major first; None for a dimension that is left open. Missing trailing dimensions are whole.
+#: Mesh axes by dimension, major first; None for an unconstrained dimension. Missing trailing dimensions are replicated.
 Spec = tuple[tuple[str, ...] | None, ...]
 
 
 class Origin(enum.Enum):
-    """Where a value comes from."""
-
     ARGUMENT = "argument"
     CONSTANT = "constant"
     RESULT = "result"
@@ -35,12 +34,12 @@ class Origin(enum.Enum):
 
 
 class Unit(enum.Enum):
-    """Which part of the device does the arithmetic."""
+    """The part of the device that does the arithmetic."""
 
     NONE = "none"
     VECTOR = "vector"
     MATRIX = "matrix"
-    KERNEL = "kernel"  # somebody's own: FLOPs are as it says, at the rate of products
+    KERNEL = "kernel"  # an opaque kernel: its FLOPs are those it states, at the rate of products
 
 
 #: Ops that may do most of the arithmetic.
@@ -60,10 +59,7 @@ class Value:
 
     @property
     def elements(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -76,8 +72,8 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation. ``rule`` is None for loops and branches, whose borders are described by their ``links``; their results
-    stand by position, -1 where nothing needs one."""
+    """One operation. ``rule`` is None for loops and branches, whose borders are described by their ``links``; their results are
+    listed by position, -1 where one is not used."""
 
     id: int
     kind: str
@@ -101,11 +97,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A straight sequence of ops: the program itself, a loop body, a branch.
-
-    ``trips`` is how often it runs for one run of its parent; ``trips_known`` is False for a ``while`` whose count cannot
-    be told from the program (it is then counted once, and reported).
-    """
+    """A sequence of ops: the program itself, a loop body, a branch. It runs ``trips`` times for each run of its parent."""
 
     id: int
     kind: str
@@ -115,7 +107,11 @@ class Region:
     outputs: tuple[int, ...]
     ops: tuple[int, ...]
     trips: int = 1
-    trips_known: bool = True
+
+    @property
+    def trips_known(self) -> bool:
+        """False for a ``while``, which is counted once."""
+        return not self.kind.startswith("while.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +128,13 @@ class Scope:
 
     @property
     def has_barrier(self) -> bool:
-        """Is this a ``remat`` whose computation shares nothing with what stands before it?"""
+        """Whether this is a ``remat`` whose computation shares nothing with that before it."""
         return self.kind == "remat" and all(value for _, value in self.attributes)
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An input of the program as the caller sees it. ``spec`` is a sharding the caller already gave, by dimension."""
+    """An input of the program. ``spec`` is the sharding that the caller stated, if any."""
 
     value: int
     path: str
@@ -148,7 +144,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A place in the user's program."""
+    """A line of the user's program, and its name stack."""
 
     file: str = ""
     line: int = 0
@@ -159,30 +155,12 @@ class Source:
         return f"{self.file.rsplit('/', 1)[-1]}:{self.line}" if self.file else "?"
 
 
-class Sources:
-    """Source places by number, resolved when asked: reading a traceback costs more than analysing the op."""
-
-    def __init__(self, resolve: Callable[[int], Source], count: int):
-        self._resolve = resolve
-        self._count = count
-        self._known: dict[int, Source] = {}
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Source:
-        if index < 0:
-            return Source()
-        if index not in self._known:
-            self._known[index] = self._resolve(index)
-        return self._known[index]
-
-
 @dataclass(frozen=True)
 class Program:
-    """A captured function. ``regions[0]`` is the program itself. Equations are named by scope and number: ``repeats`` maps
-    equations that compute the same as an earlier one to that one; ``undone`` are reshapes back to the shape before the last
-    reshape, whose result is the operand of that one."""
+    """A captured function. ``regions[0]`` is the program itself. ``sources`` reads source lines by number when asked, since
+    reading a traceback takes longer than analyzing an op. Equations are identified by scope and number: ``repeats`` maps
+    equations to earlier ones that compute the same; ``undone`` are reshapes back to the shape before the last reshape, whose
+    result is the operand of that one."""
 
     name: str
     values: tuple[Value, ...]
@@ -191,13 +169,13 @@ class Program:
     scopes: tuple[Scope, ...]
     arguments: tuple[Argument, ...]
     outputs: tuple[int, ...]
-    sources: Sources = field(repr=False)
+    sources: Callable[[int], Source] = field(repr=False)
     repeats: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict, repr=False)
     undone: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
 
     @cached_property
     def trips(self) -> np.ndarray:
-        """How often each region runs in one run of the program."""
+        """By region: how often it runs in one run of the program."""
         trips = np.ones(len(self.regions))
         for region in self.regions[1:]:
             trips[region.id] = trips[region.parent] * region.trips
@@ -205,7 +183,7 @@ class Program:
 
     @cached_property
     def runs(self) -> np.ndarray:
-        """How often each region counts: its trips, and of the alternatives of a branch only the dearest in FLOPs."""
+        """By region: how often it counts, which is its trips, and 0 for all branches of a ``cond`` but that of most FLOPs."""
         flops = np.zeros(len(self.regions))
         for op in self.ops:
             flops[op.region] += op.flops
@@ -224,39 +202,37 @@ class Program:
 
     @cached_property
     def definitions(self) -> Mapping[int, tuple[int, int]]:
-        """For every value the op that defines it and the number of the result."""
+        """By value: the op that defines it, and the number of the result."""
         return {v: (op.id, k) for op in self.ops if op.rule is not None for k, v in enumerate(op.results)}
 
     @cached_property
     def moved_as(self) -> Mapping[int, int]:
-        """For values that can be moved in a shorter type, a value of that type. Either the value was widened from it, or all
-        that is used of the value is what was narrowed to it; views of a value are seen through in both cases."""
-        found: dict[int, int] = {}
+        """For values that can be communicated in a narrower type, a value of that type: the value was widened from it, or is
+        only used narrowed to it, possibly through views."""
+        narrower: dict[int, int] = {}
         for op in self.schedule:
             if op.kind in SAME_ELEMENTS and op.operands[0] >= 0:
                 operand, result = op.operands[0], op.results[0]
                 old, new = self.values[operand].dtype, self.values[result].dtype
-                if operand in found and (old == new or new in WIDER.get(old, ())):
-                    found[result] = found[operand]
+                if operand in narrower and (old == new or new in WIDER.get(old, ())):
+                    narrower[result] = narrower[operand]
                 elif old != new and (old == "bool" or new in WIDER.get(old, ())):
-                    found[result] = operand
-        used: dict[int, set[int]] = {}
+                    narrower[result] = operand
+        uses: dict[int, set[int]] = {}  # the narrowed values that a value is used as; -1 for any other use
         for op in reversed(self.schedule):
             for v in op.operands:
                 if v < 0:
                     continue
-                seen = {-1}
+                use = {-1}
                 if op.kind in SAME_ELEMENTS:
                     (result,) = op.results
                     old, new = self.values[v].dtype, self.values[result].dtype
-                    seen = {result} if old in WIDER.get(new, ()) else used.get(result, {-1}) if old == new else {-1}
-                used.setdefault(v, set()).update(seen)
-        for v, narrow in used.items():
-            types = {self.values[n].dtype if n >= 0 else "" for n in narrow}
-            if len(types) == 1 and "" not in types:
-                known = (found[v],) if v in found else ()
-                found[v] = min((*narrow, *known), key=lambda n: (self.values[n].itemsize, n))
-        return found
+                    use = {result} if old in WIDER.get(new, ()) else uses.get(result, {-1}) if old == new else {-1}
+                uses.setdefault(v, set()).update(use)
+        for v, narrow in uses.items():
+            if -1 not in narrow and len({self.values[n].dtype for n in narrow}) == 1:
+                narrower[v] = min(narrow | {narrower.get(v, v)}, key=lambda n: (self.values[n].itemsize, n))
+        return narrower
 
     @cached_property
     def rounding(self) -> frozenset[int]:
@@ -266,19 +242,19 @@ class Program:
     @cached_property
     def uniform(self) -> frozenset[int]:
         """Values whose elements are all the same: a scalar that was broadcast, and views of it."""
-        found: set[int] = set()
+        uniform: set[int] = set()
         for op in self.schedule:
             if op.kind not in SAME_ELEMENTS or op.kind == "scan.output":  # each trip may have another scalar
                 continue
             operand = op.operands[0]
             scalar = op.kind == "broadcast_in_dim" and (operand < 0 or not self.values[operand].shape)
-            if scalar or operand in found:
-                found.add(op.results[0])
-        return frozenset(found)
+            if scalar or operand in uniform:
+                uniform.add(op.results[0])
+        return frozenset(uniform)
 
     @cached_property
     def home(self) -> Mapping[int, int]:
-        """For every value the region that it lives in."""
+        """By value: the region that it belongs to."""
         return {v: op.region for op in self.ops if op.rule is not None for v in op.results} | {
             v: region.id for region in self.regions for v in region.inputs if v >= 0
         }
@@ -295,7 +271,7 @@ class Program:
 
     @cached_property
     def schedule(self) -> tuple[Op, ...]:
-        """All ops in the order of execution: what enters a loop, its bodies, what leaves it. A carry stands where it enters."""
+        """All ops in the order of execution: links into a loop, its bodies, links out of it. Carries are links into it."""
         linked = {k for op in self.ops for k in op.links}
 
         def run(region: int) -> Iterator[Op]:
@@ -313,19 +289,16 @@ class Program:
 
         return tuple(run(0))
 
-    def ruled_ops(self) -> Iterator[Op]:
-        return (op for op in self.ops if op.rule is not None)
-
     def source_of(self, op: Op) -> Source:
-        return self.sources[op.source]
+        return self.sources(op.source)
 
     def label(self, value: int) -> str:
-        """How a person would name a value: its path, or what made it and where."""
+        """Returns the path of a value, or its number, op and source line."""
         v = self.values[value]
         if v.path:
             return v.path
         op = self.ops[self.definitions[value][0]]
-        return f"%{value} ({op.kind} at {self.sources[op.source]})"
+        return f"%{value} ({op.kind} at {self.source_of(op)})"
 
     def __str__(self) -> str:
         from shardwise.ir.text import format_program

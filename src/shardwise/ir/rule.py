@@ -1,4 +1,4 @@
-"""Factor rules: what may be split in one operation, and what that costs in kind.
+"""Factor rules: which index variables of an operation can be split, and what communication that needs.
 
 Every op is described like an einsum. A *factor* is an index variable with a size; a dimension of an operand or result is
 the list of factors it is made of, major to minor. ``dot_general`` is ``(b,i,k),(b,k,j)->(b,i,j)``, a reshape of
@@ -6,8 +6,8 @@ the list of factors it is made of, major to minor. ``dot_general`` is ``(b,i,k),
 
 Conventions
 - A dimension of size 0 or 1 has no factor: there is nothing to split.
-- A merged dimension is identified with its major factor. A minor factor can be computed in parts, but no PartitionSpec
-  can say so; :attr:`Rule.splittable` is False for it.
+- A merged dimension is identified with its major factor. A minor factor cannot be named in a PartitionSpec, so that
+  :attr:`Rule.splittable` is False for it.
 - A halo factor may have different sizes in different tensors (a slice, a strided convolution). Its :class:`Window` says
   which positions of one tensor a position of the other touches.
 """
@@ -15,6 +15,8 @@ Conventions
 from __future__ import annotations
 
 import enum
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,19 +26,18 @@ from shardwise.errors import RuleError
 
 
 class Kind(enum.Enum):
-    """What happens when a mesh axis shards a factor (design, section 2)."""
+    """What happens when a mesh axis shards a factor."""
 
     PARALLEL = "parallel"  # in operands and results: nothing to communicate
     REDUCTION = "reduction"  # in operands only: the result is partial
     FREE = "free"  # in results only: nothing to communicate
-    BLOCKED = "blocked"  # must be whole on each device
+    BLOCKED = "blocked"  # cannot be computed in parts
     HALO = "halo"  # shifted or windowed: exchange of the overlap
-    INDEXED = "indexed"  # looked into by a gather, written into by a scatter
+    INDEXED = "indexed"  # read or written at indices, by a gather or a scatter
 
 
-#: Reducers a partial result can be finished with. ``custom`` is a user's own combiner, applied across the parts;
-#: ``argmax`` and ``argmin`` need the values beside the indices.
-REDUCERS: Final = ("sum", "prod", "max", "min", "and", "or", "xor", "argmax", "argmin", "custom")
+#: Reducers of partial results; ``argmax`` and ``argmin`` need the values as well as the indices.
+REDUCERS: Final = ("sum", "prod", "max", "min", "and", "or", "xor", "argmax", "argmin")
 
 
 #: Why the trip dimension of a loop is blocked. All trip dimensions of one loop are one factor (see ``dims/names.py``).
@@ -45,12 +46,8 @@ TRIP: Final = "the trips of a loop run one after another"
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One index variable of an op.
-
-    ``size`` is the factor's size; for a halo factor the largest of its sizes.
-    ``reducer`` is set for reductions and for indexed factors that are not in the result.
-    ``reason`` says why a factor is blocked.
-    """
+    """One index variable of an op. ``size`` is the largest size of a halo factor; ``reducer`` is set for reductions and for
+    indexed factors that are not in the result; ``reason`` says why a factor is blocked."""
 
     size: int
     kind: Kind
@@ -99,31 +96,27 @@ class Rule:
 
     @cached_property
     def operand_majors(self) -> tuple[tuple[int, ...], ...]:
-        """For every operand dimension its major factor, or -1 where there is none."""
-        return tuple(tuple(dim[0] if dim else -1 for dim in tensor) for tensor in self.operands)
+        """By operand and dimension: the major factor, or -1 where there is none."""
+        return _majors(self.operands)
 
     @cached_property
     def result_majors(self) -> tuple[tuple[int, ...], ...]:
-        """For every result dimension its major factor, or -1 where there is none."""
-        return tuple(tuple(dim[0] if dim else -1 for dim in tensor) for tensor in self.results)
+        """By result and dimension: the major factor, or -1 where there is none."""
+        return _majors(self.results)
 
     @cached_property
     def splittable(self) -> tuple[bool, ...]:
-        """Per factor: can a mesh axis compute it in parts? Not if it is blocked or minor in some dimension."""
+        """By factor: whether it can be computed in parts, which needs that it is neither blocked nor minor in a dimension."""
         minor = {f for tensor in self.tensors for dim in tensor for f in dim[1:]}
         return tuple(f.kind is not Kind.BLOCKED and i not in minor for i, f in enumerate(self.factors))
 
     @cached_property
     def rivals(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of factors that one mesh axis cannot shard at once: any two that the op can compute in parts, and any
-        two that are dimensions of one tensor. If they share a color the pair is a conflict."""
-        pairs: set[tuple[int, int]] = set()
-        open_factors = [i for i, ok in enumerate(self.splittable) if ok]
-        groups: list[Sequence[int]] = [open_factors]
+        """Pairs of factors that one mesh axis cannot shard at once: any two splittable ones, and any two that are dimensions of
+        one tensor. If they have one color the pair is a conflict."""
+        groups = [[i for i, able in enumerate(self.splittable) if able]]
         groups += [sorted(m for m in majors if m >= 0) for majors in self.operand_majors + self.result_majors]
-        for group in groups:
-            pairs.update((p, q) for k, p in enumerate(group) for q in group[k + 1 :] if p != q)
-        return tuple(sorted(pairs))
+        return tuple(sorted({pair for group in groups for pair in itertools.combinations(group, 2)}))
 
     @cached_property
     def trip(self) -> int:
@@ -140,11 +133,12 @@ class Rule:
         return self.text
 
 
-def check_rule(rule: Rule, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> None:
-    """Raises :class:`RuleError` unless ``rule`` is well formed and fits the shapes.
+def _majors(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(dim[0] if dim else -1 for dim in tensor) for tensor in tensors)
 
-    This is the type checker of the rule language; every rule that is built or registered passes through it.
-    """
+
+def check_rule(rule: Rule, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> None:
+    """Raises :class:`RuleError` unless ``rule`` is well formed and fits the shapes. Every rule is checked."""
     problems: list[str] = []
     shapes = [*operands, *results]
     if len(rule.operands) != len(operands) or len(rule.results) != len(results):
@@ -152,6 +146,7 @@ def check_rule(rule: Rule, operands: Sequence[tuple[int, ...]], results: Sequenc
             f"rule {rule} is for {len(rule.operands)} operands and {len(rule.results)} results; "
             f"the operation has {len(operands)} and {len(results)}"
         )
+    windowed = {w.factor for w in rule.windows}
     in_operands: set[int] = set()
     in_results: set[int] = set()
     for t, (tensor, shape) in enumerate(zip(rule.tensors, shapes, strict=True)):
@@ -164,43 +159,40 @@ def check_rule(rule: Rule, operands: Sequence[tuple[int, ...]], results: Sequenc
             problems.append(f"{name} has one factor in two places")
         (in_operands if t < len(operands) else in_results).update(used)
         for d, (dim, size) in enumerate(zip(tensor, shape, strict=True)):
-            if any(rule.factors[f].kind is Kind.HALO or _windowed(rule, f) for f in dim):
+            if any(rule.factors[f].kind is Kind.HALO or f in windowed for f in dim):
                 if len(dim) > 1:
                     problems.append(f"{name} dimension {d}: a halo factor cannot be merged with others")
                 continue
-            product = 1
-            for f in dim:
-                product *= rule.factors[f].size
+            product = math.prod(rule.factors[f].size for f in dim)
             if dim and product != size:
                 problems.append(f"{name} dimension {d} has size {size}, its factors multiply to {product}")
             if not dim and size > 1:
                 problems.append(f"{name} dimension {d} has size {size} but no factor")
     for i, factor in enumerate(rule.factors):
-        problems += _kind_problems(rule, i, factor, i in in_operands, i in in_results)
+        problems += _kind_problems(letter(i), factor, i in in_operands, i in in_results)
     if problems:
         raise RuleError(f"rule {rule} does not fit: " + "; ".join(problems))
 
 
-def _windowed(rule: Rule, factor: int) -> bool:
-    return any(w.factor == factor for w in rule.windows)
+#: Whether factors of a kind are in operands, and in results.
+_SIDES: Final = {
+    Kind.PARALLEL: (True, True),
+    Kind.REDUCTION: (True, False),
+    Kind.FREE: (False, True),
+    Kind.HALO: (True, True),
+}
 
 
-def _kind_problems(rule: Rule, index: int, factor: Factor, in_operand: bool, in_result: bool) -> list[str]:
-    name = letter(index)
+def _kind_problems(name: str, factor: Factor, in_operand: bool, in_result: bool) -> list[str]:
     wrong: list[str] = []
     if not (in_operand or in_result):
         wrong.append(f"factor {name} is in no tensor")
-    expected = {
-        Kind.PARALLEL: (True, True),
-        Kind.REDUCTION: (True, False),
-        Kind.FREE: (False, True),
-        Kind.HALO: (True, True),
-    }.get(factor.kind)
+    expected = _SIDES.get(factor.kind)
     if expected is not None and expected != (in_operand, in_result):
         where = "operands and results" if in_operand and in_result else "operands" if in_operand else "results"
-        wrong.append(f"factor {name} is {factor.kind.value} but stands in {where} only")
+        wrong.append(f"factor {name} is {factor.kind.value} but is in {where} only")
     if factor.kind is Kind.INDEXED and not in_operand:
-        wrong.append(f"factor {name} is indexed but stands in no operand")
+        wrong.append(f"factor {name} is indexed but is in no operand")
     needs_reducer = factor.kind is Kind.REDUCTION or (factor.kind is Kind.INDEXED and not in_result)
     if needs_reducer and factor.reducer not in REDUCERS:
         wrong.append(f"factor {name} needs a reducer, one of {', '.join(REDUCERS)}; it has {factor.reducer!r}")
@@ -211,6 +203,6 @@ _LETTERS: Final = "ijklmnopqrstuvwxyzabcdefgh"
 
 
 def letter(index: int) -> str:
-    """The name a factor has in text: ``i, j, …, h, i1, j1, …``."""
+    """Returns the name of a factor in text: ``i, j, …, h, i1, j1, …``."""
     turn, place = divmod(index, len(_LETTERS))
     return _LETTERS[place] + (str(turn) if turn else "")

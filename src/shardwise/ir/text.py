@@ -1,4 +1,4 @@
-"""The stable text form of a program; tests read it, and so do people."""
+"""The stable text form of a program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardwise.ir.program import Op, Program
 
 
 def format_program(program: Program, sources: bool = False) -> str:
-    """One line an op: ``%3:f32[8,2] = dot_general %0 %1  (i,k),(k,j)->(i,j); sum k``. Bodies are indented."""
+    """Returns one line per op: ``%3:f32[8,2] = dot_general %0 %1  (i,k),(k,j)->(i,j); sum k``. Bodies are indented."""
     lines = [f"program {program.name}"]
     lines += _region(program, 0, "  ", sources)
     lines.append("return " + " ".join(f"%{v}" for v in program.outputs))
@@ -32,11 +32,11 @@ def _region(program: Program, region: int, indent: str, sources: bool) -> Iterat
 
 
 def _op(program: Program, op: Op, sources: bool) -> str:
-    made = op.results if op.rule is not None else ()
-    results = " ".join(f"%{v}:{program.values[v].type_text}" for v in made)
+    values = [program.values[v] for v in op.results] if op.rule is not None else []
+    results = " ".join(f"%{v.id}:{v.type_text}" for v in values)
     operands = " ".join(f"%{v}" if v >= 0 else "lit" for v in op.operands)
     text = f"{results} = {op.kind}" if results else op.kind
-    path = next((program.values[v].path for v in made if program.values[v].path), "")
+    path = next((v.path for v in values if v.path), "")
     text += f" {operands}" if operands else ""
     text += f" '{path}'" if path else ""
     text += f"  {op.rule}" if op.rule is not None and op.rule.factors else ""

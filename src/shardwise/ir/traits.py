@@ -1,4 +1,4 @@
-"""The traits of ops by name: what every module may ask about an op without its rule.
+"""The traits of ops by name: what other modules need to know about an op besides its rule.
 
 Names are those of JAX primitives, and of the ops that capture adds: ``argument``, ``constant`` and ``output`` at the borders of
 a program, ``scan.input`` and the like between a loop and its body.
@@ -60,18 +60,9 @@ SUMS: Final = frozenset({"add", "add_any"})
 #: Ops through which a partial sum can pass: the operands in which they are linear, one at a time, while the others are
 #: replicated; None where they are linear in all operands at once. ``linear_operands`` knows the exceptions by type.
 LINEAR: Final[dict[str, tuple[int, ...] | None]] = {
-    "add": None,
-    "add_any": None,
-    "sub": None,
-    "neg": (0,),
-    "convert_element_type": (0,),
-    "transpose": (0,),
-    "reshape": (0,),
-    "squeeze": (0,),
-    "copy": (0,),
+    **dict.fromkeys(("add", "add_any", "sub"), None),
+    **dict.fromkeys("convert_element_type copy div neg reduce_sum reshape squeeze transpose".split(), (0,)),
     "mul": (0, 1),
-    "div": (0,),
-    "reduce_sum": (0,),
 }
 #: Types to which partial sums of floating-point numbers may be converted: they have the range of float32.
 _RANGES: Final = frozenset({"bfloat16", "float32", "float64"})
@@ -93,7 +84,7 @@ WIDER: Final = {
 
 
 def linear_operands(program: Program, op: Op) -> tuple[int, ...] | None:
-    """The operands in which an op is linear, one at a time; None where it is linear in all of them at once."""
+    """Returns the operands in which an op is linear, one at a time; None where it is linear in all of them at once."""
     if op.kind == "convert_element_type" and op.operands[0] >= 0:
         old, new = (program.values[v] for v in (op.operands[0], op.results[0]))
         kinds = {_number_kind(value.dtype) for value in (old, new)}

@@ -89,7 +89,7 @@ class Propagation:
     ``others``: the places, besides those of stored values, where constraints may be stated.
     """
 
-    @collector_paused
+    @collector_paused()
     def __init__(
         self,
         program: Program,
@@ -122,7 +122,7 @@ class Propagation:
             self._ops[location] = self._program.ops[int(match[-1])] if match else None
         return self._ops[location]
 
-    @collector_paused
+    @collector_paused()
     def shardings(self, constraints: Constraints) -> dict[int, Dims]:
         """Returns the shardings of the values that ops of the program define, by value number."""
         values = self._program.values

@@ -1,8 +1,9 @@
-"""What a rule is computed from: an operation's name, parameters, shapes and dtypes. And the builder that rules use."""
+"""An operation as its rule sees it, and the builder with which rules are written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ class OpCall:
     """One operation as its rule sees it.
 
     ``operands`` and ``results`` are shapes; ``dtypes`` the dtype names of the operands; ``params`` the front
-    end's parameters of the primitive. Tensors are counted through: operands, then results.
+    end's parameters of the primitive. Tensors are numbered: operands first, then results.
 
     >>> call = OpCall("dot_general", {}, ((8, 4), (4, 6)), ((8, 6),))
     >>> call.out(), call.shape(2)
@@ -41,20 +42,24 @@ class OpCall:
 
 
 class RuleBuilder:
-    """Collects factors of an op, major ones first, and builds the checked rule.
+    """Collects the factors of an op, major ones first, and builds the checked rule. ``out`` is the number of the first result.
 
-    >>> call = OpCall("dot_general", {}, ((8, 4), (4, 6)), ((8, 6),))
-    >>> b = RuleBuilder(call)
-    >>> b.add([(0, 0), (2, 0)]); b.add([(1, 1), (2, 1)]); b.reduce([(0, 1), (1, 0)], "sum")
+    >>> b = RuleBuilder(OpCall("dot_general", {}, ((8, 4), (4, 6)), ((8, 6),)))
+    >>> b.add([(0, 0), (b.out, 0)]); b.add([(1, 1), (b.out, 1)]); b.reduce([(0, 1), (1, 0)], "sum")
     >>> print(b.build())
     (i,k),(k,j)->(i,j); sum k
     """
 
     def __init__(self, call: OpCall):
         self.call = call
+        self.params, self.operands, self.results = call.params, call.operands, call.results
+        self.shapes = call.operands + call.results
+        self.out = len(call.operands)
+        self.outs = range(self.out, len(self.shapes))
+        self.tensors = range(len(self.shapes))
         self._factors: list[Factor] = []
         self._windows: list[Window] = []
-        self._tensors: list[list[list[int]]] = [[[] for _ in shape] for shape in call.operands + call.results]
+        self._dims: list[list[list[int]]] = [[[] for _ in shape] for shape in self.shapes]
 
     def add(
         self,
@@ -65,25 +70,24 @@ class RuleBuilder:
         reason: str = "",
         windows: Sequence[Mapping[str, int]] = (),
     ) -> None:
-        """Adds one factor at these places. Places of size one are passed over (they broadcast), and a factor that is left
-        with no place, or is of size one, is none. Without ``kind`` it is parallel, or free if only in results."""
-        placed = [(t, d) for t, d in places if self.call.shape(t)[d] > 1]
-        size = size if size is not None else max((self.call.shape(t)[d] for t, d in placed), default=1)
+        """Adds one factor at these places, except those of size one, which broadcast. Nothing is added where no place is left
+        or the factor has size one. Without ``kind`` it is parallel, or free if it is in results only."""
+        placed = [(t, d) for t, d in places if self.shapes[t][d] > 1]
+        size = size if size is not None else max((self.shapes[t][d] for t, d in placed), default=1)
         if size <= 1 or not placed:
             return
-        n = len(self.call.operands)
+        present = {t for t, _ in placed}
+        in_operands, in_results = min(present) < self.out, max(present) >= self.out
         if kind is None:
-            kind = Kind.PARALLEL if any(t < n for t, _ in placed) else Kind.FREE
-        if kind is Kind.HALO and not (any(t < n for t, _ in placed) and any(t >= n for t, _ in placed)):
+            kind = Kind.PARALLEL if in_operands else Kind.FREE
+        if kind is Kind.HALO and not (in_operands and in_results):
             kind, reason = Kind.BLOCKED, reason or "the other side of the window has size one"
         index = len(self._factors)
         self._factors.append(Factor(size, kind, reducer, reason))
-        present = {t for t, _ in placed}
-        self._windows += [
-            Window(index, **w) for w in windows if {w["of"], w["by"]} <= present and kind is not Kind.BLOCKED
-        ]
+        if kind is not Kind.BLOCKED:
+            self._windows += [Window(index, **w) for w in windows if {w["of"], w["by"]} <= present]
         for t, d in placed:
-            self._tensors[t][d].append(index)
+            self._dims[t][d].append(index)
 
     def reduce(self, places: Iterable[Place], reducer: str, size: int | None = None) -> None:
         self.add(places, size, Kind.REDUCTION, reducer)
@@ -92,40 +96,50 @@ class RuleBuilder:
         self.add(places, size, Kind.BLOCKED, reason=reason)
 
     def block_apart(self, places: Iterable[Place], reason: str) -> None:
-        """Blocks each place with a factor of its own: the dimensions have nothing to do with one another."""
+        """Blocks each place with a separate factor: the dimensions are unrelated."""
         for place in places:
             self.block([place], reason)
 
+    def block_rest(self, reason: str) -> None:
+        """Blocks each dimension that has no factor yet, with separate factors."""
+        self.block_apart([(t, d) for t in self.tensors for d, dim in enumerate(self._dims[t]) if not dim], reason)
+
     def build(self) -> Rule:
-        n = len(self.call.operands)
-        tensors = tuple(tuple(tuple(dim) for dim in tensor) for tensor in self._tensors)
-        rule = Rule(tuple(self._factors), tensors[:n], tensors[n:], tuple(self._windows))
-        check_rule(rule, self.call.operands, self.call.results)
+        tensors = tuple(tuple(tuple(dim) for dim in tensor) for tensor in self._dims)
+        rule = Rule(tuple(self._factors), tensors[: self.out], tensors[self.out :], tuple(self._windows))
+        check_rule(rule, self.operands, self.results)
         return rule
 
 
-def pointwise(call: OpCall) -> Rule:
-    """Same position in, same position out. Operands of rank zero and dimensions of size one broadcast."""
+def build_rule(function: Callable[[RuleBuilder], None], call: OpCall) -> Rule:
+    """Returns the rule that a function adds to a builder."""
     b = RuleBuilder(call)
-    shape = call.results[0] if call.results else max(call.operands, key=len, default=())
-    ranked = [t for t in range(len(call.operands) + len(call.results)) if len(call.shape(t)) == len(shape)]
+    function(b)
+    return b.build()
+
+
+def pointwise(b: RuleBuilder) -> None:
+    """Each position of the results depends on the same position of the operands. Scalars and dimensions of size one
+    broadcast."""
+    shape = b.results[0] if b.results else max(b.operands, key=len, default=())
+    ranked = [t for t in b.tensors if len(b.shapes[t]) == len(shape)]
     for d in range(len(shape)):
         b.add((t, d) for t in ranked)
-    return b.build()
 
 
-def passing(call: OpCall) -> Rule:
-    """Each operand is the result of the same number, unchanged; without operands every position is made on its own."""
-    b = RuleBuilder(call)
-    for r, shape in enumerate(call.results):
+@functools.cache
+def identity(shape: Shape, results: int = 1, operands: int = 1) -> Rule:
+    """Returns the elementwise rule of some operands and results of one shape."""
+    return build_rule(pointwise, OpCall("identity", {}, (shape,) * operands, (shape,) * results))
+
+
+def passing(b: RuleBuilder) -> None:
+    """Each operand is the result of the same number; without operands every position of the results is independent."""
+    for r, shape in enumerate(b.results):
         for d in range(len(shape)):
-            b.add([*([(r, d)] if call.operands else []), (call.out(r), d)])
-    return b.build()
+            b.add([*([(r, d)] if b.operands else []), (b.out + r, d)])
 
 
 def opaque(call: OpCall, reason: str) -> Rule:
-    """The safe rule: every dimension whole, none tied to another."""
-    b = RuleBuilder(call)
-    for t in range(len(call.operands) + len(call.results)):
-        b.block_apart(((t, d) for d in range(len(call.shape(t)))), reason)
-    return b.build()
+    """Returns the safe rule: every dimension is blocked and related to no other."""
+    return build_rule(lambda b: b.block_rest(reason), call)

@@ -2,143 +2,105 @@
 
 from __future__ import annotations
 
-from shardwise.ir.rule import Kind, Rule
-from shardwise.rules.call import OpCall, RuleBuilder
+from collections.abc import Sequence
+from typing import Any
+
+from shardwise.ir.rule import Kind
+from shardwise.rules.call import Place, RuleBuilder
 
 
-def dot_general(call: OpCall) -> Rule:
+def _product(
+    b: RuleBuilder, numbers: Any, shift: int = 0, skipped: Sequence[int] = ()
+) -> tuple[list[list[Place]], list[list[Place]]]:
+    """Returns the places of each dimension of a product's result, batch first and starting at ``shift``, and those of each
+    contracted dimension. The ``skipped`` dimensions of the second operand are in neither."""
+    (contract_l, contract_r), (batch_l, batch_r) = numbers
+    used = {*contract_l, *batch_l}, {*contract_r, *batch_r, *skipped}
+    kept = [[(0, left), (1, right)] for left, right in zip(batch_l, batch_r, strict=True)]
+    kept += [[(t, d)] for t in (0, 1) for d in range(len(b.operands[t])) if d not in used[t]]
+    contracted = [[(0, left), (1, right)] for left, right in zip(contract_l, contract_r, strict=True)]
+    return [[*places, (b.out, shift + k)] for k, places in enumerate(kept)], contracted
+
+
+def dot_general(b: RuleBuilder) -> None:
     """``(batch, m…, k…), (batch, n…, k…) -> (batch, m…, n…)``; sum over k."""
-    (contract_l, contract_r), (batch_l, batch_r) = call.params["dimension_numbers"]
-    b = RuleBuilder(call)
-    out = call.out()
-    for position, (left, right) in enumerate(zip(batch_l, batch_r, strict=True)):
-        b.add([(0, left), (1, right), (out, position)])
-    position = len(batch_l)
-    for tensor, used in ((0, {*contract_l, *batch_l}), (1, {*contract_r, *batch_r})):
-        for d in range(len(call.operands[tensor])):
-            if d not in used:
-                b.add([(tensor, d), (out, position)])
-                position += 1
-    for left, right in zip(contract_l, contract_r, strict=True):
-        b.reduce([(0, left), (1, right)], "sum")
-    return b.build()
+    kept, contracted = _product(b, b.params["dimension_numbers"])
+    for places in kept:
+        b.add(places)
+    for places in contracted:
+        b.reduce(places, "sum")
 
 
-def scaled_dot(call: OpCall) -> Rule:
-    """A product of block-scaled operands. The scales have fewer positions along k, one per block: a part of k takes its
-    part of the scales only if cut at a block border, which the partitioner does not promise, so k is blocked."""
-    (contract_l, contract_r), (batch_l, batch_r) = call.params["dimension_numbers"]
-    b = RuleBuilder(call)
-    out = call.out()
-    scales = {0: 2, 1: 3} if len(call.operands) == 4 else {}
-
-    def with_scale(tensor: int, d: int) -> list[tuple[int, int]]:
-        scale = scales.get(tensor)
-        same = scale is not None and len(call.operands[scale]) == len(call.operands[tensor])
-        return [(tensor, d), (scale, d)] if same and scale is not None else [(tensor, d)]
-
-    for position, (left, right) in enumerate(zip(batch_l, batch_r, strict=True)):
-        b.add([*with_scale(0, left), *with_scale(1, right), (out, position)])
-    position = len(batch_l)
-    for tensor, used in ((0, {*contract_l, *batch_l}), (1, {*contract_r, *batch_r})):
-        for d in range(len(call.operands[tensor])):
-            if d not in used:
-                b.add([*with_scale(tensor, d), (out, position)])
-                position += 1
+def scaled_dot(b: RuleBuilder) -> None:
+    """A product of block-scaled operands. The scales have one position per block of k: a part of k takes its part of the
+    scales only if cut between blocks, which the partitioner does not guarantee, so k is blocked."""
+    kept, contracted = _product(b, b.params["dimension_numbers"])
+    scaled = {t: t + 2 for t in (0, 1) if t + 2 < b.out and len(b.operands[t + 2]) == len(b.operands[t])}
+    for places in kept:
+        b.add([*places, *((scaled[t], d) for t, d in places if t in scaled)])
     reason = "the contracted dimension is scaled in blocks"
-    for left, right in zip(contract_l, contract_r, strict=True):
-        b.block([(0, left), (1, right)], reason)
-    for scale, dims in ((2, contract_l), (3, contract_r)):
-        if scale < len(call.operands):
-            b.block_apart([(scale, d) for d in dims if d < len(call.operands[scale])], reason)
-    return b.build()
+    for places in contracted:
+        b.block(places, reason)
+    b.block_rest(reason)
 
 
-def ragged_dot_general(call: OpCall) -> Rule:
-    """Products by group, the groups being consecutive rows of the ragged dimension.
+def ragged_dot_general(b: RuleBuilder) -> None:
+    """Products by group, where groups are consecutive rows of the ragged dimension.
 
     Where the ragged dimension is not contracted, rows belong to groups by the running sum of ``group_sizes``; a part of
     the rows, or of the groups, no longer starts at the first group. Both are blocked. The rest is an ordinary product.
     """
-    numbers = call.params["ragged_dot_dimension_numbers"]
-    (contract_l, contract_r), (batch_l, batch_r) = numbers.dot_dimension_numbers
-    ragged = tuple(numbers.lhs_ragged_dimensions)
-    group_dims = tuple(numbers.rhs_group_dimensions)
-    b = RuleBuilder(call)
-    out = call.out()
-    rows = "rows find their group by the running sum of the group sizes"
-    sizes_rank = len(call.operands[2])
+    numbers = b.params["ragged_dot_dimension_numbers"]
+    ragged, group_dims = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
+    (contract_l, _), (batch, _) = numbers.dot_dimension_numbers
     # The output is (groups, batch…, m…, n…) when the ragged dimension is contracted, else (batch…, m…, n…).
-    contracted = any(d in contract_l for d in ragged)
-    shift = 1 if contracted else 0
-    groups = [(2, sizes_rank - 1), *((1, d) for d in group_dims)] + ([(out, 0)] if contracted else [])
-    b.block(groups, rows)
-    for position, (left, right) in enumerate(zip(batch_l, batch_r, strict=True)):
-        sizes = [(2, position)] if position < sizes_rank - 1 else []
-        places = [(0, left), (1, right), (out, position + shift), *sizes]
-        if left in ragged:
-            b.block(places, rows)
+    shift = int(any(d in contract_l for d in ragged))
+    kept, contracted = _product(b, numbers.dot_dimension_numbers, shift, group_dims)
+    reason = "rows find their group by the running sum of the group sizes"
+    last = len(b.operands[2]) - 1
+    b.block([(2, last), *((1, d) for d in group_dims), *[(b.out, 0)] * shift], reason)
+    sized = min(last, len(batch)) if shift else last
+    for k, places in enumerate(kept):
+        tensor, d = places[0]
+        if k < sized and tensor == 0:
+            places.append((2, k))
+        if tensor == 0 and d in ragged:
+            b.block(places, reason)
         else:
             b.add(places)
-    position = len(batch_l) + shift
-    used_l, used_r = {*contract_l, *batch_l}, {*contract_r, *batch_r, *group_dims}
-    extra = sizes_rank - 1 - len(batch_l)
-    for d in range(len(call.operands[0])):
-        if d not in used_l:
-            if d in ragged:
-                b.block([(0, d), (out, position)], rows)
-            else:
-                sizes = [(2, position)] if extra > 0 else []
-                b.add([(0, d), (out, position), *sizes])
-            position += 1
-    for d in range(len(call.operands[1])):
-        if d not in used_r:
-            b.add([(1, d), (out, position)])
-            position += 1
-    for left, right in zip(contract_l, contract_r, strict=True):
-        if left in ragged:
-            b.block([(0, left), (1, right)], rows)
+    for places in contracted:
+        if places[0][1] in ragged:
+            b.block(places, reason)
         else:
-            b.reduce([(0, left), (1, right)], "sum")
-    return b.build()
+            b.reduce(places, "sum")
 
 
-def conv_general_dilated(call: OpCall) -> Rule:
+def conv_general_dilated(b: RuleBuilder) -> None:
     """Batch and features are those of a product, with feature or batch groups as the major factor.
 
     A spatial dimension relates three indices, ``input = output * stride + tap * dilation - padding``. Of output and tap the
-    one that spans more of the input goes along with it: the output in a forward convolution (a halo), the taps in a weight
-    gradient, where the "kernel" is an image and the result a few taps wide (a reduction with a halo). The other stays whole.
+    one that covers more of the input is one factor with it: the output in a forward convolution (a halo), the taps in a weight
+    gradient, where the "kernel" is an image and the result a few taps wide (a reduction with a halo). The other is blocked.
     """
-    p = call.params
+    p = b.params
     numbers = p["dimension_numbers"]
-    lhs, rhs, out_spec = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
-    feature_groups, batch_groups = p["feature_group_count"], p["batch_group_count"]
-    b = RuleBuilder(call)
-    out = call.out()
-    out_channels = call.operands[1][rhs[0]]
+    lhs, rhs, result = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    groups = p["feature_group_count"], p["batch_group_count"]
     # Major factors first: the groups, then what is inside them.
-    if feature_groups > 1:
-        b.add([(0, lhs[1]), (1, rhs[0]), (out, out_spec[1])], feature_groups)
-    if batch_groups > 1:
-        b.add([(0, lhs[0]), (1, rhs[0]), (out, out_spec[1])], batch_groups)
-    b.add([(0, lhs[0]), (out, out_spec[0])], call.operands[0][lhs[0]] // batch_groups)
-    b.reduce([(0, lhs[1]), (1, rhs[1])], "sum", call.operands[1][rhs[1]])
-    b.add([(1, rhs[0]), (out, out_spec[1])], out_channels // (feature_groups * batch_groups))
-    for s, (i, k, o) in enumerate(zip(lhs[2:], rhs[2:], out_spec[2:], strict=True)):
-        taps, outputs = call.operands[1][k], call.results[0][o]
-        low = -p["padding"][s][0]
+    for dim, count in zip((lhs[1], lhs[0]), groups, strict=True):
+        b.add([(0, dim), (1, rhs[0]), (b.out, result[1])], count)
+    b.add([(0, lhs[0]), (b.out, result[0])], b.operands[0][lhs[0]] // groups[1])
+    b.reduce([(0, lhs[1]), (1, rhs[1])], "sum", b.operands[1][rhs[1]])
+    b.add([(1, rhs[0]), (b.out, result[1])], b.operands[1][rhs[0]] // (groups[0] * groups[1]))
+    for s, (i, k, o) in enumerate(zip(lhs[2:], rhs[2:], result[2:], strict=True)):
+        taps, outputs = b.operands[1][k], b.results[0][o]
         stride, dilation = p["window_strides"][s], p["rhs_dilation"][s]
+        window = dict(of=0, low=-p["padding"][s][0], dilation=p["lhs_dilation"][s])
         if taps * dilation > outputs * stride:
-            window = dict(
-                of=0, by=1, stride=dilation, low=low, high=low + (outputs - 1) * stride, dilation=p["lhs_dilation"][s]
-            )
+            window |= dict(by=1, stride=dilation, high=window["low"] + (outputs - 1) * stride)
             b.add([(0, i), (1, k)], kind=Kind.REDUCTION, reducer="sum", windows=[window])
-            b.block([(out, o)], "every tap of the result needs the whole window")
+            b.block([(b.out, o)], "every tap of the result needs the whole window")
         else:
-            window = dict(
-                of=0, by=out, stride=stride, low=low, high=low + (taps - 1) * dilation, dilation=p["lhs_dilation"][s]
-            )
-            b.add([(0, i), (out, o)], kind=Kind.HALO, windows=[window])
+            window |= dict(by=b.out, stride=stride, high=window["low"] + (taps - 1) * dilation)
+            b.add([(0, i), (b.out, o)], kind=Kind.HALO, windows=[window])
             b.block([(1, k)], "the taps of a kernel slide over the whole input")
-    return b.build()

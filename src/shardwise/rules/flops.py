@@ -1,4 +1,4 @@
-"""How much arithmetic an op does, and on which unit."""
+"""The FLOPs of ops, and the unit that computes them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ from typing import Final
 from shardwise.ir.program import Unit
 from shardwise.ir.rule import Rule
 from shardwise.rules.call import OpCall
-from shardwise.rules.elementwise import ELEMENTWISE
 from shardwise.rules.reduction import CUMULATIVE
-from shardwise.rules.tables import LINEAR_ALGEBRA
+from shardwise.rules.tables import ELEMENTWISE, LINEAR_ALGEBRA
 
 #: Sorting networks and searches compare each element about log2(n) times.
 _SORTS: Final = ("sort", "top_k", "approx_top_k")
 
 
 def count_flops(call: OpCall, rule: Rule) -> tuple[float, Unit]:
-    """FLOPs of the whole op, unsharded. A product counts a multiplication and an addition."""
+    """Returns the FLOPs of the unsharded op, and its unit. A product counts a multiplication and an addition."""
     kind = call.kind
-    if kind in ("dot_general", "scaled_dot"):
-        return 2.0 * math.prod(f.size for f in rule.factors), Unit.MATRIX
-    if kind == "ragged_dot_general":
-        # Each row meets the matrix of one group only.
-        groups = call.operands[2][-1]
+    if kind in ("dot_general", "scaled_dot", "ragged_dot_general"):
+        # Each row of a ragged product is multiplied with the matrix of one group only.
+        groups = call.operands[2][-1] if kind == "ragged_dot_general" else 1
         return 2.0 * math.prod(f.size for f in rule.factors) / max(groups, 1), Unit.MATRIX
     if kind == "conv_general_dilated":
         numbers = call.params["dimension_numbers"]

@@ -1,26 +1,27 @@
-"""Rules of Pallas kernels, read off the kernel itself.
+"""Rules of Pallas kernels, derived from the kernel itself.
 
-The problem. A ``pallas_call`` runs its body once for every point of a grid, on blocks that index maps choose. Nothing states
-which of its dimensions devices can share.
+Problem. A ``pallas_call`` runs its body once for every point of a grid, on blocks that index maps choose. Nothing states
+which of its dimensions can be split between devices.
 
-The idea. Devices can share a grid dimension if a step along it cannot tell which step it is, and meets no other step:
+Idea. A grid dimension can be split if its steps are independent of their index and of each other:
 
-- the body does not ask for its index (``program_id``);
+- the body does not read its index (``program_id``);
 - every index map uses the index only as the block number of one dimension, or divided by a constant (heads that share keys
-  and values), or not at all; there the blocks cover the array exactly;
+  and values), or not at all; the blocks cover the array exactly;
 - an output that does not use it, and scratch memory, carry nothing from step to step: the kernel overwrites them before
   reading them wherever the dimensions inside are at their first step. For scratch memory it may also declare the dimension
   parallel.
 
-Such a dimension is a factor, the major one of the array dimensions that it numbers the blocks of. All else is blocked. An
-output that does not use it holds what the last step wrote.
+Such a dimension is a factor, the major one of the array dimensions whose blocks it numbers. All other factors are blocked. An
+output that does not use it has what the last step wrote.
 
-Weak: an index that is computed in any other way blocks its grid dimension, and so does a scratch buffer whose reset hangs on
-data. Jaxprs are read by their attributes only, since rules do not import JAX.
+Weakness. An index that is computed in any other way blocks its grid dimension, and so does a scratch buffer whose reset depends
+on data. Jaxprs are read by their attributes only, since rules do not import JAX.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,17 +31,11 @@ from typing import Any, Final
 from shardwise.ir.rule import Rule
 from shardwise.rules.call import OpCall, Place, RuleBuilder
 
-_INSIDE: Final = "inside a block of the kernel"
-_WHOLE: Final = "the kernel's grid does not split it"
-
 
 @dataclass(frozen=True, slots=True)
 class GridSplit:
-    """A grid dimension that devices can share, in ``parts`` equal parts at most.
-
-    ``places`` are the dimensions of operands and results that it numbers the blocks of. ``rewritten`` are the numbers of the
-    results that every step overwrites: they hold what the last one wrote.
-    """
+    """A grid dimension that can be split in at most ``parts`` equal parts. ``places`` are the dimensions of operands and
+    results whose blocks it numbers; ``rewritten`` are the numbers of the results that every step overwrites."""
 
     axis: int
     parts: int
@@ -49,10 +44,10 @@ class GridSplit:
 
 
 def pallas_rule(call: OpCall) -> Rule | None:
-    """The rule of a ``pallas_call``, or None where no grid dimension can be shared."""
+    """Returns the rule of a ``pallas_call``, or None where no grid dimension can be split."""
     try:
         splits = grid_splits(call.params)
-    except (AttributeError, KeyError):  # a version of JAX that keeps these things otherwise
+    except (AttributeError, KeyError):  # a version of JAX with other parameters
         return None
     if not splits:
         return None
@@ -60,15 +55,13 @@ def pallas_rule(call: OpCall) -> Rule | None:
     for split in splits:
         b.add(split.places, split.parts)
         for tensor, dim in split.places:
-            b.block([(tensor, dim)], _INSIDE, call.shape(tensor)[dim] // split.parts)
-    known = {place for split in splits for place in split.places}
-    for tensor in range(len(call.operands) + len(call.results)):
-        b.block_apart(((tensor, d) for d in range(len(call.shape(tensor))) if (tensor, d) not in known), _WHOLE)
+            b.block([(tensor, dim)], "inside a block of the kernel", call.shape(tensor)[dim] // split.parts)
+    b.block_rest("the kernel's grid does not split it")
     return b.build()
 
 
 def grid_splits(params: Mapping[str, Any]) -> list[GridSplit]:
-    """The grid dimensions of a ``pallas_call`` that devices can share."""
+    """Returns the grid dimensions of a ``pallas_call`` that can be split between devices."""
     mapping, body = params["grid_mapping"], _open(params["jaxpr"])
     if params.get("mesh") is not None or getattr(mapping, "local_grid_env", None) is not None:
         return []
@@ -76,13 +69,13 @@ def grid_splits(params: Mapping[str, Any]) -> list[GridSplit]:
         return []
     # The body numbers the dimensions that are not mapped by vmap.
     numbered = [axis for axis in range(len(mapping.grid)) if axis not in mapping.vmapped_dims]
-    asked = {numbered[axis] for axis in _asked(body)}
+    indices_read = {numbered[axis] for axis in _indices_read(body)}
     declared = _declared_parallel(params, numbered)
     first = mapping.num_index_operands + mapping.num_inputs
     outputs, scratch = body.invars[first : first + mapping.num_outputs], body.invars[first + mapping.num_outputs :]
     splits = []
     for axis, size in enumerate(mapping.grid):
-        if not _is_static(size) or size <= 1 or axis in asked:
+        if not _is_static(size) or size <= 1 or axis in indices_read:
             continue
         split = _split(mapping, params.get("input_output_aliases", ()), axis)
         if split is None:
@@ -90,7 +83,7 @@ def grid_splits(params: Mapping[str, Any]) -> list[GridSplit]:
         refs = [outputs[r] for r in split.rewritten]
         if axis not in declared and axis not in mapping.vmapped_dims:
             refs += scratch
-        inner = {number for number, own in enumerate(numbered) if own > axis}
+        inner = {number for number, other in enumerate(numbered) if other > axis}
         if _overwritten(body, {ref: n for n, ref in enumerate(refs)}, inner, {}) == frozenset(range(len(refs))):
             splits.append(split)
     return splits
@@ -100,7 +93,7 @@ def grid_splits(params: Mapping[str, Any]) -> list[GridSplit]:
 
 
 def _split(mapping: Any, aliases: Sequence[tuple[int, int]], axis: int) -> GridSplit | None:
-    """A grid dimension as the index maps use it; None where they use it in another way than by numbering blocks."""
+    """Returns how index maps use a grid dimension; None where they do not use it to number blocks."""
     steps = int(mapping.grid[axis])
     dynamic = sum(not _is_static(size) for size in mapping.grid)
     first = dynamic + mapping.num_index_operands
@@ -111,7 +104,7 @@ def _split(mapping: Any, aliases: Sequence[tuple[int, int]], axis: int) -> GridS
         uses = [(d, plain) for d, (axes, plain) in enumerate(indices) if axis in axes]
         if not uses:
             if number >= mapping.num_inputs:
-                if any(own > axis for axes, _ in indices for own in axes):
+                if any(other > axis for axes, _ in indices for other in axes):
                     return None
                 rewritten.append(number - mapping.num_inputs)
             continue
@@ -139,7 +132,7 @@ _NO_USE: Final[_Use] = (frozenset(), None)
 
 
 def _index_uses(block: Any, grid: Sequence[Any]) -> list[_Use]:
-    """How each index that an index map returns is made of the grid's. One that is divided by at least its size is zero."""
+    """Returns how results of an index map depend on the grid's indices. One divided by at least its size is zero."""
     jaxpr = _open(block.index_map_jaxpr)
     uses: dict[Any, _Use] = {v: (frozenset({g}), (g, 1)) for g, v in enumerate(jaxpr.invars[: len(grid)])}
 
@@ -160,19 +153,18 @@ def _index_uses(block: Any, grid: Sequence[Any]) -> list[_Use]:
 
 
 def _divisor(equation: Any) -> int:
-    """The positive constant that an equation divides by, or 0 where it is no such division."""
+    """Returns the positive constant that an equation divides by, or 0 where it is no such division."""
     name, params = equation.primitive.name, equation.params
     divides = name == "div" or (name in ("jit", "pjit") and params.get("name") == "floor_divide")
     return max(int(equation.invars[1].val), 0) if divides and _is_literal(equation.invars[1]) else 0
 
 
 def _is_static(size: Any) -> bool:
-    """Is the size of a grid dimension a number?"""
     return hasattr(size, "__index__")
 
 
 def _block_width(block: Any) -> int | None:
-    """How many positions of a dimension a block has; None where blocks are not numbered, but start anywhere."""
+    """Returns the size of a block along a dimension; None where blocks are not numbered, but start anywhere."""
     if block is None or type(block).__name__ in ("Squeezed", "Mapped"):
         return 1
     if isinstance(block, int):
@@ -184,7 +176,6 @@ def _block_width(block: Any) -> int | None:
 
 
 def _open(jaxpr: Any) -> Any:
-    """An open jaxpr, from a closed or an open one."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
@@ -193,13 +184,13 @@ def _is_literal(atom: Any) -> bool:
 
 
 def _inner(equation: Any) -> list[Any]:
-    """The jaxprs among an equation's parameters, opened."""
-    held = [j for p in equation.params.values() for j in (p if isinstance(p, tuple | list) else (p,))]
-    return [_open(j) for j in held if hasattr(_open(j), "eqns")]
+    """Returns the open jaxprs among an equation's parameters."""
+    values = [v for p in equation.params.values() for v in (p if isinstance(p, tuple | list) else (p,))]
+    return [_open(v) for v in values if hasattr(_open(v), "eqns")]
 
 
 def _names(jaxpr: Any) -> Iterator[str]:
-    """The names of all primitives in a jaxpr."""
+    """Yields the names of all primitives in a jaxpr."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name
         for inner in _inner(equation):
@@ -207,56 +198,53 @@ def _names(jaxpr: Any) -> Iterator[str]:
 
 
 def _live(jaxpr: Any) -> list[Any]:
-    """The equations that have an effect or whose results are used, in order."""
+    """Returns the equations that have an effect or whose results are used."""
     used = {v for v in jaxpr.outvars if not _is_literal(v)}
     live = []
     for equation in reversed(jaxpr.eqns):
         if equation.effects or any(v in used for v in equation.outvars):
             live.append(equation)
             used.update(v for v in equation.invars if not _is_literal(v))
-    return live[::-1]
+    return live
 
 
-def _asked(jaxpr: Any) -> set[int]:
-    """The grid dimensions whose index or size a body asks for."""
-    asked: set[int] = set()
+def _indices_read(jaxpr: Any) -> set[int]:
+    """Returns the grid dimensions whose index or size a body reads."""
+    axes: set[int] = set()
     for equation in _live(jaxpr):
         if equation.primitive.name in ("program_id", "num_programs"):
-            asked.add(equation.params["axis"])
-        for inner in _inner(equation):
-            asked |= _asked(inner)
-    return asked
+            axes.add(equation.params["axis"])
+        axes.update(*map(_indices_read, _inner(equation)))
+    return axes
 
 
 def _declared_parallel(params: Mapping[str, Any], numbered: Sequence[int]) -> set[int]:
-    """The grid dimensions that a kernel's compiler parameters declare parallel."""
-    held = params.get("compiler_params")
-    found: set[int] = set()
-    for own in held.values() if isinstance(held, Mapping) else (held,):
-        words = (
-            own.get("dimension_semantics") if isinstance(own, Mapping) else getattr(own, "dimension_semantics", None)
-        )
-        named = [str(getattr(word, "value", word)) for word in words or ()]
-        found |= {axis for axis, word in zip(numbered, named, strict=False) if word.endswith("parallel")}
-    return found
+    """Returns the grid dimensions that a kernel's compiler parameters declare parallel."""
+    stated = params.get("compiler_params")
+    axes: set[int] = set()
+    for options in stated.values() if isinstance(stated, Mapping) else (stated,):
+        get = options.get if isinstance(options, Mapping) else functools.partial(getattr, options)
+        words = [str(getattr(word, "value", word)) for word in get("dimension_semantics", None) or ()]
+        axes |= {axis for axis, word in zip(numbered, words, strict=False) if word.endswith("parallel")}
+    return axes
 
 
-def _overwritten(jaxpr: Any, refs: dict[Any, int], first: set[int], known: dict[Any, Any]) -> frozenset[int] | None:
-    """Which of some buffers a step overwrites where the grid dimensions ``first`` are at their first step; None where it
-    reads one before. ``known`` holds the scalars whose value is known."""
+def _overwritten(jaxpr: Any, refs: dict[Any, int], first: set[int], scalars: dict[Any, Any]) -> frozenset[int] | None:
+    """Returns which of some buffers a step overwrites where the grid dimensions ``first`` are at their first step; None where
+    it reads one before. ``scalars`` has the scalars with a known value."""
     fresh: frozenset[int] = frozenset()
     used = {v for atoms in (jaxpr.outvars, *(e.invars for e in jaxpr.eqns)) for v in atoms if not _is_literal(v)}
 
     def read(atom: Any) -> Any:
         if not _is_literal(atom):
-            return known.get(atom)
+            return scalars.get(atom)
         return int(atom.val) if atom.aval.shape == () and atom.aval.dtype.kind in "biu" else None
 
     for equation in jaxpr.eqns:
         name, operands = equation.primitive.name, equation.invars
         touched = {refs[v] for v in operands if not _is_literal(v) and v in refs} - fresh
         if name == "program_id" and equation.params["axis"] in first:
-            known[equation.outvars[0]] = 0
+            scalars[equation.outvars[0]] = 0
         elif name == "cond" and touched:
             index, branches = read(operands[0]), [_open(b) for b in equation.params["branches"]]
             outcomes = []
@@ -276,12 +264,12 @@ def _overwritten(jaxpr: Any, refs: dict[Any, int], first: set[int], known: dict[
                 return None
             fresh |= touched
         elif len(equation.outvars) == 1:
-            known[equation.outvars[0]] = _folded(equation, [read(v) for v in operands])
+            scalars[equation.outvars[0]] = _folded(equation, [read(v) for v in operands])
     return fresh
 
 
 def _folded(equation: Any, values: Sequence[Any]) -> Any:
-    """The scalar that an equation makes of known ones; None where one of them is unknown or the equation is another."""
+    """Returns the scalar that an equation computes; None where an operand is unknown or the equation is no scalar operation."""
     if any(value is None for value in values):
         return None
     if equation.primitive.name == "convert_element_type":
@@ -291,18 +279,9 @@ def _folded(equation: Any, values: Sequence[Any]) -> Any:
     return None if fold is None else fold(*values)
 
 
+#: Operations on scalars, by the name of the primitive.
 _SCALARS: Final[dict[str, Callable[..., Any]]] = {
-    "add": operator.add,
-    "and": operator.and_,
-    "eq": operator.eq,
-    "ge": operator.ge,
-    "gt": operator.gt,
-    "le": operator.le,
-    "lt": operator.lt,
-    "mul": operator.mul,
-    "ne": operator.ne,
-    "or": operator.or_,
-    "sub": operator.sub,
+    name.rstrip("_"): getattr(operator, name) for name in "add and_ eq ge gt le lt mul ne or_ sub".split()
 }
 
 
@@ -310,7 +289,7 @@ _SCALARS: Final[dict[str, Callable[..., Any]]] = {
 
 
 def pallas_flops(params: Mapping[str, Any]) -> float:
-    """The FLOPs that a ``pallas_call`` states, or else those of the products in its body, once for every step of its grid."""
+    """Returns the FLOPs that a ``pallas_call`` states, or else those of the products in its body for all steps of its grid."""
     stated = getattr(params.get("cost_estimate"), "flops", 0)
     if stated:
         return float(stated)
@@ -319,7 +298,7 @@ def pallas_flops(params: Mapping[str, Any]) -> float:
 
 
 def jaxpr_flops(jaxpr: Any) -> float:
-    """The FLOPs of the products in a jaxpr. A ``while`` loop counts once, of branches the largest."""
+    """Returns the FLOPs of the products in a jaxpr. A ``while`` loop counts once, of branches the largest."""
     total = 0.0
     for equation in _open(jaxpr).eqns:
         name, params = equation.primitive.name, equation.params

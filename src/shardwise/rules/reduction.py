@@ -2,133 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
-from shardwise.ir.rule import Kind, Rule
-from shardwise.rules.call import OpCall, RuleBuilder
+from shardwise.ir.rule import Kind
+from shardwise.rules.call import RuleBuilder
 
 REDUCERS_BY_KIND: Final = {
-    "reduce_sum": "sum",
-    "reduce_prod": "prod",
-    "reduce_max": "max",
-    "reduce_min": "min",
-    "reduce_and": "and",
-    "reduce_or": "or",
-    "reduce_xor": "xor",
+    **{f"reduce_{reducer}": reducer for reducer in ("sum", "prod", "max", "min", "and", "or", "xor")},
     "argmax": "argmax",
     "argmin": "argmin",
+    "reduce": "",  # no collective computes the user's combiner
 }
 
 CUMULATIVE: Final = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 
 
-def reduce_axes(call: OpCall, reducer: str) -> Rule:
-    """``(i,k)->(i)``; k is the reduced axis, blocked where there is no ``reducer``. All operands of that rank are reduced
-    together, the rest are initial values."""
-    axes = tuple(call.params["axes" if "axes" in call.params else "dimensions"])
-    b = RuleBuilder(call)
-    rank = len(call.operands[0])
-    inputs = [
-        t for t in range(len(call.operands)) if len(call.operands[t]) == rank and (rank == 0 or t < len(call.results))
-    ]
+def reduce_axes(b: RuleBuilder) -> None:
+    """``(i,k)->(i)``; k is the reduced axis, blocked where there is no reducer. As many operands as there are results are
+    reduced together; the others are initial values."""
+    reducer = REDUCERS_BY_KIND[b.call.kind]
+    axes = b.params["axes" if "axes" in b.params else "dimensions"]
+    inputs = range(len(b.results))
     position = 0
-    for d in range(rank):
+    for d in range(len(b.operands[0])):
         places = [(t, d) for t in inputs]
         if d in axes and not reducer:
             b.block(places, "the combiner is the program's own")
         elif d in axes:
             b.reduce(places, reducer)
         else:
-            b.add(places + [(call.out(r), position) for r in range(len(call.results))])
+            b.add([*places, *((t, position) for t in b.outs)])
             position += 1
-    return b.build()
 
 
-def simple_reducer(reducer: str) -> Callable[[OpCall], Rule]:
-    return lambda call: reduce_axes(call, reducer)
-
-
-def generic_reduce(call: OpCall) -> Rule:
-    """``lax.reduce`` with a combiner of the user's: no collective computes it, so that the reduced axes are whole."""
-    return reduce_axes(call, "")
-
-
-def cumulative(call: OpCall) -> Rule:
-    return whole_axis(call, call.params["axis"], "each position needs all positions before it")
-
-
-def whole_axis(call: OpCall, axis: int, reason: str) -> Rule:
-    """Pointwise but for one dimension, which every position reads whole. In and out still belong together."""
-    b = RuleBuilder(call)
-    tensors = range(len(call.operands) + len(call.results))
-    for d in range(len(call.operands[0])):
-        places = [(t, d) for t in tensors]
+def _whole_axis(b: RuleBuilder, axis: int, reason: str) -> None:
+    """Pointwise except for one dimension, of which every position needs all positions."""
+    for d in range(len(b.operands[0])):
+        places = [(t, d) for t in b.tensors]
         if d == axis:
             b.block(places, reason)
         else:
             b.add(places)
-    return b.build()
 
 
-def sort(call: OpCall) -> Rule:
-    return whole_axis(call, call.params["dimension"], "an element may move anywhere in the sorted dimension")
+def cumulative(b: RuleBuilder) -> None:
+    _whole_axis(b, b.params["axis"], "each position needs all positions before it")
 
 
-def top_k(call: OpCall) -> Rule:
-    """The axis is searched whole, and what comes out along it is something else."""
-    axis = call.params.get("axis", call.params.get("reduction_dimension", -1)) % len(call.operands[0])
-    b = RuleBuilder(call)
-    outs = [call.out(r) for r in range(len(call.results))]
-    for d in range(len(call.operands[0])):
+def sort(b: RuleBuilder) -> None:
+    _whole_axis(b, b.params["dimension"], "an element may move anywhere in the sorted dimension")
+
+
+def top_k(b: RuleBuilder) -> None:
+    """The searched dimension and the dimension of the results along it are unrelated, and both are blocked."""
+    axis = b.params.get("axis", b.params.get("reduction_dimension", -1)) % len(b.operands[0])
+    for d in range(len(b.operands[0])):
         if d == axis:
             b.block([(0, d)], "the best are looked for in the whole dimension")
-            b.block([(t, d) for t in outs], "the best are known only when all were seen")
+            b.block([(t, d) for t in b.outs], "the best are known only when all were seen")
         else:
-            b.add([(0, d), *((t, d) for t in outs)])
-    return b.build()
+            b.add([(0, d), *((t, d) for t in b.outs)])
 
 
-def reduce_window(call: OpCall) -> Rule:
+def reduce_window(b: RuleBuilder) -> None:
     """Operands and results share a halo in every dimension with a window; initial values are scalars."""
-    p = call.params
-    rank = len(call.results[0])
-    window = p["window_dimensions"]
-    strides = p["window_strides"]
-    padding = p["padding"]
-    base = p.get("base_dilation", (1,) * rank)
-    dilation = p.get("window_dilation", (1,) * rank)
-    b = RuleBuilder(call)
-    inputs = [t for t in range(len(call.operands)) if len(call.operands[t]) == rank and rank > 0]
-    outs = [call.out(r) for r in range(len(call.results))]
+    p = b.params
+    rank = len(b.results[0])
+    ones = (1,) * rank
+    inputs = [t for t in range(b.out) if b.operands[t]]
     for d in range(rank):
-        places = [(t, d) for t in [*inputs, *outs]]
-        plain = window[d] == 1 and strides[d] == 1 and base[d] == 1 and tuple(padding[d]) == (0, 0)
-        if plain:
+        places = [(t, d) for t in [*inputs, *b.outs]]
+        size, stride, (start, end) = p["window_dimensions"][d], p["window_strides"][d], p["padding"][d]
+        base, dilation = p.get("base_dilation", ones)[d], p.get("window_dilation", ones)[d]
+        if size == stride == base == 1 and start == end == 0:
             b.add(places)
             continue
-        low = -padding[d][0]
-        high = low + (window[d] - 1) * dilation[d]
-        windows = [
-            dict(of=i, by=o, stride=strides[d], low=low, high=high, dilation=base[d]) for i in inputs for o in outs
-        ]
-        b.add(places, kind=Kind.HALO, windows=windows)
-    return b.build()
+        window = dict(stride=stride, low=-start, high=(size - 1) * dilation - start, dilation=base)
+        b.add(places, kind=Kind.HALO, windows=[dict(of=i, by=o, **window) for i in inputs for o in b.outs])
 
 
-def select_and_scatter(call: OpCall) -> Rule:
-    """The gradient of a max-pool. ``source`` has a position per window, ``operand`` and the result the pooled size."""
-    p = call.params
-    b = RuleBuilder(call)
-    out = call.out()
-    source, operand = (0, 1) if call.kind == "select_and_scatter_add" else (1, 0)
-    for d in range(len(call.results[0])):
-        places = [(source, d), (operand, d), (out, d)]
-        width, stride, low = p["window_dimensions"][d], p["window_strides"][d], -p["padding"][d][0]
-        if width == 1 and stride == 1 and tuple(p["padding"][d]) == (0, 0):
+def select_and_scatter(b: RuleBuilder) -> None:
+    """The gradient of a max-pool. ``source`` has a position per window, ``operand`` and the result have the pooled size."""
+    p = b.params
+    source, operand = (0, 1) if b.call.kind == "select_and_scatter_add" else (1, 0)
+    for d in range(len(b.results[0])):
+        places = [(source, d), (operand, d), (b.out, d)]
+        size, stride, (start, end) = p["window_dimensions"][d], p["window_strides"][d], p["padding"][d]
+        if size == stride == 1 and start == end == 0:
             b.add(places)
             continue
-        over = dict(by=source, stride=stride, low=low, high=low + width - 1)
-        beside = dict(of=operand, by=out, low=1 - width, high=width - 1)
-        b.add(places, kind=Kind.HALO, windows=[dict(of=operand, **over), dict(of=out, **over), beside])
-    return b.build()
+        over = dict(by=source, stride=stride, low=-start, high=size - 1 - start)
+        beside = dict(of=operand, by=b.out, low=1 - size, high=size - 1)
+        b.add(places, kind=Kind.HALO, windows=[dict(of=operand, **over), dict(of=b.out, **over), beside])

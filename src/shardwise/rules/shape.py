@@ -3,90 +3,79 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Final
 
-from shardwise.ir.rule import Kind, Rule
-from shardwise.rules.call import OpCall, RuleBuilder, Shape
+from shardwise.ir.rule import Kind
+from shardwise.rules.call import RuleBuilder, Shape
 
 #: A piece smaller than the dimension by more than this is not tied to it.
 _PIECES: Final = 16
 _PIECE: Final = "a small piece of a dimension is not tied to the whole"
 
 
-def broadcast_in_dim(call: OpCall) -> Rule:
-    b = RuleBuilder(call)
-    out = call.out()
-    source = {r: d for d, r in enumerate(call.params["broadcast_dimensions"])}
-    for r in range(len(call.results[0])):
-        b.add([*([(0, source[r])] if r in source else []), (out, r)])
-    return b.build()
+def _placed(b: RuleBuilder, pairs: Iterable[tuple[int, int]], operand: int = 0) -> None:
+    """Adds a factor for each dimension of the result. ``pairs`` are dimensions of the operand and of the result with the same
+    positions; the other dimensions of the result are free."""
+    sources = {r: d for d, r in pairs}
+    for r in range(len(b.results[0])):
+        b.add([*([(operand, sources[r])] if r in sources else []), (b.out, r)])
 
 
-def broadcast_to(call: OpCall) -> Rule:
+def broadcast_in_dim(b: RuleBuilder) -> None:
+    _placed(b, enumerate(b.params["broadcast_dimensions"]))
+
+
+def broadcast_to(b: RuleBuilder) -> None:
     """Dimensions counted from the right, as NumPy broadcasts."""
-    b = RuleBuilder(call)
-    out, missing = call.out(), len(call.results[0]) - len(call.operands[0])
-    for r in range(len(call.results[0])):
-        b.add([*([(0, r - missing)] if r >= missing else []), (out, r)])
-    return b.build()
+    _placed(b, enumerate(range(len(b.results[0]) - len(b.operands[0]), len(b.results[0]))))
 
 
-def tie(call: OpCall) -> Rule:
+def tie(b: RuleBuilder) -> None:
     """The second operand, once the first is there."""
-    b = RuleBuilder(call)
-    for d in range(len(call.results[0])):
-        b.add([(1, d), (call.out(), d)])
-    b.block_apart(((0, d) for d in range(len(call.operands[0]))), "only waited for")
-    return b.build()
+    _placed(b, ((d, d) for d in range(len(b.results[0]))), operand=1)
+    b.block_rest("only waited for")
 
 
-def transpose(call: OpCall) -> Rule:
-    b = RuleBuilder(call)
-    for r, d in enumerate(call.params["permutation"]):
-        b.add([(0, d), (call.out(), r)])
-    return b.build()
+def transpose(b: RuleBuilder) -> None:
+    _placed(b, ((d, r) for r, d in enumerate(b.params["permutation"])))
 
 
-def squeeze(call: OpCall) -> Rule:
-    b = RuleBuilder(call)
-    dropped = {d % len(call.operands[0]) for d in call.params["dimensions"]}
-    kept = [d for d in range(len(call.operands[0])) if d not in dropped]
-    for r, d in enumerate(kept):
-        b.add([(0, d), (call.out(), r)])
-    return b.build()
+def squeeze(b: RuleBuilder) -> None:
+    rank = len(b.operands[0])
+    dropped = {d % rank for d in b.params["dimensions"]}
+    _placed(b, ((d, r) for r, d in enumerate(d for d in range(rank) if d not in dropped)))
 
 
-def free_results(call: OpCall) -> Rule:
-    """Every position of the result is made on its own: iota, random bits from one key, uninitialised memory."""
-    b = RuleBuilder(call)
-    for r in range(len(call.results)):
-        for d in range(len(call.results[r])):
-            b.add([(call.out(r), d)])
-    for t in range(len(call.operands)):
-        b.block_apart(((t, d) for d in range(len(call.operands[t]))), "every position reads all of it")
-    return b.build()
+def leading(b: RuleBuilder) -> None:
+    """The leading dimensions of operand and result are the same. More dimensions of the result are free, as in ``random_bits``
+    and ``random_split``: ``(keys…) -> (keys…, shape…)``."""
+    _placed(b, ((d, d) for d in range(len(b.operands[0]))))
 
 
-def reshape(call: OpCall) -> Rule:
+def parts_of_elements(b: RuleBuilder) -> None:
+    """Another type adds or removes a last dimension: the parts of one element, which are kept together."""
+    shared = min(len(b.operands[0]), len(b.results[0]))
+    for d in range(shared):
+        b.add([(0, d), (b.out, d)])
+    b.block_rest("the bytes of one element" if b.call.kind == "bitcast_convert_type" else "the words of one key")
+
+
+def reshape(b: RuleBuilder) -> None:
     """Splits, merges and mixtures, by one walk from the major end.
 
     ``[6,4] -> [8,3]`` share their major factor 2; what is left, 3*4 against 4*3, has no common boundary and is blocked.
     """
-    b = RuleBuilder(call)
-    out = call.out()
-    if 0 in call.operands[0] or call.params.get("dimensions") is not None:
-        reason = "nothing to split in an empty array" if 0 in call.operands[0] else "the order of dimensions changes"
-        for t in (0, out):
-            b.block_apart(((t, d) for d in range(len(call.shape(t)))), reason)
-        return b.build()
-    for size, source, target in _common_factors(call.operands[0], call.results[0]):
+    if 0 in b.operands[0] or b.params.get("dimensions") is not None:
+        b.block_rest("nothing to split in an empty array" if 0 in b.operands[0] else "the order of dimensions changes")
+        return
+    for size, source, target in _common_factors(b.operands[0], b.results[0]):
         if source is not None and target is not None:
-            b.add([(0, source), (out, target)], size)
+            b.add([(0, source), (b.out, target)], size)
         else:
-            place = (0, source) if source is not None else (out, target or 0)
+            place = (0, source) if source is not None else (b.out, target or 0)
             b.block([place], "the reshape cuts across this dimension", size)
-    return b.build()
 
 
 def _common_factors(a: Shape, b: Shape) -> list[tuple[int, int | None, int | None]]:
@@ -108,7 +97,7 @@ def _common_factors(a: Shape, b: Shape) -> list[tuple[int, int | None, int | Non
 
 
 def _skip_block(left: list[list[int]], right: list[list[int]], pairs: list[tuple[int, int | None, int | None]]) -> None:
-    """Neither of the two leading sizes divides the other: consumes dimensions up to the next common boundary."""
+    """Consumes dimensions up to the next common boundary, where neither of the two leading sizes divides the other."""
     product_l, product_r = 1, 1
     i = j = 0
     while product_l != product_r or i == 0:
@@ -124,132 +113,85 @@ def _skip_block(left: list[list[int]], right: list[list[int]], pairs: list[tuple
             j += 1
 
 
-def _shifted(
-    call: OpCall, moved: Sequence[list[dict[str, int]]], operands: Sequence[int], results: Sequence[int]
-) -> Rule:
-    """Pointwise, but dimensions with windows in ``moved`` are shifted: a halo. Tensors that hold only a small piece of the
-    dimension are not tied to the rest: a few rows put beside thousands mean something else, and lie on one device anyway."""
-    b = RuleBuilder(call)
-    for d, windows in enumerate(moved):
-        places = [(t, d) for t in (*operands, *results)]
-        if not windows:
+def _shifted(b: RuleBuilder, windows: Mapping[int, list[dict[str, int]]]) -> None:
+    """Pointwise, except that the dimensions with windows are shifted: a halo. Tensors that have only a small piece of such a
+    dimension are not tied to the rest: a few rows beside thousands mean something else, and are on one device anyway."""
+    tensors = [t for t in b.tensors if b.shapes[t]]
+    for d in range(len(b.operands[0])):
+        places = [(t, d) for t in tensors]
+        if d not in windows:
             b.add(places)
             continue
-        largest = max(call.shape(t)[d] for t, _ in places)
-        near = [(t, d) for t, _ in places if call.shape(t)[d] * _PIECES >= largest]
-        if any(t in operands for t, _ in near) and any(t in results for t, _ in near):
-            b.add(near, kind=Kind.HALO, windows=windows)
+        largest = max(b.shapes[t][d] for t in tensors)
+        near = [(t, d) for t in tensors if b.shapes[t][d] * _PIECES >= largest]
+        if near[0][0] < b.out <= near[-1][0]:
+            b.add(near, kind=Kind.HALO, windows=windows[d])
         else:
             b.block_apart(near, _PIECE)
         b.block_apart([place for place in places if place not in near], _PIECE)
-    return b.build()
 
 
-def slice_(call: OpCall) -> Rule:
-    p = call.params
-    shape, out = call.operands[0], call.out()
-    strides = p["strides"] or (1,) * len(shape)
-    moved = [
-        []
-        if size == shape[d]
-        else [dict(of=0, by=out, stride=strides[d], low=p["start_indices"][d], high=p["start_indices"][d])]
-        for d, size in enumerate(call.results[0])
-    ]
-    return _shifted(call, moved, [0], [out])
+def slice_(b: RuleBuilder) -> None:
+    starts = b.params["start_indices"]
+    strides = b.params["strides"] or (1,) * len(starts)
+    windows = [[dict(of=0, by=b.out, stride=s, low=i, high=i)] for s, i in zip(strides, starts, strict=True)]
+    _shifted(b, {d: w for d, w in enumerate(windows) if b.operands[0][d] != b.results[0][d]})
 
 
-def pad(call: OpCall) -> Rule:
-    out = call.out()
-    moved = [
-        [] if (low, high, inner) == (0, 0, 0) else [dict(of=0, by=out, low=-low, high=-low, dilation=inner + 1)]
-        for low, high, inner in call.params["padding_config"]
-    ]
-    return _shifted(call, moved, [0], [out])
+def pad(b: RuleBuilder) -> None:
+    sides = {d: sides for d, sides in enumerate(b.params["padding_config"]) if any(sides)}
+    _shifted(b, {d: [dict(of=0, by=b.out, low=-i, high=-i, dilation=k + 1)] for d, (i, _, k) in sides.items()})
 
 
-def rev(call: OpCall) -> Rule:
-    out = call.out()
-    moved = [
-        [dict(of=0, by=out, stride=-1, low=size - 1, high=size - 1)] if d in call.params["dimensions"] else []
-        for d, size in enumerate(call.operands[0])
-    ]
-    return _shifted(call, moved, [0], [out])
+def rev(b: RuleBuilder) -> None:
+    lasts = {d: b.operands[0][d] - 1 for d in b.params["dimensions"]}
+    _shifted(b, {d: [dict(of=0, by=b.out, stride=-1, low=last, high=last)] for d, last in lasts.items()})
 
 
-def concatenate(call: OpCall) -> Rule:
-    out, axis = call.out(), call.params["dimension"]
-    start, windows = 0, []
-    for t, shape in enumerate(call.operands):
-        windows.append(dict(of=t, by=out, low=-start, high=-start))
-        start += shape[axis]
-    moved: list[list[dict[str, int]]] = [windows if d == axis else [] for d in range(len(call.results[0]))]
-    return _shifted(call, moved, range(len(call.operands)), [out])
+def concatenate(b: RuleBuilder) -> None:
+    axis = b.params["dimension"]
+    starts = accumulate((shape[axis] for shape in b.operands[:-1]), initial=0)
+    _shifted(b, {axis: [dict(of=t, by=b.out, low=-start, high=-start) for t, start in enumerate(starts)]})
 
 
-def split(call: OpCall) -> Rule:
-    """A result that is only a small piece lies on one device, so that the dimension is whole where there is one."""
-    axis = call.params["axis"]
-    sizes = [shape[axis] for shape in call.results if shape[axis]]
-    if any(size == 1 or size * _PIECES < call.operands[0][axis] for size in sizes):
-        b = RuleBuilder(call)
-        for d in range(len(call.operands[0])):
-            places = [(t, d) for t in range(len(call.results) + 1)]
-            if d == axis:
-                b.block_apart(places, _PIECE)
-            else:
-                b.add(places)
-        return b.build()
-    start, windows = 0, []
-    for r, shape in enumerate(call.results):
-        windows.append(dict(of=0, by=call.out(r), low=start, high=start))
-        start += shape[axis]
-    moved: list[list[dict[str, int]]] = [windows if d == axis else [] for d in range(len(call.operands[0]))]
-    return _shifted(call, moved, [0], [call.out(r) for r in range(len(call.results))])
-
-
-def stack(call: OpCall) -> Rule:
-    """The new dimension numbers the operands: no operand has it."""
-    axis, out = call.params["axis"], call.out()
-    b = RuleBuilder(call)
-    for r in range(len(call.results[0])):
-        if r == axis:
-            b.block([(out, r)], "the new dimension numbers the operands")
+def split(b: RuleBuilder) -> None:
+    """A result that is only a small piece is on one device, so that the dimension is blocked where there is one."""
+    axis = b.params["axis"]
+    sizes = [shape[axis] for shape in b.results]
+    if not any(size == 1 or 0 < size * _PIECES < b.operands[0][axis] for size in sizes):
+        starts = accumulate(sizes[:-1], initial=0)
+        _shifted(b, {axis: [dict(of=0, by=t, low=start, high=start) for t, start in zip(b.outs, starts, strict=True)]})
+        return
+    for d in range(len(b.operands[0])):
+        places = [(t, d) for t in b.tensors]
+        if d == axis:
+            b.block_apart(places, _PIECE)
         else:
-            b.add([*((t, r - (r > axis)) for t in range(len(call.operands))), (out, r)])
-    return b.build()
+            b.add(places)
 
 
-def unstack(call: OpCall) -> Rule:
-    axis = call.params["axis"]
-    b = RuleBuilder(call)
-    for d in range(len(call.operands[0])):
+def stack(b: RuleBuilder) -> None:
+    axis = b.params["axis"]
+    for r in range(len(b.results[0])):
+        if r == axis:
+            b.block([(b.out, r)], "the new dimension numbers the operands")
+        else:
+            b.add([*((t, r - (r > axis)) for t in range(b.out)), (b.out, r)])
+
+
+def unstack(b: RuleBuilder) -> None:
+    axis = b.params["axis"]
+    for d in range(len(b.operands[0])):
         if d == axis:
             b.block([(0, d)], "the dimension becomes separate results")
         else:
-            b.add([(0, d), *((call.out(r), d - (d > axis)) for r in range(len(call.results)))])
-    return b.build()
+            b.add([(0, d), *((t, d - (d > axis)) for t in b.outs)])
 
 
-def tile(call: OpCall) -> Rule:
+def tile(b: RuleBuilder) -> None:
     """``[n] -> [reps*n]``: the repetitions are the major factor, so that the tiled dimension is split by repetition."""
-    reps = call.params["reps"]
-    b = RuleBuilder(call)
-    out = call.out()
-    missing = len(call.results[0]) - len(call.operands[0])
-    for r, times in enumerate(reps):
-        b.add([(out, r)], times, Kind.FREE)
+    missing = len(b.results[0]) - len(b.operands[0])
+    for r, times in enumerate(b.params["reps"]):
+        b.add([(b.out, r)], times, Kind.FREE)
         if r >= missing:
-            b.add([(0, r - missing), (out, r)], call.operands[0][r - missing])
-    return b.build()
-
-
-def bitcast_convert_type(call: OpCall) -> Rule:
-    """A narrower or wider type adds or drops a last dimension: the parts of one element, kept together."""
-    b = RuleBuilder(call)
-    out = call.out()
-    shared = min(len(call.operands[0]), len(call.results[0]))
-    for d in range(shared):
-        b.add([(0, d), (out, d)])
-    for t in (0, out):
-        b.block_apart(((t, d) for d in range(shared, len(call.shape(t)))), "the bytes of one element")
-    return b.build()
+            b.add([(0, r - missing), (b.out, r)], b.operands[0][r - missing])

@@ -1,51 +1,63 @@
-"""Rules that are plain data: linear algebra, transforms and random numbers, in the notation of ``ir/notation.py``.
-
-A table's entry may have several forms for several numbers of operands or results; the first that fits the ranks is used.
-"""
+"""Rules that are plain data: elementwise primitives, and linear algebra."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Each matrix is factorised as a whole; leading dimensions are a batch.
-LINEAR_ALGEBRA: Final[dict[str, tuple[str, ...]]] = {
-    "cholesky": ("(...,n,m)->(...,n,m); blocked n m",),
-    "cholesky_update": ("(...,n,m),(...,k)->(...,n,m); blocked n m k",),
-    "eig": (
-        "(...,n,m)->(...,w),(...,a,b),(...,c,d); blocked n m w a b c d",
-        "(...,n,m)->(...,w),(...,a,b); blocked n m w a b",
-        "(...,n,m)->(...,w); blocked n m w",
+#: Primitives that compute nothing: each operand is the result of the same number.
+PASSING: Final = tuple(
+    """copy create_linear device_put empty empty2 from_edtype full_to_shard layout_constraint multiple_of name
+    optimization_barrier pin preduced pvary random_clone reduced_vary_cast reduced_vary_cast_p relayout remove_memory_space
+    reshard shard_to_full sharding_constraint stop_gradient to_edtype unpin vary_unreduced_cast vary_unreduced_cast_p
+    with_memory_space_constraint xla_metadata_value""".split()
+)
+
+#: Elementwise primitives, with the vector operations per element that the roofline counts.
+ELEMENTWISE: Final[dict[str, int]] = {
+    # Arithmetic and comparison.
+    **dict.fromkeys(
+        """abs add add_any and atan2 ceil clamp clz complex conj convert_element_type div eq eq_to floor ge gt imag
+        integer_pow is_finite le le_to lt lt_to max min mul mulhi ne neg nextafter not one_minus_square or polynomial
+        population_count real reciprocal reduce_precision rem round select_n shift_left shift_right_arithmetic
+        shift_right_logical sign sqrt square sub xor""".split(),
+        1,
     ),
-    "eigh": (
-        "(...,n,m)->(...,a,b),(...,w); blocked n m w a b",
-        "(...,n,m)->(...,w); blocked n m w",
+    # Transcendental functions: a short polynomial.
+    **dict.fromkeys(
+        """acos acosh asin asinh atan atanh cbrt cos cosh erf erf_inv erfc exp exp2 expm1 lgamma log log1p log2 logistic
+        pow rsqrt sin sinh tan tanh""".split(),
+        10,
     ),
-    "geqrf": ("(...,n,m)->(...,n,m),(...,k); blocked n m k",),
-    "geqp3": ("(...,n,m),(...,p)->(...,n,m),(...,p),(...,k); blocked n m k p",),
-    "hessenberg": ("(...,n,m)->(...,n,m),(...,k); blocked n m k",),
-    "householder_product": ("(...,n,m),(...,k)->(...,n,m); blocked n m k",),
-    "ormqr": ("(...,n,m),(...,k),(...,p,q)->(...,p,q); blocked n m k p q",),
-    "lu": ("(...,n,m)->(...,n,m),(...,k),(...,p); blocked n m k p",),
-    "lu_pivots_to_permutation": ("(...,k)->(...,p); blocked k p",),
-    "qr": (
-        "(...,n,m)->(...,a,b),(...,c,d),(...,p); blocked n m a b c d p",
-        "(...,n,m)->(...,a,b),(...,c,d); blocked n m a b c d",
+    # Series and iterations per element.
+    **dict.fromkeys(
+        """bessel_i0e bessel_i1e digamma igamma igamma_grad_a igammac polygamma regularized_incomplete_beta
+        zeta""".split(),
+        100,
     ),
-    "schur": (
-        "(...,n,m)->(...,a,b),(...,c,d); blocked n m a b c d",
-        "(...,n,m)->(...,a,b); blocked n m a b",
-    ),
-    "svd": (
-        "(...,n,m)->(...,k),(...,a,b),(...,c,d); blocked n m k a b c d",
-        "(...,n,m)->(...,k); blocked n m k",
-    ),
-    "symmetric_product": ("(...,n,m),(...,a,b)->(...,c,d); blocked n m a b c d",),
-    "tridiagonal": ("(...,n,m)->(...,n,m),(...,d),(...,e),(...,t); blocked n m d e t",),
-    "tridiagonal_solve": ("(...,n),(...,n),(...,n),(...,n,k)->(...,n,k); blocked n",),
+    # Hashes per element.
+    **dict.fromkeys("threefry2x32 threefry4x32 philox2x32 philox4x32".split(), 80),
+    **dict.fromkeys([*PASSING, "shard_alike"], 0),
 }
 
-#: The leading dimensions of keys are a batch; the shape that each key fills is made position by position.
-RANDOM: Final[dict[str, tuple[str, ...]]] = {
-    "random_seed": ("(...)->(...)",),
-    "random_fold_in": ("(...),(...)->(...)",),
+#: The dimensions of matrices and vectors by letter, behind the batch dimensions. Each matrix is factorized or solved as a
+#: whole, so that its dimensions are blocked; those with capitals are independent. The first form with the op's numbers of
+#: operands and results applies.
+LINEAR_ALGEBRA: Final[dict[str, tuple[str, ...]]] = {
+    "cholesky": ("nm->nm",),
+    "cholesky_update": ("nm,k->nm",),
+    "eig": ("nm->w,ab,cd", "nm->w,ab", "nm->w"),
+    "eigh": ("nm->ab,w", "nm->w"),
+    "geqrf": ("nm->nm,k",),
+    "geqp3": ("nm,p->nm,p,k",),
+    "hessenberg": ("nm->nm,k",),
+    "householder_product": ("nm,k->nm",),
+    "ormqr": ("nm,k,pq->pq",),
+    "lu": ("nm->nm,k,p",),
+    "lu_pivots_to_permutation": ("k->p",),
+    "qr": ("nm->ab,cd,p", "nm->ab,cd"),
+    "schur": ("nm->ab,cd", "nm->ab"),
+    "svd": ("nm->k,ab,cd", "nm->k"),
+    "symmetric_product": ("nm,ab->cd",),
+    "tridiagonal": ("nm->nm,d,e,t",),
+    "tridiagonal_solve": ("n,n,n,nK->nK",),
 }

@@ -1,92 +1,74 @@
-"""Primitives whose dimensions are chosen by parameters: triangular solves, Fourier transforms, keys and random bits."""
+"""Linear algebra, Fourier transforms and random numbers."""
 
 from __future__ import annotations
 
-from shardwise.ir.rule import Rule
-from shardwise.rules.call import OpCall, RuleBuilder
+from shardwise.errors import RuleError
+from shardwise.rules.call import Place, RuleBuilder
+from shardwise.rules.tables import LINEAR_ALGEBRA
 
 
-def triangular_solve(call: OpCall) -> Rule:
-    """Each right-hand side is solved for on its own; a solve is sequential along the matrix."""
-    b = RuleBuilder(call)
-    out, rank = call.out(), len(call.operands[1])
-    solved, free = (rank - 2, rank - 1) if call.params["left_side"] else (rank - 1, rank - 2)
-    for d in range(rank - 2):
-        b.add([(0, d), (1, d), (out, d)])
-    b.add([(1, free), (out, free)])
-    reason = "each unknown needs those solved before it"
-    b.block([(1, solved), (out, solved)], reason)
-    b.block_apart([(0, rank - 2), (0, rank - 1)], reason)
-    return b.build()
-
-
-def fft(call: OpCall) -> Rule:
-    """The transformed dimensions are whole; a real transform changes the size of the last one."""
-    rank = len(call.operands[0])
-    transformed = len(call.params["fft_lengths"])
-    b = RuleBuilder(call)
-    out = call.out()
-    for d in range(rank):
-        if d < rank - transformed:
-            b.add([(0, d), (out, d)])
-        elif call.operands[0][d] == call.results[0][d]:
-            b.block([(0, d), (out, d)], "every frequency needs every position")
+def linear_algebra(b: RuleBuilder) -> None:
+    """Adds the factors that :data:`~shardwise.rules.tables.LINEAR_ALGEBRA` has for an op."""
+    forms = [[side.split(",") for side in form.split("->")] for form in LINEAR_ALGEBRA[b.call.kind]]
+    counts = [len(b.operands), len(b.results)]
+    tensors = next(([*ins, *outs] for ins, outs in forms if [len(ins), len(outs)] == counts), None)
+    if tensors is None:
+        raise RuleError(f"{b.call.kind}: no form for {counts[0]} operands and {counts[1]} results")
+    for d in range(len(b.shapes[0]) - len(tensors[0])):
+        b.add([(t, d) for t in b.tensors])
+    places: dict[str, list[Place]] = {}
+    for t, letters in enumerate(tensors):
+        for d, letter in enumerate(letters, len(b.shapes[t]) - len(letters)):
+            places.setdefault(letter, []).append((t, d))
+    for letter, placed in places.items():
+        if letter.isupper():
+            b.add(placed)
         else:
-            b.block_apart([(0, d), (out, d)], "every frequency needs every position")
-    return b.build()
+            b.block(placed, "a matrix is factorized or solved as a whole")
 
 
-def keys_then_shape(call: OpCall) -> Rule:
-    """``random_bits``, ``random_split``: ``(keys…) -> (keys…, shape…)``, the shape being made position by position."""
-    b = RuleBuilder(call)
-    out = call.out()
-    keys = len(call.operands[0])
-    for d in range(len(call.results[0])):
-        b.add([*([(0, d)] if d < keys else []), (out, d)])
-    return b.build()
+def triangular_solve(b: RuleBuilder) -> None:
+    """Right-hand sides are independent; a solve is sequential along the matrix."""
+    rank = len(b.operands[1])
+    solved, free = (rank - 2, rank - 1) if b.params["left_side"] else (rank - 1, rank - 2)
+    for d in range(rank - 2):
+        b.add([(0, d), (1, d), (b.out, d)])
+    b.add([(1, free), (b.out, free)])
+    reason = "each unknown needs those solved before it"
+    b.block([(1, solved), (b.out, solved)], reason)
+    b.block_rest(reason)
 
 
-def key_data(call: OpCall) -> Rule:
-    """``random_wrap`` and ``random_unwrap``: the words of one key are its last dimension."""
-    b = RuleBuilder(call)
-    out = call.out()
-    shared = min(len(call.operands[0]), len(call.results[0]))
-    for d in range(shared):
-        b.add([(0, d), (out, d)])
-    for t in (0, out):
-        b.block_apart(((t, d) for d in range(shared, len(call.shape(t)))), "the words of one key")
-    return b.build()
+def fft(b: RuleBuilder) -> None:
+    """The transformed dimensions are blocked; a real transform changes the size of the last one."""
+    rank = len(b.operands[0])
+    for d in range(rank):
+        places = [(0, d), (b.out, d)]
+        if d < rank - len(b.params["fft_lengths"]):
+            b.add(places)
+        elif b.operands[0][d] == b.results[0][d]:
+            b.block(places, "every frequency needs every position")
+        else:
+            b.block_apart(places, "every frequency needs every position")
 
 
-def rng_bit_generator(call: OpCall) -> Rule:
-    """``(key) -> (new key), (bits…)``. The bits depend on the key and on the position only, so that every device can make
-    its own; the partitioner lets each make all of them and keep a part."""
-    b = RuleBuilder(call)
-    for t in range(len(call.operands) + 1):
-        b.block_apart(((t, d) for d in range(len(call.shape(t)))), "the words of one key")
-    for d in range(len(call.results[1])):
-        b.add([(call.out(1), d)])
-    return b.build()
+def rng_bit_generator(b: RuleBuilder) -> None:
+    """``(key) -> (new key), (bits…)``. The bits depend on the key and on the position only, so that every device can compute
+    its part; the partitioner lets each compute all of them and keep a part."""
+    b.block_apart([(t, d) for t in range(b.out + 1) for d in range(len(b.shapes[t]))], "the words of one key")
+    for d in range(len(b.results[1])):
+        b.add([(b.out + 1, d)])
 
 
-def iota_2x32_shape(call: OpCall) -> Rule:
-    b = RuleBuilder(call)
-    for d in range(len(call.results[0])):
-        b.add([(call.out(r), d) for r in range(len(call.results))])
-    return b.build()
-
-
-def random_gamma(call: OpCall) -> Rule:
+def random_gamma(b: RuleBuilder) -> None:
     """``(keys…), (keys…, shape…) -> (keys…, shape…)``: each position derives its key from its number in the flattened
     array. Of an array under one key the major dimension can be split; the others are minor parts of the flat one."""
-    b = RuleBuilder(call)
-    out, keys, shape = call.out(), len(call.operands[0]), call.results[0]
+    keys, shape = len(b.operands[0]), b.results[0]
     major = next((d for d, size in enumerate(shape) if size > 1), 0)
     for d in range(len(shape)):
         if d < keys:
-            b.add([(0, d), (1, d), (out, d)])
+            b.add([(0, d), (1, d), (b.out, d)])
         elif d == major:
-            b.add([(1, d), (out, d)])
+            b.add([(1, d), (b.out, d)])
         else:
-            b.block([(1, d), (out, d)], "each position derives its own key from its flat number")
-    return b.build()
+            b.block([(1, d), (b.out, d)], "each position derives its own key from its flat number")

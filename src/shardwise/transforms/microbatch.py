@@ -51,7 +51,7 @@ def microbatched(full: Traced, part: Traced, batch: Collection[str], parts: int)
       parts: the number of parts.
     """
     large = internals.split_jaxpr(full.jaxpr)[0]
-    inputs = [k for k, leaf in enumerate(full.leaves) if leaf.path in batch]
+    inputs = [k for k, leaf in enumerate(full.arguments) if leaf.path in batch]
     sizes = {internals.shape_of(large.invars[k].aval)[0] for k in inputs}
     if len(sizes) != 1:
         raise VariantError(f"the arguments of the batch have different numbers of examples: {sorted(sizes)}")

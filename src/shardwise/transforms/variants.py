@@ -89,7 +89,7 @@ def batch_of(traced: Traced, roles: Roles) -> Batch:
     if not prefixes:
         raise VariantError(f"micro-batches need to know which arguments are the batch: {UNTOLD}")
     variables = internals.split_jaxpr(traced.jaxpr)[0].invars
-    shapes = {leaf.path: internals.shape_of(v.aval) for leaf, v in zip(traced.leaves, variables, strict=True)}
+    shapes = {leaf.path: internals.shape_of(v.aval) for leaf, v in zip(traced.arguments, variables, strict=True)}
     under = dict.fromkeys(path for asked in prefixes for path in find_paths(asked, shapes, what="argument"))
     arrays = {path: shapes[path] for path in under if shapes[path]}
     if not arrays:

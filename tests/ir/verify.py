@@ -13,7 +13,7 @@ def check_program(program: Program) -> None:
     borders are crossed by links only.
     """
     defined: dict[int, int] = {}
-    for op in program.ruled_ops():
+    for op in (op for op in program.ops if op.rule is not None):
         for v in op.results:
             assert v not in defined, f"%{v} is defined twice, by {program.ops[defined[v]].kind} and {op.kind}"
             defined[v] = op.id

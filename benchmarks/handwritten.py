@@ -32,7 +32,7 @@ from jax.sharding import PartitionSpec as P
 from benchmarks import partitioners
 from benchmarks.partitioners import MESH, TOPOLOGY
 from shardwise.tactics.strategies import FSDP, ContextParallel, DataParallel, ExpertParallel, Megatron, Shard
-from shardwise.zoo import itx, llama, mixtral
+from shardwise.zoo import decoder, itx, mixtral
 from shardwise.zoo.layers import attention, cast, cross_entropy, rms_norm, rope, run_layers
 from shardwise.zoo.training import optimizer
 
@@ -160,8 +160,10 @@ def attend(p: Tree, x: jax.Array, multiply: Any, base: float, first: Any = 0, sp
 
 
 def dense_layer(p: Tree, x: jax.Array, multiply: Any, first: Any = 0, spread: Any = None) -> jax.Array:
-    """As ``llama.layer``."""
-    x = x + attend(p["attention"], rms_norm(x, p["attention_norm"]), multiply, llama.ROPE_BASE, first, spread)
+    """As ``decoder.layer``."""
+    x = x + attend(
+        p["attention"], rms_norm(x, p["attention_norm"]), multiply, decoder.LlamaConfig.rope_base, first, spread
+    )
     y, p = rms_norm(x, p["mlp_norm"]), p["mlp"]
     hidden = jax.nn.silu(multiply("bsd,df->bsf", y, p["gate"])) * multiply("bsd,df->bsf", y, p["up"])
     return x + multiply("bsf,fd->bsd", hidden, p["down"])
@@ -192,7 +194,7 @@ def training(loss_fn: Callable[[Tree, Tree], jax.Array], axes: Axes, params: Tre
 # FSDP: the batch and every matrix over all chips.
 
 
-def fsdp(config: llama.LlamaConfig, axes: Axes, scatter: Scatter) -> Written:
+def fsdp(config: decoder.LlamaConfig, axes: Axes, scatter: Scatter) -> Written:
     """A step from the loss of this device's sequences."""
     rows = Sharded(axes, axes, 0, scatter)
     layer = partial(dense_layer, multiply=partial(product, sharded=rows))
@@ -210,7 +212,7 @@ def fsdp(config: llama.LlamaConfig, axes: Axes, scatter: Scatter) -> Written:
 # Context parallelism: the sequence over the mesh axes that the batch does not need, parameters on every chip.
 
 
-def context(config: llama.LlamaConfig, axes: Axes, scatter: Scatter) -> Written:
+def context(config: decoder.LlamaConfig, axes: Axes, scatter: Scatter) -> Written:
     """A step from the loss of this device's positions. Keys and values are gathered."""
     sequence = axes if config.batch == 1 else axes[1:]
     spread = partial(gathered, sharded=Sharded(sequence, sequence, 1, scatter))
@@ -266,7 +268,7 @@ def expert(config: mixtral.MixtralConfig, axes: Axes, scatter: Scatter) -> Writt
     def layer(p: Tree, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         x, balance = carry
         y = rms_norm(x, p["attention_norm"])
-        x = x + attend(p["attention"], y, partial(product, sharded=rows), mixtral.ROPE_BASE)
+        x = x + attend(p["attention"], y, partial(product, sharded=rows), config.rope_base)
         y, extra = experts(p["router"], p["experts"], rms_norm(x, p["moe_norm"]))
         return x + y, balance + extra
 
@@ -353,8 +355,8 @@ class Case:
         return jax.jit(run, in_shardings=places[0], out_shardings=places[1], donate_argnums=self.program.donate_argnums)
 
 
-def _llama(**sizes: int) -> llama.LlamaConfig:
-    return replace(llama.PROGRAMS["llama3"]["8b"], vocab=32768, **sizes)
+def _llama(**sizes: int) -> decoder.LlamaConfig:
+    return replace(decoder.PROGRAMS["llama3"]["8b"], vocab=32768, **sizes)
 
 
 _SMALL: Final = _llama(layers=4, batch=32, seq=1024, d=1024, heads=16, kv_heads=16, head=64, ffn=4096)

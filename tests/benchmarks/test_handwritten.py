@@ -10,9 +10,9 @@ import pytest
 from benchmarks.fidelity.parallel import computing
 from benchmarks.handwritten import CASES, HOW, Scatter, check, native, page, ring
 from shardwise.verification.compiled import make_mesh
-from shardwise.zoo import itx, llama, mixtral
+from shardwise.zoo import decoder, itx, mixtral
 
-LLAMA = replace(llama.PROGRAMS["llama3"]["tiny"], layers=1)
+LLAMA = replace(decoder.PROGRAMS["llama3"]["tiny"], layers=1)
 MIXTRAL = replace(mixtral.PROGRAMS["mixtral"]["tiny"], layers=1)
 STEP = itx.PROGRAMS["itx"]["tiny-step"]
 

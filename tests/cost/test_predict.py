@@ -106,7 +106,7 @@ def test_where_axes_lie_and_in_which_order_devices_stand(plan: shardwise.Plan) -
     [
         ([0, 0, *range(2, 16)], "every device once"),
         ([*range(8)], "8 devices for a mesh of 16"),
-        ("many", "every device once"),
+        ("many", "expected a list"),
     ],
 )
 def test_a_wrong_device_order_is_refused(plan: shardwise.Plan, tmp_path: Path, order: object, message: str) -> None:

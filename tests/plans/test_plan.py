@@ -138,13 +138,15 @@ def edit(group: str, index: int, **changes):
         (damage(arguments=3), "arguments: expected a list"),
         (
             damage(small=[{"keep": [0], "axis": "data", "what": 1, "why": ""}]),
-            "small: TypeError expected a text, not 1",
+            "small[0].what: expected a text, not 1",
         ),
         (edit("arguments", 0, spec=[["nope"], []]), "the mesh has no axis 'nope'"),
         (edit("arguments", 0, spec=[["model"], ["model"]]), "axis 'model' is used twice"),
         (edit("arguments", 0, shape=[7, 64], spec=[["data"], []]), "size 7 does not divide by 2"),
         (edit("arguments", 0, spec=[[], [], []]), "has 2 dimensions, its spec 3"),
-        (edit("arguments", 0, shape="x"), "arguments[0]"),
+        (edit("arguments", 0, shape="x"), "arguments[0].shape: expected a list, not 'x'"),
+        (damage(choices=[{"shard": [0], "axis": "z", "sides": [], "what": ""}]), "the mesh has no axis 'z'"),
+        (damage(search={"front": []}), "search: method is missing"),
         (lambda data: [data], "is not a plan"),
     ],
 )

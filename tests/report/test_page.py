@@ -18,6 +18,7 @@ import shardwise
 from shardwise.cli.main import main
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.plans.codec import encode
 from shardwise.plans.colors import ColorGraph, GroupSummary, Meeting
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
@@ -233,7 +234,7 @@ def test_a_front_is_drawn_with_the_plan_and_the_limit_if_it_is_near() -> None:
 
 def test_a_graph_of_many_groups_stays_in_its_box() -> None:
     groups = tuple(GroupSummary(k, 8, 1, 5 + k, 1.0, 1.0, (f"x{k}[0]",), 1, ()) for k in range(60))
-    drawn = drawn_colors(ColorGraph(groups, (), (Meeting(0, 59, 3),)).to_json())
+    drawn = drawn_colors(encode(ColorGraph(groups, (), (Meeting(0, 59, 3),))))
     assert len(drawn.nodes) == 60 and len(drawn.lines) == 1
     for node in drawn.nodes:
         assert node.radius < node.x < drawn.width - node.radius and node.radius < node.y < drawn.height - node.radius

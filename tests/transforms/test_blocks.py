@@ -22,8 +22,7 @@ from shardwise.errors import VariantError
 from shardwise.tactics.strategies import FSDP
 from shardwise.transforms.blocks import blocks_by_step, find_blocks, find_families
 from shardwise.transforms.flat import Flat
-from shardwise.transforms.remat import Rematerialized, count_candidates
-from shardwise.transforms.scans import RematerializedScans
+from shardwise.transforms.remat import count_candidates, rematerialized
 from shardwise.transforms.variant import Variant
 from shardwise.transforms.variants import batch_of, trace_variant
 from tests.planner.test_plan_search import small_memory
@@ -115,7 +114,7 @@ def batch() -> jax.Array:
 
 def traced(fn: Any, args: tuple[Any, ...], count: int = 1, remat: bool = True) -> Traced:
     plain = trace_variant(fn, args, {}, JitOptions(), Variant())
-    paths = batch_of(plain, {"batch": ("batch",)}).paths if count > 1 else ()
+    paths = batch_of(plain, {"batch": ("batch",)})[0] if count > 1 else ()
     return trace_variant(fn, args, {}, JitOptions(), Variant(count, paths, remat))
 
 
@@ -160,8 +159,7 @@ def test_wherever_the_cuts_are(layer: Layer, data: st.DataObject) -> None:
     flat = Flat(plain)
     forward = next(k for k, step in enumerate(flat.steps) if step.is_backward)
     cuts = data.draw(st.lists(st.integers(0, forward), min_size=2, max_size=6, unique=True).map(sorted))
-    again = Rematerialized(flat, RematerializedScans(flat, ()), blocks_by_step(flat, [tuple(cuts)]))
-    made = internals.retrace(again.run, plain)
+    made = internals.retrace(rematerialized(flat, (), blocks_by_step(flat, [tuple(cuts)])), plain)
     for have, want in zip(run(made, *args), run(plain, *args), strict=True):
         np.testing.assert_allclose(have, want, rtol=2e-5, atol=1e-6)
 
@@ -379,7 +377,7 @@ def test_the_search_chooses_it_where_it_is_what_fits() -> None:
     where: dict[str, Any] = {"mesh": {"x": 4}, "budget_evals": 200, "donate_argnums": program.donate_argnums}
     plan = shardwise.plan(program.fn, *program.args, topology=small_memory("v5e:2x2", 24 << 20), remat="auto", **where)
     assert plan.predicted.fits and plan.variant == Variant(remat=True) and plan.search is not None
-    assert [(t.variant, t.fits) for t in plan.search.variants] == [("as it is", False), ("rematerialised", True)]
+    assert [(t.variant, t.fits) for t in plan.search.variants] == [("as it is", False), ("rematerialized", True)]
 
 
 @pytest.mark.slow

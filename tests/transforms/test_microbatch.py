@@ -261,11 +261,11 @@ def test_a_plan_says_what_it_does_and_is_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"microbatches": 0}, "variant: ValueError microbatches is a whole number above zero, not 0"),
-        ({"microbatches": 1}, "variant: ValueError batch lists the arguments"),
-        ({"batch": ["batch/z"]}, "variant: ValueError batch has no argument 'batch/z'"),
-        ({"remat": 1}, "variant: TypeError remat is true or false, not 1"),
-        (None, "variant: KeyError 'variant'"),
+        ({"microbatches": 0}, "variant: expected at least one micro-batch"),
+        ({"microbatches": 1}, "with more than one the arguments that are split"),
+        ({"batch": ["batch/z"]}, "no argument has the path 'batch/z'"),
+        ({"remat": 1}, "variant.remat: expected true or false, not 1"),
+        (None, "variant is missing"),
     ],
 )
 def test_a_damaged_variant_is_refused(tmp_path: Path, change: dict[str, Any] | None, message: str) -> None:

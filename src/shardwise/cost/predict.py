@@ -153,32 +153,6 @@ _FIGURES: Final = (
 )
 
 
-def read_predicted(data: dict[str, Any]) -> Predicted:
-    """From plain data; raises KeyError, TypeError or ValueError where that is not a prediction."""
-    alive = tuple(Alive(str(a["label"]), int(a["nbytes"]), str(a["source"])) for a in data["alive"])
-    time_s, serial_s, overlapped_s, compute_s, comm_s, utilization = times = [float(data[k]) for k in _FIGURES[1:7]]
-    if not all(np.isfinite(v) and v >= 0 for v in times):
-        raise ValueError("times are numbers that are not negative")
-    return Predicted(
-        str(data["hardware"]),
-        time_s,
-        serial_s,
-        overlapped_s,
-        compute_s,
-        comm_s,
-        utilization,
-        int(data["peak_bytes"]),
-        int(data["usable_bytes"]),
-        alive,
-        tuple(_read_moved(c) for c in data["collectives"]),
-    )
-
-
-def _read_moved(c: dict[str, Any]) -> Moved:
-    axes = tuple(str(a) for a in c["axes"])
-    return Moved(str(c["kind"]), axes, int(c["count"]), float(c["nbytes"]), float(c["time_s"]))
-
-
 def _named(number: int, what: str, name: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": 0, "tid": number, "args": {"name": name}}
 

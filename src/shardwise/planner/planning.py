@@ -275,7 +275,7 @@ def _assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Seq
         collectives=tuple(_predicted(lowered)),
         predicted=settled.predicted,
         notes=lowered.refused,
-        versions=(("shardwise", shardwise.__version__), ("jax", jax.__version__)),
+        versions={"shardwise": shardwise.__version__, "jax": jax.__version__},
         colors=color_graph(analysis, lowered.state),
         choices=tuple(described(analysis, d) for d in decisions),
         small=tuple(replace(d, what=described(analysis, d).what, why=_SMALL) for d in small),

@@ -42,7 +42,7 @@ def variant_changes(
     if wanted.microbatches is not None:
         return
     try:
-        batch = batch_of(traced, roles).paths
+        batch, _ = batch_of(traced, roles)
     except VariantError:
         return
     _, *rounds = Wanted(AUTO).rounds(traced, roles)

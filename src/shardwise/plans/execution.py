@@ -1,7 +1,5 @@
-"""What a plan does with devices: specs and shardings for ``jax.jit``, arguments in their place, the planned function.
-
-The half of :class:`Plan` that needs JAX. Its methods have the examples; the work is done in ``planner`` and ``verification``.
-"""
+"""The half of :class:`Plan` that needs JAX: specs and shardings for ``jax.jit``, sharded arguments, the planned function. Its
+methods have the examples; the work is done in ``planner`` and ``verification``."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Execution:
-    """The examples go on from those of :class:`Plan`.
+    """The examples continue from those of :class:`Plan`.
 
     >>> import jax, shardwise
     >>> from jax.sharding import PartitionSpec as P
@@ -81,7 +79,7 @@ class Execution:
     @property
     def in_shardings(self) -> Any:
         """NamedShardings in the structure of :attr:`in_specs`, for ``jax.jit(fn, in_shardings=plan.in_shardings)``: on the mesh
-        of :meth:`on_mesh`, or of ``jax.set_mesh``, or on the devices that are there.
+        of :meth:`on_mesh`, or of ``jax.set_mesh``, or on the available devices.
 
         >>> jitted = jax.jit(step, in_shardings=one.in_shardings, out_shardings=one.out_shardings)
         >>> jitted(w, x).shape
@@ -121,7 +119,7 @@ class Execution:
         return tuple(positional)
 
     def on_mesh(self, mesh: Any) -> Plan:
-        """The same plan, tied to a real mesh with its axes. Explicit axes are taken as automatic ones.
+        """The same plan on a real mesh with its axes. Explicit axes are treated as automatic ones.
 
         >>> mesh = jax.make_mesh((1,), ("data",))
         >>> one.on_mesh(mesh).in_shardings[1].spec == P("data")
@@ -132,7 +130,7 @@ class Execution:
         return replace(self._plan, tied=automatic(checked_mesh(self._plan, mesh)))
 
     def shard(self, tree: Any, of: str = "") -> Any:
-        """Arguments, put on the devices as planned: all of them as a tuple in the order of the call, or those under the path
+        """Puts arguments on the devices as planned: all of them as a tuple in the order of the call, or those under the path
         ``of``.
 
         >>> one.shard((w, x))[1].sharding.spec == one.shard(x, of="x").sharding.spec == P("data")
@@ -143,7 +141,7 @@ class Execution:
         return put_arrays(self._plan, tree, of)
 
     def init(self, fn: Any, *args: Any, of: str) -> Any:
-        """Runs ``fn(*args)``, which makes the arguments under the path ``of``, so that they are made already sharded.
+        """Runs ``fn(*args)``, which creates the arguments under the path ``of``, so that they are created sharded.
 
         >>> one.init(lambda key: jax.random.normal(key, (64, 64)), jax.random.key(0), of="w").shape
         (64, 64)
@@ -154,8 +152,7 @@ class Execution:
 
     @property
     def restore_args(self) -> Any:
-        """``jax.ShapeDtypeStruct``s with shardings, in the structure of :attr:`in_specs`: what checkpoint libraries restore
-        into.
+        """``jax.ShapeDtypeStruct``s with shardings, in the structure of :attr:`in_specs`, for checkpoint libraries to restore.
 
         >>> one.restore_args[0].sharding.spec == P()
         True
@@ -198,8 +195,8 @@ class Execution:
     def verify(
         self, *args: Any, kwargs: Mapping[str, Any] | None = None, backend: str = "host", run: bool | None = None
     ) -> Verification:
-        """What the compiler makes of the plan, as :func:`shardwise.verify` says it of the plan's own function. Arrays may be
-        given to run it with; without any it is compiled for the shapes that it was planned for.
+        """Compares the plan with the compiled program of its function, as :func:`shardwise.verify` does. With arrays it is also
+        run; without, it is compiled for the planned shapes.
 
         >>> one.verify(w, x).agrees, one.verify().differences
         (True, None)
@@ -207,9 +204,8 @@ class Execution:
         from shardwise.verification.verify import verify
 
         fn, shapes, named = self._called()
-        given = bool(args or kwargs)
-        own = dict(kwargs or {}) if given else named
-        return verify(self._plan, fn, *(args if given else shapes), kwargs=own, backend=backend, run=run)
+        arrays, arrays_by_name = (args, dict(kwargs or {})) if args or kwargs else (shapes, named)
+        return verify(self._plan, fn, *arrays, kwargs=arrays_by_name, backend=backend, run=run)
 
     def compare(self, *plans: Any, tactics: str | Sequence[str] | None = None) -> Comparison:
         """The plan beside named strategies on the same devices, and beside other plans of the same function

@@ -1,10 +1,8 @@
-"""A plan: how every input and output is sharded, what is stated inside, and what that is predicted to move.
+"""A plan: the shardings of all arguments and outputs, the decisions behind them, and the predicted cost.
 
 A plan is plain data. It is saved as JSON that is the same byte for byte for the same plan, and loading one checks everything
-and executes nothing. A plan that was made in this process also holds the trees of its function's arguments and results, so
-that it can be given to ``jax.jit``; one that was loaded gets them from the function it is applied to.
-
-The file is long as half of it is examples: each method has one, and does its work elsewhere.
+and executes nothing. A plan made in this process also has the trees of its function's arguments and results, which
+``jax.jit`` needs; a loaded plan gets them from :meth:`Plan.bind`. Each method has an example, and does its work elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +22,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.paths import find_path
 from shardwise.lowering.decisions import Decision, Keep
 from shardwise.lowering.sharded_program import ShardedProgram
-from shardwise.plans.choices import choice_json
+from shardwise.plans.codec import encode, saved_fields
 from shardwise.plans.colors import NO_COLORS, ColorGraph
 from shardwise.plans.execution import Execution
 from shardwise.plans.search_log import SearchLog
@@ -45,8 +43,7 @@ Spec = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class ArrayPlan:
-    """An argument or output: where it is, what it is, how it is sharded. Dimensions with the same one of ``colors`` need the
-    same sharding; -1 has none."""
+    """An argument or output and its sharding. Dimensions of the same color need the same sharding; -1 stands for no color."""
 
     path: str
     shape: tuple[int, ...]
@@ -58,8 +55,8 @@ class ArrayPlan:
 
 @dataclass(frozen=True, slots=True)
 class StatedConstraint:
-    """A sharding stated inside the program, at ``source``: of value ``number`` as it is ``stored``; of operand ``index`` where
-    op ``number`` has it ``used``; of its result ``index`` as it is ``computed``."""
+    """A sharding constraint inside the program, at ``source``. The ``place`` is ``stored`` for value ``number``, ``used`` for
+    operand ``index`` of op ``number``, ``computed`` for its result ``index``."""
 
     place: str
     number: int
@@ -72,7 +69,7 @@ class StatedConstraint:
 
 @dataclass(frozen=True, slots=True)
 class PredictedCollective:
-    """A collective that the plan implies: bytes on one device for one execution, and how often it runs."""
+    """A collective of the plan: bytes on one device for one execution, and the number of executions in a step."""
 
     kind: str
     axes: tuple[str, ...]
@@ -85,17 +82,16 @@ class PredictedCollective:
 
 @dataclass(frozen=True, repr=False)
 class Plan(Execution):
-    """How a function is split over a mesh. Made by :func:`shardwise.plan`.
+    """How a function is sharded over a mesh. Made by :func:`shardwise.plan`.
 
-    ``choices`` are the decisions of tactics or of a search, and ``small`` those that keep small arguments whole.
-    ``placement`` says on which links each mesh axis lies, and ``device_order`` has the numbers of the devices in the mesh's
-    shape, where a topology was given. ``search`` says how the plan was found, where it was. ``variant`` is what the function is
-    turned into first; the plan is one of the result, with the function's own arguments and outputs. ``colors`` is what there
-    was to decide. ``roles`` has the paths of the arguments that are the batch, the parameters, the optimizer's state or a
-    cache, given or inferred; ``static`` the numbers and names of static arguments. ``sharded`` is how every op of the program
-    is computed, as the device-local program has it.
+    ``choices`` are the decisions of tactics or of a search, and ``small`` those that keep small arguments replicated.
+    ``placement`` has the links of each mesh axis, and ``device_order`` the numbers of the devices in the mesh's shape, both for
+    a topology. ``search`` is the log of the search, if there was one. ``variant`` is the transformation of the function that
+    was planned; arguments and outputs are the function's own. ``colors`` is a summary of the analysis. ``roles`` has the paths
+    of the arguments that are the batch, the parameters, the optimizer's state or a cache, stated or inferred; ``static`` the
+    numbers and names of static arguments. ``sharded`` is how every op is computed in the device-local program.
 
-    The examples of its methods go on from here:
+    The examples of its methods continue from here:
 
     >>> import jax, shardwise
     >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (4096, 64)])
@@ -104,7 +100,7 @@ class Plan(Execution):
     >>> print(*plan.decisions)
     x[0] (size 4,096) over data
 
-    And for the one device that every machine has:
+    And for one device, which every machine has:
 
     >>> one = shardwise.plan(step, w, x, mesh={"data": 1}, tactics="dp")
     """
@@ -118,7 +114,7 @@ class Plan(Execution):
     collectives: tuple[PredictedCollective, ...]
     predicted: Predicted
     notes: tuple[str, ...]
-    versions: tuple[tuple[str, str], ...]
+    versions: Mapping[str, str]
     placement: tuple[str, ...] = ()
     device_order: tuple[int, ...] = ()
     search: SearchLog | None = None
@@ -128,7 +124,7 @@ class Plan(Execution):
     small: tuple[Keep, ...] = ()
     roles: Roles = field(default_factory=dict)
     static: tuple[int | str, ...] = ()
-    # What is not saved: the trees of arguments and results, the traced function, its Inquiry, its call, and a real mesh.
+    # Not saved: the trees of arguments and results, the traced function, its Inquiry, its call, and a real mesh.
     trees: Any = field(default=None, compare=False)
     jaxpr: Any = field(default=None, compare=False)
     asked: Any = field(default=None, compare=False)
@@ -141,8 +137,8 @@ class Plan(Execution):
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """All decisions: those of tactics or of a search first, then those for small arguments. Each is data, and says as text
-        what it is about.
+        """All decisions: first those of tactics or of a search, then those for small arguments. As text, each says which
+        dimensions it shards over which axis.
 
         >>> [(type(decision).__name__, decision.axis, str(decision)) for decision in plan.decisions]
         [('Shard', 'data', 'x[0] (size 4,096) over data')]
@@ -150,8 +146,7 @@ class Plan(Execution):
         return *self.choices, *self.small
 
     def array(self, path: str) -> ArrayPlan:
-        """An argument or output by path: ``params/mlp/up``, the end of it if no other ends so (``mlp/up``), or a pattern
-        (``*/mlp/up``).
+        """An argument or output by path: ``params/mlp/up``, a unique ending of it (``mlp/up``), or a pattern (``*/mlp/up``).
 
         >>> plan.array("x").shape
         (4096, 64)
@@ -174,8 +169,8 @@ class Plan(Execution):
 
     @cached_property
     def constraints(self) -> tuple[StatedConstraint, ...]:
-        """The constraints under which XLA's own partitioner arrives at the plan's shardings; they are what ``jit(...,
-        partitioner="xla")`` states, and what ``code`` shows. Empty for a plan that was loaded.
+        """The constraints under which XLA's own partitioner arrives at the plan's shardings: those of ``jit(...,
+        partitioner="xla")`` and of ``code``. Empty for a loaded plan.
 
         >>> plan.constraints
         ()
@@ -189,7 +184,7 @@ class Plan(Execution):
     # For people.
 
     def summary(self, width: int = 80) -> str:
-        """The plan on one screen: what is sharded over which axes, time, memory, the longest collectives, how it was found.
+        """The plan on one screen: what is sharded over which axes, time, memory, the longest collectives, the search.
 
         >>> print(plan.summary().splitlines()[0])
         <lambda> on data 4: 4 v5e
@@ -210,7 +205,7 @@ class Plan(Execution):
 
     def program(self, width: int = 120) -> str:
         """The device-local program, which :meth:`jit` executes, as text: every op with the shapes of its blocks, every
-        collective where it runs, and source lines. A plan that was loaded has one after :meth:`bind`.
+        collective where it runs, and source lines. A loaded plan has one after :meth:`bind`.
 
         >>> print(next(line for line in plan.program(80).splitlines() if line.startswith(">")))
         > %9.a  f32[64,64]         = psum(%9, data)                              16.4 kB
@@ -222,8 +217,8 @@ class Plan(Execution):
     def diff(self, other: Plan) -> str:
         """What differs between two plans: decisions, specs, bytes moved.
 
-        >>> whole = shardwise.plan(step, w, x, mesh={"data": 4}, tactics=[])
-        >>> print(plan.diff(whole).splitlines()[0])
+        >>> replicated = shardwise.plan(step, w, x, mesh={"data": 4}, tactics=[])
+        >>> print(plan.diff(replicated).splitlines()[0])
         - x[0] (size 4,096) over data
         """
         from shardwise.report.plan_text import diff_text
@@ -244,8 +239,8 @@ class Plan(Execution):
         """The specs as rules from logical axes to mesh axes, as Flax and MaxText have them.
 
         Args:
-          names: by path of an argument, the names that its dimensions have in the model already. Without them, names are made
-            up, one for all dimensions that need the same sharding.
+          names: by path of an argument, the names of its dimensions in the model. Without them, names are invented, one for
+            all dimensions that need the same sharding.
 
         >>> import jax, shardwise
         >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(64, 32), (1024, 64)]]
@@ -259,16 +254,9 @@ class Plan(Execution):
 
     # Questions.
 
-    def bind(
-        self,
-        fn: Any,
-        /,
-        *args: Any,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Plan:
-        """A plan that was loaded, with the function that it is one of: it can then be asked what a plan that was just made can
-        (:meth:`what_if`, :attr:`effects`, :attr:`in_specs`, :meth:`verify`), and its :meth:`report` has all there is.
-        Arguments are as in :func:`shardwise.plan`.
+    def bind(self, fn: Any, /, *args: Any, kwargs: Mapping[str, Any] | None = None) -> Plan:
+        """A loaded plan with its function, so that :meth:`what_if`, :attr:`effects`, :attr:`in_specs`, :meth:`verify` and a
+        complete :meth:`report` are available as for a new plan. Arguments are as in :func:`shardwise.plan`.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -283,7 +271,7 @@ class Plan(Execution):
 
     @property
     def inquiry(self) -> Any:
-        """The program and the hardware that the plan was made for.
+        """The program and the hardware of the plan.
 
         >>> plan.inquiry.analysis.program.name
         '<lambda>'
@@ -299,12 +287,12 @@ class Plan(Execution):
         pins: Mapping[str, Any] | None = None,
         topology: str | None = None,
     ) -> WhatIf:
-        """What the plan would take with something decided otherwise, and what makes the difference. Nothing is searched.
+        """The predicted cost with other decisions, and the causes of the difference. Nothing is searched.
 
         Args:
-          tactics: applied after the plan's own decisions; objects, or text such as ``"megatron:model"``.
+          tactics: applied after the plan's decisions; objects, or text such as ``"megatron:model"``.
           without: decisions of the plan to leave out: some of :attr:`choices`, their numbers from 1, or words of their text.
-          pins: as in :func:`shardwise.plan`; they come first, in place of the plan's pins of the same values.
+          pins: as in :func:`shardwise.plan`; they come first, and replace the plan's pins of the same values.
           topology: other devices for the same mesh.
 
         >>> import jax, shardwise
@@ -320,7 +308,7 @@ class Plan(Execution):
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
-        """For each decision, what the plan would take without it; empty for a plan that was loaded.
+        """For each decision, the predicted cost without it; empty for a loaded plan.
 
         >>> [effect.time_s > plan.predicted.time_s for effect in plan.effects]
         [True]
@@ -331,8 +319,8 @@ class Plan(Execution):
 
     @cached_property
     def experts(self) -> tuple[Row, ...]:
-        """What the usual strategies would take on the same devices, the best first: as many as can be tried in a second. Empty
-        for a plan that was loaded, and where no arguments are a batch or parameters. :func:`shardwise.compare` tries all
+        """The predicted cost of the usual strategies on the same devices, the best first: as many as can be tried in a second.
+        Empty for a loaded plan, and where no arguments are a batch or parameters. :func:`shardwise.compare` tries all
         combinations.
 
         >>> [row.name for row in plan.experts]
@@ -354,32 +342,11 @@ class Plan(Execution):
         >>> json.loads(plan.to_json())["mesh"]
         {'data': 4}
         """
-        data = {
-            "schema": SCHEMA,
-            "function": self.function,
-            "fingerprint": self.fingerprint,
-            "versions": dict(self.versions),
-            "mesh": dict(zip(self.mesh.names, self.mesh.sizes, strict=True)),
-            "placement": list(self.placement),
-            "device_order": list(self.device_order),
-            "search": self.search.to_json() if self.search is not None else None,
-            "variant": self.variant.to_json(),
-            "colors": self.colors.to_json(),
-            "roles": {role: list(paths) for role, paths in self.roles.items()},
-            "static": list(self.static),
-            "choices": [choice_json(d) for d in self.choices],
-            "small": [choice_json(d) for d in self.small],
-            "notes": list(self.notes),
-            "predicted": self.predicted.to_json(),
-            "arguments": [asdict(a) for a in self.arguments],
-            "outputs": [asdict(a) for a in self.outputs],
-            "sharded": self.sharded.to_json(),
-            "collectives": [asdict(c) for c in self.collectives],
-        }
+        data = {"schema": SCHEMA} | {name: encode(getattr(self, name)) for name in saved_fields(Plan)}
         return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan. The file is complete or not there: it is written beside and renamed.
+        """Writes the plan to a file, which is replaced as a whole or not at all.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -435,7 +402,6 @@ class Plan(Execution):
         return plan_text(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What a notebook without HTML shows: the same text as a terminal."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:

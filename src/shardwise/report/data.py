@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from shardwise.cost.predict import PARTS
+from shardwise.plans.codec import encode
 from shardwise.report.plan_text import spec_text
 from shardwise.report.program_text import listing_data
 from shardwise.report.summary import decided
@@ -168,7 +169,7 @@ def _by_size(items: Iterable[tuple[str, float]]) -> dict[str, float]:
 def _colors(plan: Plan) -> dict[str, Any] | None:
     if not plan.colors.groups:
         return None
-    data = plan.colors.to_json()
+    data: dict[str, Any] = encode(plan.colors)
     for row in data["conflicts"]:
         row["outcome"] = _outcome(row["kept"])
     return data
@@ -203,4 +204,4 @@ def _expert(row: Any) -> dict[str, Any]:
 
 
 def _search(log: SearchLog) -> dict[str, Any]:
-    return log.to_json() | {"ended_text": log.ended.value, "text": str(log)}
+    return {**encode(log), "ended_text": log.ended.value, "text": str(log)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shardwise.plans.codec import encode
 from shardwise.report.page import Page, table
 from shardwise.report.plan_text import spec_text
 from shardwise.report.units import binary, seconds
@@ -64,7 +65,7 @@ class Difference:
             p = plan.predicted
             return {
                 "mesh": dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
-                "variant": plan.variant.to_json(),
+                "variant": encode(plan.variant),
                 "time_s": p.time_s,
                 "compute_s": p.compute_s,
                 "comm_s": p.comm_s,

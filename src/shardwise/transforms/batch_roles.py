@@ -1,6 +1,4 @@
-"""The role of the batch for every value: it is one of its dimensions, or was reduced over, or does not matter.
-
-The program is run on a part of the batch. Every value is then one of
+"""The role of the batch for every value when the program is run on a part of the batch. A value is
 
 - *invariant*: the same for every part;
 - *batch*: the rows of the full value that belong to the part's examples. Dimension ``dim`` is ``outer × batch × …``, major to
@@ -17,7 +15,7 @@ Weak. An index over the batch (``logits[arange(n), labels]``) raises, although i
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -28,13 +26,17 @@ from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import implementation
 from shardwise.errors import VariantError
+from shardwise.ir import traits
 from shardwise.ir.rule import Kind, Rule
 from shardwise.rules.call import OpCall
 from shardwise.rules.registry import find_rule, is_known
-from shardwise.transforms.trace_pair import Pair, pairs
+from shardwise.transforms.trace_pair import Pair, pairs, with_literals
 
 #: Partial values that can be accumulated.
 REDUCERS: Final = ("sum", "max", "min", "and", "or")
+
+
+NEEDS_BOTH: Final = "needs a value that is reduced over the whole batch together with the batch"
 
 
 class Role(enum.Enum):
@@ -59,17 +61,21 @@ INVARIANT: Final = BatchState(Role.INVARIANT)
 ZERO: Final = BatchState(Role.INVARIANT, zero=True)
 AFTER: Final = BatchState(Role.AFTER)
 
-#: Linear ops: all operands are partial (or zero); the first one, the others invariant; one of them, the others invariant.
-_ALL: Final = frozenset(
-    """add sub add_any neg concatenate copy transpose reshape squeeze expand_dims broadcast_in_dim reduce_sum rev slice real
-    imag conj cumsum name sharding_constraint split reduce_window_sum stop_gradient optimization_barrier""".split()
+#: Linear ops in the notation of ``traits.LINEAR``, with those that also commute with a loop over parts of the batch.
+_LINEAR: Final = (
+    traits.LINEAR
+    | dict.fromkeys("concatenate optimization_barrier pad".split())
+    | dict.fromkeys(
+        """broadcast_in_dim conj cumsum dynamic_slice imag name real reduce_window_sum rev sharding_constraint slice
+        split""".split(),
+        (0,),
+    )
+    | dict.fromkeys(("conv_general_dilated", "dot_general"), (0, 1))
 )
-_FIRST: Final = frozenset({"div", "dynamic_slice"})
-_ONE: Final = frozenset({"mul", "dot_general", "conv_general_dilated"})
-#: Ops that only rearrange elements, for any reducer.
-_MOVES: Final = frozenset(
-    "copy transpose reshape squeeze expand_dims broadcast_in_dim rev slice name sharding_constraint".split()
-)
+#: Ops that are linear in these operands at once, while the others are invariant.
+_JOINTLY: Final = {"select_n": slice(1, None), "dynamic_update_slice": slice(2), "scatter-add": slice(0, 3, 2)}
+#: Ops that commute with every reducer.
+_MOVES: Final = traits.SAME_ELEMENTS - {"convert_element_type"} | {"name", "rev", "sharding_constraint", "slice"}
 _RANDOM: Final = ("random_bits", "random_split", "random_gamma", "rng_bit_generator", "rng_uniform", "threefry2x32")
 
 
@@ -105,26 +111,29 @@ class BatchAnalysis:
         except VariantError as error:
             # Inside of a library's function there may be no line of the user: the call has one.
             raise VariantError(str(error).replace(" at ?", f" at {pair.line}", 1)) from None
-        for state, full, part in zip(results, pair.full.outvars, pair.part.outvars, strict=True):
-            self._check_shape(pair, state, internals.shape_of(full.aval), internals.shape_of(part.aval))
+        for state, full, part in zip(results, _shapes(pair.full.outvars), _shapes(pair.part.outvars), strict=True):
+            want = tuple(n // self.parts if d == state.dim else n for d, n in enumerate(full))
+            if part != want:
+                raise VariantError(
+                    f"{pair.where}: {list(full)} becomes {list(part)} for a smaller batch, not {list(want)}"
+                )
         return results
 
     def _results(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
-        if pair.name in _REGIONS:
-            return _REGIONS[pair.name](self, pair, states)
-        full, part = (internals.inner_jaxpr(equation) for equation in pair)
+        match pair.name:
+            case "scan":
+                return self._scan(pair, states)
+            case "while":
+                return self._while(pair, states)
+            case "cond":
+                return self._cond(pair, states)
+        full, part = map(internals.inner_jaxpr, pair)
         if full is None and not is_known(pair.name):
-            full, part = (implementation(equation) for equation in pair)
-        return self.plain(pair, states) if full is None else self.outputs(full, part, states)
+            full, part = map(implementation, pair)
+            part = part if full is None else with_literals(full, part)
+        return self._plain(pair, states) if full is None else self.outputs(full, part, states)
 
-    def _check_shape(self, pair: Pair, state: BatchState, full: tuple[int, ...], part: tuple[int, ...]) -> None:
-        want = list(full)
-        if state.role is Role.BATCH:
-            want[state.dim] //= self.parts
-        if list(part) != want:
-            raise VariantError(f"{pair.where}: {list(full)} becomes {list(part)} for a smaller batch, not {want}")
-
-    def plain(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
+    def _plain(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
         roles = {s.role for s in states}
         if Role.BATCH in roles:
             if pair.full.effects:
@@ -139,34 +148,27 @@ class BatchAnalysis:
 
     def _invariant(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
         """Returns the roles of results that do not depend on the batch's values; they may depend on its size."""
-        results = []
-        for full, part in zip(pair.full.outvars, pair.part.outvars, strict=True):
-            shrunk = self._shrunk(full, part)
-            zero = all(s.zero for s in states) and pair.name in _ALL | {"convert_element_type"}
-            if shrunk is None:
-                results.append(ZERO if zero else INVARIANT)
-            elif pair.name in _RANDOM:
-                raise VariantError(
-                    f"{pair.where} draws random numbers for the batch from one key: a part would draw others. Make keys of "
-                    "the examples an argument of the batch"
-                )
-            elif pair.name not in ("broadcast_in_dim", "broadcast_to", "copy", "convert_element_type"):
-                raise VariantError(
-                    f"{pair.where} makes an array that counts the batch's examples: a part counts others"
-                )
-            else:
-                results.append(shrunk)
+        results = self._shrunk(pair, ZERO if all(s.zero for s in states) and pair.name in _LINEAR else INVARIANT)
+        if all(s.role is Role.INVARIANT for s in results):
+            return results
+        if pair.name in _RANDOM:
+            raise VariantError(
+                f"{pair.where} draws random numbers for the batch from one key: a part would draw others. Make keys of "
+                "the examples an argument of the batch"
+            )
+        if pair.name not in ("broadcast_in_dim", "broadcast_to", "copy", "convert_element_type"):
+            raise VariantError(f"{pair.where} makes an array that counts the batch's examples: a part counts others")
         return results
 
-    def _shrunk(self, full_variable: Any, part_variable: Any) -> BatchState | None:
-        """Returns the role of a value with a dimension that is smaller in a part, along which it is constant, else None."""
-        full, part = (internals.shape_of(v.aval) for v in (full_variable, part_variable))
-        dims = [d for d, (a, b) in enumerate(zip(full, part, strict=False)) if a != b]
-        if not dims and len(full) == len(part):
-            return None
-        if len(dims) != 1 or len(full) != len(part) or full[dims[0]] != self.parts * part[dims[0]]:
-            raise VariantError(f"an array of shape {list(full)} becomes {list(part)} for a smaller batch")
-        return BatchState(Role.BATCH, dims[0], 1 if full[dims[0]] == self.size else -1)
+    def _shrunk(self, pair: Pair, same: BatchState) -> list[BatchState]:
+        """Returns the roles of results that are constant along a dimension that is smaller in a part; ``same`` without one."""
+        states = []
+        for full, part in zip(_shapes(pair.full.outvars), _shapes(pair.part.outvars), strict=True):
+            dims = [d for d, (a, b) in enumerate(zip(full, part, strict=False)) if a != b]
+            if len(full) != len(part) or len(dims) > 1 or any(full[d] != self.parts * part[d] for d in dims):
+                raise VariantError(f"an array of shape {list(full)} becomes {list(part)} for a smaller batch")
+            states.append(BatchState(Role.BATCH, dims[0], 1 if full[dims[0]] == self.size else -1) if dims else same)
+        return states
 
     def _batch(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
         rule = _rule(pair.full)
@@ -183,8 +185,7 @@ class BatchAnalysis:
             raise VariantError(f"{pair.where} lets the examples of the batch meet each other")
         factor, offset = min(exact or places)
         if factor < 0:  # constant along a dimension that is split
-            outs = zip(pair.full.outvars, pair.part.outvars, strict=True)
-            return [self._shrunk(*both) or INVARIANT for both in outs]
+            return self._shrunk(pair, INVARIANT)
         self._check_others(pair, rule, factor, states)
         kind = rule.factors[factor].kind
         if kind is Kind.REDUCTION:
@@ -215,10 +216,8 @@ class BatchAnalysis:
             if has and state.role is not Role.BATCH:
                 raise VariantError(f"{pair.where} combines the batch with an array of its size that is not part of it")
             adds = pair.name == "scatter-add" and k == 0 and rule.factors[factor].kind is Kind.REDUCTION
-            if state.role in (Role.PARTIAL, Role.AFTER) and not adds:
-                raise VariantError(
-                    f"{pair.where} needs a value that is reduced over the whole batch together with the batch"
-                )
+            if state.role is Role.PARTIAL and not adds:
+                raise VariantError(f"{pair.where} {NEEDS_BOTH}")
 
     def _reduced(self, pair: Pair, reducer: str, states: Sequence[BatchState]) -> BatchState:
         if reducer not in REDUCERS:
@@ -236,52 +235,37 @@ class BatchAnalysis:
                 return BatchState(Role.BATCH, d, outer if offset > 0 else 1 if alone else -1)
         raise VariantError(f"{pair.where} has a result without the batch")
 
-    def scan(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
+    def _scan(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
         consts, carries = internals.scan_counts(pair.full.params)
-        inner = [*states[: consts + carries], *(self._step(pair, s) for s in states[consts + carries :])]
-        bodies = pair.full.params["jaxpr"], pair.part.params["jaxpr"]
-        carried, outputs = self._fixed_point(pair, inner, consts, carries, lambda inputs: self.outputs(*bodies, inputs))
-        stacked = [replace(s, dim=s.dim + 1) if s.role is Role.BATCH else s for s in outputs[carries:]]
-        return [*carried, *stacked]
-
-    def _step(self, pair: Pair, state: BatchState) -> BatchState:
-        """Returns the role of a scanned operand inside of the body."""
-        if state.role is not Role.BATCH:
-            return state
-        if state.dim == 0:
+        scanned = states[consts + carries :]
+        if any(s.role is Role.BATCH and s.dim == 0 for s in scanned):
             raise VariantError(f"{pair.where} runs over the examples one by one")
-        return replace(state, dim=state.dim - 1)
+        inner = [*states[: consts + carries], *(_moved(s, -1) for s in scanned)]
+        outputs = self._loop_outputs(pair, "jaxpr", inner, range(consts, consts + carries))
+        return [*outputs[:carries], *(_moved(s, 1) for s in outputs[carries:])]
 
-    def _fixed_point(
-        self,
-        pair: Pair,
-        inner: list[BatchState],
-        first: int,
-        count: int,
-        run: Callable[[list[BatchState]], list[BatchState]],
-    ) -> tuple[list[BatchState], list[BatchState]]:
-        """Returns the roles of a loop's carry and of its body's outputs, at their fixed point."""
-        while True:
-            outputs = run(inner)
-            carried = [join(pair, a, b) for a, b in zip(inner[first : first + count], outputs[:count], strict=True)]
-            if carried == inner[first : first + count]:
-                return carried, outputs
-            inner = [*inner[:first], *carried, *inner[first + count :]]
-
-    def while_(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
-        p, q = pair.full.params, pair.part.params
-        tests, consts = p["cond_nconsts"], p["body_nconsts"]
-        inner = list(states[tests:])
-        bodies = p["body_jaxpr"], q["body_jaxpr"]
-        carried, _ = self._fixed_point(
-            pair, inner, consts, len(inner) - consts, lambda inputs: self.outputs(*bodies, inputs)
-        )
-        test = self.outputs(p["cond_jaxpr"], q["cond_jaxpr"], [*states[:tests], *carried])
-        if test[0].role is not Role.INVARIANT:
+    def _while(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
+        tests, consts = pair.full.params["cond_nconsts"], pair.full.params["body_nconsts"]
+        carried = self._loop_outputs(pair, "body_jaxpr", states[tests:], range(consts, len(states) - tests))
+        conditions = pair.full.params["cond_jaxpr"], pair.part.params["cond_jaxpr"]
+        if self.outputs(*conditions, [*states[:tests], *carried])[0].role is not Role.INVARIANT:
             raise VariantError(f"{pair.where}: how often it runs depends on the whole batch")
         return carried
 
-    def cond(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
+    def _loop_outputs(
+        self, pair: Pair, body: str, inputs: Sequence[BatchState], carry: Sequence[int]
+    ) -> list[BatchState]:
+        """Returns the roles of a loop body's outputs, first those of its carry, at their fixed point."""
+        inner = list(inputs)
+        while True:
+            outputs = self.outputs(pair.full.params[body], pair.part.params[body], inner)
+            carried = [join(pair, inner[k], output) for k, output in zip(carry, outputs, strict=False)]
+            if carried == [inner[k] for k in carry]:
+                return [*carried, *outputs[len(carried) :]]
+            for k, state in zip(carry, carried, strict=True):
+                inner[k] = state
+
+    def _cond(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
         if states[0].role is not Role.INVARIANT:
             raise VariantError(f"{pair.where}: which branch runs depends on the whole batch")
         branches = zip(pair.full.params["branches"], pair.part.params["branches"], strict=True)
@@ -291,11 +275,8 @@ class BatchAnalysis:
         return first
 
 
-_REGIONS: Final[dict[str, Callable[[BatchAnalysis, Pair, Sequence[BatchState]], list[BatchState]]]] = {
-    "scan": BatchAnalysis.scan,
-    "while": BatchAnalysis.while_,
-    "cond": BatchAnalysis.cond,
-}
+def _moved(state: BatchState, by: int) -> BatchState:
+    return replace(state, dim=state.dim + by) if state.role is Role.BATCH else state
 
 
 def _partial(state: BatchState, reducer: str = "sum") -> bool:
@@ -304,35 +285,33 @@ def _partial(state: BatchState, reducer: str = "sum") -> bool:
 
 def linear(pair: Pair, states: Sequence[BatchState]) -> list[BatchState] | None:
     """Returns the roles of an op's results on partial values, None where it does not commute with the reduction."""
-    name, reducers = pair.name, {s.reducer for s in states if s.role is Role.PARTIAL}
+    partial = [k for k, s in enumerate(states) if s.role is Role.PARTIAL]
+    reducers = {states[k].reducer for k in partial}
     if len(reducers) != 1 or any(s.role in (Role.BATCH, Role.AFTER) for s in states):
         return None
     (reducer,) = reducers
-    partial = [BatchState(Role.PARTIAL, reducer=reducer)] * len(pair.full.outvars)
-    parts = [_partial(s, reducer) for s in states]
+    operands = _linear_operands(pair, reducer, partial)
+    if not set(partial) <= set(operands) or not all(_partial(states[k], reducer) for k in operands):
+        return None
+    return [BatchState(Role.PARTIAL, reducer=reducer)] * len(pair.full.outvars)
+
+
+def _linear_operands(pair: Pair, reducer: str, partial: Sequence[int]) -> Sequence[int]:
+    """Returns the operands that must be partial for an op to commute with a reduction; none where it does not commute."""
+    name, every = pair.name, range(len(pair.full.invars))
     if reducer != "sum":
-        return partial if all(parts) and name in (*_MOVES, reducer) else None
-    rest = [s.role is Role.INVARIANT for s in states]
-    kinds = {_number(v) for v in (*pair.full.invars, *pair.full.outvars)}
-    fits = (
-        (name in _ALL and all(parts))
-        or (name == "convert_element_type" and kinds in ({"real"}, {"integer"}))
-        or (name in _FIRST and parts[0] and all(rest[1:]) and (name != "div" or kinds == {"real"}))
-        or (name in _ONE and sum(s.role is Role.PARTIAL for s in states) == 1)
-        or (name == "pad" and all(parts))
-        or (name == "select_n" and rest[0] and all(parts[1:]))
-        or (name == "dynamic_update_slice" and all(parts[:2]) and all(rest[2:]))
-        or (name == "scatter-add" and parts[0] and rest[1] and parts[2])
-    )
-    return partial if fits else None
-
-
-def _number(variable: Any) -> str:
-    dtype = getattr(variable.aval, "dtype", None)
-    if dtype is None:
-        return ""
-    kinds = {"real": jax.numpy.floating, "integer": jax.numpy.integer}
-    return next((name for name, kind in kinds.items() if jax.numpy.issubdtype(dtype, kind)), str(dtype))
+        return every if name in (*_MOVES, reducer) else ()
+    if name in ("convert_element_type", "div"):
+        dtypes = [v.aval.dtype for v in (*pair.full.invars, *pair.full.outvars)]
+        kinds = (jax.numpy.floating,) if name == "div" else (jax.numpy.floating, jax.numpy.integer)
+        if not any(all(jax.numpy.issubdtype(dtype, kind) for dtype in dtypes) for kind in kinds):
+            return ()
+    if name in _JOINTLY:
+        return every[_JOINTLY[name]]
+    operands = _LINEAR.get(name, ())
+    if operands is None:
+        return every
+    return partial if len(partial) == 1 and partial[0] in operands else ()
 
 
 def join(pair: Pair, one: BatchState, other: BatchState) -> BatchState:
@@ -349,10 +328,11 @@ def join(pair: Pair, one: BatchState, other: BatchState) -> BatchState:
     raise VariantError(f"{pair.where} carries a value that depends on the whole batch in some turns only")
 
 
-def _rule(equation: Any) -> Rule:
-    def shapes(variables: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-        return tuple(internals.shape_of(v.aval) for v in variables)
+def _shapes(variables: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    return tuple(internals.shape_of(v.aval) for v in variables)
 
+
+def _rule(equation: Any) -> Rule:
     dtypes = tuple(str(getattr(v.aval, "dtype", "")) for v in equation.invars)
-    call = OpCall(equation.primitive.name, equation.params, shapes(equation.invars), shapes(equation.outvars), dtypes)
+    call = OpCall(equation.primitive.name, equation.params, _shapes(equation.invars), _shapes(equation.outvars), dtypes)
     return find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation)).rule

@@ -1,14 +1,13 @@
 """Rematerialization of repeated blocks, such as unrolled layers (``transforms/remat``).
 
 Blocks are found by structure alone. Outside of the backward pass, which JAX marks as transposed, every step is a letter: its
-primitive and the types of its results, without literals and parameters, so that a layer that uses its index is like the others.
-The longest stretches of this text that repeat (``text[i] == text[i + period]``) are stacks of layers. They are cut where the
-fewest bytes pass from one block to the next.
+primitive and the types of its results. The longest stretches of this text that repeat (``text[i] == text[i + period]``) are
+stacks of layers. They are cut where the fewest bytes pass from one block to the next.
 
 A result that only the backward pass reads is dropped. Before its first use the block is run again from its inputs, as far as
-needed. A barrier goes around these inputs and a cotangent that is ready at that point, as in ``jax.checkpoint``: XLA cannot
-merge the second run with the first, and cannot begin it earlier. Results that the forward pass reads later are kept, and so are
-those that no backward step reads. Cuts only determine where to begin again: the program computes the same wherever they are.
+needed. A barrier around these inputs and a cotangent that is ready at that point, as in ``jax.checkpoint``, keeps XLA from
+merging the second run with the first and from beginning it earlier. Results that the forward pass reads later are kept. Cuts
+only determine where to begin again: the program computes the same wherever they are.
 
 A block is not changed where running it again would have an effect twice, and a family where its blocks would keep as many bytes
 as they drop, or drop very few.
@@ -25,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.capture import jax_internals as internals
-from shardwise.transforms.flat import Flat
+from shardwise.transforms.flat import Flat, Step, values_of
 
 #: The number of distances between equal letters that are tried as periods, the most frequent first.
 _MAX_PERIODS: Final = 256
@@ -65,7 +64,7 @@ def find_families(flat: Flat) -> list[_Cuts]:
 
 def find_blocks(flat: Flat, cuts: _Cuts) -> list[Block]:
     """Returns the blocks between cuts that can be computed again."""
-    outputs = {v for v in flat.outputs if isinstance(v, int)}
+    outputs = set(values_of(flat.outputs))
     blocks = (_block(flat, first, end, outputs) for first, end in pairwise(cuts))
     return [block for block in blocks if block is not None]
 
@@ -74,17 +73,12 @@ def _text(flat: Flat) -> NDArray[np.int64]:
     """Returns a number for every step, equal for equal letters; those of the backward pass are unique."""
     letters: dict[Any, int] = {}
 
-    def kind(value: int) -> tuple[Any, ...]:
-        return internals.shape_of(flat.types[value]), internals.dtype_of(flat.types[value])[0]
+    def letter(k: int, step: Step) -> int:
+        types = [flat.types[v] for v in step.results]
+        kinds = ((internals.shape_of(aval), internals.dtype_of(aval)[0]) for aval in types)
+        return -1 - k if step.is_backward else letters.setdefault((step.name, *kinds), len(letters))
 
-    text = np.empty(len(flat.steps), np.int64)
-    for k, step in enumerate(flat.steps):
-        if step.is_backward:
-            text[k] = -1 - k
-            continue
-        letter = step.equation.primitive.name, *map(kind, step.results)
-        text[k] = letters.setdefault(letter, len(letters))
-    return text
+    return np.array([letter(k, step) for k, step in enumerate(flat.steps)], np.int64)
 
 
 def _repetitions(text: NDArray[np.int64]) -> list[tuple[int, int, int]]:

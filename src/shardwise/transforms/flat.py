@@ -3,17 +3,25 @@ into different ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
-from shardwise.transforms.trace_pair import Atom, Literal
 
-#: Calls that only group equations once everything is differentiated.
-_PLAIN_CALLS: Final = frozenset({*internals.JIT, "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"})
+#: A value by its number, or a literal of JAX.
+Atom = Any
+
+
+def read_atoms(env: Mapping[int, Any], atoms: Sequence[Atom]) -> list[Any]:
+    return [env[atom] if isinstance(atom, int) else atom.val for atom in atoms]
+
+
+def values_of(atoms: Sequence[Atom]) -> list[int]:
+    return [atom for atom in atoms if isinstance(atom, int)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +35,23 @@ class Step:
     is_backward: bool
 
     @property
-    def is_scan(self) -> bool:
-        return str(self.equation.primitive.name) == "scan"
+    def name(self) -> str:
+        return str(self.equation.primitive.name)
 
     @property
     def reads(self) -> list[int]:
-        return [v for v in self.operands if isinstance(v, int)]
+        return values_of(self.operands)
+
+    def run(self, env: Mapping[int, Any], equation: Any = None) -> list[Any]:
+        """Returns the results of the equation, or of another one in its place, in the name scopes of its calls."""
+        with self.inside_calls():
+            return internals.bind(equation or self.equation, read_atoms(env, self.operands))
+
+    def inside_calls(self) -> ExitStack:
+        stack = ExitStack()
+        for call in self.calls:
+            stack.enter_context(internals.standing_at(call))
+        return stack
 
 
 @dataclass
@@ -79,31 +98,26 @@ class Flat:
         self.constants |= zip(constants, arrays, strict=True)
         env: dict[Any, Atom] = dict(zip((*inner.constvars, *inner.invars), (*constants, *args), strict=True))
 
-        def read(atom: Any) -> Atom:
-            return Literal(atom.val) if internals.is_literal(atom) else env[atom]
+        def read(atoms: Sequence[Any]) -> list[Atom]:
+            return [atom if internals.is_literal(atom) else env[atom] for atom in atoms]
 
         for equation in inner.eqns:
-            operands = tuple(read(atom) for atom in equation.invars)
+            operands = read(equation.invars)
             transposed = backward or equations.is_transposed(equation)
-            called = internals.inner_jaxpr(equation)
-            results: Sequence[Atom]
-            if called is not None and _is_inlined(equation, called):
+            called = internals.inner_jaxpr(equation) if equation.primitive.name not in internals.REMAT else None
+            if called is not None:
                 results = self._walk(called, operands, (*calls, equation), transposed)
             else:
-                results = values = self._values(equation.outvars)
-                self.steps.append(Step(equation, calls, operands, tuple(values), transposed))
+                results = self._values(equation.outvars)
+                located = _located(equation, calls)
+                self.steps.append(Step(located, calls, tuple(operands), tuple(results), transposed))
             env.update(zip(equation.outvars, results, strict=True))
-        return [read(atom) for atom in inner.outvars]
+        return read(inner.outvars)
 
 
-def _is_inlined(equation: Any, called: Any) -> bool:
-    name = equation.primitive.name
-    return name not in internals.REMAT and (name in _PLAIN_CALLS or _has_scan(called))
-
-
-def _has_scan(jaxpr: Any) -> bool:
-    for equation in internals.split_jaxpr(jaxpr)[0].eqns:
-        called = internals.inner_jaxpr(equation)
-        if equation.primitive.name == "scan" or (called is not None and _has_scan(called)):
-            return True
-    return False
+def _located(equation: Any, calls: Sequence[Any]) -> Any:
+    """Returns the equation at the user's line of the innermost call where it has none itself, as in a library's function."""
+    if not calls or equations.user_line(equation.source_info) != "?":
+        return equation
+    call = next((c for c in reversed(calls) if equations.user_line(c.source_info) != "?"), equation)
+    return equation.replace(source_info=equation.source_info.replace(traceback=call.source_info.traceback))

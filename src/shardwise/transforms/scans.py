@@ -1,12 +1,10 @@
-"""Rematerialization of scans: one keeps its carry, and the scan that reads its residuals computes them again
-(``transforms/remat``).
+"""Rematerialization of scans (``transforms/remat``).
 
 Differentiation turns a scan over layers into a forward scan F that stacks residuals, every activation of every layer, and a
 backward scan G that reads them, step by step. A stacked output of F whose only uses are as scanned operands of scans of the
 same length is not stacked. F stacks its carry at the start of each step instead, and G runs F's body on that and on F's scanned
-operands and constants for the same step, as far as the residuals need it (dead code is not run). Both scans index by position,
-so that their directions do not matter. Inside of loops XLA cannot merge the second computation with the first, so that no
-barrier is needed.
+operands and constants for the same step, as far as the residuals need it. Both scans index by position, so that their
+directions do not matter. Inside of loops XLA cannot merge the second computation with the first: no barrier is needed.
 
 A scan is not changed where its stacked carries would take as much memory as its residuals.
 """
@@ -20,8 +18,7 @@ from typing import Any
 import jax
 
 from shardwise.capture import jax_internals as internals
-from shardwise.transforms.flat import Flat, Step
-from shardwise.transforms.trace_pair import Atom, read_atoms
+from shardwise.transforms.flat import Flat, Step, read_atoms, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class Residuals:
 
 def find_scans(flat: Flat, excluded: Collection[int]) -> tuple[list[int], list[int]]:
     """Returns the scans whose residuals take more than the carries stacked instead: each by itself, and all together."""
-    scans = [k for k, step in enumerate(flat.steps) if step.is_scan and k not in excluded]
+    scans = [k for k, step in enumerate(flat.steps) if step.name == "scan" and k not in excluded]
     first = [k for k in scans if _saves_memory(flat, find_residuals(flat, k))]
     return first, [k for k in first if _saves_memory(flat, find_residuals(flat, k, first))]
 
@@ -45,16 +42,15 @@ def find_residuals(flat: Flat, number: int, sources: Sequence[int] = ()) -> Resi
     """Returns the stacked outputs of a scan that only scans read, step by step; not those in ``sources``, which need their
     operands to be run again."""
     scan = _Scan(flat.steps[number])
-    elsewhere = {v for v in flat.outputs if isinstance(v, int)}
-    read: set[int] = set()
-    for k in sorted({k for v in scan.stacked for k in flat.users.get(v, ())}):
+    elsewhere, read = set(values_of(flat.outputs)), set[int]()
+    for k in {k for v in scan.stacked for k in flat.users.get(v, ())}:
         step = flat.steps[k]
-        in_step: set[Atom] = set()
-        if step.is_scan and k not in sources and step.equation.params["length"] == scan.length:
+        in_step: set[int] = set()
+        if step.name == "scan" and k not in sources and step.equation.params["length"] == scan.length:
             other = _Scan(step)
-            in_step = set(other.scanned) - set(other.constants) - set(other.initial)
-        elsewhere.update(v for v in step.reads if v not in in_step)
-        read.update(v for v in in_step if isinstance(v, int))
+            in_step = set(values_of(other.scanned)) - set(values_of((*other.constants, *other.initial)))
+        elsewhere.update(set(step.reads) - in_step)
+        read |= in_step
     dropped = {v: k for k, v in enumerate(scan.stacked) if v in read - elsewhere}
     needed = scan.needed({scan.carries + k for k in dropped.values()})
     return Residuals(number, dropped, tuple(k for k in range(scan.carries) if scan.consts + k in needed))
@@ -76,7 +72,8 @@ class _Scan:
         params = step.equation.params
         self.consts, self.carries = internals.scan_counts(params)
         self.body, self._arrays = internals.split_jaxpr(params["jaxpr"])
-        self.length, self.reverse, self.unroll = params["length"], params["reverse"], params["unroll"]
+        self.options = {key: params[key] for key in ("length", "reverse", "unroll")}
+        self.length = params["length"]
         self.first_xs = self.consts + self.carries
         self.constants = step.operands[: self.consts]
         self.initial = step.operands[self.consts : self.first_xs]
@@ -122,7 +119,9 @@ class RematerializedScans:
     def changes(self, number: int) -> bool:
         """Returns whether a step is a scan that is rewritten."""
         step = self._flat.steps[number]
-        return step.is_scan and (number in self._residuals or any(v in self._source for v in _Scan(step).scanned))
+        return step.name == "scan" and (
+            number in self._residuals or not self._source.keys().isdisjoint(values_of(_Scan(step).scanned))
+        )
 
     def run(self, number: int, env: Mapping[int, Any]) -> list[Any]:
         """Returns the results of a rewritten scan, None for residuals that are not stacked."""
@@ -130,7 +129,7 @@ class RematerializedScans:
         residuals = self._residuals.get(number, Residuals(number, {}, ()))
         kept = [k for k in range(len(scan.stacked)) if k not in residuals.dropped.values()]
         constants = read_atoms(env, scan.constants)
-        values = [v for v in scan.scanned if isinstance(v, int)]
+        values = values_of(scan.scanned)
         sources = {s.step: s for v in values if (s := self._source.get(v)) is not None}
         recomputed = [self._recomputed(s, scan, env) for s in sources.values()]
 
@@ -143,8 +142,7 @@ class RematerializedScans:
             return outputs[: scan.carries], (stacked, [carry[k] for k in residuals.carries])
 
         xs = {v: env[v] for v in values if v not in self._source}, [scanned for scanned, _ in recomputed]
-        options: dict[str, Any] = {"length": scan.length, "reverse": scan.reverse, "unroll": scan.unroll}
-        carried, (stacked, carries) = jax.lax.scan(body, read_atoms(env, scan.initial), xs, **options)
+        carried, (stacked, carries) = jax.lax.scan(body, read_atoms(env, scan.initial), xs, **scan.options)
         self._carries.update(((number, k), c) for k, c in zip(residuals.carries, carries, strict=True))
         by_position = dict(zip(kept, stacked, strict=True))
         return [*carried, *(by_position.get(k) for k in range(len(scan.stacked)))]
@@ -155,7 +153,8 @@ class RematerializedScans:
         """Returns what has to be scanned over to run a forward scan's body inside of another scan, and a function from one row
         of that to the residuals of one step, by value."""
         scan = _Scan(self._flat.steps[residuals.step])
-        positions = {v: scan.carries + k for v, k in residuals.dropped.items() if v in reader.scanned}
+        read = residuals.dropped.keys() & set(values_of(reader.scanned))
+        positions = {v: scan.carries + k for v, k in residuals.dropped.items() if v in read}
         needed = scan.needed(positions.values())
         operands = [k for k in range(len(scan.scanned)) if scan.first_xs + k in needed]
         constants = read_atoms(env, scan.constants)

@@ -1,9 +1,8 @@
 """Variants of a program: the same function, transformed to need less memory.
 
-``"auto"`` leaves the choice to the search. Every variant has its own analysis and gets a short search, with more and more
-micro-batches, with and without rematerialization, until some fit and more parts are not faster; then with one scan or family of
-repeated blocks after another unchanged, as far as that fits and is faster. The best gets a longer search. The cost model
-accounts for what a variant costs (computing again, gathering parameters once for every part).
+With ``"auto"`` the planner tries more and more micro-batches, with and without rematerialization, until some variant fits and
+more parts are not faster; then it leaves one scan or family of repeated blocks after another unchanged, as far as that fits and
+is faster (``planner/trying.py``).
 
 Weak. A number of parts that is only better beyond twice the next smaller one is not tried.
 """
@@ -38,12 +37,10 @@ class Wanted:
     remat: bool | str | None = None
 
     def __post_init__(self) -> None:
-        problems = []
-        count = self.microbatches
-        is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 1
-        if not (count is None or count == AUTO or is_count):
+        count, problems = self.microbatches, []
+        if count not in (None, AUTO) and not (type(count) is int and count >= 1):
             problems.append(f"microbatches is a whole number above zero or 'auto', not {count!r}")
-        if not (self.remat is None or isinstance(self.remat, bool) or self.remat == AUTO):
+        if self.remat not in (None, False, True, AUTO):
             problems.append(f"remat is True, False or 'auto', not {self.remat!r}")
         if problems:
             raise VariantError("; ".join(problems))
@@ -56,35 +53,21 @@ class Wanted:
     def rounds(self, traced: Traced, roles: Roles) -> Iterator[list[Variant]]:
         """Yields the variants to try, those with the same number of parts together."""
         remat = [False, True] if self.remat == AUTO else [bool(self.remat)]
-        plain = self.microbatches in (None, 1)
-        try:
-            batch = Batch((), 1) if plain else batch_of(traced, roles)
-        except VariantError:
-            if self.microbatches != AUTO:
-                raise
-            plain = True
-        if plain:
-            yield [Variant(remat=again) for again in remat]
-            return
-        if self.microbatches == AUTO:
-            counts = [n for n in (2**k for k in range(_MOST_PARTS.bit_length())) if batch.size % n == 0]
-        else:
-            assert isinstance(self.microbatches, int)
-            counts = [self.microbatches]
+        counts, paths = [1], tuple[str, ...]()
+        if self.microbatches not in (None, 1):
+            try:
+                paths, size = batch_of(traced, roles)
+                powers = [2**k for k in range(_MOST_PARTS.bit_length()) if size % 2**k == 0]
+                counts = [self.microbatches] if isinstance(self.microbatches, int) else powers
+            except VariantError:
+                if self.microbatches != AUTO:
+                    raise
         for count in counts:
-            yield [Variant(count, batch.paths if count > 1 else (), again) for again in remat]
+            yield [Variant(count, paths if count > 1 else (), again) for again in remat]
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The arguments that have the batch, and its number of examples."""
-
-    paths: tuple[str, ...]
-    size: int
-
-
-def batch_of(traced: Traced, roles: Roles) -> Batch:
-    """Returns the batch according to the roles, without scalars."""
+def batch_of(traced: Traced, roles: Roles) -> tuple[tuple[str, ...], int]:
+    """Returns the paths of the arguments that have the batch according to the roles, and its number of examples."""
     prefixes = roles.get("batch", ())
     if not prefixes:
         raise VariantError(f"micro-batches need to know which arguments are the batch: {UNTOLD}")
@@ -98,7 +81,7 @@ def batch_of(traced: Traced, roles: Roles) -> Batch:
     if len(sizes) > 1:
         shown = ", ".join(f"{path} {list(shape)}" for path, shape in list(arrays.items())[:6])
         raise VariantError(f"the first dimension of the batch's arguments must count its examples; they are {shown}")
-    return Batch(tuple(arrays), sizes.pop())
+    return tuple(arrays), sizes.pop()
 
 
 def trace_variant(

@@ -1,7 +1,7 @@
 """DLRM (arXiv 1906.00091): 26 embedding tables, an MLP for dense features, pairwise interactions, an MLP.
 
 The tables have the row counts of the Criteo terabyte set, capped at 40 million rows as in MLPerf. Moments are
-kept for whole tables: the step is what a plain Optax user writes, not a sparse optimizer.
+kept for entire tables, as with plain Optax: the optimizer is not sparse.
 """
 
 from dataclasses import dataclass
@@ -13,17 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from .layers import COMPUTE
-from .mlp import dense, dense_spec
-from .program import Parts, TrainingConfig
-from .specs import Tree, integers, normal
+from .mlp import dense
+from .program import TrainingConfig, ZooProgram
+from .specs import Tree, dense_spec, integers, normal
 from .training import training
 
 CRITEO_ROWS = (
     40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10,
     2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36,
 )  # fmt: skip
-"""Rows of each table. Neither even nor aligned: that is how the data came."""
-
 TINY_ROWS = (
     512, 48, 40, 96, 24, 3, 56, 16, 8, 1024, 128, 80, 10,
     72, 88, 155, 4, 32, 14, 640, 768, 896, 192, 104, 108, 36,
@@ -32,7 +30,7 @@ TINY_ROWS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DLRMConfig(TrainingConfig):
-    """Sizes of a DLRM. The bottom MLP ends in `dim`, so that its output can meet the embeddings."""
+    """Sizes of a DLRM. The bottom MLP ends in `dim`, as the embeddings do: their inner products are taken."""
 
     rows: tuple[int, ...]
     dim: int
@@ -49,10 +47,8 @@ PROGRAMS = {
 }
 
 
-def build(config: DLRMConfig) -> Parts:
-    """The training step."""
-    tables = len(config.rows)
-    pairs = (tables + 1) * tables // 2
+def build(config: DLRMConfig) -> ZooProgram:
+    tables, pairs = len(config.rows), (len(config.rows) + 1) * len(config.rows) // 2
     params = {
         "tables": [normal(rows, config.dim, scale=config.dim**-0.5) for rows in config.rows],
         "bottom": mlp_spec(config.dense_features, *config.bottom, config.dim),
@@ -72,7 +68,6 @@ def mlp_spec(*sizes: int) -> list[Tree]:
 
 
 def mlp(params: list[Tree], x: jax.Array) -> jax.Array:
-    """ReLU between the layers."""
     for i, p in enumerate(params):
         x = dense(p, jax.nn.relu(x) if i else x)
     return x
@@ -80,8 +75,7 @@ def mlp(params: list[Tree], x: jax.Array) -> jax.Array:
 
 def loss(config: DLRMConfig, params: Tree, batch: Tree) -> jax.Array:
     """Binary cross entropy of the click."""
-    predict = jax.checkpoint(logits) if config.remat else logits
-    x = predict(params, batch).astype(jnp.float32)
+    x = (jax.checkpoint(logits) if config.remat else logits)(params, batch).astype(jnp.float32)
     y = batch["clicked"].astype(jnp.float32)
     return jnp.mean(jax.nn.softplus(x) - x * y)
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from .layers import COMPUTE, cast, layer_norm, run_layers
-from .program import LayeredConfig, Parts
-from .specs import Tree, integers, layered, normal, ones, weight, zeros
+from .program import LayeredConfig, ZooProgram
+from .specs import Tree, dense_spec, integers, layered, norm_spec, normal
 from .training import training
 
 
@@ -20,48 +20,26 @@ class GNSConfig(LayeredConfig):
     `batch` graphs are joined into one without edges between them: the program sees `batch * nodes` nodes.
     """
 
+    batch: int = 1
     mlp_layers: int
     hidden: int
     latent: int
     nodes: int
     edges: int
     node_features: int
-    edge_features: int
-    targets: int
+    edge_features: int = 16
+    targets: int = 3
 
 
 PROGRAMS = {
     "gns": {
-        "full": GNSConfig(
-            batch=1,
-            layers=24,
-            mlp_layers=5,
-            hidden=1024,
-            latent=512,
-            nodes=2048,
-            edges=65536,
-            node_features=128,
-            edge_features=16,
-            targets=3,
-        ),
-        "tiny": GNSConfig(
-            batch=1,
-            layers=2,
-            mlp_layers=3,
-            hidden=80,
-            latent=64,
-            nodes=48,
-            edges=192,
-            node_features=24,
-            edge_features=16,
-            targets=3,
-        ),
+        "full": GNSConfig(layers=24, mlp_layers=5, hidden=1024, latent=512, nodes=2048, edges=65536, node_features=128),
+        "tiny": GNSConfig(layers=2, mlp_layers=3, hidden=80, latent=64, nodes=48, edges=192, node_features=24),
     }
 }
 
 
-def build(config: GNSConfig) -> Parts:
-    """The training step."""
+def build(config: GNSConfig) -> ZooProgram:
     latent = config.latent
     step = {"edge": mlp_spec(config, 3 * latent, latent), "node": mlp_spec(config, 2 * latent, latent)}
     params = {
@@ -84,12 +62,10 @@ def build(config: GNSConfig) -> Parts:
 def mlp_spec(config: GNSConfig, inputs: int, outputs: int, norm: bool = True) -> Tree:
     """`mlp_layers` dense layers, and a LayerNorm at the end."""
     sizes = [inputs, *[config.hidden] * (config.mlp_layers - 1), outputs]
-    dense = [{"kernel": weight(i, o, fan_in=i), "bias": zeros(o)} for i, o in pairwise(sizes)]
-    return {"dense": dense, "norm": {"scale": ones(outputs), "bias": zeros(outputs)} if norm else None}
+    return {"dense": [dense_spec(i, o) for i, o in pairwise(sizes)], "norm": norm_spec(outputs) if norm else None}
 
 
 def mlp(p: Tree, x: jax.Array) -> jax.Array:
-    """ReLU between the layers, the norm at the end."""
     for i, layer in enumerate(cast(p["dense"])):
         x = (jax.nn.relu(x) if i else x) @ layer["kernel"] + layer["bias"]
     return x if p["norm"] is None else layer_norm(x, p["norm"])

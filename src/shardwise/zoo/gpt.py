@@ -6,16 +6,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from .layers import COMPUTE, affine, attention, cast, causal_mask, cross_entropy, layer_norm, run_layers, token_batch
-from .program import LayeredConfig, Parts
-from .specs import Tree, layered, normal, ones, weight, zeros
+from .layers import COMPUTE, affine, attention, cast, causal_mask, cross_entropy, layer_norm, run_layers
+from .program import LayeredConfig, ZooProgram
+from .specs import Tree, dense_spec, layered, norm_spec, normal, token_batch, weight, zeros
 from .training import training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTConfig(LayeredConfig):
-    """Sizes of a GPT; the hidden dimension of its MLP is `ffn`."""
-
     seq: int = 1024
     d: int
     heads: int
@@ -34,38 +32,26 @@ PROGRAMS = {
 }
 
 
-def build(config: GPTConfig) -> Parts:
-    """The training step."""
-    params = {
-        "embed": normal(config.vocab, config.d, scale=0.02),
-        "positions": normal(config.seq, config.d, scale=0.02),
-        "layers": layered(layer_spec(config), config.layers, config.scan),
-        "final_norm": norm_spec(config.d),
-    }
-    batch = token_batch(config.batch, config.seq, config.vocab)
-    return training(config, partial(loss, config), params, batch)
-
-
-def norm_spec(d: int) -> Tree:
-    """Scale and bias of a LayerNorm."""
-    return {"scale": ones(d), "bias": zeros(d)}
-
-
-def layer_spec(config: GPTConfig) -> Tree:
-    """One layer's parameters."""
-    d, h, k, f = config.d, config.heads, config.head, config.ffn
-    return {
+def build(config: GPTConfig) -> ZooProgram:
+    d, h, k = config.d, config.heads, config.head
+    layer = {
         "attention_norm": norm_spec(d),
         "qkv": {"kernel": weight(d, 3, h, k, fan_in=d), "bias": zeros(3, h, k)},
         "out": {"kernel": weight(h, k, d, fan_in=h * k), "bias": zeros(d)},
         "mlp_norm": norm_spec(d),
-        "up": {"kernel": weight(d, f, fan_in=d), "bias": zeros(f)},
-        "down": {"kernel": weight(f, d, fan_in=f), "bias": zeros(d)},
+        "up": dense_spec(d, config.ffn),
+        "down": dense_spec(config.ffn, d),
     }
+    params = {
+        "embed": normal(config.vocab, d, scale=0.02),
+        "positions": normal(config.seq, d, scale=0.02),
+        "layers": layered(layer, config.layers, config.scan),
+        "final_norm": norm_spec(d),
+    }
+    return training(config, partial(loss, config), params, token_batch(config.batch, config.seq, config.vocab))
 
 
 def layer(p: Tree, x: jax.Array) -> jax.Array:
-    """One decoder layer."""
     w = cast(p)
     y = layer_norm(x, p["attention_norm"])
     qkv = affine("bsd,dchk->bschk", y, w["qkv"])

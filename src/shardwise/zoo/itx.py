@@ -4,17 +4,16 @@ Multi-query attention: one key and value head, so the cache has no head dimensio
 served. Letters: b batch, s new positions, t cached positions, d model, h heads, k head dimension, f hidden.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .layers import COMPUTE, rms_norm, rope
-from .program import Config, Parts, ZooError
-from .specs import Tree, abstract, concrete, constant, integers, layered, normal, ones, weight
+from .program import Config, ZooError, ZooProgram
+from .specs import Tree, constant, integers, layered, normal, ones, weight
+from .training import program
 
 MODES = ("decode", "prefill", "step")
 
@@ -42,11 +41,6 @@ class ITXConfig(Config):
         if self.mode not in MODES:
             raise ZooError(f"itx has no mode {self.mode!r}. There are: {', '.join(MODES)}")
 
-    @property
-    def length(self) -> int:
-        """Positions in the cache."""
-        return self.seq + self.generate
-
 
 _FULL = ITXConfig(
     mode="decode", batch=256, seq=1024, generate=1024, layers=32, d=4096, heads=32, head=128, ffn=16384, vocab=32000
@@ -63,51 +57,55 @@ PROGRAMS = {
 }
 
 
-def build(config: ITXConfig) -> Parts:
-    """The serving function of `config.mode`."""
+def build(config: ITXConfig) -> ZooProgram:
+    def prefill(params: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
+        cache = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), cache_spec(config))
+        return forward(params, cache, batch["tokens"], jnp.zeros((), jnp.int32))
+
+    def decode(params: Tree, cache: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
+        """The likeliest next tokens, `[b, generate]`."""
+
+        def step(carry: tuple[Tree, Tree], _: None) -> tuple[tuple[Tree, Tree], jax.Array]:
+            cache, last = carry
+            tokens, cache = decode_step(params, cache, last)
+            return (cache, {"tokens": tokens, "position": last["position"] + 1}), tokens
+
+        (cache, _), tokens = jax.lax.scan(step, (cache, batch), None, length=config.generate)
+        return tokens.T, cache
+
     params = {
         "embed": normal(config.vocab, config.d, scale=0.02, dtype=COMPUTE),
         "layers": layered(layer_spec(config), config.layers, config.scan),
         "final_norm": ones(config.d),
         "head": weight(config.d, config.vocab, fan_in=config.d, dtype=COMPUTE),
     }
-    prompt = {"tokens": integers(config.batch, config.seq, below=config.vocab)}
-    last = {
-        "tokens": integers(config.batch, below=config.vocab),
-        "position": constant(value=config.seq, dtype=jnp.int32),
-    }
     if config.mode == "prefill":
-        return _parts(prefill(config), (params, prompt), ("params", "batch"), ())
-    run = decode_step if config.mode == "step" else decode(config)
-    return _parts(run, (params, cache_spec(config), last), ("params", "cache", "batch"), (1,))
-
-
-def _parts(run: Callable[..., Any], trees: tuple[Tree, ...], roles: tuple[str, ...], donate: tuple[int, ...]) -> Parts:
-    def make(seed: int) -> tuple[Any, ...]:
-        rng = np.random.default_rng(seed)
-        return tuple(concrete(tree, rng) for tree in trees)
-
-    return Parts(run, tuple(abstract(tree) for tree in trees), roles, donate, make)
+        prompt = {"tokens": integers(config.batch, config.seq, below=config.vocab)}
+        return program(prefill, params=params, batch=prompt)
+    tokens, position = integers(config.batch, below=config.vocab), constant(value=config.seq, dtype=jnp.int32)
+    last = {"tokens": tokens, "position": position}
+    run = decode_step if config.mode == "step" else decode
+    return program(run, (1,), params=params, cache=cache_spec(config), batch=last)
 
 
 def layer_spec(config: ITXConfig) -> Tree:
-    """One layer's parameters."""
     d, h, k, f = config.d, config.heads, config.head, config.ffn
+    matrix = partial(weight, dtype=COMPUTE)
     return {
         "attention_norm": ones(d),
-        "q": weight(d, h, k, fan_in=d, dtype=COMPUTE),
-        "k": weight(d, k, fan_in=d, dtype=COMPUTE),
-        "v": weight(d, k, fan_in=d, dtype=COMPUTE),
-        "o": weight(h, k, d, fan_in=h * k, dtype=COMPUTE),
+        "q": matrix(d, h, k, fan_in=d),
+        "k": matrix(d, k, fan_in=d),
+        "v": matrix(d, k, fan_in=d),
+        "o": matrix(h, k, d, fan_in=h * k),
         "mlp_norm": ones(d),
-        "up": weight(d, f, fan_in=d, dtype=COMPUTE),
-        "down": weight(f, d, fan_in=f, dtype=COMPUTE),
+        "up": matrix(d, f, fan_in=d),
+        "down": matrix(f, d, fan_in=f),
     }
 
 
 def cache_spec(config: ITXConfig) -> Tree:
     """The cache: stacked or a tuple, as the layers are. Its values stand for a prompt's keys and values."""
-    one = normal(config.batch, config.length, config.head, dtype=COMPUTE)
+    one = normal(config.batch, config.seq + config.generate, config.head, dtype=COMPUTE)
     return layered({"k": one, "v": one}, config.layers, config.scan)
 
 
@@ -146,32 +144,7 @@ def forward(params: Tree, cache: Tree, tokens: jax.Array, position: jax.Array) -
     return (last @ params["head"]).astype(jnp.float32), cache
 
 
-def prefill(config: ITXConfig) -> Callable[..., Any]:
-    """`(params, batch) -> (logits, cache)`: the cache is made here."""
-
-    def prefill(params: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
-        cache = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), cache_spec(config))
-        return forward(params, cache, batch["tokens"], jnp.zeros((), jnp.int32))
-
-    return prefill
-
-
 def decode_step(params: Tree, cache: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
-    """`(params, cache, batch) -> (tokens, cache)`: the most likely next token of each sequence."""
+    """The most likely next token of each sequence."""
     logits, cache = forward(params, cache, batch["tokens"][:, None], batch["position"])
     return jnp.argmax(logits, axis=-1).astype(jnp.int32), cache
-
-
-def decode(config: ITXConfig) -> Callable[..., Any]:
-    """`(params, cache, batch) -> (tokens, cache)`: the likeliest next tokens, `[b, generate]`."""
-
-    def decode(params: Tree, cache: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
-        def step(carry: tuple[Tree, Tree], _: None) -> tuple[tuple[Tree, Tree], jax.Array]:
-            cache, last = carry
-            tokens, cache = decode_step(params, cache, last)
-            return (cache, {"tokens": tokens, "position": last["position"] + 1}), tokens
-
-        (cache, _), tokens = jax.lax.scan(step, (cache, batch), None, length=config.generate)
-        return tokens.T, cache
-
-    return decode

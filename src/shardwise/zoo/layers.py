@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from .specs import Leaf, Tree, integers, weight
+from .specs import Leaf, Tree, weight
 
 COMPUTE = jnp.bfloat16
 
@@ -34,14 +34,14 @@ def run_layers(layer: Callable[[Tree, Tree], Tree], params: Tree, x: Tree, *, re
 
 
 def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """Root-mean-square normalisation over the last dimension."""
+    """Root-mean-square normalization over the last dimension."""
     y = x.astype(jnp.float32)
     y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + 1e-6)
     return (y * scale).astype(x.dtype)
 
 
 def layer_norm(x: jax.Array, p: Tree) -> jax.Array:
-    """Layer normalisation over the last dimension, with `p["scale"]` and `p["bias"]`."""
+    """Layer normalization over the last dimension, with `p["scale"]` and `p["bias"]`."""
     y = x.astype(jnp.float32)
     y = y - jnp.mean(y, axis=-1, keepdims=True)
     y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + 1e-6)
@@ -51,8 +51,7 @@ def layer_norm(x: jax.Array, p: Tree) -> jax.Array:
 
 def affine(pattern: str, x: jax.Array, p: Tree) -> jax.Array:
     """The einsum of `x` with `p["kernel"]`, plus `p["bias"]`."""
-    y: jax.Array = jnp.einsum(pattern, x, p["kernel"]) + p["bias"]
-    return y
+    return jnp.add(jnp.einsum(pattern, x, p["kernel"]), p["bias"])
 
 
 def rope(x: jax.Array, positions: jax.Array, base: float = 10_000.0) -> jax.Array:
@@ -73,12 +72,8 @@ def causal_mask(length: int) -> jax.Array:
 def attention(
     q: jax.Array, k: jax.Array, v: jax.Array, *, mask: jax.Array | None = None, bias: jax.Array | None = None
 ) -> jax.Array:
-    """Attention of `q[b, s, h, k]` on `k, v[b, t, g, k]`: each key-value head serves `h/g` query heads.
-
-    Args:
-      mask: `[s, t]`, true where s may look at t.
-      bias: `[h, s, t]`, added to the scores.
-    """
+    """Attention of `q[b, s, h, k]` on `k, v[b, t, g, k]`: each key-value head serves `h/g` query heads. `mask[s, t]` is true
+    where s may attend to t, and `bias[h, s, t]` is added to the scores."""
     b, s, h, head = q.shape
     g = k.shape[2]
     grouped = q.reshape(b, s, g, h // g, head)
@@ -110,15 +105,6 @@ def rope_attention(p: Tree, x: jax.Array, base: float = 10_000.0) -> jax.Array:
     return jnp.einsum("bshk,hkd->bsd", attention(q, k, v, mask=causal_mask(x.shape[1])), p["o"])
 
 
-def gated_mlp_spec(d: int, ffn: int) -> dict[str, Leaf]:
-    """Two projections up and one down."""
-    return {
-        "gate": weight(d, ffn, fan_in=d),
-        "up": weight(d, ffn, fan_in=d),
-        "down": weight(ffn, d, fan_in=ffn),
-    }
-
-
 def gated_mlp(p: Tree, x: jax.Array, activation: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """`down(activation(gate(x)) * up(x))`."""
     hidden = activation(jnp.einsum("bsd,df->bsf", x, p["gate"])) * jnp.einsum("bsd,df->bsf", x, p["up"])
@@ -130,8 +116,3 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     logits = logits.astype(jnp.float32)
     chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
-
-
-def token_batch(batch: int, seq: int, vocab: int) -> dict[str, Leaf]:
-    """Token ids and the ids that follow them."""
-    return {"inputs": integers(batch, seq, below=vocab), "targets": integers(batch, seq, below=vocab)}

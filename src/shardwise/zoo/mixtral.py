@@ -1,36 +1,35 @@
 """Mixtral: a decoder whose MLPs are eight experts, two of them for each token.
 
-Two forms of the expert layer. The default is GShard's (arXiv 2006.16668): tokens are split into groups, every
-expert takes at most `capacity` tokens of a group, and one-hot dispatch and combine tensors move tokens to
-experts and back. With `dropless` all tokens are sorted by expert and multiplied by `jax.lax.ragged_dot`: none
-is dropped, none padded.
+The expert layer is GShard's (arXiv 2006.16668): every expert takes at most `capacity` tokens of a group, and
+one-hot dispatch and combine tensors move tokens to experts and back. With `dropless` all tokens are sorted by
+expert and multiplied by `jax.lax.ragged_dot`: none is dropped, none padded.
 """
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from .decoder import DecoderConfig, attention_layer, decoder
-from .layers import COMPUTE, cast, cross_entropy, rms_norm, rope_attention, run_layers, token_batch
-from .program import Parts, ZooError
-from .specs import Tree, ones, weight
+from .decoder import DecoderConfig, decoder_spec, untied_logits
+from .layers import COMPUTE, cast, cross_entropy, rms_norm, rope_attention, run_layers
+from .program import ZooError, ZooProgram
+from .specs import Tree, ones, token_batch, weight
 from .training import training
-
-ROPE_BASE = 1_000_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtralConfig(DecoderConfig):
     """Sizes of a Mixtral; `group` is the number of tokens that share an expert's capacity."""
 
-    experts: int
+    experts: int = 8
     chosen: int = 2
     group: int
     capacity_factor: float = 1.25
     aux_weight: float = 0.01
     dropless: bool = False
+    rope_base: ClassVar[float] = 1_000_000.0
 
     def __post_init__(self) -> None:
         DecoderConfig.__post_init__(self)
@@ -45,45 +44,23 @@ class MixtralConfig(DecoderConfig):
         return -int(-exact // 4) * 4
 
 
-_FULL = MixtralConfig(
-    batch=256,
-    seq=4096,
-    layers=32,
-    d=4096,
-    heads=32,
-    kv_heads=8,
-    head=128,
-    ffn=14336,
-    experts=8,
-    group=1024,
-    vocab=32000,
-)
-_TINY = MixtralConfig(
-    batch=48, seq=40, layers=2, d=64, heads=16, kv_heads=8, head=12, ffn=160, experts=8, group=80, vocab=320
-)
-
-PROGRAMS = {"mixtral": {"8x7b": _FULL, "tiny": _TINY}}
-
-
-def build(config: MixtralConfig) -> Parts:
-    """The training step."""
-    params = decoder(config, layer_spec(config))
-    batch = token_batch(config.batch, config.seq, config.vocab)
-    return training(config, partial(loss, config), params, batch)
-
-
-def layer_spec(config: MixtralConfig) -> Tree:
-    """One layer's parameters."""
-    d, e, f = config.d, config.experts, config.ffn
-    return attention_layer(config) | {
-        "moe_norm": ones(d),
-        "router": weight(d, e, fan_in=d),
-        "experts": {
-            "gate": weight(e, d, f, fan_in=d),
-            "up": weight(e, d, f, fan_in=d),
-            "down": weight(e, f, d, fan_in=f),
-        },
+PROGRAMS = {
+    "mixtral": {
+        "8x7b": MixtralConfig(
+            batch=256, seq=4096, layers=32, d=4096, heads=32, kv_heads=8, head=128, ffn=14336, group=1024, vocab=32000
+        ),
+        "tiny": MixtralConfig(
+            batch=48, seq=40, layers=2, d=64, heads=16, kv_heads=8, head=12, ffn=160, group=80, vocab=320
+        ),
     }
+}
+
+
+def build(config: MixtralConfig) -> ZooProgram:
+    d, e, f = config.d, config.experts, config.ffn
+    experts = {"gate": weight(e, d, f, fan_in=d), "up": weight(e, d, f, fan_in=d), "down": weight(e, f, d, fan_in=f)}
+    params = decoder_spec(config, {"moe_norm": ones(d), "router": weight(d, e, fan_in=d), "experts": experts})
+    return training(config, partial(loss, config), params, token_batch(config.batch, config.seq, config.vocab))
 
 
 def loss(config: MixtralConfig, params: Tree, batch: Tree) -> jax.Array:
@@ -91,8 +68,7 @@ def loss(config: MixtralConfig, params: Tree, batch: Tree) -> jax.Array:
     x = jnp.take(params["embed"], batch["inputs"], axis=0).astype(COMPUTE)
     carry = (x, jnp.zeros((), jnp.float32))
     x, balance = run_layers(partial(layer, config), params["layers"], carry, remat=config.remat)
-    x = rms_norm(x, params["final_norm"])
-    logits = jnp.einsum("bsd,dv->bsv", x, params["head"].astype(COMPUTE))
+    logits = untied_logits(params, x)
     penalty: jax.Array = config.aux_weight * balance / config.layers
     return cross_entropy(logits, batch["targets"]) + penalty
 
@@ -100,20 +76,15 @@ def loss(config: MixtralConfig, params: Tree, batch: Tree) -> jax.Array:
 def layer(config: MixtralConfig, p: Tree, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """One decoder layer; the carry is the activations and the load-balancing loss so far."""
     x, balance = carry
-    x = x + rope_attention(cast(p["attention"]), rms_norm(x, p["attention_norm"]), ROPE_BASE)
+    x = x + rope_attention(cast(p["attention"]), rms_norm(x, p["attention_norm"]), config.rope_base)
     y = rms_norm(x, p["moe_norm"])
-    if config.dropless:
-        y, extra = dropless_experts(config, p["router"], cast(p["experts"]), y)
-    else:
-        y, extra = dispatched_experts(config, p["router"], cast(p["experts"]), y)
+    experts = dropless_experts if config.dropless else dispatched_experts
+    y, extra = experts(config, p["router"], cast(p["experts"]), y)
     return x + y, balance + extra
 
 
 def route(config: MixtralConfig, router: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """For `x[..., d]`: the chosen experts' weights and numbers, `[..., chosen]`, and the load-balancing loss.
-
-    Routing is done in float32: experts are chosen by small differences.
-    """
+    """For `x[..., d]`: the chosen experts' weights and numbers, `[..., chosen]`, and the load-balancing loss, in float32."""
     logits = x.astype(jnp.float32) @ router
     probabilities = jax.nn.softmax(logits, axis=-1)
     top, experts = jax.lax.top_k(logits, config.chosen)
@@ -125,10 +96,7 @@ def route(config: MixtralConfig, router: jax.Array, x: jax.Array) -> tuple[jax.A
 
 
 def dispatched_experts(config: MixtralConfig, router: jax.Array, p: Tree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Experts with a capacity.
-
-    Letters: n groups, m tokens of a group, c choices, e experts, q places in an expert.
-    """
+    """Experts with a capacity. Letters: n groups, m tokens of a group, c choices, e experts, q places in an expert."""
     groups = x.reshape(-1, config.group, config.d)
     weights, experts, balance = route(config, router, groups)
 

@@ -1,7 +1,6 @@
 """A plain deep multilayer perceptron: `layers` hidden layers of equal width between two projections.
 
-Unrolled unless asked otherwise: under a scan the carry makes a layer's input and output dimensions one and
-the same.
+Unrolled by default: under a scan the carry makes a layer's input and output dimensions one.
 """
 
 from dataclasses import dataclass
@@ -11,15 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from .layers import COMPUTE, cast, cross_entropy, run_layers
-from .program import LayeredConfig, Parts
-from .specs import Tree, integers, layered, normal, weight, zeros
+from .program import LayeredConfig, ZooProgram
+from .specs import Tree, dense_spec, integers, layered, normal
 from .training import training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLPConfig(LayeredConfig):
-    """Sizes of an MLP classifier."""
-
     scan: bool = False
     features: int
     width: int
@@ -34,8 +31,7 @@ PROGRAMS = {
 }
 
 
-def build(config: MLPConfig) -> Parts:
-    """The training step."""
+def build(config: MLPConfig) -> ZooProgram:
     params = {
         "first": dense_spec(config.features, config.width),
         "hidden": layered(dense_spec(config.width, config.width), config.layers, config.scan),
@@ -45,20 +41,13 @@ def build(config: MLPConfig) -> Parts:
     return training(config, partial(loss, config), params, batch)
 
 
-def dense_spec(inputs: int, outputs: int) -> Tree:
-    """Kernel and bias of a dense layer."""
-    return {"kernel": weight(inputs, outputs, fan_in=inputs), "bias": zeros(outputs)}
-
-
 def dense(p: Tree, x: jax.Array) -> jax.Array:
     """`x @ kernel + bias`, in the compute type."""
     p = cast(p)
-    y: jax.Array = x @ p["kernel"] + p["bias"]
-    return y
+    return jnp.add(x @ p["kernel"], p["bias"])
 
 
 def layer(p: Tree, x: jax.Array) -> jax.Array:
-    """One hidden layer."""
     return jax.nn.relu(dense(p, x))
 
 

@@ -21,10 +21,10 @@ class Config:
     batch: int
 
     def require_divisible(self, **pairs: tuple[int, int]) -> None:
-        """Raise unless, in every named pair, the second number divides the first."""
-        for what, (whole, part) in pairs.items():
-            if whole % part:
-                raise ZooError(f"{what.replace('_', ' ')}: {whole} is not a multiple of {part}")
+        """Raises unless, in every named pair, the second number divides the first."""
+        for what, (size, divisor) in pairs.items():
+            if size % divisor:
+                raise ZooError(f"{what.replace('_', ' ')}: {size} is not a multiple of {divisor}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +46,7 @@ class LayeredConfig(TrainingConfig):
     scan: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The result of a model module's `build`: a `ZooProgram` without its names."""
-
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    roles: tuple[str, ...]
-    donate_argnums: tuple[int, ...]
-    make: Callable[[int], tuple[Any, ...]]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ZooProgram:
     """A program of the zoo, ready for `jax.jit(fn, donate_argnums=...).trace(*args)`.
 
@@ -73,12 +62,12 @@ class ZooProgram:
         statistics).
     """
 
-    name: str
-    config: str
+    name: str = ""
+    config: str = ""
     fn: Callable[..., Any] = field(repr=False)
     args: tuple[Any, ...] = field(repr=False)
     donate_argnums: tuple[int, ...]
-    description: str
+    description: str = ""
     roles: tuple[str, ...]
     _make: Callable[[int], tuple[Any, ...]] = field(repr=False)
 

@@ -2,47 +2,37 @@
 
 import difflib
 import importlib
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from .program import Config, ZooError, ZooProgram
 
-
-class _Entry(NamedTuple):
-    """The module that builds a program, imported on demand since it imports JAX; its configurations, the default first; and a
-    description."""
-
-    module: str
-    configs: str
-    description: str
-
-
-_ENTRIES: Mapping[str, _Entry] = {
-    "t2b": _Entry("gemma", "2b tiny", "Gemma-1 2B shaped decoder, multi-query attention, tied embeddings"),
-    "t7b": _Entry("gemma", "7b tiny", "Gemma-1 7B shaped decoder, multi-head attention, tied embeddings"),
-    "gpt": _Entry("gpt", "2.6b 6.7b 39b tiny", "GPT-3 shaped decoder, learned positions, fused q/k/v projection"),
-    "llama3": _Entry(
-        "llama", "8b 70b 405b tiny", "Llama-3 decoder, grouped-query attention, rotary positions, untied head"
+_ENTRIES: Mapping[str, tuple[str, str, str]] = {
+    "t2b": ("decoder", "2b tiny", "Gemma-1 2B shaped decoder, multi-query attention, tied embeddings"),
+    "t7b": ("decoder", "7b tiny", "Gemma-1 7B shaped decoder, multi-head attention, tied embeddings"),
+    "gpt": ("gpt", "2.6b 6.7b 39b tiny", "GPT-3 shaped decoder, learned positions, fused q/k/v projection"),
+    "llama3": (
+        "decoder", "8b 70b 405b tiny", "Llama-3 decoder, grouped-query attention, rotary positions, untied head",
     ),
-    "mixtral": _Entry("mixtral", "8x7b tiny", "Mixtral decoder, 8 experts, top 2: dispatch with capacity, or dropless"),
-    "gns": _Entry("gns", "full tiny", "graph network simulator: gather, message MLPs, segment sums"),
-    "unet": _Entry("unet", "full tiny", "diffusion U-Net (Flax nnx): residual convolutions, skips, one attention"),
-    "itx": _Entry(
-        "itx",
-        "decode prefill step tiny tiny-prefill tiny-step",
+    "mixtral": ("mixtral", "8x7b tiny", "Mixtral decoder, 8 experts, top 2: dispatch with capacity, or dropless"),
+    "gns": ("gns", "full tiny", "graph network simulator: gather, message MLPs, segment sums"),
+    "unet": ("unet", "full tiny", "diffusion U-Net (Flax nnx): residual convolutions, skips, one attention"),
+    "itx": (
+        "itx", "decode prefill step tiny tiny-prefill tiny-step",
         "inference transformer, multi-query attention, key-value cache",
     ),
-    "vit": _Entry("vit", "l16 h14 tiny", "vision transformer (Flax nnx), patch convolution, mean-pooled head"),
-    "wresnet": _Entry(
-        "wresnet", "1b 4b tiny", "wide ResNet-50 (Flax nnx), batch normalisation with running statistics"
-    ),
-    "t5": _Entry("t5", "3b 11b tiny", "T5 encoder-decoder, cross attention, relative position bias"),
-    "ssm": _Entry("ssm", "2.8b tiny", "Mamba-like state-space model, recurrence by associative scan"),
-    "dlrm": _Entry("dlrm", "full tiny", "recommendation model, 26 embedding tables, pairwise interactions"),
-    "mlp": _Entry("mlp", "full tiny", "deep multilayer perceptron"),
-}
+    "vit": ("vit", "l16 h14 tiny", "vision transformer (Flax nnx), patch convolution, mean-pooled head"),
+    "wresnet": ("wresnet", "1b 4b tiny", "wide ResNet-50 (Flax nnx), batch normalization with running statistics"),
+    "t5": ("t5", "3b 11b tiny", "T5 encoder-decoder, cross attention, relative position bias"),
+    "ssm": ("ssm", "2.8b tiny", "Mamba-like state-space model, recurrence by associative scan"),
+    "dlrm": ("dlrm", "full tiny", "recommendation model, 26 embedding tables, pairwise interactions"),
+    "mlp": ("mlp", "full tiny", "deep multilayer perceptron"),
+}  # fmt: skip
+"""By name: the module, imported on demand since it imports JAX; the configurations, the default first; and
+a description."""
 
 _OFF_WHERE_ABSENT = ("scan", "remat", "train")
 """Flags that every program accepts as false: a U-Net is unrolled, a decode loop does not train."""
@@ -63,7 +53,7 @@ def configs(name: str) -> tuple[str, ...]:
     >>> configs("gpt")
     ('2.6b', '6.7b', '39b', 'tiny')
     """
-    return tuple(_entry(name).configs.split())
+    return tuple(_entry(name)[1].split())
 
 
 def description(name: str) -> str:
@@ -72,7 +62,7 @@ def description(name: str) -> str:
     >>> description("mlp")
     'deep multilayer perceptron'
     """
-    return _entry(name).description
+    return _entry(name)[2]
 
 
 def load(name: str, config: str | None = None, **options: Any) -> ZooProgram:
@@ -98,22 +88,12 @@ def load(name: str, config: str | None = None, **options: Any) -> ZooProgram:
     (16, 24)
     """
     available = _configs(name)
-    if config is None:
-        config = configs(name)[0]
+    config = config or configs(name)[0]
     if config not in available:
         raise ZooError(_unknown(f"configuration of {name}", config, available))
     sizes = _with_options(name, available[config], options)
-    parts = _module(name).build(sizes)
-    return ZooProgram(
-        name=name,
-        config=config,
-        fn=parts.fn,
-        args=parts.args,
-        donate_argnums=parts.donate_argnums,
-        description=_describe(name, sizes),
-        roles=parts.roles,
-        _make=parts.make,
-    )
+    program: ZooProgram = _module(name).build(sizes)
+    return replace(program, name=name, config=config, description=_describe(name, sizes))
 
 
 def parse(target: str) -> ZooProgram:
@@ -130,42 +110,34 @@ def parse(target: str) -> ZooProgram:
     config: str | None = None
     options: dict[str, Any] = {}
 
-    def put(key: str, value: Any) -> None:
-        if key in options:
-            raise ZooError(f"{target!r} says {key!r} twice")
-        options[key] = value
-
+    flags = {"unrolled": ("scan", False), "forward": ("train", False)}
+    flags |= {flag: (flag, True) for flag in ("scan", "remat", *_flags(next(iter(available.values()))))}
     for word in filter(None, (word.strip() for word in rest.split(","))):
         key, equals, text = word.partition("=")
-        if equals:
-            put(key.strip(), _value(text.strip()))
-        elif word in available:
+        if word in available:
             if config is not None:
                 raise ZooError(f"{target!r} names two configurations: {config} and {word}")
             config = word
-        elif word == "unrolled":
-            put("scan", False)
-        elif word == "forward":
-            put("train", False)
-        elif word in ("scan", "remat", *_flags(next(iter(available.values())))):
-            put(word, True)
-        else:
-            words = [*available, "scan", "unrolled", "remat", "forward"]
-            words += [flag for flag in _flags(next(iter(available.values()))) if flag not in words]
-            raise ZooError(_unknown(f"configuration or flag of {name}", word, words))
+            continue
+        if not equals and word not in flags:
+            raise ZooError(_unknown(f"configuration or flag of {name}", word, [*available, *flags]))
+        key, value = (key.strip(), _value(text.strip())) if equals else flags[word]
+        if key in options:
+            raise ZooError(f"{target!r} says {key!r} twice")
+        options[key] = value
     return load(name, config, **options)
 
 
 def _module(name: str) -> ModuleType:
     try:
-        return importlib.import_module(f".{_entry(name).module}", __package__)
+        return importlib.import_module(f".{_entry(name)[0]}", __package__)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in ("optax", "flax"):
             raise
         raise ZooError(f"zoo program {name} needs the package {error.name}: pip install {error.name}") from error
 
 
-def _entry(name: str) -> _Entry:
+def _entry(name: str) -> tuple[str, str, str]:
     if name not in _ENTRIES:
         raise ZooError(_unknown("zoo program", name, _ENTRIES))
     return _ENTRIES[name]
@@ -177,7 +149,7 @@ def _configs(name: str) -> Mapping[str, Config]:
 
 
 def _with_options(name: str, config: Config, options: Mapping[str, Any]) -> Config:
-    defaults = {field.name: getattr(config, field.name) for field in fields(config)}
+    defaults = asdict(config)
     accepted: dict[str, Any] = {}
     for key, value in options.items():
         if key not in defaults:
@@ -199,32 +171,26 @@ _KINDS = {int: "a whole number", bool: "true or false", str: "a word", float: "a
 
 
 def _value(text: str) -> Any:
-    """Returns the option value that a text denotes."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    """Returns the option value that a text denotes: a number, true, false, or a word."""
+    try:
+        return json.loads(text.lower())
+    except ValueError:
+        return text
 
 
 def _flags(config: Config) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(config) if isinstance(getattr(config, field.name), bool))
+    return tuple(name for name, value in asdict(config).items() if isinstance(value, bool))
 
 
 def _describe(name: str, config: Config) -> str:
-    def get(key: str) -> Any:
-        return getattr(config, key, None)
-
-    facts = [get("mode") or ("training step" if get("train") else "forward loss"), f"batch {config.batch}"]
-    if get("seq") is not None:
-        facts.append(f"seq {get('seq')}")
-    if get("layers") is not None:
-        facts.append(f"{get('layers')} layers, {'scanned' if get('scan') else 'unrolled'}")
-    facts += [flag for flag in _flags(config) if get(flag) and flag not in ("scan", "train")]
-    return f"{_ENTRIES[name].description}; {', '.join(facts)}"
+    options = asdict(config)
+    facts = [options.get("mode") or ("training step" if options["train"] else "forward loss"), f"batch {config.batch}"]
+    if "seq" in options:
+        facts.append(f"seq {options['seq']}")
+    if "layers" in options:
+        facts.append(f"{options['layers']} layers, {'scanned' if options['scan'] else 'unrolled'}")
+    facts += [flag for flag in _flags(config) if options[flag] and flag not in ("scan", "train")]
+    return f"{description(name)}; {', '.join(facts)}"
 
 
 def _unknown(what: str, word: str, valid: Iterable[str]) -> str:

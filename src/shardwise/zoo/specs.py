@@ -2,12 +2,13 @@
 
 A model states its parameters and its batch once, as a pytree of `Leaf`s. `abstract` turns the tree into
 `jax.ShapeDtypeStruct`s (nothing is allocated, whatever the size) and `concrete` into arrays drawn with NumPy,
-which is much faster than compiling an initialiser for every shape.
+which is much faster than compiling an initializer for every shape.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,32 +20,26 @@ Tree = Any
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One array: `fill` says what `value` means.
-
-    - `normal`: `value` is the standard deviation;
-    - `constant`: `value` is broadcast to the shape;
-    - `integer`: uniform below `value` (broadcast to the shape, so that columns may have ranges of their own).
-    """
+    """One array, and how its values are drawn for a shape."""
 
     shape: tuple[int, ...]
     dtype: Any
-    fill: Literal["normal", "constant", "integer"]
-    value: float | tuple[float, ...]
-
-
-def weight(*shape: int, fan_in: int, dtype: Any = jnp.float32) -> Leaf:
-    """A weight with variance `1/fan_in`."""
-    return Leaf(shape, dtype, "normal", 1.0 / math.sqrt(fan_in))
+    draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 
 def normal(*shape: int, scale: float = 1.0, dtype: Any = jnp.float32) -> Leaf:
     """Gaussian values: features, images, embeddings."""
-    return Leaf(shape, dtype, "normal", scale)
+    return Leaf(shape, dtype, lambda rng, shape: np.asarray(rng.normal(0.0, scale, shape)))
+
+
+def weight(*shape: int, fan_in: int, dtype: Any = jnp.float32) -> Leaf:
+    """A weight with variance `1/fan_in`."""
+    return normal(*shape, scale=1.0 / math.sqrt(fan_in), dtype=dtype)
 
 
 def constant(*shape: int, value: float | tuple[float, ...], dtype: Any = jnp.float32) -> Leaf:
     """`value`, broadcast to the shape."""
-    return Leaf(shape, dtype, "constant", value)
+    return Leaf(shape, dtype, lambda _, shape: np.broadcast_to(np.asarray(value), shape))
 
 
 def zeros(*shape: int, dtype: Any = jnp.float32) -> Leaf:
@@ -52,14 +47,33 @@ def zeros(*shape: int, dtype: Any = jnp.float32) -> Leaf:
     return constant(*shape, value=0.0, dtype=dtype)
 
 
-def ones(*shape: int, dtype: Any = jnp.float32) -> Leaf:
-    """A normalisation scale."""
-    return constant(*shape, value=1.0, dtype=dtype)
+def ones(*shape: int) -> Leaf:
+    """A normalization scale."""
+    return constant(*shape, value=1.0)
 
 
 def integers(*shape: int, below: int | tuple[int, ...]) -> Leaf:
-    """Indices in range: token ids, class labels, node numbers."""
-    return Leaf(shape, jnp.int32, "integer", below)
+    """Indices in range: token ids, class labels, node numbers. `below` is broadcast to the shape: columns may differ."""
+    return Leaf(shape, jnp.int32, lambda rng, shape: np.asarray(rng.integers(0, np.asarray(below, np.int64), shape)))
+
+
+def dense_spec(inputs: int, outputs: int) -> dict[str, Leaf]:
+    """Kernel and bias of a dense layer."""
+    return {"kernel": weight(inputs, outputs, fan_in=inputs), "bias": zeros(outputs)}
+
+
+def norm_spec(features: int) -> dict[str, Leaf]:
+    """Scale and bias of a LayerNorm."""
+    return {"scale": ones(features), "bias": zeros(features)}
+
+
+def token_batch(batch: int, seq: int, vocab: int) -> dict[str, Leaf]:
+    """Token ids and the ids that follow them."""
+    return {"inputs": integers(batch, seq, below=vocab), "targets": integers(batch, seq, below=vocab)}
+
+
+def image_batch(batch: int, image: int, classes: int) -> dict[str, Leaf]:
+    return {"images": normal(batch, image, image, 3), "labels": integers(batch, below=classes)}
 
 
 def layered(layer: Tree, layers: int, scan: bool) -> Tree:
@@ -79,14 +93,4 @@ def abstract(tree: Tree) -> Tree:
 
 def concrete(tree: Tree, rng: np.random.Generator) -> Tree:
     """The tree with every `Leaf` as an array."""
-    return jax.tree.map(lambda leaf: jax.device_put(_draw(leaf, rng).astype(leaf.dtype)), tree)
-
-
-def _draw(leaf: Leaf, rng: np.random.Generator) -> np.ndarray:
-    match leaf.fill:
-        case "normal":
-            return np.asarray(rng.normal(0.0, leaf.value, leaf.shape))
-        case "constant":
-            return np.broadcast_to(np.asarray(leaf.value), leaf.shape)
-        case "integer":
-            return np.asarray(rng.integers(0, np.asarray(leaf.value, np.int64), leaf.shape))
+    return jax.tree.map(lambda leaf: jax.device_put(leaf.draw(rng, leaf.shape).astype(leaf.dtype)), tree)

@@ -8,25 +8,22 @@ step size.
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .layers import COMPUTE, cast, cross_entropy, rms_norm, run_layers, token_batch
-from .program import LayeredConfig, Parts
-from .specs import Tree, constant, layered, normal, ones, weight, zeros
+from .layers import COMPUTE, cast, cross_entropy, rms_norm, run_layers
+from .program import LayeredConfig, ZooProgram
+from .specs import Tree, constant, layered, normal, ones, token_batch, weight, zeros
 from .training import training
 
 Pair = tuple[jax.Array, jax.Array]
-
-KERNEL = 4
-"""Positions that the short causal convolution looks at."""
+KERNEL = 4  # positions that the short causal convolution reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SSMConfig(LayeredConfig):
-    """Sizes of a state-space model."""
-
     seq: int
     d: int
     inner: int
@@ -43,21 +40,10 @@ PROGRAMS = {
 }
 
 
-def build(config: SSMConfig) -> Parts:
-    """The training step."""
-    params = {
-        "embed": normal(config.vocab, config.d, scale=0.02),
-        "layers": layered(layer_spec(config), config.layers, config.scan),
-        "final_norm": ones(config.d),
-    }
-    batch = token_batch(config.batch, config.seq, config.vocab)
-    return training(config, partial(loss, config), params, batch)
-
-
-def layer_spec(config: SSMConfig) -> Tree:
-    """One layer's parameters. Rates start at 1 .. state for every channel, step sizes near 0.01."""
+def build(config: SSMConfig) -> ZooProgram:
+    """The training step. Rates start at 1 .. state for every channel, step sizes near 0.01."""
     d, e, n, r = config.d, config.inner, config.state, config.rank
-    return {
+    layer = {
         "norm": ones(d),
         "in": weight(d, e, fan_in=d),
         "gate": weight(d, e, fan_in=d),
@@ -71,18 +57,15 @@ def layer_spec(config: SSMConfig) -> Tree:
         "skip": ones(e),
         "out": weight(e, d, fan_in=e),
     }
+    layers = layered(layer, config.layers, config.scan)
+    params = {"embed": normal(config.vocab, d, scale=0.02), "layers": layers, "final_norm": ones(d)}
+    return training(config, partial(loss, config), params, token_batch(config.batch, config.seq, config.vocab))
 
 
 def causal_conv(x: jax.Array, p: Tree) -> jax.Array:
     """A depthwise convolution of `x[b, s, e]` over the last `KERNEL` positions."""
-    y = jax.lax.conv_general_dilated(
-        x,
-        p["kernel"],
-        window_strides=(1,),
-        padding=[(KERNEL - 1, 0)],
-        dimension_numbers=("NWC", "WIO", "NWC"),
-        feature_group_count=x.shape[-1],
-    )
+    form: dict[str, Any] = {"dimension_numbers": ("NWC", "WIO", "NWC"), "feature_group_count": x.shape[-1]}
+    y = jax.lax.conv_general_dilated(x, p["kernel"], window_strides=(1,), padding=[(KERNEL - 1, 0)], **form)
     return jnp.add(y, p["bias"])
 
 

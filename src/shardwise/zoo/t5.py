@@ -1,6 +1,6 @@
 """T5 encoder-decoders (arXiv 1910.10683): cross attention, a relative position bias shared by all layers.
 
-The loss is T5X's: one-hot targets and a small penalty on the logarithm of the softmax normaliser.
+The loss is T5X's: one-hot targets and a small penalty on the logarithm of the softmax normalizer.
 """
 
 import math
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .layers import COMPUTE, attention, attention_spec, cast, causal_mask, rms_norm, run_layers
-from .program import LayeredConfig, Parts
+from .program import LayeredConfig, ZooProgram
 from .specs import Tree, integers, layered, normal, ones, weight
 from .training import training
 
@@ -42,8 +42,7 @@ PROGRAMS = {
 }
 
 
-def build(config: T5Config) -> Parts:
-    """The training step."""
+def build(config: T5Config) -> ZooProgram:
     d = config.d
     projections = attention_spec(d, config.heads, config.heads, config.head)
     mlp_spec = {"up": weight(d, config.ffn, fan_in=d), "down": weight(config.ffn, d, fan_in=config.ffn)}
@@ -87,7 +86,6 @@ def relative_bias(table: jax.Array, length: int, bidirectional: bool) -> jax.Arr
 def attend(
     p: Tree, x: jax.Array, source: jax.Array, bias: jax.Array | None = None, mask: jax.Array | None = None
 ) -> jax.Array:
-    """Attention of `x[b, s, d]` on `source[b, t, d]`."""
     p = cast(p)
     q = jnp.einsum("bsd,dhk->bshk", x, p["q"])
     k = jnp.einsum("btd,dhk->bthk", source, p["k"])
@@ -96,13 +94,11 @@ def attend(
 
 
 def mlp(p: Tree, x: jax.Array) -> jax.Array:
-    """One hidden layer with ReLU."""
     p = cast(p)
     return jnp.einsum("bsf,fd->bsd", jax.nn.relu(jnp.einsum("bsd,df->bsf", x, p["up"])), p["down"])
 
 
 def encoder_layer(bias: jax.Array, p: Tree, x: jax.Array) -> jax.Array:
-    """Self-attention and MLP."""
     y = rms_norm(x, p["self_norm"])
     x = x + attend(p["self"], y, y, bias)
     return x + mlp(p["mlp"], rms_norm(x, p["mlp_norm"]))
@@ -117,7 +113,7 @@ def decoder_layer(bias: jax.Array, encoded: jax.Array, p: Tree, x: jax.Array) ->
 
 
 def loss(config: T5Config, params: Tree, batch: Tree) -> jax.Array:
-    """Cross entropy of the decoder's next tokens, plus the penalty on the normaliser."""
+    """Cross entropy of the decoder's next tokens, plus the penalty on the normalizer."""
     embed = params["embed"].astype(COMPUTE)
     x = jnp.take(embed, batch["encoder_inputs"], axis=0)
     bias = relative_bias(params["encoder_bias"], config.seq, bidirectional=True)
@@ -130,7 +126,7 @@ def loss(config: T5Config, params: Tree, batch: Tree) -> jax.Array:
     y = rms_norm(y, params["decoder_norm"]) * jnp.asarray(config.d**-0.5, COMPUTE)
 
     logits = jnp.einsum("bsd,vd->bsv", y, embed).astype(jnp.float32)
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
     targets = jax.nn.one_hot(batch["targets"], config.vocab, dtype=jnp.float32)
-    likelihood = jnp.sum(targets * logits, axis=-1) - normaliser
-    return jnp.mean(Z_LOSS * jnp.square(normaliser) - likelihood)
+    likelihood = jnp.sum(targets * logits, axis=-1) - normalizer
+    return jnp.mean(Z_LOSS * jnp.square(normalizer) - likelihood)

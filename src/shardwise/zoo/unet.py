@@ -1,8 +1,7 @@
 """A diffusion U-Net in Flax nnx, in PartIR's shape: 9 residual blocks down, 12 up, one attention between.
 
-Three resolutions with three blocks each go down. Every block, the first convolution and both downsamplings
-leave a skip; the way up has one block for each of those twelve. The time and the noise are drawn inside the
-step.
+Every block on the way down, the first convolution and both downsamplings leave a skip; the way up has one block
+for each of those twelve. The time and the noise are drawn inside the step.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from flax import nnx
 
 from .layers import COMPUTE
 from .modules import module_training
-from .program import Parts, TrainingConfig
+from .program import TrainingConfig, ZooProgram
 from .specs import Tree, integers, normal
 
 TIMESTEPS = 1000
@@ -39,7 +38,6 @@ class UNetConfig(TrainingConfig):
         )
 
     def features(self, level: int) -> int:
-        """Channels at a resolution; level 0 is the image's own."""
         return self.channels << level
 
 
@@ -51,8 +49,7 @@ PROGRAMS = {
 }
 
 
-def build(config: UNetConfig) -> Parts:
-    """The training step."""
+def build(config: UNetConfig) -> ZooProgram:
     batch = {"images": normal(config.batch, config.image, config.image, 3), "seed": integers(below=2**31 - 1)}
     return module_training(config, partial(UNet, config), loss, batch)
 
@@ -70,8 +67,7 @@ def loss(model: "UNet", batch: Tree) -> jax.Array:
 
 def time_features(times: jax.Array, size: int) -> jax.Array:
     """Sines and cosines of `times[b]` at `size / 2` frequencies."""
-    frequencies = 10_000.0 ** (-jnp.arange(size // 2) / (size // 2))
-    angles = times[:, None] * frequencies
+    angles = times[:, None] * 10_000.0 ** (-jnp.arange(size // 2) / (size // 2))
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 

@@ -9,14 +9,12 @@ from flax import nnx
 
 from .layers import COMPUTE, attention, cross_entropy, run_layers
 from .modules import module_training
-from .program import LayeredConfig, Parts
-from .specs import Tree, integers, normal
+from .program import LayeredConfig, ZooProgram
+from .specs import Tree, image_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViTConfig(LayeredConfig):
-    """Sizes of a vision transformer."""
-
     image: int = 224
     patch: int
     d: int
@@ -37,12 +35,8 @@ PROGRAMS = {
 }
 
 
-def build(config: ViTConfig) -> Parts:
-    """The training step."""
-    batch = {
-        "images": normal(config.batch, config.image, config.image, 3),
-        "labels": integers(config.batch, below=config.classes),
-    }
+def build(config: ViTConfig) -> ZooProgram:
+    batch = image_batch(config.batch, config.image, config.classes)
     return module_training(config, partial(ViT, config), loss, batch)
 
 

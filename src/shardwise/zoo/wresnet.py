@@ -1,4 +1,4 @@
-"""Wide ResNet-50 in Flax nnx: bottleneck blocks, batch normalisation with running statistics.
+"""Wide ResNet-50 in Flax nnx: bottleneck blocks, batch normalization with running statistics.
 
 The statistics are an argument and a result of their own, after the usual ones:
 `step(params, opt_state, batch, stats) -> (params, opt_state, loss, stats)`.
@@ -6,19 +6,17 @@ The statistics are an argument and a result of their own, after the usual ones:
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
 from .layers import COMPUTE, cross_entropy
-from .modules import draw, split_abstract
-from .program import Parts, TrainingConfig
-from .specs import Tree, abstract, concrete, integers, normal
-from .training import fresh_state, optimizer
+from .modules import split
+from .program import TrainingConfig, ZooProgram
+from .specs import Tree, image_batch
+from .training import moments, optimizer, program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +39,13 @@ PROGRAMS = {
 }
 
 
-def build(config: WideResNetConfig) -> Parts:
-    """The training step with running statistics, or the loss alone."""
-    graph, (params, stats) = split_abstract(partial(WideResNet, config), nnx.Param, nnx.BatchStat)
-    batch = {
-        "images": normal(config.batch, config.image, config.image, 3),
-        "labels": integers(config.batch, below=config.classes),
-    }
+def build(config: WideResNetConfig) -> ZooProgram:
+    graph, params, stats = split(partial(WideResNet, config), nnx.Param, nnx.BatchStat)
+    batch = image_batch(config.batch, config.image, config.classes)
     adam = optimizer()
 
     def loss_fn(params: Tree, batch: Tree, stats: Tree) -> tuple[jax.Array, Tree]:
-        # A copy: batch normalisation writes to the statistics, and these belong to the caller's trace.
+        # A copy: batch normalization writes to the statistics, and these belong to the caller's trace.
         model = nnx.merge(graph, params, stats, copy=True)
         loss = cross_entropy(model(batch["images"]), batch["labels"])
         return loss, nnx.state(model, nnx.BatchStat)
@@ -64,16 +58,12 @@ def build(config: WideResNetConfig) -> Parts:
     def loss(params: Tree, batch: Tree, stats: Tree) -> jax.Array:
         return loss_fn(params, batch, stats)[0]
 
-    def make(seed: int) -> tuple[Any, ...]:
-        rng = np.random.default_rng(seed)
-        weights = draw(params, rng)
-        moments = (fresh_state(adam, weights),) if config.train else ()
-        return weights, *moments, concrete(batch, rng), draw(stats, rng)
-
     if not config.train:
-        return Parts(loss, (params, abstract(batch), stats), ("params", "batch", "state"), (), make)
-    args = (params, jax.eval_shape(adam.init, params), abstract(batch), stats)
-    return Parts(step, args, ("params", "optimizer", "batch", "state"), (0, 1, 3), make)
+        return program(loss, params=params, batch=batch, state=stats)
+    return program(step, (0, 1, 3), params=params, optimizer=moments(params), batch=batch, state=stats)
+
+
+_norm = partial(nnx.BatchNorm, use_running_average=False, momentum=0.9, dtype=COMPUTE)
 
 
 class Bottleneck(nnx.Module):
@@ -81,7 +71,7 @@ class Bottleneck(nnx.Module):
 
     def __init__(self, inputs: int, inner: int, outputs: int, stride: int, rngs: nnx.Rngs) -> None:
         conv = partial(nnx.Conv, use_bias=False, dtype=COMPUTE, rngs=rngs)
-        norm = partial(nnx.BatchNorm, use_running_average=False, momentum=0.9, dtype=COMPUTE, rngs=rngs)
+        norm = partial(_norm, rngs=rngs)
         self.reduce, self.reduce_norm = conv(inputs, inner, (1, 1)), norm(inner)
         self.middle, self.middle_norm = conv(inner, inner, (3, 3), (stride, stride)), norm(inner)
         self.expand, self.expand_norm = conv(inner, outputs, (1, 1)), norm(outputs)
@@ -104,9 +94,7 @@ class WideResNet(nnx.Module):
     def __init__(self, config: WideResNetConfig, rngs: nnx.Rngs) -> None:
         self.remat = config.remat
         self.stem = nnx.Conv(3, config.channels, (7, 7), (2, 2), use_bias=False, dtype=COMPUTE, rngs=rngs)
-        self.stem_norm = nnx.BatchNorm(
-            config.channels, use_running_average=False, momentum=0.9, dtype=COMPUTE, rngs=rngs
-        )
+        self.stem_norm = _norm(config.channels, rngs=rngs)
         blocks = []
         inputs = config.channels
         for stage, count in enumerate(config.stages):

@@ -1,0 +1,116 @@
+"""The JSON of a plan: dataclasses as plain data, and back, checked against the types of their fields.
+
+Fields that do not count in comparisons are not written, except those of decisions, whose first field has the name of the class:
+a decision is ``{"shard": colors, ...}``, ``{"keep": values, ...}`` or ``{"pin": value, ...}``. A mesh is a mapping of sizes, an
+enum its name in lower case. A class with ``to_json`` has a form of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.lowering.decisions import Keep, Pin, Shard
+
+_TAGS: Final[dict[Any, str]] = {Shard: "shard", Keep: "keep", Pin: "pin"}
+_NAMES: Final[dict[Any, str]] = {
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    NoneType: "null",
+}
+
+
+def encode(value: Any) -> Any:
+    """Returns plain data.
+
+    >>> encode(Shard((3, 5), "data", ((0, 1),), "x[0]"))
+    {'shard': [3, 5], 'axis': 'data', 'sides': [[0, 1]], 'what': 'x[0]'}
+    """
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if isinstance(value, MeshAxes):
+        return dict(zip(value.names, value.sizes, strict=True))
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if is_dataclass(value):
+        return {key: encode(getattr(value, name)) for name, (key, _) in saved_fields(value.__class__).items()}
+    if isinstance(value, Mapping):
+        return {key: encode(item) for key, item in value.items()}
+    return [encode(item) for item in value] if isinstance(value, tuple) else value
+
+
+@cache
+def saved_fields(cls: Any) -> dict[str, tuple[str, Any]]:
+    """Returns by name the fields that are written, each with its key and its type."""
+    hints = get_type_hints(cls, localns={"Call": Any})  # no saved field has a call
+    tag = _TAGS.get(cls)
+    saved = {f.name: (f.name, hints[f.name]) for f in fields(cls) if f.compare or tag}
+    if tag:
+        first = next(iter(saved))
+        saved[first] = tag, hints[first]
+    return saved
+
+
+def decode(kind: Any, data: Any, where: str) -> Any:
+    """Returns a value of a type from plain data; raises ValueError that names the place where the data is wrong.
+
+    >>> decode(tuple[float, ...], [1, "x"], "times")
+    Traceback (most recent call last):
+    ValueError: times[1]: expected a number, not 'x'
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is MeshAxes:
+        return MeshAxes.of(data)
+    if origin is UnionType:
+        return decode(next((k for k in arguments if _looks_like(k, data)), arguments[0]), data, where)
+    if origin is tuple:
+        return _decode_tuple(arguments, data, where)
+    if origin is dict or origin is Mapping:
+        _expect(isinstance(data, dict), "a mapping", data, where)
+        return {key: decode(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
+    if is_dataclass(kind):
+        return _decode_fields(kind, data, where)
+    if issubclass(kind, Enum):
+        members = {member.name.lower(): member for member in kind}
+        _expect(data in members, f"one of {', '.join(members)}", data, where)
+        return members[data]
+    if kind is float and type(data) is int:
+        data = float(data)
+    _expect(type(data) is kind and (kind is not float or math.isfinite(data)), _NAMES[kind], data, where)
+    return data
+
+
+def _decode_fields(cls: Any, data: Any, where: str) -> Any:
+    _expect(isinstance(data, dict), "a mapping", data, where)
+    saved = saved_fields(cls)
+    for key, _ in saved.values():
+        if key not in data:
+            raise ValueError(f"{where}: {key} is missing")
+    return cls(**{name: decode(hint, data[key], f"{where}.{key}") for name, (key, hint) in saved.items()})
+
+
+def _decode_tuple(arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
+    _expect(isinstance(data, list), "a list", data, where)
+    kinds = arguments[:1] * len(data) if arguments[-1] is ... else arguments
+    _expect(len(kinds) == len(data), f"{len(kinds)} items", data, where)
+    return tuple(decode(kind, item, f"{where}[{k}]") for k, (kind, item) in enumerate(zip(kinds, data, strict=True)))
+
+
+def _looks_like(kind: Any, data: Any) -> bool:
+    if kind in _TAGS:
+        return isinstance(data, dict) and _TAGS[kind] in data
+    return type(data) is kind
+
+
+def _expect(right: bool, what: str, data: Any, where: str) -> None:
+    if not right:
+        raise ValueError(f"{where}: expected {what}, not {reprlib.repr(data)}")

@@ -56,7 +56,7 @@ class LocalOp:
     assigned: tuple[Axes, ...]
     mesh: MeshAxes
     shapes: tuple[tuple[int, ...], ...]
-    shared: tuple[dict[Any, Array], ...] = ()
+    shared: tuple[dict[Any, Array], ...]
 
     @property
     def params(self) -> dict[str, Any]:
@@ -98,29 +98,26 @@ class LocalOp:
 
     def fetches(self) -> dict[int, tuple[Fetch, ...]]:
         """By operand what a windowed op needs from other devices."""
-        cut = [pieces(axes, self.mesh) for axes in self.assigned]
-        found = fetches(self.op.kind, self.rule, self.shapes, cut)
-        assert found is not None, f"{self.op.kind} cannot be computed in these blocks"
-        return {k: tuple(own for own in found if own.operand == k) for k in dict.fromkeys(f.operand for f in found)}
+        return fetches_by_operand(self.op, self.shapes, self.assigned, self.mesh)
 
     def fetched(self, arrays: list[Array], fills: Sequence[Any]) -> tuple[list[Array], dict[tuple[int, int], Fetch]]:
-        """The operands with what they need from other devices, and by operand and dimension what that is. ``fills``: what
-        stands outside of each operand."""
-        arrays, found = list(arrays), dict[tuple[int, int], Fetch]()
-        for k, own in self.fetches().items():
-            arrays[k] = self.fetch(k, own, arrays[k], fills[k])
-            found |= {(k, f.dim): f for f in own}
-        return arrays, found
+        """The operands with what they need from other devices, and by operand and dimension what that is. ``fills``: the value
+        outside of each operand."""
+        arrays, by_dim = list(arrays), dict[tuple[int, int], Fetch]()
+        for k, needed in self.fetches().items():
+            arrays[k] = self.fetch(k, needed, arrays[k], fills[k])
+            by_dim |= {(k, f.dim): f for f in needed}
+        return arrays, by_dim
 
-    def fetch(self, operand: int, own: tuple[Fetch, ...], array: Array, fill: Any) -> Array:
+    def fetch(self, operand: int, needed: tuple[Fetch, ...], array: Array, fill: Any) -> Array:
         """An operand with what it needs along some dimensions, one after another; fetched once for ops that need the same."""
-        known = self.shared[operand] if self.shared else {}
-        if own not in known:
-            for f in own:
+        shared = self.shared[operand]
+        if needed not in shared:
+            for f in needed:
                 array = fetch(array, f, self.assigned[f.factor], self.mesh)
-            known[own] = array
-        array = known[own]
-        for f in own if fill is not None else ():
+            shared[needed] = array
+        array = shared[needed]
+        for f in needed if fill is not None else ():
             array = fill_outside(array, f, self.assigned[f.factor], self.mesh, fill)
         return array
 
@@ -132,10 +129,20 @@ class LocalOp:
         return internals.bind(self.equation, arrays, stated | changed)
 
 
+def fetches_by_operand(
+    op: Op, shapes: Sequence[tuple[int, ...]], assigned: Sequence[Axes], mesh: MeshAxes
+) -> dict[int, tuple[Fetch, ...]]:
+    """By operand what a windowed op needs from other devices."""
+    assert op.rule is not None
+    needed = fetches(op.kind, op.rule, shapes, [pieces(axes, mesh) for axes in assigned])
+    assert needed is not None, f"{op.kind} cannot be computed in these blocks"
+    return {k: tuple(f for f in needed if f.operand == k) for k in dict.fromkeys(f.operand for f in needed)}
+
+
 def compute(op: LocalOp, arrays: list[Array]) -> list[Array]:
     """The local results of an op."""
-    own = FORMS.get(op.op.kind) if any(op.assigned) or op.op.kind in _ALWAYS else None
-    return own(op, arrays) if own is not None else op.bind(arrays)
+    form = FORMS.get(op.op.kind) if any(op.assigned) or op.op.kind in _ALWAYS else None
+    return form(op, arrays) if form is not None else op.bind(arrays)
 
 
 def local_part(op: LocalOp, tensor: int, array: Array) -> Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from shardwise.spmd.collectives import block_index, pieces
+from shardwise.spmd.collectives import block_index, in_range, pieces, window
 from shardwise.spmd.local import Array, LocalOp, form
 
 
@@ -28,15 +28,15 @@ def reshape(op: LocalOp, arrays: list[Array]) -> list[Array]:
 @form("fft")
 def fft(op: LocalOp, arrays: list[Array]) -> list[Array]:
     """XLA's CPU compiler gives a transform whose operand was gathered a layout that it cannot compute, unless one is stated."""
-    (made,) = op.bind(arrays)
-    return [with_layout_constraint(made, Layout(tuple(range(made.ndim))))]
+    (result,) = op.bind(arrays)
+    return [with_layout_constraint(result, Layout(tuple(range(result.ndim))))]
 
 
 @form("iota")
 def iota(op: LocalOp, arrays: list[Array]) -> list[Array]:
     dim = op.params["dimension"]
-    (made,) = op.bind(arrays, shape=op.local_shape(op.out))
-    return [made + jnp.asarray(op.offset(op.out, dim)).astype(made.dtype) if op.axes(op.out, dim) else made]
+    (x,) = op.bind(arrays, shape=op.local_shape(op.out))
+    return [x + jnp.asarray(op.offset(op.out, dim)).astype(x.dtype) if op.axes(op.out, dim) else x]
 
 
 @form("tile")
@@ -53,21 +53,20 @@ def tile(op: LocalOp, arrays: list[Array]) -> list[Array]:
 def slice_(op: LocalOp, arrays: list[Array]) -> list[Array]:
     p, (x,) = op.params, arrays
     starts, limits = list(p["start_indices"]), list(p["limit_indices"])
-    (x,), found = op.fetched([x], [None])
-    for d, axes in enumerate(op.axes(0, d) for d in range(x.ndim)):
-        if axes:
-            starts[d], limits[d] = 0, found[0, d].width if (0, d) in found else x.shape[d]
+    (x,), fetched = op.fetched([x], [None])
+    for d in range(x.ndim):
+        if op.axes(0, d):
+            starts[d], limits[d] = 0, fetched[0, d].width if (0, d) in fetched else x.shape[d]
     return op.bind([x], start_indices=tuple(starts), limit_indices=tuple(limits))
 
 
 @form("pad")
 def pad(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    arrays, found = op.fetched(arrays, [arrays[1], None])
+    arrays, fetched = op.fetched(arrays, [arrays[1], None])
     config = list(op.params["padding_config"])
-    for (_, d), own in found.items():
-        inner = config[d][2]
-        size = op.local_shape(op.out)[d]
-        config[d] = (own.offset, size - own.offset - ((own.width - 1) * (inner + 1) + 1), inner)
+    for (_, d), f in fetched.items():
+        inner, size = config[d][2], op.local_shape(op.out)[d]
+        config[d] = (f.offset, size - f.offset - ((f.width - 1) * (inner + 1) + 1), inner)
     return op.bind(arrays, padding_config=tuple(config))
 
 
@@ -83,35 +82,28 @@ def concatenate(op: LocalOp, arrays: list[Array]) -> list[Array]:
     axes, size = op.axes(op.out, dim), op.local_shape(op.out)[dim]
     if not axes:
         return op.bind(arrays)
-    own = op.fetches()
+    needed = op.fetches()
     index = block_index(axes, op.mesh)
-    at = jnp.arange(size, dtype=jnp.int32)
-    start, found = 0, None
+    start, result = 0, None
     for k, x in enumerate(arrays):
         length = op.shapes[k][dim]
         first = index * np.int32(size) - np.int32(start)  # the operand's position that is the first of the block
-        if k in own:
-            x = op.fetch(k, own[k], x, None)
-        else:  # a small piece, which every device has
-            widths = [(size, size, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
-            padded = jax.lax.pad(x, np.zeros((), x.dtype), widths)
-            x = jax.lax.dynamic_slice_in_dim(padded, jnp.clip(first + size, 0, length + size), size, dim)
-        valid = ((at + first >= 0) & (at + first < length)).reshape([-1 if d == dim else 1 for d in range(x.ndim)])
-        found = x if found is None else jnp.where(valid, x, found)
+        # A small operand is not sharded.
+        x = op.fetch(k, needed[k], x, None) if k in needed else window(x, first, size, dim)
+        result = x if result is None else jnp.where(in_range(first, size, length, dim, x.ndim), x, result)
         start += length
-    return [found]
+    return [result]
 
 
 @form("split")
 def split(op: LocalOp, arrays: list[Array]) -> list[Array]:
     (x,) = arrays
-    own = op.fetches().get(0, ())
-    if not own:
-        sizes = [op.local_shape(op.out + r)[op.params["axis"]] for r in range(len(op.op.results))]
-        return op.bind([x], sizes=tuple(sizes))
-    made = iter(op.fetch(0, (f,), x, None) for f in own)
     shapes = [op.local_shape(op.out + r) for r in range(len(op.op.results))]
-    return [next(made) if math.prod(shape) else jnp.zeros(shape, x.dtype) for shape in shapes]
+    needed = op.fetches().get(0, ())
+    if not needed:
+        return op.bind([x], sizes=tuple(shape[op.params["axis"]] for shape in shapes))
+    results = iter(op.fetch(0, (f,), x, None) for f in needed)
+    return [next(results) if math.prod(shape) else jnp.zeros(shape, x.dtype) for shape in shapes]
 
 
 @form("iota_2x32_shape")
@@ -126,14 +118,14 @@ def counters(shape: tuple[int, ...], local: tuple[int, ...], offsets: list[Any])
     high = jnp.zeros(local, jnp.uint32)
     wide = math.prod(shape) > 2**32
     for d, size in enumerate(shape):
-        own = jax.lax.broadcasted_iota(jnp.uint32, local, d) + jnp.asarray(offsets[d]).astype(jnp.uint32)
+        at = jax.lax.broadcasted_iota(jnp.uint32, local, d) + jnp.asarray(offsets[d]).astype(jnp.uint32)
         if wide:
             more, scaled = _times(low, size)
             high = high * np.uint32(size) + more
-            low = scaled + own
-            high = high + (low < own).astype(jnp.uint32)
+            low = scaled + at
+            high = high + (low < at).astype(jnp.uint32)
         else:
-            low = low * np.uint32(size) + own
+            low = low * np.uint32(size) + at
     return high, low
 
 

@@ -209,24 +209,22 @@ def total(model: CostModel, figures: Sequence[Figures]) -> tuple[Cost, np.ndarra
 
 
 def _kernel_shape(kernel: Kernel, term: Term) -> Hashable:
+    """The kernel with the ops and values of its term numbered through."""
     ops = {k: n for n, k in enumerate(term.ops)}
     values = {v: n for n, v in enumerate(term.values)}
 
-    def tensor(t: Tensor) -> Hashable:
-        return ops[t.op], t.number, t.itemsize
+    def shape(part: object) -> Hashable:
+        if isinstance(part, Tensor):
+            return ops[part.op], part.number, part.itemsize
+        if isinstance(part, Edge):
+            return values[part.value], ops[part.maker], part.result, ops[part.user], part.operand, part.stored
+        return tuple(map(shape, part)) if isinstance(part, tuple) else part
 
-    def edge(e: Edge) -> Hashable:
-        return values[e.value], ops[e.maker], e.result, ops[e.user], e.operand, e.stored
-
+    work = tuple(tuple(ops[k] for k in numbers) for numbers in (kernel.products, kernel.others))
     return (
-        tuple(ops[k] for k in kernel.products),
-        tuple(ops[k] for k in kernel.others),
-        tuple(tuple(map(tensor, places)) for places in kernel.reads),
+        work,
         kernel.feeds,
-        tuple(map(tensor, kernel.writes)),
-        tuple(map(edge, kernel.inner)),
-        edge(kernel.returned) if kernel.returned else None,
-        edge(kernel.transposed) if kernel.transposed else None,
+        *map(shape, (kernel.reads, kernel.writes, kernel.inner, kernel.returned, kernel.transposed)),
     )
 
 

@@ -1,10 +1,8 @@
 """One emitter for each kind of collective, and for the permutes of windowed ops.
 
-The problem. ``shardwise.lowering.sharding.reshard`` says by which steps a value goes from one sharding to another. Here each
-step becomes one collective of ``jax.lax`` on the local block, so that what is emitted is what was counted.
-
-Blocks are numbered by the axes of a dimension, major first. A gather or an all-to-all over axes of several dimensions is one
-collective over all of them; the pieces are then put where they belong by transposing. A permute is a bijection of devices.
+Each step of ``shardwise.lowering.sharding.reshard`` becomes one collective of ``jax.lax`` on the local block, so that what is
+emitted is what was counted. Blocks are numbered by the axes of a dimension, major first. A gather or an all-to-all over axes of
+several dimensions is one collective over all of them; the pieces are then transposed into place.
 """
 
 from __future__ import annotations
@@ -37,6 +35,10 @@ def pieces(axes: Axes, mesh: MeshAxes) -> int:
     return math.prod(mesh.sizes[a] for a in axes)
 
 
+def changed_dims(before: Sharding, after: Sharding) -> list[int]:
+    return [d for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)) if old != new]
+
+
 def emit(arrays: list[Any], step: Collective, before: Sharding, reducer: str, mesh: MeshAxes) -> list[Any]:
     """The arrays after one step of a reshard. There is one, or, where positions of a maximum are reduced, a second with the
     values."""
@@ -49,7 +51,7 @@ def emit(arrays: list[Any], step: Collective, before: Sharding, reducer: str, me
         return _reduce(arrays, names, reducer, after is before)
     (x,) = arrays
     if step.kind is Kind.REDUCE_SCATTER:
-        (dim,) = (d for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)) if old != new)
+        (dim,) = changed_dims(before, after)
         return [jax.lax.psum_scatter(x, names[0], scatter_dimension=dim, tiled=True)]
     if step.kind is Kind.ALL_GATHER:
         combined = before.dims == after.dims
@@ -64,7 +66,7 @@ def emit(arrays: list[Any], step: Collective, before: Sharding, reducer: str, me
 def _ring(x: Any, axis: int, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
     """A sum over devices of which each keeps a block. Each block goes once round, and every device adds its part: unlike a
     reduce-scatter, permutes can run beside other work."""
-    (dim,) = (d for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)) if old != new)
+    (dim,) = changed_dims(before, after)
     count, index = mesh.sizes[axis], block_index((axis,), mesh)
     size = x.shape[dim] // count
 
@@ -142,46 +144,40 @@ def _spread(parts: Any, along: Sequence[int]) -> Any:
 
 
 def _all_to_all(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
-    old = {a: d for d, axes in enumerate(before.dims) for a in axes}
-    new = {a: d for d, axes in enumerate(after.dims) for a in axes}
-    moving = [a for d in range(len(before.dims)) for a in before.dims[d] if new[a] != d]
-    sources, targets = {old[a] for a in moving}, {new[a] for a in moving}
-    arriving = [a for d in range(len(after.dims)) for a in after.dims[d] if old[a] != d]
+    old, new = ({a: d for d, axes in enumerate(s.dims) for a in axes} for s in (before, after))
+    moving = [a for a, d in old.items() if new[a] != d]
+    arriving = [a for a, d in new.items() if old[a] != d]
+    sources, targets = sorted({old[a] for a in moving}), sorted({new[a] for a in moving})
     names = tuple(mesh.names[a] for a in moving)
     if len(sources) == 1 and len(targets) == 1 and moving == arriving:
-        return jax.lax.all_to_all(x, names, split_axis=targets.pop(), concat_axis=sources.pop(), tiled=True)
+        return jax.lax.all_to_all(x, names, split_axis=targets[0], concat_axis=sources[0], tiled=True)
     # The blocks for the others, in the order of the devices in front.
     shape: list[int] = []
     place: dict[int, int] = {}
     for d, size in enumerate(x.shape):
-        for a in after.dims[d]:
-            if old[a] != d:
-                place[a] = len(shape)
-                shape.append(mesh.sizes[a])
-                size //= mesh.sizes[a]
+        for a in (a for a in after.dims[d] if a in arriving):
+            place[a] = len(shape)
+            shape.append(mesh.sizes[a])
+            size //= mesh.sizes[a]
         shape.append(size)
     rest = [k for k in range(len(shape)) if k not in place.values()]
     parts = x.reshape(shape).transpose([place[a] for a in moving] + rest)
     local = parts.shape[len(moving) :]
-    parts = parts.reshape(-1, *local)
-    parts = jax.lax.all_to_all(parts, names, split_axis=0, concat_axis=0, tiled=True)
-    # What came is in the order of where it came from, which is that of the dimensions that lose axes.
-    along = sorted(sources)
-    return _spread(
-        parts.reshape(*(pieces(tuple(a for a in moving if old[a] == d), mesh) for d in along), *local), along
-    )
+    parts = jax.lax.all_to_all(parts.reshape(-1, *local), names, split_axis=0, concat_axis=0, tiled=True)
+    # What arrives is in the order of the dimensions that it comes from.
+    counts = (pieces(tuple(a for a in moving if old[a] == d), mesh) for d in sources)
+    return _spread(parts.reshape(*counts, *local), sources)
 
 
 def _permute(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
-    changed = [d for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)) if old != new]
+    changed = changed_dims(before, after)
     axes = sorted({a for d in changed for a in before.dims[d]})
-    sizes = [mesh.sizes[a] for a in axes]
-    coordinates = dict(zip(axes, np.indices(sizes).reshape(len(axes), -1), strict=True))
+    coordinates = np.indices([mesh.sizes[a] for a in axes]).reshape(len(axes), -1)
 
     def blocks(sharding: Sharding) -> list[int]:
         """By device the number of its block."""
         order = [a for d in changed for a in sharding.dims[d]]
-        numbers = np.ravel_multi_index([coordinates[a] for a in order], [mesh.sizes[a] for a in order])
+        numbers = np.ravel_multi_index([coordinates[axes.index(a)] for a in order], [mesh.sizes[a] for a in order])
         return [int(n) for n in numbers]
 
     holder = {block: device for device, block in enumerate(blocks(before))}

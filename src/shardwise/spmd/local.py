@@ -1,8 +1,8 @@
-"""An op on one device's blocks: what its local form needs to know, and the table of forms.
+"""An op on one device's blocks, and the table of local forms.
 
 Most primitives have no shape among their parameters, and are bound as they are on smaller arrays. The others have a *local
 form*: a function of the op and the local operands that returns the local results. Forms are registered by primitive, one file
-for each family. Most are asked only where some factor of the op is sharded.
+for each family. Most are used only where some factor of the op is sharded.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from shardwise.capture import jax_internals as internals
@@ -27,7 +25,7 @@ from shardwise.spmd.collectives import block_index, fetch, fill_outside, pieces
 Array = Any
 Form = Callable[["LocalOp", list[Array]], list[Array]]
 
-#: Primitives that have a local form even where they are computed whole.
+#: Primitives whose local form is used even where no factor is sharded.
 _ALWAYS: Final = frozenset({"dynamic_slice", "dynamic_update_slice", "fft", *SCATTERS})
 #: Local forms by primitive.
 FORMS: Final[dict[str, Form]] = {}
@@ -143,18 +141,3 @@ def compute(op: LocalOp, arrays: list[Array]) -> list[Array]:
     """The local results of an op."""
     form = FORMS.get(op.op.kind) if any(op.assigned) or op.op.kind in _ALWAYS else None
     return form(op, arrays) if form is not None else op.bind(arrays)
-
-
-def local_part(op: LocalOp, tensor: int, array: Array) -> Array:
-    """This device's block of a result that was computed whole."""
-    for d, size in enumerate(op.local_shape(tensor)):
-        if size != array.shape[d]:
-            array = jax.lax.dynamic_slice_in_dim(array, op.offset(tensor, d), size, d)
-    return array
-
-
-def spread_out(op: LocalOp, tensor: int, array: Array) -> Array:
-    """An array of the global shape that has this device's block in its place, and zeros around it."""
-    whole = jnp.zeros(op.shapes[tensor], array.dtype)
-    starts = [jnp.asarray(op.offset(tensor, d), jnp.int32) for d in range(array.ndim)]
-    return jax.lax.dynamic_update_slice(whole, array, starts)

@@ -34,7 +34,7 @@ from shardwise.errors import SpmdError
 from shardwise.ir.program import Op, Program, Region
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import PAIRED, ArrayType, Kind, Sharding, is_made_anew, reshard
-from shardwise.spmd import indexing, kernels, random, shapes, windows  # noqa: F401  (they register local forms)
+from shardwise.spmd import indexing, kernels, shapes, windows  # noqa: F401  (they register local forms)
 from shardwise.spmd.collectives import block_index, emit, pieces
 from shardwise.spmd.local import LocalOp, compute
 from shardwise.spmd.walk import Walk

@@ -1,4 +1,5 @@
-"""Local forms of ops that move elements without computing: their parameters hold shapes, or positions matter."""
+"""Local forms of ops whose parameters hold shapes, or for which positions matter: ops that move elements, and random numbers,
+of which a block holds what the global array would hold there."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from shardwise.capture import jax_internals as internals
 from shardwise.spmd.collectives import block_index, in_range, pieces, window
 from shardwise.spmd.local import Array, LocalOp, form
 
@@ -137,3 +139,45 @@ def _times(x: Array, factor: int) -> tuple[Array, Array]:
     middle = a * d + ((b * d) >> half)
     carry = b * c + (middle & mask)
     return a * c + (middle >> half) + (carry >> half), x * np.uint32(factor)
+
+
+@form("random_bits")
+def random_bits(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """Threefry's bits depend on the key and on the position in the flat array, so that devices compute their blocks alone."""
+    (keys,) = arrays
+    settings: Any = jax.config
+    if "fry" not in str(keys.dtype) or not settings.jax_threefry_partitionable:
+        return sliced(op, arrays)
+    words = jax.random.key_data(keys)
+    shape, width = op.params["shape"], op.params["bit_width"]
+    local = op.local_shape(op.out)[keys.ndim :]
+    offsets = [op.offset(op.out, keys.ndim + d) for d in range(len(shape))]
+    high, low = counters(shape, local, offsets)
+    halves = [words[..., k].reshape(*keys.shape, *(1,) * len(local)) for k in (0, 1)]
+    first, second = internals.threefry(*(jnp.broadcast_to(a, (*keys.shape, *local)) for a in (*halves, high, low)))
+    if width == 64:
+        return [(first.astype(jnp.uint64) << np.uint64(32)) | second.astype(jnp.uint64)]
+    return [(first ^ second).astype(jnp.dtype(f"uint{width}"))]
+
+
+@form("random_split", "rng_uniform", "rng_bit_generator")
+def sliced(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """Every device computes the global result and keeps its block."""
+    results = op.bind(arrays)
+    for r, x in enumerate(results):
+        for d, size in enumerate(op.local_shape(op.out + r)):
+            if size != x.shape[d]:
+                x = jax.lax.dynamic_slice_in_dim(x, op.offset(op.out + r, d), size, d)
+        results[r] = x
+    return results
+
+
+@form("random_gamma")
+def random_gamma(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """Each position derives a key from its number in the global array."""
+    keys, alpha = arrays
+    if keys.ndim and any(op.axes(0, d) for d in range(keys.ndim)):
+        return op.bind(arrays)
+    starts = [jnp.asarray(op.offset(1, d), jnp.int32) for d in range(alpha.ndim)]
+    alpha = jax.lax.dynamic_update_slice(jnp.ones(op.shapes[1], alpha.dtype), alpha, starts)
+    return sliced(op, [keys, alpha])

@@ -27,7 +27,7 @@ from shardwise.lowering.halo import Fetch
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import PAIRED, Collective, Kind, Sharding, is_made_anew, reshard
 from shardwise.lowering.structure import reshard_sections
-from shardwise.spmd.collectives import pieces
+from shardwise.spmd.collectives import changed_dims, pieces
 from shardwise.spmd.local import fetches_by_operand
 from shardwise.spmd.walk import Walk
 
@@ -240,7 +240,7 @@ class _Listing(Walk):
         """The function of ``jax.lax`` for one step of a reshard, its arguments after the axes, and a remark."""
         after = step.after
         assert after is not None
-        changed = [d for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)) if old != new]
+        changed = changed_dims(before, after)
         if step.kind is Kind.ALL_REDUCE and reducer in PAIRED:
             best = "pmax" if reducer == "argmax" else "pmin"
             return (best, (), "of the values") if after is before else ("pmin", (), "of their positions")
@@ -363,15 +363,14 @@ class _Listing(Walk):
                 self._store(link, value, name)
 
     def _head(self, op: Op, number: int, region: Region) -> str:
-        trips = f" ×{region.trips if region.trips_known else '?'}"
         if op.kind == "cond":
             return f"cond on {self.stored.get(op.operands[0], '_')}, branch {number}:"
-        return "while, condition:" if region.kind == "while.cond" else f"{op.kind}{trips}:"
+        trips = region.trips if region.trips_known else "?"
+        return "while, condition:" if region.kind == "while.cond" else f"{op.kind} ×{trips}:"
 
     def _link(self, link: Op, value: int, name: str, operands: tuple[str, ...]) -> None:
-        used = (*link.operands, value)
-        type_ = self._link_type(link, value)
-        self._add("op", link, name=name, type=type_, function=link.kind, operands=operands, values=used)
+        parts = {"name": name, "type": self._link_type(link, value), "operands": operands}
+        self._add("op", link, function=link.kind, values=(*link.operands, value), **parts)
 
     def _link_type(self, link: Op, value: int) -> str:
         return self._type(value, self._computed(link, link.results.index(value)))

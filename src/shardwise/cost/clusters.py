@@ -6,13 +6,11 @@ takes no memory. Which values these are hardly depends on the sharding, so it is
 The idea. One walk in program order; each value is decided by its consumers:
 
 - a view (reshape, transpose, a broadcast that does not grow …) is its operand: both have one *base*;
-- what elementwise ops compute for one consumer is computed in its kernel. With several consumers it is computed again in each,
-  if that reads at most one array of its size: a softmax's exponentials come from the scores every time;
-- a product (or a convolution) takes a chain of elementwise ops behind it into its kernel. If the chain ends in several
-  consumers and reads nothing else of its size, these compute it again, and the product's result is stored (``_is_epilogue``);
+- what elementwise ops compute is fused into the only consumer. With several consumers it is computed again in each, if that
+  reads at most one array of its size: a softmax's exponentials come from the scores every time;
+- a product (or a convolution) takes a chain of elementwise ops behind it into its kernel (``_is_epilogue``);
 - gathers, scatters, sorts, loops and outputs read their operands from memory. What is stored for them only is still computed
-  again by elementwise consumers;
-- the operand of a barrier is in memory, and its result is the same array;
+  again by elementwise consumers. The operand of a barrier is in memory, and its result is the same array;
 - a pad at the edges is fused into its consumer if there is only one; a pad between elements is a separate kernel.
 
 Where products are calls of a library (``calls_library``: GPUs) nothing is fused into them, and their results are stored. Other
@@ -22,8 +20,8 @@ The order (``kernel_order``) is the program's, with three changes that XLA's sch
 memory than it frees runs as soon as it can (a parameter's update after its gradient); what is computed from arguments alone
 runs just before its first consumer; of the products that read one array the one with the smaller result comes first.
 
-All rules were found by reading programs that XLA's TPU compiler scheduled (``benchmarks/fidelity``), none in a paper; those for
-GPUs by comparing times and peaks of 19 programs on one H200, without their schedules.
+The rules were found by reading programs that XLA's TPU compiler scheduled (``benchmarks/fidelity``); those for GPUs by
+comparing times and peaks of 19 programs on one H200, without their schedules.
 
 Weak: on TPUs XLA may compute a whole softmax in the kernel of its scores; on GPUs it may add a bias or a residual in a product.
 A mask that is computed beside its consumer counts as an operand of its size, which is so in some programs only.
@@ -103,12 +101,9 @@ class Clusters:
     def is_kernel(self, op: Op) -> bool:
         """Does an op run as a kernel, rather than inside of another?"""
         role = self.roles[op.id]
-        return role is not Role.VIEW and (
-            role is Role.LINK
-            or op.rule is None
-            or not op.results
-            or any(self.stored[v] or self._is_stacked(v) for v in op.results if v >= 0)
-        )
+        if role in (Role.VIEW, Role.LINK) or op.rule is None or not op.results:
+            return role is not Role.VIEW
+        return any(self.stored[v] or self._is_stacked(v) for v in op.results if v >= 0)
 
     def inner_ops(self, op: Op) -> Iterator[Op]:
         """The ops inside a loop or branch, at any depth."""
@@ -270,10 +265,8 @@ class _Ordering:
                 self.readers.setdefault(b, []).append(k)
         self.left = {b: len(readers) for b, readers in self.readers.items()}
         self.lazy: set[int] = set()
-        for k in self.items:
-            if clusters.roles[k] is Role.ELEMENTWISE and all(
-                b not in self.maker or self.maker[b] in self.lazy for b in self.reads[k]
-            ):
+        for k in (k for k in self.items if clusters.roles[k] is Role.ELEMENTWISE):
+            if all(b not in self.maker or self.maker[b] in self.lazy for b in self.reads[k]):
                 self.lazy.add(k)
         self.outputs = set(self.program.regions[region].outputs)
         self.done: dict[int, None] = {}

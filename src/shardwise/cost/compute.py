@@ -1,11 +1,7 @@
 """Compute time of a kernel under a lowered state.
 
-The problem. A step's time without communication is the sum over its kernels. Which ops share one hardly depends on the
-sharding; how large they are on one device does.
-
-The idea. A kernel (``shardwise.cost.kernels``) is one sweep over an array. It takes
-
-``kernel = launch + Σ product + stream(bytes beside the products) + Σ breaks`` (``kernel_s``), where
+A kernel (``shardwise.cost.kernels``) is one sweep over an array. It takes ``launch + Σ product + stream(bytes beside the
+products) + Σ breaks`` (``kernel_s``), where
 
 - a product of ``B`` times ``m × k`` with ``k × n`` has ``2·B·m·n·k`` FLOPs at the sizes to which the device pads it, or
   takes the time to read what its operands are computed from and to write its result, if that is more (``product_s``). Rows
@@ -166,7 +162,6 @@ class _Sizes:
         return _Local(tuple(elements), max(elements, default=0.0), op.flops / candidate.devices, product, dtype)
 
     def elements(self, op: int, number: int) -> float:
-        """Elements of one operand or result that an op touches."""
         return self.local(op).elements[number]
 
     def is_resharded(self, edge: Edge) -> bool:

@@ -23,7 +23,6 @@ import enum
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
 import numpy as np
 
@@ -65,9 +64,6 @@ class Figures:
     overlapped_ps: int = 0
     allocations: tuple[Allocation, ...] = ()
     reshards: tuple[Reshard, ...] = ()
-
-
-_NO_FIGURES: Final = Figures()
 
 
 @dataclass(frozen=True)
@@ -147,8 +143,6 @@ class CostModel:
         if term.kind is TermKind.VALUE:
             return Figures(allocations=tuple(value_allocations(lowered, self.life, term.number, profile)))
         reshards = tuple(self._edge(lowered, term))
-        if not reshards:
-            return _NO_FIGURES
         steps = ((0, 0, 0), *(step for r in reshards for step in self.step_ps(r)))
         compute_ps, comm_ps, overlapped_ps = map(sum, zip(*steps, strict=True))
         allocations = tuple(copy_allocations(lowered, self.life, reshards, profile))

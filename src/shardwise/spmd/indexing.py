@@ -95,10 +95,8 @@ def scatter(op: LocalOp, arrays: list[Array]) -> list[Array]:
     single = math.prod(indices.shape[:-1]) == 1 and op.params["mode"] == GatherScatterMode.FILL_OR_DROP
     if single or op.sharded(Kind.INDEXED):
         dims = tuple(numbers.scatter_dims_to_operand_dims)
-        outside = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-        window = [d for d in range(operand.ndim) if d not in outside]
-        widths = dict(zip(window, (op.shapes[2][u] for u in numbers.update_window_dims), strict=True))
-        indices, _, has = _localized(op, indices, dims, tuple(widths.get(d, 1) for d in dims), op.params["mode"])
+        sizes = _slice_sizes(numbers, operand.ndim, op.shapes[2])
+        indices, _, has = _localized(op, indices, dims, tuple(sizes[d] for d in dims), op.params["mode"])
         changed = {"indices_are_sorted": False, "unique_indices": False, "mode": GatherScatterMode.FILL_OR_DROP}
         if math.prod(indices.shape[:-1]) == 1:
             updates, indices = _kept(op, operand, indices, updates, has)
@@ -112,15 +110,20 @@ def scatter(op: LocalOp, arrays: list[Array]) -> list[Array]:
     return op.bind([operand, indices, updates], **changed)
 
 
+def _slice_sizes(numbers: Any, rank: int, updates: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the slice that one update of a scatter writes."""
+    outside = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    sizes = iter(updates[u] for u in numbers.update_window_dims)
+    return tuple(1 if d in outside else next(sizes) for d in range(rank))
+
+
 def _kept(op: LocalOp, operand: Array, indices: Array, updates: Array, has: Array) -> tuple[Array, Array]:
     """A single update that changes nothing where it is to be dropped, and its index vector, which is in bounds.
 
     XLA makes one update a dynamic slice, and merges that with one around it as if it were in bounds.
     """
     numbers = op.params["dimension_numbers"]
-    outside = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    sizes = iter(updates.shape[u] for u in numbers.update_window_dims)
-    slices = tuple(1 if d in outside else next(sizes) for d in range(operand.ndim))
+    slices = _slice_sizes(numbers, operand.ndim, updates.shape)
     dims = numbers.scatter_dims_to_operand_dims
     indices = jnp.clip(indices, 0, np.array([operand.shape[d] - slices[d] for d in dims], indices.dtype))
     if op.op.kind in _NEUTRAL:

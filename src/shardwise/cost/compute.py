@@ -51,7 +51,7 @@ def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile) -> float:
     reads = [max([sizes.elements(t.op, t.number) * t.itemsize for t in places]) for places in kernel.reads]
     streamed = sum(reads) + sum([sizes.elements(t.op, t.number) * t.itemsize for t in kernel.writes])
     others = [sizes.local(o) for o in kernel.others]
-    elements = 0.0 if kernel.products else max([own.largest for own in others], default=0.0)
+    elements = 0.0 if kernel.products else max([x.largest for x in others], default=0.0)
     seconds = profile.launch_s
     if kernel.products:
         operands = sum(nbytes for nbytes, feeds in zip(reads, kernel.feeds, strict=True) if feeds)
@@ -59,11 +59,9 @@ def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile) -> float:
         for number in kernel.products:
             seconds += sizes.product_s(number, operands / len(kernel.products))
         streamed = max(0.0, streamed - operands - results)
-    vector = sum([own.flops for own in others if not own.dtype])
-    own_s = sum(
-        [own.flops / (profile.matrix_rate(own.dtype) * profile.matrix_efficiency) for own in others if own.dtype]
-    )
-    seconds += max(stream_s(streamed, elements, vector, profile), own_s)
+    vector = sum([x.flops for x in others if not x.dtype])
+    matrix_s = sum([x.flops / (profile.matrix_rate(x.dtype) * profile.matrix_efficiency) for x in others if x.dtype])
+    seconds += max(stream_s(streamed, elements, vector, profile), matrix_s)
     for edge in {e.value: e for e in kernel.inner if sizes.is_resharded(e)}.values():
         seconds += sizes.break_s(edge, kernel.products) + profile.launch_s
     return _whole_ps(seconds)
@@ -188,11 +186,10 @@ class _Sizes:
         return self._bytes(edge.user, edge.operand) / self.profile.turned_bytes_per_s
 
     def break_s(self, edge: Edge, products: tuple[int, ...]) -> float:
-        """The time that a collective inside a kernel adds: the value is written and read, and the rest is another kernel.
-
-        What is stored was written anyway, and a product has read its operands.
-        """
-        written = 0.0 if edge.stored else self.elements(edge.maker, self._first_result(edge.maker) + edge.result)
+        """The time that a collective inside a kernel adds: the value is written, if it is not stored anyway, and read, if not
+        by a product, which has read its operands."""
+        result = len(self.program.ops[edge.maker].operands) + edge.result
+        written = 0.0 if edge.stored else self.elements(edge.maker, result)
         read = 0.0 if edge.user in products else self.elements(edge.user, edge.operand)
         swept = min((n for n in (written, read) if n), default=0.0)
         return stream_s((written + read) * self.program.values[edge.value].itemsize, swept, 0.0, self.profile)
@@ -204,16 +201,13 @@ class _Sizes:
         assert product is not None
         return product_s(product, max(read, operands) + self.result_bytes(op), self.profile, operands)
 
-    def _first_result(self, op: int) -> int:
-        return len(self.program.ops[op].operands)
-
     def _bytes(self, op: int, number: int) -> float:
         node = self.program.ops[op]
         value = (*node.operands, *node.results)[number]
         return self.elements(op, number) * (self.program.values[value].itemsize if value >= 0 else 1)
 
     def result_bytes(self, op: int) -> float:
-        return self._bytes(op, self._first_result(op))
+        return self._bytes(op, len(self.program.ops[op].operands))
 
     def _product(self, op: Op, candidate: Candidate) -> Product:
         """The roles of a product's factors: in both operands and the result (batch), in the result with the second operand

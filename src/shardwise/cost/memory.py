@@ -401,8 +401,8 @@ def copy_allocations(
                 first = last = min(points)
                 if beside:
                     first, last = life.beside_span(life.program.definitions[r.value][0])
-                made, gone = life.live.get(r.value, (first, first - 1))  # in between it is there anyway
-                for start, end in ((first, made - 1), (max(first, gone + 1), last)):
+                born, dead = life.live.get(r.value, (first, first - 1))  # in between it is there anyway
+                for start, end in ((first, born - 1), (max(first, dead + 1), last)):
                     if start <= end:
                         allocations.append(Allocation("unreduced", r.value, source, start, end))
     return allocations

@@ -199,36 +199,27 @@ def _least_s(model: CostModel) -> float:
 
 
 def _rows(model: CostModel, term: Term, figures: Figures) -> Iterable[Row]:
-    program, life = model.structure.program, model.life
+    program, life, names = model.structure.program, model.life, model.cost.placement.mesh.names
 
-    def row(kind: str, op: Op, region: int, time_ps: int, point: int, **others: Any) -> Row:
-        where = f"{program.regions[region].kind} {region}" if region else "program"
-        runs, name = float(program.runs[region]), others.pop("name", op.kind)
-        return Row(kind, name, str(program.source_of(op)), where, runs, time_ps * 1e-12, point=point, **others)
+    def place(op: Op, region: int) -> tuple[str, str, float]:
+        name = f"{program.regions[region].kind} {region}" if region else "program"
+        return str(program.source_of(op)), name, float(program.runs[region])
 
     if term.kind is TermKind.KERNEL:
         kernel = model.kernels[term.number]
         main = program.ops[(kernel.products or kernel.roots or kernel.ops)[0]]
         point = max(life.point.get(k, 0) for k in (main.id, *kernel.roots))
-        yield row("compute", main, kernel.region, figures.compute_ps, point)
+        yield Row("compute", main.kind, *place(main, kernel.region), figures.compute_ps * 1e-12, point=point)
     for move in figures.reshards:
-        op, runs = program.ops[move.op], float(program.runs[move.region])
-        point = max(life.runs[op.id], default=0)
+        op = program.ops[move.op]
+        where, point = place(op, move.region), max(life.runs[op.id], default=0)
         for step, (copy_ps, comm_ps, overlapped_ps) in zip(move.steps, model.step_ps(move), strict=True):
             if copy_ps:
-                yield row("compute", op, move.region, copy_ps, point, name="copy")
+                yield Row("compute", "copy", *where, copy_ps * 1e-12, point=point)
             if step.kind is not Kind.SLICE:
-                yield row(
-                    step.kind.value,
-                    op,
-                    move.region,
-                    comm_ps,
-                    point,
-                    overlapped_s=overlapped_ps * 1e-12,
-                    nbytes=runs * step.nbytes * step.count,
-                    axes=tuple(model.cost.placement.mesh.names[a] for a in step.axes),
-                    count=step.count,
-                )
+                axes, nbytes = tuple(names[a] for a in step.axes), where[-1] * step.nbytes * step.count
+                times = comm_ps * 1e-12, overlapped_ps * 1e-12
+                yield Row(step.kind.value, op.kind, *where, *times, nbytes, point, axes, step.count)
 
 
 def _collectives(rows: Iterable[Row]) -> Iterable[Moved]:

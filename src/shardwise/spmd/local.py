@@ -73,8 +73,8 @@ class LocalOp:
 
     def axes(self, tensor: int, dim: int) -> Axes:
         """The axes over which a dimension is sharded while the op computes."""
-        own = self.rule.tensors[tensor][dim]
-        return self.assigned[own[0]] if own else ()
+        factors = self.rule.tensors[tensor][dim]
+        return self.assigned[factors[0]] if factors else ()
 
     def local_shape(self, tensor: int) -> tuple[int, ...]:
         """The shape of this device's block."""

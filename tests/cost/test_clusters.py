@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 
 import shardwise
-from shardwise.cost.clusters import Clusters, Role, cluster, kernel_order
+from shardwise.cost.clusters import Clusters, Role, kernel_order
 from tests.dims import programs as p
 
 
 def clusters(fn: Callable[..., Any], *args: Any, library: bool = False) -> Clusters:
-    return cluster(shardwise.analyze(fn, *args).program, library)
+    return Clusters(shardwise.analyze(fn, *args).program, library)
 
 
 def stored(c: Clusters) -> list[str]:
@@ -154,8 +154,7 @@ def wide_logits(c: Clusters) -> list[str]:
 
 
 def order(c: Clusters) -> list[str]:
-    home = [0] * len(c.program.values)
-    return [c.program.ops[k].kind for k in kernel_order(c, 0, home, frozenset())]
+    return [c.program.ops[k].kind for k in kernel_order(c, 0, frozenset())]
 
 
 def test_what_frees_memory_runs_as_soon_as_it_can() -> None:

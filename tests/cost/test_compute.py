@@ -15,7 +15,7 @@ from jax import lax
 import shardwise
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
-from shardwise.cost.clusters import cluster
+from shardwise.cost.clusters import Clusters
 from shardwise.cost.compute import Product, kernel_s, product_s, stream_s
 from shardwise.cost.kernels import Kernel, kernels
 from shardwise.dims.analysis import analyze_program
@@ -50,7 +50,7 @@ def predicted(
     mesh = MeshAxes.of({"a": axis})
     colors = [analysis.color_of(path, dim) for path, dim in shard]
     state = State(mesh, tuple(Shard((c.id,), "a") for c in colors if c is not None))
-    return lower_state(analysis, state, HardwareCost.of(mesh)), kernels(cluster(analysis.program))
+    return lower_state(analysis, state, HardwareCost.of(mesh)), kernels(Clusters(analysis.program))
 
 
 def seconds(made: tuple[Lowered, tuple[Kernel, ...]], profile: Profile) -> list[float]:
@@ -205,7 +205,7 @@ def test_a_gathered_result_is_copied_over_a_donated_argument() -> None:
     state = State(mesh, (Shard((color.id,), "a"), Keep(tuple(whole), "a")))
     lowered = lower_state(analysis, state, HardwareCost.of(mesh))
     assert [kind.value for kind, *_ in collectives(lowered)] == ["all-gather"]
-    found = [kernel_s(lowered, w, UNIT) for w in kernels(cluster(analysis.program)) if w.returned]
+    found = [kernel_s(lowered, w, UNIT) for w in kernels(Clusters(analysis.program)) if w.returned]
     assert found == [2 * 2 * 1024 * 1024 * 4.0, 0.0]  # the argument and the result, each read and written
 
 
@@ -218,7 +218,7 @@ def test_a_stack_beside_the_donated_one_is_copied_over_it() -> None:
         analysis = analyze_program(lower(trace(fn, args, {}, JitOptions(donate_argnums=donate))))
         mesh = MeshAxes.of({"a": 1})
         lowered, runs = lower_state(analysis, State(mesh, ()), HardwareCost.of(mesh)), analysis.program.runs
-        return float(sum(runs[w.region] * kernel_s(lowered, w, UNIT) for w in kernels(cluster(analysis.program))))
+        return float(sum(runs[w.region] * kernel_s(lowered, w, UNIT) for w in kernels(Clusters(analysis.program))))
 
     assert seconds_of((0,)) == seconds_of(()) + 2 * 4 * 64 * 128 * 4.0
 
@@ -228,7 +228,7 @@ def test_products_of_a_library_are_passes_of_their_own() -> None:
         return jnp.tanh(x @ w) + y
 
     analysis = shardwise.analyze(fn, p.shape(64, 128), p.shape(128, 256), p.shape(64, 256))
-    inside, apart = (kernels(cluster(analysis.program, library)) for library in (False, True))
+    inside, apart = (kernels(Clusters(analysis.program, library)) for library in (False, True))
     assert [len(w.products) for w in inside] == [1]
     assert [(len(w.ops), len(w.products)) for w in apart] == [(1, 1), (2, 0)]
 
@@ -251,7 +251,7 @@ def test_on_gpus_a_stack_is_filled_with_zeros_first() -> None:
     mesh = MeshAxes.of({"a": 1})
     lowered = lower_state(analysis, State(mesh, ()), HardwareCost.of(mesh))
     tiled, flat = (
-        sum(kernel_s(lowered, w, UNIT) for w in kernels(cluster(analysis.program, library)))
+        sum(kernel_s(lowered, w, UNIT) for w in kernels(Clusters(analysis.program, library)))
         for library in (False, True)
     )
     assert flat == tiled + 64 * 128 * 4.0

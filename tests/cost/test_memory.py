@@ -20,7 +20,6 @@ from shardwise.cost.memory import (
     Allocation,
     Lifetimes,
     copy_allocations,
-    lifetimes,
     padded_elements,
     value_allocations,
 )
@@ -54,7 +53,7 @@ def made(
     mesh = MeshAxes.of({"a": axis})
     colors = [analysis.color_of(path, dim) for path, dim in shard]
     state = State(mesh, tuple(Shard((c.id,), "a") for c in colors if c is not None))
-    return lower_state(analysis, state, HardwareCost.of(mesh)), lifetimes(analysis.program, library)
+    return lower_state(analysis, state, HardwareCost.of(mesh)), Lifetimes(analysis.program, library)
 
 
 def allocations(lowered: Lowered, life: Lifetimes, profile: Profile) -> list[Allocation]:
@@ -280,5 +279,5 @@ def test_kernels_that_share_what_they_make_are_found_in_linear_time() -> None:
         return x
 
     traced = trace(fn, (jax.ShapeDtypeStruct((8, 128), "float32"),), {}, JitOptions())
-    life = lifetimes(lower(traced))
+    life = Lifetimes(lower(traced))
     assert all(len(points) <= 2 for points in life.runs)

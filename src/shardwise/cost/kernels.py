@@ -3,14 +3,11 @@
 A kernel is made of the clusters of ``shardwise.cost.clusters``, joined where they sweep over the same array and nothing has to
 be complete between them, as XLA joins them into kernels with several results. ``shardwise.cost.compute`` gives its time under a
 lowered state.
-
-A product writes its result in the order in which it is read. Where the result is a sum over devices that cannot be: every
-kernel that reads it transposed (a weight's gradient in the optimizer) takes its elements from far apart (``_transposed``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,14 +16,16 @@ from shardwise.ir.program import Op, Program, Unit, Value
 from shardwise.ir.traits import BORDERS, LOOP_SLICES, READ_PARTS, WRITE_PARTS
 
 #: Roles of ops that can share a kernel.
-_PLAIN: Final = (Role.VIEW, Role.CHEAP, Role.DEAR, Role.REDUCTION, Role.PRODUCT)
+_PLAIN: Final = (Role.VIEW, Role.ELEMENTWISE, Role.REDUCTION, Role.PRODUCT)
 #: Kinds that do nothing at run time.
 _FREE: Final = BORDERS | {"literal"}
+#: Views through which a transposed read is followed to its product.
+_FOLLOWED: Final = ("transpose", "reshape", "convert_element_type")
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One operand or result of an op, numbered operands first; ``itemsize`` as it lies in memory."""
+    """One operand or result of an op, numbered operands first; ``itemsize`` as it is in memory."""
 
     op: int
     number: int
@@ -35,7 +34,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A value that one op of a kernel hands to another, and whether it is ``stored`` all the same."""
+    """A value that one op passes to another, and whether it is ``stored``."""
 
     value: int
     maker: int
@@ -49,21 +48,21 @@ class Edge:
 class Kernel:
     """Ops that run as one kernel: what they compute, read and write. The time depends on how ``ops`` compute, nothing else.
 
-    ``roots`` are the ops whose results it writes. Each of ``reads`` is one stored value: the places at which it is read.
-
-    ``feeds`` says of each of them whether a product's operands are made of it. ``returned`` is where a result takes the
-    place of a donated argument, ``transposed`` where it reads a product's result transposed.
+    ``roots`` are the ops whose results it writes. Each of ``reads`` is one stored value: the places at which it is read;
+    ``feeds`` says of each of them whether a product's operands are computed from it. ``inner`` are the edges between its ops.
+    ``returned`` is the edge on which a result takes the place of a donated argument, ``transposed`` the one on which a
+    product's result is read transposed; a kernel with one of them is nothing else.
     """
 
-    roots: tuple[int, ...]
-    ops: tuple[int, ...]
     region: int
-    products: tuple[int, ...]
-    others: tuple[int, ...]
-    reads: tuple[tuple[Tensor, ...], ...]
-    feeds: tuple[bool, ...]
-    writes: tuple[Tensor, ...]
-    inner: tuple[Edge, ...]
+    ops: tuple[int, ...]
+    roots: tuple[int, ...] = ()
+    products: tuple[int, ...] = ()
+    others: tuple[int, ...] = ()
+    reads: tuple[tuple[Tensor, ...], ...] = ()
+    feeds: tuple[bool, ...] = ()
+    writes: tuple[Tensor, ...] = ()
+    inner: tuple[Edge, ...] = ()
     returned: Edge | None = None
     transposed: Edge | None = None
 
@@ -86,80 +85,70 @@ class _Cluster:
     group: int = -1
 
 
-def kernels(clusters: Clusters, turning: bool = False) -> tuple[Kernel, ...]:
-    """The kernels of a program, in its order; ``turning`` adds those that read a product's result transposed.
+def kernels(clusters: Clusters, transposed: bool = False) -> tuple[Kernel, ...]:
+    """The kernels of a program, in its order; ``transposed`` adds those that read a product's result transposed.
 
     Clusters that sweep over the same array are joined where one reads what another writes or both read the
     same, unless something must be complete between them (a reduction, a product's operand): then they are two kernels.
     """
-    body = {link: op.regions[0] for op in clusters.program.ops if op.regions for link in op.links}
-    kernels = [
-        kernel
-        for op in clusters.program.schedule
-        if _begins(clusters, op)
-        for kernel in (_cluster(clusters, op, body.get(op.id, op.region)),)
-    ]
-    writer = {v: n for n, kernel in enumerate(kernels) for v in kernel.op.results if v >= 0 and clusters.stored[v]}
+    program = clusters.program
+    body = {link: op.regions[0] for op in program.ops if op.regions for link in op.links}
+    parts = [_cluster(clusters, op, body.get(op.id, op.region)) for op in program.schedule if _begins(clusters, op)]
+    writer = {v: n for n, part in enumerate(parts) for v in part.op.results if v >= 0 and clusters.stored[v]}
     loops = _loops(clusters)
     groups: list[list[int]] = []
     readers: dict[tuple[int, int, int], int] = {}
 
     def join(n: int, other: int) -> None:
-        first, second = sorted((kernels[n].group, kernels[other].group))
-        if first == second or sum(bool(kernels[m].products) for g in (first, second) for m in groups[g]) > 1:
+        first, second = sorted((parts[n].group, parts[other].group))
+        if first == second or sum(bool(parts[m].products) for g in (first, second) for m in groups[g]) > 1:
             return
         groups[first] += groups[second]
         for m in groups[second]:
-            kernels[m].group = first
+            parts[m].group = first
         groups[second] = []
 
-    size = [v.elements for v in clusters.program.values]
-    for n, kernel in enumerate(kernels):
-        kernel.group = n
+    for n, part in enumerate(parts):
+        part.group = n
         groups.append([n])
-        joins = []
-        for base in dict.fromkeys((*kernel.reads, *clusters.reads[kernel.op.id])):
-            m = writer.get(base, -1)
-            if base in loops and loops[base][0] == kernel.region:
-                before = (kernels[k].depth for b in loops[base][1] if (k := writer.get(b, n)) < n)
-                kernel.depth = max(kernel.depth, 2 + max(before, default=0))
-            if m < 0 or m >= n or kernels[m].region != kernel.region:
+        sweeps, joins = part.plain and not part.products, []
+        for base in dict.fromkeys((*part.reads, *clusters.reads[part.op.id])):
+            if base in loops and loops[base][0] == part.region:
+                before = (parts[k].depth for b in loops[base][1] if (k := writer.get(b, n)) < n)
+                part.depth = max(part.depth, 2 + max(before, default=0))
+            m = writer.get(base, n)
+            if m >= n or parts[m].region != part.region:
                 continue
-            aligned = kernel.plain and not kernel.products and size[base] == kernel.elements == kernels[m].elements
-            aligned = aligned and kernels[m].plain
-            kernel.depth = max(kernel.depth, kernels[m].depth + (not aligned))
+            same = program.values[base].elements == part.elements == parts[m].elements
+            aligned = sweeps and same and parts[m].plain
+            part.depth = max(part.depth, parts[m].depth + (not aligned))
             joins += [m] * aligned
         for m in joins:
-            if kernels[m].depth == kernel.depth:
+            if parts[m].depth == part.depth:
                 join(n, m)
-        if kernel.plain and not kernel.products:
-            for base in kernel.reads:
-                if size[base] == kernel.elements:
-                    join(n, readers.setdefault((base, kernel.region, kernel.depth), n))
+        for base in part.reads if sweeps else ():
+            if program.values[base].elements == part.elements:
+                join(n, readers.setdefault((base, part.region, part.depth), n))
     seen: set[int] = set()
-    joined = [_joined(clusters, [kernels[n] for n in sorted(group)], seen) for group in groups if group]
-    return (*joined, *_returned(clusters), *(_transposed(clusters, kernels) if turning else ()))
+    joined = [_joined(clusters, [parts[n] for n in sorted(group)], seen) for group in groups if group]
+    reads = (kernel for part in parts for kernel in _transposed(clusters, part)) if transposed else ()
+    return (*joined, *_returned(clusters), *reads)
 
 
-def _loops(clusters: Clusters) -> dict[int, tuple[int, frozenset[int]]]:
+def _loops(clusters: Clusters) -> dict[int, tuple[int, set[int]]]:
     """For each result of a loop: the region in which the loop stands, and the stored bases from outside that it reads."""
-    program, found = clusters.program, dict[int, tuple[int, frozenset[int]]]()
+    program, loops = clusters.program, dict[int, tuple[int, set[int]]]()
     for op in program.ops:
-        if not op.regions or clusters.roles[op.id] is Role.VIEW:
-            continue
-        read, todo = {clusters.base[v] for k in op.links for v in program.ops[k].operands if v >= 0}, [*op.regions]
-        while todo:
-            for inner in (program.ops[k] for k in program.regions[todo.pop()].ops):
-                todo += inner.regions
-                read.update(clusters.reads[inner.id])
-        left = op.region, frozenset(read)
-        found |= {v: left for v in op.results if v >= 0}
-    return found
+        if op.regions and clusters.roles[op.id] is not Role.VIEW:
+            reads = {clusters.base[v] for k in op.links for v in program.ops[k].operands if v >= 0}
+            reads.update(b for inner in clusters.inner_ops(op) for b in clusters.reads[inner.id])
+            loops |= {v: (op.region, reads) for v in op.results if v >= 0}
+    return loops
 
 
 def _returned(clusters: Clusters) -> Iterator[Kernel]:
-    """Results that can take the place of donated arguments: a kernel each, which is free unless a collective makes the result;
-    and copies of those that cannot: stacks that a loop writes while it reads the argument."""
+    """Results that can take the place of donated arguments: a kernel each, which is free unless a collective computes the
+    result; and copies of those that cannot: stacks that a loop writes while it reads the argument."""
     program = clusters.program
     donated = {(v.shape, v.dtype) for a in program.arguments if a.donated for v in (program.values[a.value],)}
     for op in program.ops:
@@ -168,46 +157,34 @@ def _returned(clusters: Clusters) -> Iterator[Kernel]:
             if (value.shape, value.dtype) in donated:
                 maker, result = program.definitions[value.id]
                 edge = Edge(value.id, maker, result, op.id, 0, True)
-                yield Kernel((), (maker, op.id), op.region, (), (), (), (), (), (), edge)
+                yield Kernel(op.region, (maker, op.id), returned=edge)
                 if _restacked(clusters, value):
-                    read, written = (Tensor(op.id, n, value.itemsize) for n in (0, 1))
-                    yield Kernel((), (op.id,), op.region, (), (op.id,), ((read,),), (False,), (written,), ())
+                    read, write = (Tensor(op.id, n, value.itemsize) for n in (0, 1))
+                    ops = (op.id,)
+                    yield Kernel(op.region, ops, others=ops, reads=((read,),), feeds=(False,), writes=(write,))
 
 
-def _transposed(clusters: Clusters, kernels: Iterable[_Cluster]) -> Iterator[Kernel]:
+def _transposed(clusters: Clusters, part: _Cluster) -> Iterator[Kernel]:
     """The transposed reads of products' results: a kernel each, which is free unless the result is a sum over devices."""
-    for kernel in kernels:
-        found = {
-            edge.value: edge for o in kernel.members for edge in _transposed_edges(clusters, clusters.program.ops[o])
-        }
-        for edge in found.values():
-            ops = (edge.maker, edge.user)
-            yield Kernel((), ops, kernel.region, (), (), (), (), (), (), None, edge)
-
-
-def _transposed_edges(clusters: Clusters, user: Op) -> Iterator[Edge]:
-    program = clusters.program
-    if clusters.roles[user.id] is Role.VIEW:
-        return
-    for k, v in enumerate(user.operands):
-        turns = False
-        while v >= 0:
-            number, result = program.definitions[v]
-            maker = program.ops[number]
-            if maker.unit is Unit.MATRIX and turns:
-                yield Edge(v, number, result, user.id, k, False)
-            if clusters.roles[number] is not Role.VIEW or maker.kind not in (
-                "transpose",
-                "reshape",
-                "convert_element_type",
-            ):
-                break
-            turns = turns != _turns(maker)
-            v = maker.operands[0]
+    program, edges = clusters.program, dict[int, Edge]()
+    for user in (program.ops[o] for o in part.members if clusters.roles[o] is not Role.VIEW):
+        for k, v in enumerate(user.operands):
+            turns = False
+            while v >= 0:
+                number, result = program.definitions[v]
+                maker = program.ops[number]
+                if maker.unit is Unit.MATRIX and turns:
+                    edges[v] = Edge(v, number, result, user.id, k, False)
+                if clusters.roles[number] is not Role.VIEW or maker.kind not in _FOLLOWED:
+                    break
+                turns = turns != _turns(maker)
+                v = maker.operands[0]
+    for edge in edges.values():
+        yield Kernel(part.region, (edge.maker, edge.user), transposed=edge)
 
 
 def _turns(op: Op) -> bool:
-    """Are elements that lie side by side far apart after a transposition?"""
+    """Are neighboring elements far apart after a transposition?"""
     rule = op.rule
     if op.kind != "transpose" or rule is None:
         return False
@@ -218,72 +195,65 @@ def _turns(op: Op) -> bool:
 def _restacked(clusters: Clusters, value: Value) -> bool:
     """Is a value a stack that a loop writes while it takes slices of a donated argument of this shape?"""
     program = clusters.program
-    base = clusters.base[value.id]
-    maker = program.definitions[base][0]
+    maker = program.definitions[clusters.base[value.id]][0]
     if program.ops[maker].kind != "scan.output":
         return False
-    loop = next(op for op in program.ops if maker in op.links)
-    read = [program.ops[k].operands[0] for k in loop.links if program.ops[k].kind == "scan.input"]
-    given = {a.value for a in program.arguments if a.donated}
-    like = (program.values[b] for v in read if v >= 0 and (b := clusters.base[v]) in given)
-    return any((v.shape, v.dtype) == (value.shape, value.dtype) for v in like)
+    links = (program.ops[k] for k in program.ops[clusters.owner[maker]].links)
+    reads = {clusters.base[op.operands[0]] for op in links if op.kind == "scan.input" and op.operands[0] >= 0}
+    donated = (program.values[a.value] for a in program.arguments if a.donated and a.value in reads)
+    return any((v.shape, v.dtype) == (value.shape, value.dtype) for v in donated)
 
 
-def _joined(clusters: Clusters, kernels: list[_Cluster], seen: set[int]) -> Kernel:
-    """One kernel of some clusters. A value that several kernels compute, each for itself, is ``seen`` in the first: if it needs
-    a collective it is computed once after all."""
+def _joined(clusters: Clusters, parts: list[_Cluster], seen: set[int]) -> Kernel:
+    """One kernel of some clusters. A value that several kernels compute is ``seen`` in the first: if it needs a collective it
+    is computed once after all."""
     program = clusters.program
-    writes = {base: t for kernel in kernels for base, t in kernel.writes.items()}
+    writes = {base: t for part in parts for base, t in part.writes.items()}
     reads: dict[int, list[Tensor]] = {}
-    for kernel in kernels:
-        for base, places in kernel.reads.items():
+    for part in parts:
+        for base, places in part.reads.items():
             if base not in writes:
                 reads.setdefault(base, []).extend(places)
-    products = sorted({o for kernel in kernels for o in kernel.products})
-    members = {o for kernel in kernels for o in kernel.members}
+    products = sorted({o for part in parts for o in part.products})
+    members = {o for part in parts for o in part.members}
     inner = [
-        Edge(v, maker, result, o, k, clusters.stored[clusters.base[v]])
+        Edge(v, *program.definitions[v], o, k, clusters.stored[clusters.base[v]])
         for o in sorted(members)
         for k, v in enumerate(program.ops[o].operands)
-        if v >= 0 and (maker := program.definitions[v][0]) in members
-        for result in (program.definitions[v][1],)
+        if v >= 0 and program.definitions[v][0] in members
     ]
-    first = [e for e in inner if e.value not in seen]
+    first = tuple(e for e in inner if e.value not in seen)
     seen.update(e.value for e in inner)
-
-    def fills(t: Tensor) -> bool:
-        """Is a stack filled with zeros before the loop that writes it?"""
-        return clusters.by_library and program.ops[t.op].kind == "scan.output"
-
     feeding = set(products)
     for edge in sorted(inner, key=lambda e: -e.user):
         if edge.user in feeding:
             feeding.add(edge.maker)
+    # A library fills a stack with zeros before the loop that writes it.
+    twice = {base for base, t in writes.items() if clusters.by_library and program.ops[t.op].kind == "scan.output"}
     return Kernel(
-        tuple(kernel.op.id for kernel in kernels),
+        parts[0].region,
         tuple(sorted(members)),
-        kernels[0].region,
-        tuple(products),
-        tuple(o for o in sorted(members) if o not in products and clusters.roles[o] is not Role.VIEW),
-        tuple(tuple(reads[base]) for base in sorted(reads)),
-        tuple(any(t.op in feeding for t in reads[base]) for base in sorted(reads)),
-        tuple(t for base in sorted(writes) for t in [writes[base]] * (1 + fills(writes[base]))),
-        tuple(first),
+        roots=tuple(part.op.id for part in parts),
+        products=tuple(products),
+        others=tuple(o for o in sorted(members) if o not in products and clusters.roles[o] is not Role.VIEW),
+        reads=tuple(tuple(reads[base]) for base in sorted(reads)),
+        feeds=tuple(any(t.op in feeding for t in reads[base]) for base in sorted(reads)),
+        writes=tuple(t for base in sorted(writes) for t in [writes[base]] * (1 + (base in twice))),
+        inner=first,
     )
 
 
 def _begins(clusters: Clusters, op: Op) -> bool:
     """Does an op begin a cluster: does it store a result?"""
-    if op.rule is None or op.kind in _FREE or (clusters.roles[op.id] is Role.LINK and op.kind not in LOOP_SLICES):
-        return False
-    if clusters.roles[op.id] is Role.VIEW:
+    role = clusters.roles[op.id]
+    if op.rule is None or op.kind in _FREE or role is Role.VIEW or (role is Role.LINK and op.kind not in LOOP_SLICES):
         return False
     return op.kind == "scan.output" or any(v >= 0 and clusters.base[v] == v and clusters.stored[v] for v in op.results)
 
 
 def _cluster(clusters: Clusters, op: Op, region: int) -> _Cluster:
     """The cluster of an op: walks from the op to the stored values that it reads."""
-    program, made_by = clusters.program, clusters.program.definitions
+    program = clusters.program
     members: dict[int, Op] = {}
     reads: dict[int, list[Tensor]] = {}
     todo = [op]
@@ -295,44 +265,30 @@ def _cluster(clusters: Clusters, op: Op, region: int) -> _Cluster:
         for k, v in enumerate(inner.operands):
             if v < 0 or (k == 0 and WRITE_PARTS.get(inner.kind, 0)):
                 continue  # what is written into is not read
-            base, maker = clusters.base[v], program.ops[made_by[v][0]]
+            base, maker = clusters.base[v], program.ops[program.definitions[v][0]]
             if base in clusters.reads[inner.id] and clusters.stored[base]:
                 if clusters.roles[inner.id] is not Role.UPDATE:
                     reads.setdefault(base, []).append(Tensor(inner.id, k, program.values[base].itemsize))
             elif maker.rule is not None and (clusters.roles[maker.id] is not Role.LINK or maker.kind in LOOP_SLICES):
                 todo.append(maker)
-    first = len(op.operands)
-    written = [(r, v) for r, v in enumerate(op.results) if v >= 0 and clusters.stored[v]]
-    if clusters.roles[op.id] is Role.UPDATE:
-        written = []  # a scatter into the other addend
+    updates = clusters.roles[op.id] is Role.UPDATE  # a scatter into the other addend, which writes no array
+    results = [] if updates else [(r, v) for r, v in enumerate(op.results) if v >= 0 and clusters.stored[v]]
     products = sorted(o for o, inner in members.items() if inner.unit is Unit.MATRIX)
-    at = program.ops[products[-1]] if products else op
-    sizes = [program.values[v].elements for v in at.results if v >= 0]
-    if not products:
-        sizes = [_whole(program, o, k) for o, inner in members.items() for k in range(len(op_values(inner)))]
+    if products:
+        sizes = [program.values[v].elements for v in program.ops[products[-1]].results if v >= 0]
+    else:
+        sizes = [size for inner in members.values() for size in touched_elements(program, inner)]
+    separate = clusters.by_library and (products or op.kind == "scan.output")
     return _Cluster(
         op,
         region,
-        sorted(members),
-        products,
-        reads,
-        {v: Tensor(op.id, first + r, program.values[v].itemsize) for r, v in written},
-        max(sizes, default=0),
-        not (clusters.by_library and (products or op.kind == "scan.output"))
-        and all(clusters.roles[o] in _PLAIN or members[o].kind == "scan.output" for o in members),
+        members=sorted(members),
+        products=products,
+        reads=reads,
+        writes={v: Tensor(op.id, len(op.operands) + r, program.values[v].itemsize) for r, v in results},
+        elements=max(sizes, default=0),
+        plain=not separate and all(clusters.roles[o] in _PLAIN or members[o].kind == "scan.output" for o in members),
     )
-
-
-def op_values(op: Op) -> tuple[int, ...]:
-    return (*op.operands, *op.results)
-
-
-def _whole(program: Program, op: int, number: int) -> int:
-    """Elements of an operand or result that an op touches, of the whole program."""
-    node = program.ops[op]
-    number = touched(node, number)
-    value = op_values(node)[number]
-    return program.values[value].elements if value >= 0 else 1
 
 
 def touched(op: Op, number: int) -> int:
@@ -343,3 +299,10 @@ def touched(op: Op, number: int) -> int:
     if part is not None and (number >= len(op.operands) or (part and number == 0)):
         return part
     return number
+
+
+def touched_elements(program: Program, op: Op) -> list[int]:
+    """The elements that an op touches of each operand and result, on all devices."""
+    values = (*op.operands, *op.results)
+    places = [values[touched(op, n)] for n in range(len(values))]
+    return [program.values[v].elements if v >= 0 else 1 for v in places]

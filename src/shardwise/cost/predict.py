@@ -1,17 +1,18 @@
-"""What a plan is predicted to take: time with its bounds, peak memory with what is alive there, and each figure taken apart."""
+"""The prediction for a plan: step time with its bounds, peak memory with what is alive there, and the breakdown of both."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
+from shardwise.cost.compute import widest_dtype
 from shardwise.cost.memory import BLOCK, Allocation
-from shardwise.cost.model import Cost, CostModel, Figures, Term, TermKind, memory_curve
+from shardwise.cost.model import CostModel, Figures, Term, TermKind, total
 from shardwise.errors import PlanError
-from shardwise.ir.program import HEAVY
+from shardwise.ir.program import HEAVY, Op
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.sharding import Kind
 
@@ -31,7 +32,8 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """All collectives of a kind over the same axes: how many stand in the program, bytes of one device and seconds a step."""
+    """All collectives of a kind over the same axes: their number in the program, and what one device moves in a step: bytes and
+    seconds."""
 
     kind: str
     axes: tuple[str, ...]
@@ -42,7 +44,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A kernel or a collective: what it is, where it is from, and seconds in the whole step, those that hide included."""
+    """A kernel or a collective: what it is, where it is from, and seconds in the whole step, overlapped ones included."""
 
     kind: str  # "compute", or the kind of collective
     op: str
@@ -50,9 +52,9 @@ class Row:
     region: str
     runs: float
     time_s: float
-    hidden_s: float
-    nbytes: float
-    point: int
+    overlapped_s: float = 0.0
+    nbytes: float = 0.0
+    point: int = 0
     axes: tuple[str, ...] = ()
     count: int = 1
 
@@ -61,9 +63,9 @@ class Row:
 class Predicted:
     """The prediction for a plan on hardware.
 
-    ``time_s`` lies between ``overlapped_s`` (all communication hides behind compute, as far as there is any) and ``serial_s``
-    (none does). ``utilization`` is the share of the devices' peak rate that the program's arithmetic takes. ``rows`` and
-    ``curve`` (bytes at each point of the program) are there where the plan was made in this process.
+    The step time ``time_s`` is between ``overlapped_s`` (all communication overlaps with compute, as far as there is any) and
+    ``serial_s`` (none does). ``utilization`` is the share of the devices' peak rate that the program's arithmetic takes (MFU).
+    ``rows`` and ``curve`` (bytes at each point of the program) are empty in a loaded plan.
     """
 
     hardware: str
@@ -88,25 +90,25 @@ class Predicted:
         """Seconds by ``op``, ``source`` line, ``kind`` or ``region``, the largest first; they add up to ``serial_s``."""
         if by not in PARTS:
             raise PlanError(f"time is broken down by {', '.join(PARTS)}, not by {by!r}")
-        self._made_here()
-        found: dict[str, float] = {}
+        self._check_rows()
+        times: dict[str, float] = {}
         for row in self.rows:
             name = getattr(row, by)
-            found[name] = found.get(name, 0.0) + row.time_s
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            times[name] = times.get(name, 0.0) + row.time_s
+        return dict(sorted(times.items(), key=lambda item: -item[1]))
 
     def timeline(self) -> dict[str, Any]:
         """A trace of the step in Chrome's format (chrome://tracing, Perfetto): compute, communication, memory.
 
-        The runs of a loop's body are one event with their number. A part that hides runs beside the compute after it.
+        The runs of a loop's body are one event with their number. What overlaps runs beside the compute after it.
         """
-        self._made_here()
-        hidden = sum(row.hidden_s for row in self.rows)
-        share = min(1.0, self.compute_s / hidden) if hidden else 0.0
+        self._check_rows()
+        overlapped = sum(row.overlapped_s for row in self.rows)
+        share = min(1.0, self.compute_s / overlapped) if overlapped else 0.0
+        names = (("process_name", self.hardware), ("thread_name", "compute"), ("thread_name", "communication"))
         events: list[dict[str, Any]] = [
-            _named(0, "process_name", self.hardware),
-            _named(1, "thread_name", "compute"),
-            _named(2, "thread_name", "communication"),
+            {"name": what, "ph": "M", "pid": 0, "tid": n, "args": {"name": name}}
+            for n, (what, name) in enumerate(names)
         ]
         clock, point = 0.0, -1
         for row in self.rows:
@@ -127,49 +129,26 @@ class Predicted:
                     "args": {"source": row.source, "region": row.region, "runs": row.runs, "bytes": row.nbytes},
                 }
             )
-            clock += row.time_s - row.hidden_s * share
+            clock += row.time_s - row.overlapped_s * share
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
-    def _made_here(self) -> None:
+    def _check_rows(self) -> None:
         if not self.rows:
             raise PlanError("a loaded plan has the sums of its prediction only: plan again to take them apart")
 
     def to_json(self) -> dict[str, Any]:
-        plain = {k: getattr(self, k) for k in _FIGURES}
-        parts = {"alive": [asdict(a) for a in self.alive], "collectives": [asdict(c) for c in self.collectives]}
-        return plain | parts
-
-
-_FIGURES: Final = (
-    "hardware",
-    "time_s",
-    "serial_s",
-    "overlapped_s",
-    "compute_s",
-    "comm_s",
-    "utilization",
-    "peak_bytes",
-    "usable_bytes",
-)
-
-
-def _named(number: int, what: str, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": 0, "tid": number, "args": {"name": name}}
+        data = asdict(replace(self, rows=(), curve=()))
+        del data["rows"], data["curve"]
+        return data
 
 
 def predict(model: CostModel, lowered: Lowered) -> Predicted:
     """The prediction for a lowered state: the sum of the model's terms, with every term by name."""
-    found = [(term, model.figures(lowered, term)) for term in model.terms]
-    allocations = [a for _, figures in found for a in figures.allocations]
-    curve = memory_curve(model.life.points, allocations)
+    figures = [model.figures(lowered, term) for term in model.terms]
+    cost, curve = total(model, figures)
     at = int(np.argmax(curve))
-    cost = Cost(
-        sum(f.compute_ps for _, f in found),
-        sum(f.comm_ps for _, f in found),
-        sum(f.hidden_ps for _, f in found),
-        int(curve[at]),
-    )
-    rows = [row for term, figures in found for row in _rows(model, term, figures)]
+    rows = [row for term, own in zip(model.terms, figures, strict=True) for row in _rows(model, term, own)]
+    peak = (a for own in figures for a in own.allocations if a.first <= at <= a.last)
     return Predicted(
         hardware=model.cost.placement.topology.text,
         time_s=cost.time_s,
@@ -180,7 +159,7 @@ def predict(model: CostModel, lowered: Lowered) -> Predicted:
         utilization=_least_s(model) / lowered.mesh.devices / cost.time_s if cost.time_ps else 0.0,
         peak_bytes=cost.peak_bytes,
         usable_bytes=model.cost.profile.usable_bytes,
-        alive=tuple(_alive(model, (a for a in allocations if a.first <= at <= a.last))),
+        alive=tuple(_alive(model, peak)),
         collectives=tuple(_collectives(rows)),
         rows=tuple(sorted(rows, key=lambda row: row.point)),
         curve=tuple((curve * BLOCK).tolist()),
@@ -188,54 +167,46 @@ def predict(model: CostModel, lowered: Lowered) -> Predicted:
 
 
 def _least_s(model: CostModel) -> float:
-    """The time of the program's arithmetic on one device that did nothing else, at its peak."""
-    program, profile = model.structure.program, model.cost.profile
-    seconds = 0.0
+    """The time of the program's products on one device, at its peak rate."""
+    program, seconds = model.structure.program, 0.0
     for op in program.ops:
         if op.unit in HEAVY and op.flops:
-            used = [program.values[v] for v in op.operands if v >= 0]
-            rate = profile.matrix_rate(max(used, key=lambda value: value.itemsize).dtype)
+            rate = model.cost.profile.matrix_rate(widest_dtype(program, op.operands))
             seconds += op.flops * float(program.runs[op.region]) / rate
     return seconds
 
 
 def _rows(model: CostModel, term: Term, figures: Figures) -> Iterable[Row]:
-    program, life = model.structure.program, model.life
+    program, life, names = model.structure.program, model.life, model.cost.placement.mesh.names
+
+    def place(op: Op, region: int) -> tuple[str, str, float]:
+        name = f"{program.regions[region].kind} {region}" if region else "program"
+        return str(program.source_of(op)), name, float(program.runs[region])
+
     if term.kind is TermKind.KERNEL:
-        work = model.kernels[term.number]
-        main = program.ops[(work.products or work.roots or work.ops)[0]]
-        point = max((life.point.get(k, 0) for k in (main.id, *work.roots)), default=0)
-        runs = float(program.runs[work.region])
-        where = str(program.source_of(main)), _region(model, work.region)
-        yield Row("compute", main.kind, *where, runs, figures.compute_ps * 1e-12, 0.0, 0.0, point)
-        return
+        kernel = model.kernels[term.number]
+        main = program.ops[(kernel.products or kernel.roots or kernel.ops)[0]]
+        point = max(life.point.get(k, 0) for k in (main.id, *kernel.roots))
+        yield Row("compute", main.kind, *place(main, kernel.region), figures.compute_ps * 1e-12, point=point)
     for move in figures.reshards:
         op = program.ops[move.op]
-        runs = float(program.runs[move.region])
-        where = str(program.source_of(op)), _region(model, move.region)
-        point = max(model.points(op), default=0)
-        for step, (copying, moving, hidden) in zip(move.steps, model.step_ps(move), strict=True):
-            if copying:
-                yield Row("compute", "copy", *where, runs, copying * 1e-12, 0.0, 0.0, point)
+        where, point = place(op, move.region), max(life.runs[op.id], default=0)
+        for step, (copy_ps, comm_ps, overlapped_ps) in zip(move.steps, model.step_ps(move), strict=True):
+            if copy_ps:
+                yield Row("compute", "copy", *where, copy_ps * 1e-12, point=point)
             if step.kind is not Kind.SLICE:
-                axes = tuple(model.cost.placement.mesh.names[a] for a in step.axes)
-                times = moving * 1e-12, hidden * 1e-12
-                moved = runs * step.nbytes * step.count
-                yield Row(step.kind.value, op.kind, *where, runs, *times, moved, point, axes, step.count)
+                axes, nbytes = tuple(names[a] for a in step.axes), where[-1] * step.nbytes * step.count
+                times = comm_ps * 1e-12, overlapped_ps * 1e-12
+                yield Row(step.kind.value, op.kind, *where, *times, nbytes, point, axes, step.count)
 
 
 def _collectives(rows: Iterable[Row]) -> Iterable[Moved]:
-    found: dict[tuple[str, tuple[str, ...]], list[Row]] = {}
+    groups: dict[tuple[str, tuple[str, ...]], list[Row]] = {}
     for row in rows:
         if row.kind != "compute":
-            found.setdefault((row.kind, row.axes), []).append(row)
-    for (kind, axes), own in sorted(found.items()):
-        yield Moved(kind, axes, sum(r.count for r in own), sum(r.nbytes for r in own), sum(r.time_s for r in own))
-
-
-def _region(model: CostModel, number: int) -> str:
-    region = model.structure.program.regions[number]
-    return f"{region.kind} {number}" if number else "program"
+            groups.setdefault((row.kind, row.axes), []).append(row)
+    for (kind, axes), same in sorted(groups.items()):
+        yield Moved(kind, axes, sum(r.count for r in same), sum(r.nbytes for r in same), sum(r.time_s for r in same))
 
 
 def _alive(model: CostModel, allocations: Iterable[Allocation]) -> Iterable[Alive]:

@@ -42,7 +42,7 @@ class Part:
 
     compute_ps: int
     comm_ps: int
-    hidden_ps: int
+    overlapped_ps: int
     points: tuple[int, ...]
     blocks: tuple[int, ...]
 
@@ -64,7 +64,7 @@ class Class:
             for first, last in zip(self.points[a.first].tolist(), self.points[a.last].tolist(), strict=True):
                 changes[first] = changes.get(first, 0) + a.blocks
                 changes[last + 1] = changes.get(last + 1, 0) - a.blocks
-        times = (self.count * figures.compute_ps, self.count * figures.comm_ps, self.count * figures.hidden_ps)
+        times = (self.count * figures.compute_ps, self.count * figures.comm_ps, self.count * figures.overlapped_ps)
         return Part(*times, tuple(changes), tuple(changes.values()))
 
 
@@ -253,8 +253,8 @@ class Evaluator:
                 new = terms.parts[situation] = terms.part(self.model.figures(lowered(), terms.term))
             if old is not new:
                 parts[number] = new
-                compute, comm, hidden = compute + new.compute_ps, comm + new.comm_ps, hidden + new.hidden_ps
-                compute, comm, hidden = compute - old.compute_ps, comm - old.comm_ps, hidden - old.hidden_ps
+                compute, comm, hidden = compute + new.compute_ps, comm + new.comm_ps, hidden + new.overlapped_ps
+                compute, comm, hidden = compute - old.compute_ps, comm - old.comm_ps, hidden - old.overlapped_ps
                 points += new.points
                 blocks += new.blocks
                 points += old.points

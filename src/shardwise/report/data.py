@@ -97,7 +97,7 @@ def item_bytes(dtype: str) -> float | None:
 def lines(plan: Plan) -> list[dict[str, Any]]:
     """By source line: what it computes and moves, the longest first. A loaded plan has the collectives' bytes alone."""
     if plan.predicted.rows:
-        found = [(r.source, r.kind, r.axes, r.time_s, r.hidden_s, r.nbytes) for r in plan.predicted.rows]
+        found = [(r.source, r.kind, r.axes, r.time_s, r.overlapped_s, r.nbytes) for r in plan.predicted.rows]
     else:
         found = [(c.source, c.kind, c.axes, 0.0, 0.0, c.nbytes * c.times) for c in plan.collectives]
     by_line: dict[str, dict[tuple[str, tuple[str, ...]], dict[str, Any]]] = {}

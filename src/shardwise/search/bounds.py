@@ -3,7 +3,7 @@
 The problem. That a search found nothing that fits proves nothing. A bound that no state can go below proves it, tells which
 tensors are to blame, and costs milliseconds where the search costs seconds.
 
-The idea. When values live does not depend on the state (``shardwise.cost.memory.lifetimes``), only what each of them takes. At
+The idea. When values live does not depend on the state (``shardwise.cost.memory.Lifetimes``), only what each of them takes. At
 each point the sum over the values alive there of the least that *each for itself* could take is no more than the sum under any
 one state; so is the largest of these sums. With ``A(v)`` the shardings that a state may give a value ``v`` (``_ways``),
 
@@ -121,7 +121,7 @@ class _Least:
         if value in life.windowed and all(shape[0] < tile[0] for shape in ways):
             yield Allocation("operand", value, self._least(v, ways), *life.windowed[value])
         if value in life.narrowed:
-            _, itemsize, first, last = life.narrowed[value]
+            itemsize, first, last = life.narrowed[value]
             narrow = replace(v, itemsize=itemsize, origin=Origin.RESULT)
             yield Allocation("narrow copy", value, self._least(narrow, ways), first, last)
 

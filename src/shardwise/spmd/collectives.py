@@ -1,10 +1,8 @@
 """One emitter for each kind of collective, and for the permutes of windowed ops.
 
-The problem. ``shardwise.lowering.sharding.reshard`` says by which steps a value goes from one sharding to another. Here each
-step becomes one collective of ``jax.lax`` on the local block, so that what is emitted is what was counted.
-
-Blocks are numbered by the axes of a dimension, major first. A gather or an all-to-all over axes of several dimensions is one
-collective over all of them; the pieces are then put where they belong by transposing. A permute is a bijection of devices.
+Each step of ``shardwise.lowering.sharding.reshard`` becomes one collective of ``jax.lax`` on the local block, so that what is
+emitted is what was counted. Blocks are numbered by the axes of a dimension, major first. A gather or an all-to-all over axes of
+several dimensions is one collective over all of them; the pieces are then transposed into place.
 """
 
 from __future__ import annotations
@@ -37,6 +35,10 @@ def pieces(axes: Axes, mesh: MeshAxes) -> int:
     return math.prod(mesh.sizes[a] for a in axes)
 
 
+def changed_dims(before: Sharding, after: Sharding) -> list[int]:
+    return [d for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)) if old != new]
+
+
 def emit(arrays: list[Any], step: Collective, before: Sharding, reducer: str, mesh: MeshAxes) -> list[Any]:
     """The arrays after one step of a reshard. There is one, or, where positions of a maximum are reduced, a second with the
     values."""
@@ -49,7 +51,7 @@ def emit(arrays: list[Any], step: Collective, before: Sharding, reducer: str, me
         return _reduce(arrays, names, reducer, after is before)
     (x,) = arrays
     if step.kind is Kind.REDUCE_SCATTER:
-        (dim,) = (d for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)) if old != new)
+        (dim,) = changed_dims(before, after)
         return [jax.lax.psum_scatter(x, names[0], scatter_dimension=dim, tiled=True)]
     if step.kind is Kind.ALL_GATHER:
         combined = before.dims == after.dims
@@ -64,7 +66,7 @@ def emit(arrays: list[Any], step: Collective, before: Sharding, reducer: str, me
 def _ring(x: Any, axis: int, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
     """A sum over devices of which each keeps a block. Each block goes once round, and every device adds its part: unlike a
     reduce-scatter, permutes can run beside other work."""
-    (dim,) = (d for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)) if old != new)
+    (dim,) = changed_dims(before, after)
     count, index = mesh.sizes[axis], block_index((axis,), mesh)
     size = x.shape[dim] // count
 
@@ -100,15 +102,8 @@ def _reduce(arrays: list[Any], names: tuple[str, ...], reducer: str, values_firs
         last = jnp.iinfo(positions.dtype).max
         return [jax.lax.pmin(jnp.where(values, positions, last), names)]
     (x,) = arrays
-    if reducer == "sum":
-        return [
-            jax.lax.psum(x.astype(jnp.uint8), names).astype(x.dtype) if x.dtype == jnp.bool_ else jax.lax.psum(x, names)
-        ]
-    most = reducer in ("max", "or")
-    reduce: Any = jax.lax.pmax if most else jax.lax.pmin
-    if x.dtype == jnp.bool_:
-        return [reduce(x.astype(jnp.uint8), names).astype(x.dtype)]
-    return [reduce(x, names)]
+    reduce: Any = {"sum": jax.lax.psum, "max": jax.lax.pmax, "or": jax.lax.pmax}.get(reducer, jax.lax.pmin)
+    return [reduce(x.astype(jnp.uint8), names).astype(x.dtype) if x.dtype == jnp.bool_ else reduce(x, names)]
 
 
 def _combine(x: Any, names: tuple[str, ...], reducer: str) -> Any:
@@ -128,14 +123,13 @@ _COMBINED: Final = {
 
 
 def _gather(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
-    gone = [own[len(after.dims[d]) :] for d, own in enumerate(before.dims)]
-    along = [d for d, axes in enumerate(gone) if axes]
-    axes = [a for d in along for a in gone[d]]
-    names = tuple(mesh.names[a] for a in axes)
+    gathered = [axes[len(after.dims[d]) :] for d, axes in enumerate(before.dims)]
+    along = [d for d, axes in enumerate(gathered) if axes]
+    names = tuple(mesh.names[a] for axes in gathered for a in axes)
     if len(along) == 1:
         return jax.lax.all_gather(x, names, axis=along[0], tiled=True)
     parts = jax.lax.all_gather(x, names, axis=0, tiled=False)
-    return _spread(parts.reshape(*(pieces(gone[d], mesh) for d in along), *x.shape), along)
+    return _spread(parts.reshape(*(pieces(gathered[d], mesh) for d in along), *x.shape), along)
 
 
 def _spread(parts: Any, along: Sequence[int]) -> Any:
@@ -150,105 +144,94 @@ def _spread(parts: Any, along: Sequence[int]) -> Any:
 
 
 def _all_to_all(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
-    old = {a: d for d, axes in enumerate(before.dims) for a in axes}
-    new = {a: d for d, axes in enumerate(after.dims) for a in axes}
-    moving = [a for d in range(len(before.dims)) for a in before.dims[d] if new[a] != d]
-    sources, targets = {old[a] for a in moving}, {new[a] for a in moving}
-    arriving = [a for d in range(len(after.dims)) for a in after.dims[d] if old[a] != d]
+    old, new = ({a: d for d, axes in enumerate(s.dims) for a in axes} for s in (before, after))
+    moving = [a for a, d in old.items() if new[a] != d]
+    arriving = [a for a, d in new.items() if old[a] != d]
+    sources, targets = sorted({old[a] for a in moving}), sorted({new[a] for a in moving})
     names = tuple(mesh.names[a] for a in moving)
     if len(sources) == 1 and len(targets) == 1 and moving == arriving:
-        return jax.lax.all_to_all(x, names, split_axis=targets.pop(), concat_axis=sources.pop(), tiled=True)
+        return jax.lax.all_to_all(x, names, split_axis=targets[0], concat_axis=sources[0], tiled=True)
     # The blocks for the others, in the order of the devices in front.
     shape: list[int] = []
     place: dict[int, int] = {}
     for d, size in enumerate(x.shape):
-        for a in after.dims[d]:
-            if old[a] != d:
-                place[a] = len(shape)
-                shape.append(mesh.sizes[a])
-                size //= mesh.sizes[a]
+        for a in (a for a in after.dims[d] if a in arriving):
+            place[a] = len(shape)
+            shape.append(mesh.sizes[a])
+            size //= mesh.sizes[a]
         shape.append(size)
     rest = [k for k in range(len(shape)) if k not in place.values()]
     parts = x.reshape(shape).transpose([place[a] for a in moving] + rest)
     local = parts.shape[len(moving) :]
-    parts = parts.reshape(-1, *local)
-    parts = jax.lax.all_to_all(parts, names, split_axis=0, concat_axis=0, tiled=True)
-    # What came is in the order of where it came from, which is that of the dimensions that lose axes.
-    along = sorted(sources)
-    return _spread(
-        parts.reshape(*(pieces(tuple(a for a in moving if old[a] == d), mesh) for d in along), *local), along
-    )
+    parts = jax.lax.all_to_all(parts.reshape(-1, *local), names, split_axis=0, concat_axis=0, tiled=True)
+    # What arrives is in the order of the dimensions that it comes from.
+    counts = (pieces(tuple(a for a in moving if old[a] == d), mesh) for d in sources)
+    return _spread(parts.reshape(*counts, *local), sources)
 
 
 def _permute(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
-    changed = [d for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)) if old != new]
+    changed = changed_dims(before, after)
     axes = sorted({a for d in changed for a in before.dims[d]})
-    return _ppermute(x, tuple(axes), device_pairs(before, after, changed, axes, mesh), mesh)
+    coordinates = np.indices([mesh.sizes[a] for a in axes]).reshape(len(axes), -1)
 
+    def blocks(sharding: Sharding) -> list[int]:
+        """By device the number of its block."""
+        order = [a for d in changed for a in sharding.dims[d]]
+        numbers = np.ravel_multi_index([coordinates[axes.index(a)] for a in order], [mesh.sizes[a] for a in order])
+        return [int(n) for n in numbers]
 
-def device_pairs(
-    before: Sharding, after: Sharding, changed: Sequence[int], axes: Sequence[int], mesh: MeshAxes
-) -> list[tuple[int, int]]:
-    """(from, to) numbers of devices, among those that differ in ``axes``, so that each gets the block of its new place."""
-    sizes = [mesh.sizes[a] for a in axes]
-
-    def blocks(coordinates: Sequence[int], sharding: Sharding) -> tuple[int, ...]:
-        at = dict(zip(axes, coordinates, strict=True))
-        found = []
-        for d in changed:
-            index = 0
-            for a in sharding.dims[d]:
-                index = index * mesh.sizes[a] + at[a]
-            found.append(index)
-        return tuple(found)
-
-    devices = list(itertools.product(*(range(n) for n in sizes)))
-    holder = {blocks(c, before): n for n, c in enumerate(devices)}
-    return [(holder[blocks(c, after)], n) for n, c in enumerate(devices)]
+    holder = {block: device for device, block in enumerate(blocks(before))}
+    return _ppermute(x, tuple(axes), [(holder[block], device) for device, block in enumerate(blocks(after))], mesh)
 
 
 def _ppermute(x: Any, axes: Axes, pairs: Sequence[tuple[int, int]], mesh: MeshAxes) -> Any:
     """Sends blocks, numbered by the axes with the first as the major one. ``lax.ppermute`` numbers devices in the order of the
     mesh, whatever the order of the names."""
     order = sorted(axes)
-    sizes = [mesh.sizes[a] for a in axes]
-    place = [order.index(a) for a in axes]
-
-    def number(block: int) -> int:
-        at = np.unravel_index(block, sizes)
-        own = [0] * len(axes)
-        for k, position in zip(place, at, strict=True):
-            own[k] = int(position)
-        return int(np.ravel_multi_index(own, [mesh.sizes[a] for a in order]))
-
-    return jax.lax.ppermute(x, tuple(mesh.names[a] for a in order), [(number(a), number(b)) for a, b in pairs])
+    devices = np.arange(pieces(axes, mesh)).reshape([mesh.sizes[a] for a in order])
+    numbers = devices.transpose([order.index(a) for a in axes]).ravel().tolist()
+    return jax.lax.ppermute(x, tuple(mesh.names[a] for a in order), [(numbers[a], numbers[b]) for a, b in pairs])
 
 
-def fetch(x: Any, own: Fetch, axes: Axes, mesh: MeshAxes) -> Any:
-    """The positions of one dimension that this device needs, some of them from others. What stands outside of the array is
-    not said: see ``fill_outside``."""
-    dim, count = own.dim, pieces(axes, mesh)
-    index = block_index(axes, mesh)
+def in_range(start: Any, size: int, length: int, dim: int, rank: int) -> Any:
+    """Which of ``size`` positions from ``start`` are in an array of this length, as a mask along one dimension."""
+    at = jnp.arange(size, dtype=jnp.int32) + start
+    return ((at >= 0) & (at < length)).reshape([-1 if d == dim else 1 for d in range(rank)])
+
+
+def window(x: Any, start: Any, size: int, dim: int) -> Any:
+    """``size`` positions of a dimension from ``start``; zeros where these are not in the array."""
+    widths = [(size, size, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
+    padded = jax.lax.pad(x, np.zeros((), x.dtype), widths)
+    begin = jnp.clip(start + np.int32(size), 0, x.shape[dim] + size)
+    return jax.lax.dynamic_slice_in_dim(padded, begin, size, dim)
+
+
+def fetch(x: Any, needed: Fetch, axes: Axes, mesh: MeshAxes) -> Any:
+    """The positions of one dimension that this device needs, some of them from others. Positions outside of the array have any
+    value: see ``fill_outside``."""
+    dim, index = needed.dim, block_index(axes, mesh)
     arrived = []
-    for r in own.rounds:
-        sent = _at(x, _by_block(r.starts, index), r.length, dim)
+    for r in needed.rounds:
+        sent = x
+        if r.length != x.shape[dim]:
+            sent = jax.lax.dynamic_slice_in_dim(x, _by_block(r.starts, index), r.length, dim)
         arrived.append(_ppermute(sent, axes, r.pairs, mesh))
-    ahead = {start - k * own.block for k, start in enumerate(own.starts)}
-    first, last = min(ahead), max(ahead) + own.width
-    inside = -own.block <= first < own.block and 0 < last <= 2 * own.block
-    if len(ahead) == 1 and inside and all(r.near for r in own.rounds):
-        return _beside(x, own, arrived, ahead.pop(), index, dim)
-    return _assembled(x, own, arrived, index, count, dim)
+    ahead = {start - k * needed.block for k, start in enumerate(needed.starts)}
+    first, last = min(ahead), max(ahead) + needed.width
+    inside = -needed.block <= first < needed.block and 0 < last <= 2 * needed.block
+    if len(ahead) == 1 and inside and all(r.near for r in needed.rounds):
+        return _beside(x, needed, arrived, ahead.pop(), index)
+    return _assembled(x, needed, arrived, index, pieces(axes, mesh))
 
 
-def fill_outside(x: Any, own: Fetch, axes: Axes, mesh: MeshAxes, fill: Any) -> Any:
-    """What was fetched along a dimension, with ``fill`` where it stands outside of the array."""
-    total = own.block * pieces(axes, mesh)
-    if min(own.starts) >= 0 and max(own.starts) + own.width <= total:
+def fill_outside(x: Any, needed: Fetch, axes: Axes, mesh: MeshAxes, fill: Any) -> Any:
+    """What was fetched along a dimension, with ``fill`` at positions outside of the array."""
+    total = needed.block * pieces(axes, mesh)
+    if min(needed.starts) >= 0 and max(needed.starts) + needed.width <= total:
         return x
-    at = _by_block(own.starts, block_index(axes, mesh)) + jnp.arange(own.width, dtype=jnp.int32)
-    valid = ((at >= 0) & (at < total)).reshape([-1 if d == own.dim else 1 for d in range(x.ndim)])
-    return jnp.where(valid, x, jnp.asarray(fill, x.dtype))
+    start = _by_block(needed.starts, block_index(axes, mesh))
+    return jnp.where(in_range(start, needed.width, total, needed.dim, x.ndim), x, jnp.asarray(fill, x.dtype))
 
 
 def _by_block(table: Sequence[int], index: Any) -> Any:
@@ -260,49 +243,38 @@ def _by_block(table: Sequence[int], index: Any) -> Any:
     return jnp.asarray(np.array(table, np.int32))[index]
 
 
-def _at(x: Any, start: Any, size: int, dim: int) -> Any:
-    return x if size == x.shape[dim] else jax.lax.dynamic_slice_in_dim(x, start, size, dim)
-
-
-def _beside(x: Any, own: Fetch, arrived: list[Any], ahead: int, index: Any, dim: int) -> Any:
-    """Halos on both sides of what the device has, which are the same for all devices."""
-    parts: dict[int, Any] = {}
-    for r, piece in zip(own.rounds, arrived, strict=True):
-        hops = {source - to for source, to in r.pairs}
-        for hop in hops:
-            taking = [to for source, to in r.pairs if source - to == hop]
+def _beside(x: Any, needed: Fetch, arrived: list[Any], ahead: int, index: Any) -> Any:
+    """Halos on both sides of the block, which are the same for all devices."""
+    dim, stop = needed.dim, ahead + needed.width
+    halos: dict[int, Any] = {}
+    for r, piece in zip(needed.rounds, arrived, strict=True):
+        hops = {source - to: to for source, to in reversed(r.pairs)}
+        for hop, to in hops.items():
             # Of two devices each sends to the other in one round.
-            parts[hop] = piece if len(hops) == 1 else jnp.where(index == taking[0], piece, jnp.zeros_like(piece))
-    stop = ahead + own.width
-    middle = jax.lax.slice_in_dim(x, max(ahead, 0), min(stop, own.block), axis=dim)
-    found = [middle]
+            halos[hop] = piece if len(hops) == 1 else jnp.where(index == to, piece, jnp.zeros_like(piece))
+    parts = [jax.lax.slice_in_dim(x, max(ahead, 0), min(stop, needed.block), axis=dim)]
     if ahead < 0:
-        size = parts[-1].shape[dim]
-        found.insert(0, jax.lax.slice_in_dim(parts[-1], size + ahead, size, axis=dim))
-    if stop > own.block:
-        found.append(jax.lax.slice_in_dim(parts[1], 0, stop - own.block, axis=dim))
-    return jnp.concatenate(found, dim) if len(found) > 1 else middle
+        size = halos[-1].shape[dim]
+        parts.insert(0, jax.lax.slice_in_dim(halos[-1], size + ahead, size, axis=dim))
+    if stop > needed.block:
+        parts.append(jax.lax.slice_in_dim(halos[1], 0, stop - needed.block, axis=dim))
+    return jnp.concatenate(parts, dim) if len(parts) > 1 else parts[0]
 
 
-def _assembled(x: Any, own: Fetch, arrived: list[Any], index: Any, count: int, dim: int) -> Any:
-    """What a device needs, put together from its own block and from pieces that start at different places on each."""
-    start = _by_block(own.starts, index)
-    found = jnp.zeros([own.width if d == dim else n for d, n in enumerate(x.shape)], x.dtype)
-    sources: list[tuple[Any, Any, int, list[bool]]] = [(x, index * np.int32(own.block), own.block, [True] * count)]
-    for r, piece in zip(own.rounds, arrived, strict=True):
+def _assembled(x: Any, needed: Fetch, arrived: list[Any], index: Any, count: int) -> Any:
+    """What a device needs, put together from its block and from pieces that start at different places on each."""
+    dim, width, start = needed.dim, needed.width, _by_block(needed.starts, index)
+    result = jnp.zeros([width if d == dim else n for d, n in enumerate(x.shape)], x.dtype)
+    sources: list[tuple[Any, Any, list[bool]]] = [(x, index * np.int32(needed.block), [True] * count)]
+    for r, piece in zip(needed.rounds, arrived, strict=True):
         first, takes = [0] * count, [False] * count
         for sender, to in r.pairs:
-            first[to], takes[to] = sender * own.block + r.starts[sender], True
-        sources.append((piece, _by_block(first, index), r.length, takes))
-    at = jnp.arange(own.width, dtype=jnp.int32)
-    for piece, first_at, length, takes in sources:
+            first[to], takes[to] = sender * needed.block + r.starts[sender], True
+        sources.append((piece, _by_block(first, index), takes))
+    for piece, first_at, takes in sources:
         shift = start - first_at
-        widths = [(own.width, own.width, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
-        padded = jax.lax.pad(piece, np.zeros((), x.dtype), widths)
-        begin = jnp.clip(shift + np.int32(own.width), 0, length + own.width)
-        moved = jax.lax.dynamic_slice_in_dim(padded, begin, own.width, dim)
-        valid = (at + shift >= 0) & (at + shift < length)
+        moved, valid = window(piece, shift, width, dim), in_range(shift, width, piece.shape[dim], dim, x.ndim)
         if not all(takes):
             valid &= jnp.asarray(np.array(takes))[index]
-        found = jnp.where(valid.reshape([-1 if d == dim else 1 for d in range(x.ndim)]), moved, found)
-    return found
+        result = jnp.where(valid, moved, result)
+    return result

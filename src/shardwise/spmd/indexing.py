@@ -1,7 +1,7 @@
-"""Local forms of gathers, scatters and dynamic slices.
+"""Local forms of gathers, scatters, dynamic slices and positions of a maximum.
 
-Where the dimension that is looked into is sharded, positions are first made what the whole op would make of them (clamped, or
-marked as out of bounds), and then each device looks up or writes what falls into its block.
+Where the indexed dimension is sharded, positions are first clamped, or marked as out of bounds, as in the global array;
+then each device reads or writes what falls into its block.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from jax.lax import GatherScatterMode
 
 from shardwise.ir.rule import Kind
 from shardwise.ir.traits import SCATTERS
+from shardwise.spmd.collectives import in_range, window
 from shardwise.spmd.local import Array, LocalOp, form
 
 
@@ -26,7 +27,7 @@ def _wide(indices: Array) -> Array:
 def _localized(
     op: LocalOp, indices: Array, dims: tuple[int, ...], widths: tuple[int, ...], mode: Any
 ) -> tuple[Array, Array, Array]:
-    """Index vectors in a device's own block; which of them are inside the whole array; which of them this device has."""
+    """Index vectors in this device's block; which of them are inside the global array; which of them this device has."""
     shape, local = op.shapes[0], op.local_shape(0)
     indices = _wide(indices)
     last = np.array([shape[d] - w for d, w in zip(dims, widths, strict=True)], indices.dtype)
@@ -36,11 +37,11 @@ def _localized(
     indices = jnp.clip(indices, 0, last)
     columns, has = [], inside
     for c, d in enumerate(dims):
-        own = indices[..., c]
+        column = indices[..., c]
         if op.axes(0, d) and local[d] != shape[d] and widths[c] != shape[d]:
-            own = own - jnp.asarray(op.offset(0, d)).astype(own.dtype)
-            has = has & (own >= 0) & (own < local[d])
-        columns.append(own)
+            column = column - jnp.asarray(op.offset(0, d)).astype(column.dtype)
+            has = has & (column >= 0) & (column < local[d])
+        columns.append(column)
     return jnp.stack(columns, -1), inside, has
 
 
@@ -50,31 +51,31 @@ def gather(op: LocalOp, arrays: list[Array]) -> list[Array]:
     numbers, mode = op.params["dimension_numbers"], op.params["mode"]
     shape, local = op.shapes[0], op.local_shape(0)
     sizes = tuple(local[d] if w == shape[d] else w for d, w in enumerate(op.params["slice_sizes"]))
-    looked = op.sharded(Kind.INDEXED)
-    if not looked:
+    indexed = op.sharded(Kind.INDEXED)
+    if not indexed:
         return op.bind(arrays, slice_sizes=sizes)
     dims = tuple(numbers.start_index_map)
-    own, inside, has = _localized(op, indices, dims, tuple(op.params["slice_sizes"][d] for d in dims), mode)
-    own = jnp.clip(own, 0, np.array([local[d] - sizes[d] for d in dims], own.dtype))
+    indices, inside, has = _localized(op, indices, dims, tuple(op.params["slice_sizes"][d] for d in dims), mode)
+    indices = jnp.clip(indices, 0, np.array([local[d] - sizes[d] for d in dims], indices.dtype))
     bounds = {"mode": GatherScatterMode.PROMISE_IN_BOUNDS, "indices_are_sorted": False, "unique_indices": False}
-    (found,) = op.bind([operand, own], slice_sizes=sizes, fill_value=None, **bounds)
+    (result,) = op.bind([operand, indices], slice_sizes=sizes, fill_value=None, **bounds)
 
     def over(mask: Array) -> Array:
         """A mask of lookups over the dimensions of the result."""
         batch = iter(np.shape(mask))
-        return jnp.reshape(mask, [1 if d in numbers.offset_dims else next(batch) for d in range(found.ndim)])
+        return jnp.reshape(mask, [1 if d in numbers.offset_dims else next(batch) for d in range(result.ndim)])
 
-    zero = jnp.zeros((), found.dtype)
+    zero = jnp.zeros((), result.dtype)
     if mode == GatherScatterMode.FILL_OR_DROP:
-        fill = _fill_value(op.params["fill_value"], found.dtype)
-        zero = jnp.where(over(inside) | ~op.is_first(looked), zero, fill)
-    return [jnp.where(over(has), found, zero)]
+        fill = _fill_value(op.params["fill_value"], result.dtype)
+        zero = jnp.where(over(inside) | ~op.is_first(indexed), zero, fill)
+    return [jnp.where(over(has), result, zero)]
 
 
-def _fill_value(given: Any, dtype: Any) -> Any:
-    """What stands for positions out of bounds."""
-    if given is not None:
-        return jnp.asarray(given, dtype)
+def _fill_value(stated: Any, dtype: Any) -> Any:
+    """The result for positions out of bounds."""
+    if stated is not None:
+        return jnp.asarray(stated, dtype)
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.asarray(np.nan, dtype)
     if dtype == jnp.bool_:
@@ -83,7 +84,7 @@ def _fill_value(given: Any, dtype: Any) -> Any:
     return jnp.asarray(ends.min if jnp.issubdtype(dtype, jnp.signedinteger) else ends.max, dtype)
 
 
-#: What an update that is dropped has in its place; elsewhere what stands there already.
+#: By kind of scatter the update that changes nothing.
 _NEUTRAL: Final = {kind: {"sum": 0, "prod": 1}[how] for kind, how in SCATTERS.items() if how in ("sum", "prod")}
 
 
@@ -94,22 +95,26 @@ def scatter(op: LocalOp, arrays: list[Array]) -> list[Array]:
     single = math.prod(indices.shape[:-1]) == 1 and op.params["mode"] == GatherScatterMode.FILL_OR_DROP
     if single or op.sharded(Kind.INDEXED):
         dims = tuple(numbers.scatter_dims_to_operand_dims)
-        outside = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-        window = [d for d in range(operand.ndim) if d not in outside]
-        widths = dict(zip(window, (op.shapes[2][u] for u in numbers.update_window_dims), strict=True))
-        own, _, has = _localized(op, indices, dims, tuple(widths.get(d, 1) for d in dims), op.params["mode"])
-        changed = {"indices_are_sorted": False, "unique_indices": False}
+        sizes = _slice_sizes(numbers, operand.ndim, op.shapes[2])
+        indices, _, has = _localized(op, indices, dims, tuple(sizes[d] for d in dims), op.params["mode"])
+        changed = {"indices_are_sorted": False, "unique_indices": False, "mode": GatherScatterMode.FILL_OR_DROP}
         if math.prod(indices.shape[:-1]) == 1:
-            updates, indices = _kept(op, operand, own, updates, has)
+            updates, indices = _kept(op, operand, indices, updates, has)
             changed["mode"] = GatherScatterMode.PROMISE_IN_BOUNDS
         else:
-            indices = jnp.where(has[..., None], own, -1)
-            changed["mode"] = GatherScatterMode.FILL_OR_DROP
+            indices = jnp.where(has[..., None], indices, -1)
     summed = op.sharded(Kind.REDUCTION)
     if summed and kind in _NEUTRAL:
-        # What is scattered into counts once.
+        # The operand counts once.
         operand = jnp.where(op.is_first(summed), operand, jnp.asarray(_NEUTRAL[kind], operand.dtype))
     return op.bind([operand, indices, updates], **changed)
+
+
+def _slice_sizes(numbers: Any, rank: int, updates: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the slice that one update of a scatter writes."""
+    outside = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    sizes = iter(updates[u] for u in numbers.update_window_dims)
+    return tuple(1 if d in outside else next(sizes) for d in range(rank))
 
 
 def _kept(op: LocalOp, operand: Array, indices: Array, updates: Array, has: Array) -> tuple[Array, Array]:
@@ -118,9 +123,7 @@ def _kept(op: LocalOp, operand: Array, indices: Array, updates: Array, has: Arra
     XLA makes one update a dynamic slice, and merges that with one around it as if it were in bounds.
     """
     numbers = op.params["dimension_numbers"]
-    outside = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    sizes = iter(updates.shape[u] for u in numbers.update_window_dims)
-    slices = tuple(1 if d in outside else next(sizes) for d in range(operand.ndim))
+    slices = _slice_sizes(numbers, operand.ndim, updates.shape)
     dims = numbers.scatter_dims_to_operand_dims
     indices = jnp.clip(indices, 0, np.array([operand.shape[d] - slices[d] for d in dims], indices.dtype))
     if op.op.kind in _NEUTRAL:
@@ -139,7 +142,7 @@ def _kept(op: LocalOp, operand: Array, indices: Array, updates: Array, has: Arra
 
 @form("dynamic_slice")
 def dynamic_slice(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """Only dimensions that are taken whole are sharded. Starts are clamped here: XLA merges a slice of a slice into one, which
+    """Only dimensions that are not sliced are sharded. Starts are clamped here: XLA merges a slice of a slice into one, which
     clamps their sum instead of the first start."""
     x, *starts = arrays
     for d, start in enumerate(starts):
@@ -152,39 +155,53 @@ def dynamic_slice(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
 @form("dynamic_update_slice")
 def dynamic_update_slice(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """Starts are clamped in the whole array; then each device writes the part of the update that falls into its block.
+    """Starts are clamped in the global array; then each device writes the part of the update that falls into its block.
 
     Only as much as the update is read and written, so that the rest stays in place.
     """
     x, update, *starts = arrays
-    whole = op.shapes[0]
     begins: list[Any] = []
-    window: list[int] = []
     valid: Any = None
     for d, start in enumerate(starts):
-        size, wanted = x.shape[d], op.shapes[1][d]
-        if wanted == whole[d]:  # taken whole
+        size, wanted, total = x.shape[d], op.shapes[1][d], op.shapes[0][d]
+        if wanted == total:
             begins.append(np.int32(0))
-            window.append(size)
             continue
-        start = jnp.clip(start.astype(jnp.int32), 0, whole[d] - wanted)
-        if not op.axes(0, d):
-            begins.append(start)
-            window.append(wanted)
-            continue
-        first = start - op.offset(0, d)  # of the update, in this block
-        width = min(wanted, size)
-        begin = jnp.clip(first, 0, size - width)
-        shift = begin - first  # of the written window, in the update
-        widths = [(width, width, 0) if k == d else (0, 0, 0) for k in range(x.ndim)]
-        padded = jax.lax.pad(update, np.zeros((), update.dtype), widths)
-        update = jax.lax.dynamic_slice_in_dim(padded, jnp.clip(shift, -width, wanted) + width, width, d)
-        at = jnp.arange(width, dtype=jnp.int32) + shift
-        inside = ((at >= 0) & (at < wanted)).reshape([-1 if k == d else 1 for k in range(x.ndim)])
-        valid = inside if valid is None else valid & inside
+        begin = jnp.clip(start.astype(jnp.int32), 0, total - wanted)
+        if op.axes(0, d):
+            first = begin - op.offset(0, d)  # of the update, in this block
+            width = min(wanted, size)
+            begin = jnp.clip(first, 0, size - width)
+            shift = begin - first  # of the written window, in the update
+            update = window(update, shift, width, d)
+            inside = in_range(shift, width, wanted, d, x.ndim)
+            valid = inside if valid is None else valid & inside
         begins.append(begin)
-        window.append(width)
     begins = [jnp.asarray(b, jnp.int32) for b in begins]
     if valid is not None:
-        update = jnp.where(valid, update, jax.lax.dynamic_slice(x, begins, window))
+        update = jnp.where(valid, update, jax.lax.dynamic_slice(x, begins, update.shape))
     return [jax.lax.dynamic_update_slice(x, update, begins)]
+
+
+@form("argmax", "argmin")
+def arg_reduce(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """The local position, counted in the global dimension; where devices are to be compared, with the value there."""
+    (x,) = arrays
+    (dim,) = op.params["axes"]
+    (at,) = op.bind([x])
+    if not op.sharded(Kind.REDUCTION):
+        return [at]
+    largest = op.op.kind == "argmax"
+    values = jnp.squeeze(jnp.take_along_axis(x, jnp.expand_dims(at, dim), dim), dim)
+    return [at + jnp.asarray(op.offset(0, dim)).astype(at.dtype), _ordered(values, largest)]
+
+
+def _ordered(values: Array, largest: bool) -> Array:
+    """Numbers in the order in which a maximum (or minimum) sees values: integers of the same width. A NaN wins over all."""
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        return values.astype(jnp.uint8) if values.dtype == jnp.bool_ else values
+    integer: Any = jnp.dtype(f"int{values.dtype.itemsize * 8}")
+    bits = jax.lax.bitcast_convert_type(values + jnp.zeros((), values.dtype), integer)  # no negative zero
+    ends = jnp.iinfo(integer)
+    bits = jnp.where(bits >= 0, bits, bits ^ ends.max)
+    return jnp.where(jnp.isnan(values), ends.max if largest else ends.min, bits)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +24,21 @@ def pallas_call(op: LocalOp, arrays: list[Array]) -> list[Array]:
     grid, split_axes = list(mapping.grid), _axes_by_split(op)
     for axis, axes in split_axes.items():
         grid[axis] //= pieces(axes, op.mesh)
-    inputs = [array.shape for array in arrays[len(arrays) - mapping.num_inputs :]]
     outputs = [op.local_shape(op.out + r) for r in range(mapping.num_outputs)]
+    shapes = [*(array.shape for array in arrays[len(arrays) - mapping.num_inputs :]), *outputs]
+    blocks = [
+        block.replace(array_aval=block.array_aval.update(shape=shape))
+        for block, shape in zip(mapping.block_mappings, shapes, strict=True)
+    ]
     count = math.prod(pieces(axes, op.mesh) for axes in split_axes.values())
+    cost = params.get("cost_estimate")
+    if cost is not None:
+        cost = dataclasses.replace(cost, **{k: n // count for k, n in dataclasses.asdict(cost).items()})
     results = op.bind(
         arrays,
-        grid_mapping=_local_grid(mapping, grid, [*inputs, *outputs]),
+        grid_mapping=mapping.replace(grid=tuple(grid), block_mappings=tuple(blocks)),
         out_avals=tuple(aval.update(shape=shape) for aval, shape in zip(params["out_avals"], outputs, strict=True)),
-        cost_estimate=_local_cost(params.get("cost_estimate"), count),
+        cost_estimate=cost,
     )
     for split in grid_splits(params):
         axes = split_axes[split.axis]
@@ -46,12 +51,12 @@ def pallas_call(op: LocalOp, arrays: list[Array]) -> list[Array]:
 def _axes_by_split(op: LocalOp) -> dict[int, Axes]:
     """The mesh axes of each grid dimension. Raises where the op is sharded in a way that its grid cannot follow, as a rule that
     a user registered may ask."""
-    found: dict[int, Axes] = {}
+    by_split: dict[int, Axes] = {}
     explained = set()
     for split in grid_splits(op.params):
         sharded = {op.axes(*place) for place in split.places}
         explained |= set(split.places) if len(sharded) == 1 else set()
-        found[split.axis] = sharded.pop()
+        by_split[split.axis] = sharded.pop()
     for tensor, dims in enumerate(op.rule.tensors):
         for d in range(len(dims)):
             if op.axes(tensor, d) and (tensor, d) not in explained:
@@ -59,23 +64,7 @@ def _axes_by_split(op: LocalOp) -> dict[int, Axes]:
                     f"its grid does not split dimension {d} of tensor {tensor}; wrap its caller with shardwise.kernel"
                 )
                 raise SpmdError(op.op.kind, equations.user_line(op.equation.source_info), reason)
-    return found
-
-
-def _local_grid(mapping: Any, grid: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Any:
-    """A grid mapping with another grid, over arrays of other shapes (inputs, then outputs)."""
-    blocks = [
-        block.replace(array_aval=block.array_aval.update(shape=shape))
-        for block, shape in zip(mapping.block_mappings, shapes, strict=True)
-    ]
-    return mapping.replace(grid=tuple(grid), block_mappings=tuple(blocks))
-
-
-def _local_cost(estimate: Any, count: int) -> Any:
-    """One device's part of a kernel's cost estimate."""
-    if estimate is None:
-        return None
-    return dataclasses.replace(estimate, **{k: n // count for k, n in dataclasses.asdict(estimate).items()})
+    return by_split
 
 
 def _sum(array: Array, axes: Axes, op: LocalOp) -> Array:
@@ -84,8 +73,8 @@ def _sum(array: Array, axes: Axes, op: LocalOp) -> Array:
 
 @form("dot_product_attention_bwd", "dot_product_attention_bwd_wrapper")
 def attention_backward(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """A bias that all examples or heads share gets the sum of what the devices find for theirs, as JAX's own partitioning of
-    this op has it. XLA drops the sum where nothing needs that gradient."""
+    """A bias that all examples or heads share gets the sum of what the devices compute for theirs, as in JAX's partitioning of
+    this op. XLA drops the sum where nothing needs that gradient."""
     results = op.bind(arrays)
     if len(results) > 3:
         for tensor, dim in broadcast_bias_dims(op.shapes, op.params):

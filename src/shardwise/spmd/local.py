@@ -1,8 +1,8 @@
-"""An op on one device's blocks: what its local form needs to know, and the table of forms.
+"""An op on one device's blocks, and the table of local forms.
 
 Most primitives have no shape among their parameters, and are bound as they are on smaller arrays. The others have a *local
 form*: a function of the op and the local operands that returns the local results. Forms are registered by primitive, one file
-for each family. Most are asked only where some factor of the op is sharded.
+for each family. Most are used only where some factor of the op is sharded.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from shardwise.capture import jax_internals as internals
@@ -27,7 +25,7 @@ from shardwise.spmd.collectives import block_index, fetch, fill_outside, pieces
 Array = Any
 Form = Callable[["LocalOp", list[Array]], list[Array]]
 
-#: Primitives that have a local form even where they are computed whole.
+#: Primitives whose local form is used even where no factor is sharded.
 _ALWAYS: Final = frozenset({"dynamic_slice", "dynamic_update_slice", "fft", *SCATTERS})
 #: Local forms by primitive.
 FORMS: Final[dict[str, Form]] = {}
@@ -56,7 +54,7 @@ class LocalOp:
     assigned: tuple[Axes, ...]
     mesh: MeshAxes
     shapes: tuple[tuple[int, ...], ...]
-    shared: tuple[dict[Any, Array], ...] = ()
+    shared: tuple[dict[Any, Array], ...]
 
     @property
     def params(self) -> dict[str, Any]:
@@ -75,8 +73,8 @@ class LocalOp:
 
     def axes(self, tensor: int, dim: int) -> Axes:
         """The axes over which a dimension is sharded while the op computes."""
-        own = self.rule.tensors[tensor][dim]
-        return self.assigned[own[0]] if own else ()
+        factors = self.rule.tensors[tensor][dim]
+        return self.assigned[factors[0]] if factors else ()
 
     def local_shape(self, tensor: int) -> tuple[int, ...]:
         """The shape of this device's block."""
@@ -98,29 +96,26 @@ class LocalOp:
 
     def fetches(self) -> dict[int, tuple[Fetch, ...]]:
         """By operand what a windowed op needs from other devices."""
-        cut = [pieces(axes, self.mesh) for axes in self.assigned]
-        found = fetches(self.op.kind, self.rule, self.shapes, cut)
-        assert found is not None, f"{self.op.kind} cannot be computed in these blocks"
-        return {k: tuple(own for own in found if own.operand == k) for k in dict.fromkeys(f.operand for f in found)}
+        return fetches_by_operand(self.op, self.shapes, self.assigned, self.mesh)
 
     def fetched(self, arrays: list[Array], fills: Sequence[Any]) -> tuple[list[Array], dict[tuple[int, int], Fetch]]:
-        """The operands with what they need from other devices, and by operand and dimension what that is. ``fills``: what
-        stands outside of each operand."""
-        arrays, found = list(arrays), dict[tuple[int, int], Fetch]()
-        for k, own in self.fetches().items():
-            arrays[k] = self.fetch(k, own, arrays[k], fills[k])
-            found |= {(k, f.dim): f for f in own}
-        return arrays, found
+        """The operands with what they need from other devices, and by operand and dimension what that is. ``fills``: the value
+        outside of each operand."""
+        arrays, by_dim = list(arrays), dict[tuple[int, int], Fetch]()
+        for k, needed in self.fetches().items():
+            arrays[k] = self.fetch(k, needed, arrays[k], fills[k])
+            by_dim |= {(k, f.dim): f for f in needed}
+        return arrays, by_dim
 
-    def fetch(self, operand: int, own: tuple[Fetch, ...], array: Array, fill: Any) -> Array:
+    def fetch(self, operand: int, needed: tuple[Fetch, ...], array: Array, fill: Any) -> Array:
         """An operand with what it needs along some dimensions, one after another; fetched once for ops that need the same."""
-        known = self.shared[operand] if self.shared else {}
-        if own not in known:
-            for f in own:
+        shared = self.shared[operand]
+        if needed not in shared:
+            for f in needed:
                 array = fetch(array, f, self.assigned[f.factor], self.mesh)
-            known[own] = array
-        array = known[own]
-        for f in own if fill is not None else ():
+            shared[needed] = array
+        array = shared[needed]
+        for f in needed if fill is not None else ():
             array = fill_outside(array, f, self.assigned[f.factor], self.mesh, fill)
         return array
 
@@ -132,22 +127,17 @@ class LocalOp:
         return internals.bind(self.equation, arrays, stated | changed)
 
 
+def fetches_by_operand(
+    op: Op, shapes: Sequence[tuple[int, ...]], assigned: Sequence[Axes], mesh: MeshAxes
+) -> dict[int, tuple[Fetch, ...]]:
+    """By operand what a windowed op needs from other devices."""
+    assert op.rule is not None
+    needed = fetches(op.kind, op.rule, shapes, [pieces(axes, mesh) for axes in assigned])
+    assert needed is not None, f"{op.kind} cannot be computed in these blocks"
+    return {k: tuple(f for f in needed if f.operand == k) for k in dict.fromkeys(f.operand for f in needed)}
+
+
 def compute(op: LocalOp, arrays: list[Array]) -> list[Array]:
     """The local results of an op."""
-    own = FORMS.get(op.op.kind) if any(op.assigned) or op.op.kind in _ALWAYS else None
-    return own(op, arrays) if own is not None else op.bind(arrays)
-
-
-def local_part(op: LocalOp, tensor: int, array: Array) -> Array:
-    """This device's block of a result that was computed whole."""
-    for d, size in enumerate(op.local_shape(tensor)):
-        if size != array.shape[d]:
-            array = jax.lax.dynamic_slice_in_dim(array, op.offset(tensor, d), size, d)
-    return array
-
-
-def spread_out(op: LocalOp, tensor: int, array: Array) -> Array:
-    """An array of the global shape that has this device's block in its place, and zeros around it."""
-    whole = jnp.zeros(op.shapes[tensor], array.dtype)
-    starts = [jnp.asarray(op.offset(tensor, d), jnp.int32) for d in range(array.ndim)]
-    return jax.lax.dynamic_update_slice(whole, array, starts)
+    form = FORMS.get(op.op.kind) if any(op.assigned) or op.op.kind in _ALWAYS else None
+    return form(op, arrays) if form is not None else op.bind(arrays)

@@ -1,4 +1,5 @@
-"""Local forms of ops that move elements without computing: their parameters hold shapes, or positions matter."""
+"""Local forms of ops whose parameters hold shapes, or for which positions matter: ops that move elements, and random numbers,
+of which a block holds what the global array would hold there."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from shardwise.spmd.collectives import block_index, pieces
+from shardwise.capture import jax_internals as internals
+from shardwise.spmd.collectives import block_index, in_range, pieces, window
 from shardwise.spmd.local import Array, LocalOp, form
 
 
@@ -28,15 +30,15 @@ def reshape(op: LocalOp, arrays: list[Array]) -> list[Array]:
 @form("fft")
 def fft(op: LocalOp, arrays: list[Array]) -> list[Array]:
     """XLA's CPU compiler gives a transform whose operand was gathered a layout that it cannot compute, unless one is stated."""
-    (made,) = op.bind(arrays)
-    return [with_layout_constraint(made, Layout(tuple(range(made.ndim))))]
+    (result,) = op.bind(arrays)
+    return [with_layout_constraint(result, Layout(tuple(range(result.ndim))))]
 
 
 @form("iota")
 def iota(op: LocalOp, arrays: list[Array]) -> list[Array]:
     dim = op.params["dimension"]
-    (made,) = op.bind(arrays, shape=op.local_shape(op.out))
-    return [made + jnp.asarray(op.offset(op.out, dim)).astype(made.dtype) if op.axes(op.out, dim) else made]
+    (x,) = op.bind(arrays, shape=op.local_shape(op.out))
+    return [x + jnp.asarray(op.offset(op.out, dim)).astype(x.dtype) if op.axes(op.out, dim) else x]
 
 
 @form("tile")
@@ -53,21 +55,20 @@ def tile(op: LocalOp, arrays: list[Array]) -> list[Array]:
 def slice_(op: LocalOp, arrays: list[Array]) -> list[Array]:
     p, (x,) = op.params, arrays
     starts, limits = list(p["start_indices"]), list(p["limit_indices"])
-    (x,), found = op.fetched([x], [None])
-    for d, axes in enumerate(op.axes(0, d) for d in range(x.ndim)):
-        if axes:
-            starts[d], limits[d] = 0, found[0, d].width if (0, d) in found else x.shape[d]
+    (x,), fetched = op.fetched([x], [None])
+    for d in range(x.ndim):
+        if op.axes(0, d):
+            starts[d], limits[d] = 0, fetched[0, d].width if (0, d) in fetched else x.shape[d]
     return op.bind([x], start_indices=tuple(starts), limit_indices=tuple(limits))
 
 
 @form("pad")
 def pad(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    arrays, found = op.fetched(arrays, [arrays[1], None])
+    arrays, fetched = op.fetched(arrays, [arrays[1], None])
     config = list(op.params["padding_config"])
-    for (_, d), own in found.items():
-        inner = config[d][2]
-        size = op.local_shape(op.out)[d]
-        config[d] = (own.offset, size - own.offset - ((own.width - 1) * (inner + 1) + 1), inner)
+    for (_, d), f in fetched.items():
+        inner, size = config[d][2], op.local_shape(op.out)[d]
+        config[d] = (f.offset, size - f.offset - ((f.width - 1) * (inner + 1) + 1), inner)
     return op.bind(arrays, padding_config=tuple(config))
 
 
@@ -83,35 +84,28 @@ def concatenate(op: LocalOp, arrays: list[Array]) -> list[Array]:
     axes, size = op.axes(op.out, dim), op.local_shape(op.out)[dim]
     if not axes:
         return op.bind(arrays)
-    own = op.fetches()
+    needed = op.fetches()
     index = block_index(axes, op.mesh)
-    at = jnp.arange(size, dtype=jnp.int32)
-    start, found = 0, None
+    start, result = 0, None
     for k, x in enumerate(arrays):
         length = op.shapes[k][dim]
         first = index * np.int32(size) - np.int32(start)  # the operand's position that is the first of the block
-        if k in own:
-            x = op.fetch(k, own[k], x, None)
-        else:  # a small piece, which every device has
-            widths = [(size, size, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
-            padded = jax.lax.pad(x, np.zeros((), x.dtype), widths)
-            x = jax.lax.dynamic_slice_in_dim(padded, jnp.clip(first + size, 0, length + size), size, dim)
-        valid = ((at + first >= 0) & (at + first < length)).reshape([-1 if d == dim else 1 for d in range(x.ndim)])
-        found = x if found is None else jnp.where(valid, x, found)
+        # A small operand is not sharded.
+        x = op.fetch(k, needed[k], x, None) if k in needed else window(x, first, size, dim)
+        result = x if result is None else jnp.where(in_range(first, size, length, dim, x.ndim), x, result)
         start += length
-    return [found]
+    return [result]
 
 
 @form("split")
 def split(op: LocalOp, arrays: list[Array]) -> list[Array]:
     (x,) = arrays
-    own = op.fetches().get(0, ())
-    if not own:
-        sizes = [op.local_shape(op.out + r)[op.params["axis"]] for r in range(len(op.op.results))]
-        return op.bind([x], sizes=tuple(sizes))
-    made = iter(op.fetch(0, (f,), x, None) for f in own)
     shapes = [op.local_shape(op.out + r) for r in range(len(op.op.results))]
-    return [next(made) if math.prod(shape) else jnp.zeros(shape, x.dtype) for shape in shapes]
+    needed = op.fetches().get(0, ())
+    if not needed:
+        return op.bind([x], sizes=tuple(shape[op.params["axis"]] for shape in shapes))
+    results = iter(op.fetch(0, (f,), x, None) for f in needed)
+    return [next(results) if math.prod(shape) else jnp.zeros(shape, x.dtype) for shape in shapes]
 
 
 @form("iota_2x32_shape")
@@ -126,14 +120,14 @@ def counters(shape: tuple[int, ...], local: tuple[int, ...], offsets: list[Any])
     high = jnp.zeros(local, jnp.uint32)
     wide = math.prod(shape) > 2**32
     for d, size in enumerate(shape):
-        own = jax.lax.broadcasted_iota(jnp.uint32, local, d) + jnp.asarray(offsets[d]).astype(jnp.uint32)
+        at = jax.lax.broadcasted_iota(jnp.uint32, local, d) + jnp.asarray(offsets[d]).astype(jnp.uint32)
         if wide:
             more, scaled = _times(low, size)
             high = high * np.uint32(size) + more
-            low = scaled + own
-            high = high + (low < own).astype(jnp.uint32)
+            low = scaled + at
+            high = high + (low < at).astype(jnp.uint32)
         else:
-            low = low * np.uint32(size) + own
+            low = low * np.uint32(size) + at
     return high, low
 
 
@@ -145,3 +139,45 @@ def _times(x: Array, factor: int) -> tuple[Array, Array]:
     middle = a * d + ((b * d) >> half)
     carry = b * c + (middle & mask)
     return a * c + (middle >> half) + (carry >> half), x * np.uint32(factor)
+
+
+@form("random_bits")
+def random_bits(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """Threefry's bits depend on the key and on the position in the flat array, so that devices compute their blocks alone."""
+    (keys,) = arrays
+    settings: Any = jax.config
+    if "fry" not in str(keys.dtype) or not settings.jax_threefry_partitionable:
+        return sliced(op, arrays)
+    words = jax.random.key_data(keys)
+    shape, width = op.params["shape"], op.params["bit_width"]
+    local = op.local_shape(op.out)[keys.ndim :]
+    offsets = [op.offset(op.out, keys.ndim + d) for d in range(len(shape))]
+    high, low = counters(shape, local, offsets)
+    halves = [words[..., k].reshape(*keys.shape, *(1,) * len(local)) for k in (0, 1)]
+    first, second = internals.threefry(*(jnp.broadcast_to(a, (*keys.shape, *local)) for a in (*halves, high, low)))
+    if width == 64:
+        return [(first.astype(jnp.uint64) << np.uint64(32)) | second.astype(jnp.uint64)]
+    return [(first ^ second).astype(jnp.dtype(f"uint{width}"))]
+
+
+@form("random_split", "rng_uniform", "rng_bit_generator")
+def sliced(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """Every device computes the global result and keeps its block."""
+    results = op.bind(arrays)
+    for r, x in enumerate(results):
+        for d, size in enumerate(op.local_shape(op.out + r)):
+            if size != x.shape[d]:
+                x = jax.lax.dynamic_slice_in_dim(x, op.offset(op.out + r, d), size, d)
+        results[r] = x
+    return results
+
+
+@form("random_gamma")
+def random_gamma(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """Each position derives a key from its number in the global array."""
+    keys, alpha = arrays
+    if keys.ndim and any(op.axes(0, d) for d in range(keys.ndim)):
+        return op.bind(arrays)
+    starts = [jnp.asarray(op.offset(1, d), jnp.int32) for d in range(alpha.ndim)]
+    alpha = jax.lax.dynamic_update_slice(jnp.ones(op.shapes[1], alpha.dtype), alpha, starts)
+    return sliced(op, [keys, alpha])

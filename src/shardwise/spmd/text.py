@@ -1,22 +1,21 @@
 """The device-local program as lines: what one device computes, with local shapes, and the collectives where they run.
 
-The lines are made from the data that ``shardwise.spmd.program`` emits the program from, by the same rules: they list what is
-executed. They are plain data; ``shardwise.report.program_text`` lays them out.
+The lines follow from the same data and rules as the program that ``shardwise.spmd.program`` emits. They are plain data;
+``shardwise.report.program_text`` lays them out.
 
 - ``f32[16·data,512]`` is a block of 16 × 512 of an array whose first dimension is sharded over ``data``.
 - ``%7`` is a value as its op makes it, ``%7.a`` and ``%7.b`` are the same value in other shardings. Arguments are named by
   their paths where these are short. ``w[i]`` is what one trip of a loop reads of ``w``; ``_`` is a number in the program.
 - Collectives have the names that they have in ``jax.lax``.
 
-A value is brought into a sharding once in a section: a loop body or what stands behind the barrier of a ``remat`` is one.
+A value is resharded once in a section: a loop body or what stands behind the barrier of a ``remat`` is one.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -24,23 +23,13 @@ from typing import Any, Final
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op, Program, Region, Value
 from shardwise.ir.traits import MANUAL
-from shardwise.lowering.halo import Fetch, fetches
-from shardwise.lowering.reshard_times import partial_need
+from shardwise.lowering.halo import Fetch
 from shardwise.lowering.sharded_program import ShardedProgram
-from shardwise.lowering.sharding import (
-    PAIRED,
-    ROUNDED,
-    Collective,
-    Kind,
-    Sharding,
-    is_made_anew,
-    is_narrowed,
-    is_rounded,
-    reshard,
-    result_sharding,
-    tensor_sharding,
-)
+from shardwise.lowering.sharding import PAIRED, Collective, Kind, Sharding, is_made_anew, reshard
 from shardwise.lowering.structure import reshard_sections
+from shardwise.spmd.collectives import changed_dims, pieces
+from shardwise.spmd.local import fetches_by_operand
+from shardwise.spmd.walk import Walk
 
 #: Kinds of lines that communicate.
 MOVING: Final = frozenset(kind.value for kind in Kind if kind is not Kind.SLICE)
@@ -115,12 +104,12 @@ def local_type(value: Value, sharding: Sharding, mesh: MeshAxes, sizes: Mapping[
     >>> local_type(Value(0, (64, 512), "bfloat16", 2, Origin.RESULT), Sharding(((0,), ())), MeshAxes(("data",), (4,)))
     'bf16[16·data,512]'
     """
-    dims = []
-    for d, (size, axes) in enumerate(zip(value.shape, sharding.dims, strict=True)):
-        if sizes and d in sizes:
-            dims.append(str(sizes[d]))
-        else:
-            dims.append("·".join([str(size // math.prod(mesh.sizes[a] for a in axes)), *(mesh.names[a] for a in axes)]))
+    dims = [
+        "·".join([str(n // pieces(a, mesh)), *(mesh.names[k] for k in a)])
+        for n, a in zip(value.shape, sharding.dims, strict=True)
+    ]
+    for d, size in (sizes or {}).items():
+        dims[d] = str(size)
     return f"{_short(value.dtype)}[{','.join(dims)}]"
 
 
@@ -137,22 +126,21 @@ def _dims(dims: Sequence[int]) -> str:
     return f"dim{'s' if len(dims) > 1 else ''} {' and '.join(map(str, dims))}"
 
 
-class _Listing:
+class _Listing(Walk):
     """The walk over the program. ``stored`` has the names of values in the sharding in which they leave their ops, ``copies``
     by section, value and sharding those of the others."""
 
     def __init__(self, program: Program, sharded: ShardedProgram):
-        self.program, self.sharded, self.mesh = program, sharded, sharded.mesh
+        super().__init__(program, sharded, rounds=True)
         self.lines: list[Line] = []
         self.stored: dict[int, str] = {}
-        self.copies: dict[tuple[int, int, Sharding, bool], str] = {}
-        self._fetched: dict[Hashable, str] = {}
+        self.copies: dict[Hashable, str] = {}
         self._sections, self._crossing = reshard_sections(program)
         self._links = {k for op in program.ops for k in op.links}
         self._roots: dict[str, str] = {}
         self._paths: dict[str, str] = {}
         self._suffixes: Counter[str] = Counter()
-        self._brought: set[tuple[int, int, Sharding]] = set()
+        self._resharded: set[tuple[int, int, Sharding]] = set()
         self._region, self._depth = 0, 0
 
     # Names and types.
@@ -171,17 +159,19 @@ class _Listing:
         self._roots[f"{root}.{suffix}"] = root
         return f"{root}.{suffix}"
 
+    def _names(self, axes: Iterable[int]) -> tuple[str, ...]:
+        return tuple(self.mesh.names[a] for a in axes)
+
     def _axes(self, axes: Iterable[int]) -> str:
-        return "·".join(self.mesh.names[a] for a in axes)
+        return "·".join(self._names(axes))
 
     def _type(self, value: int, sharding: Sharding, sizes: Mapping[int, int] | None = None) -> str:
         return local_type(self.program.values[value], sharding, self.mesh, sizes)
 
     def _partial(self, value: int, sharding: Sharding) -> str:
-        if not sharding.partial:
-            return ""
-        reducer = self.sharded.array_type(self.program, value).reducer
-        return f"partial{'' if reducer == 'sum' else f' {reducer}'} over {self._axes(sharding.partial)}"
+        reducer = self._types[value].reducer
+        reduced = "" if reducer == "sum" else f" {reducer}"
+        return f"partial{reduced} over {self._axes(sharding.partial)}" if sharding.partial else ""
 
     def _add(self, kind: str, op: Op, notes: Iterable[str] = (), **parts: Any) -> None:
         source = self.program.source_of(op)
@@ -192,211 +182,170 @@ class _Listing:
 
     # Reshards.
 
-    def _taken(self, op: Op, operand: int) -> str:
-        """The name of an operand in the sharding that an op needs, after the collectives that bring it there."""
+    def _operand(self, op: Op, operand: int) -> str:
+        """The name of an operand in the sharding that an op needs, after the collectives of its reshard."""
         value = op.operands[operand]
         if value < 0:
             return "_"
-        given, need = self.sharded.shardings[value], self._need(op, operand)
-        if need is given:
+        source = self.sharded.shardings[value]
+        need = self._need(op, operand, source)
+        if need is source:
             return self.stored[value]
-        rounded = self.sharded.rounds and op.id in self.program.rounding
-        rounded = rounded and is_rounded(self.sharded.array_type(self.program, value), given)
+        rounded = self._is_rounded(op, value, source)
         key = (self._crossing.get((op.id, value), self._sections[op.id]), value, need, rounded)
         if key not in self.copies:
             place = (self._region, value, need)
-            note = "again, behind a remat barrier" if place in self._brought else ""
-            self._brought.add(place)
-            self.copies[key] = self._reshard(op, value, self.stored[value], (given, need), note, rounded)
+            note = "again, behind a remat barrier" if place in self._resharded else ""
+            self._resharded.add(place)
+            self.copies[key] = self._reshard(op, value, self.stored[value], (source, need), note, rounded)
         return self.copies[key]
 
-    def _need(self, op: Op, operand: int) -> Sharding:
-        """The sharding in which an op uses an operand."""
-        assert op.rule is not None
-        need = tensor_sharding(op.rule.operand_majors[operand], self.sharded.factors[op.id])
-        return partial_need(need, self.sharded.shardings[op.operands[operand]], self.sharded.passed[op.id])
-
-    def _made(self, op: Op, value: int) -> Sharding:
-        """The sharding in which an op computes one of its results."""
-        assert op.rule is not None
-        result = op.results.index(value)
-        return result_sharding(op.rule, result, self.sharded.factors[op.id], self.sharded.passed[op.id])
-
     def _store(self, op: Op, value: int, name: str) -> None:
-        """Brings a result into the sharding in which it leaves its op."""
-        ends = self._made(op, value), self.sharded.shardings[value]
+        """Reshards a result into the sharding in which it leaves its op."""
+        ends = self._computed(op, op.results.index(value)), self.sharded.shardings[value]
         self.stored[value] = self._reshard(op, value, name, ends)
 
     def _reshard(
         self, op: Op, value: int, name: str, ends: tuple[Sharding, Sharding], note: str = "", rounded: bool = False
     ) -> str:
         """The name of a value after the collectives from one sharding to another."""
-        if ends[0] is ends[1]:
-            return name
-        array, now = self.sharded.array_type(self.program, value), ends[0]
-        array = array.rounded if rounded else array
+        array, now = self._array(value, rounded), ends[0]
         if is_made_anew(array, *ends):
             old, name = name, self._copy(name)
-            made = {"name": name, "type": self._type(value, ends[1]), "operands": (old,), "values": (value,)}
-            self._add("op", op, (note,), function="broadcast_in_dim", **made)
-            return name
+            parts = {"name": name, "type": self._type(value, ends[1]), "operands": (old,), "values": (value,)}
+            self._add("op", op, (note,), function="broadcast_in_dim", **parts)
+        narrow = self._moved_dtype(value, ends[0], rounded)
         for step in reshard(array, *ends, self.mesh):
             assert step.after is not None
             old, name = name, self._copy(name)
             function, details, remark = self._step(step, now, array.reducer)
-            if step.kind is not Kind.SLICE and is_narrowed(array, ends[0]):
-                remark = f"as {ROUNDED if rounded else self.program.values[self.program.moved_as[value]].dtype}"
-            now = step.after
+            moves, now = step.kind is not Kind.SLICE, step.after
             self._add(
                 step.kind.value,
                 op,
-                (remark, self._partial(value, now), note),
+                (f"as {narrow}" if narrow and moves else remark, self._partial(value, now), note),
                 name=name,
                 type=self._type(value, now),
                 function=function,
                 operands=(old,),
-                details=details,
-                axes=tuple(self.mesh.names[a] for a in step.axes),
-                nbytes=step.nbytes if step.kind is not Kind.SLICE else 0.0,
+                details=(self._axes(step.axes), *details),
+                axes=self._names(step.axes),
+                nbytes=step.nbytes if moves else 0.0,
                 count=step.count,
                 values=(value,),
             )
         return name
 
     def _step(self, step: Collective, before: Sharding, reducer: str) -> tuple[str, tuple[str, ...], str]:
-        """The function of ``jax.lax`` for one step of a reshard, its arguments, and a remark."""
-        after, axes = step.after, self._axes(step.axes)
+        """The function of ``jax.lax`` for one step of a reshard, its arguments after the axes, and a remark."""
+        after = step.after
         assert after is not None
-        changed = [d for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)) if old != new]
+        changed = changed_dims(before, after)
         if step.kind is Kind.ALL_REDUCE and reducer in PAIRED:
             best = "pmax" if reducer == "argmax" else "pmin"
-            return (best, (axes,), "of the values") if after is before else ("pmin", (axes,), "of their positions")
+            return (best, (), "of the values") if after is before else ("pmin", (), "of their positions")
         if step.kind is Kind.ALL_REDUCE:
-            return _REDUCERS[reducer], (axes,), ""
+            return _REDUCERS[reducer], (), ""
         if step.kind is Kind.ALL_GATHER and not changed:
-            return "all_gather", (axes,), f"then combined by {reducer}"
+            return "all_gather", (), f"then combined by {reducer}"
         if step.hops:
-            return "ppermute", (axes, _dims(changed)), f"reduce-scatter, ring of {step.hops}"
+            return "ppermute", (_dims(changed),), f"reduce-scatter, ring of {step.hops}"
         if step.kind is Kind.PERMUTE:
-            orders = (f"dim {d} to {self._axes(after.dims[d])}" for d in changed)
-            return "ppermute", (axes, *orders), ""
+            return "ppermute", tuple(f"dim {d} to {self._axes(after.dims[d])}" for d in changed), ""
         if step.kind is Kind.ALL_TO_ALL:
             split = [d for d in changed if set(after.dims[d]) - set(before.dims[d])]
             joined = [d for d in changed if set(before.dims[d]) - set(after.dims[d])]
-            return "all_to_all", (axes, f"split {_dims(split)}", f"concat {_dims(joined)}"), ""
-        return _FUNCTIONS[step.kind], (axes, _dims(changed)), ""
+            return "all_to_all", (f"split {_dims(split)}", f"concat {_dims(joined)}"), ""
+        return _FUNCTIONS[step.kind], (_dims(changed),), ""
 
-    def _halos(self, op: Op, names: list[str]) -> None:
-        """The permutes that bring a windowed op what it needs from other devices; ``names`` of operands are changed."""
-        assert op.rule is not None
-        shapes = [self.program.values[v].shape if v >= 0 else () for v in (*op.operands, *op.results)]
-        cut = [math.prod(self.mesh.sizes[a] for a in axes) for axes in self.sharded.factors[op.id]]
-        found: dict[int, list[Fetch]] = {}
-        for own in fetches(op.kind, op.rule, shapes, cut) or ():
-            found.setdefault(own.operand, []).append(own)
-        for k, fetched in found.items():
-            key = (self._sections[op.id], op.operands[k], self._need(op, k), tuple(fetched))
-            if key not in self._fetched:
-                self._fetched[key] = self._fetch(op, k, names[k], fetched)
-            names[k] = self._fetched[key]
-
-    def _fetch(self, op: Op, operand: int, name: str, fetched: Sequence[Fetch]) -> str:
-        """An operand with what is fetched of it, one dimension after another."""
-        assert op.rule is not None
+    def _fetch(self, op: Op, operand: int, name: str, needed: Sequence[Fetch]) -> str:
+        """The name of an operand with the halos that a windowed op fetches, one dimension after another."""
         value, factors = op.operands[operand], self.sharded.factors[op.id]
-        need = tensor_sharding(op.rule.operand_majors[operand], factors)
-        held = self.program.values[value].nbytes / need.shards(self.mesh)
+        need = self._need(op, operand, Sharding(()))
+        nbytes = self.program.values[value].nbytes / need.shards(self.mesh)
         widths: dict[int, int] = {}
-        found = name
-        for own in fetched:
-            row, arrived = held / own.block, []
-            for r in own.rounds:
+        fetched = name
+        for f in needed:
+            row, arrived = nbytes / f.block, []
+            for r in f.rounds:
                 arrived.append(self._copy(name))
                 self._add(
                     Kind.PERMUTE.value,
                     op,
                     [_HOPS.get(tuple(sorted({to - source for source, to in r.pairs})), "between devices")],
                     name=arrived[-1],
-                    type=self._type(value, need, widths | {own.dim: r.length}),
+                    type=self._type(value, need, widths | {f.dim: r.length}),
                     function="ppermute",
-                    operands=(found,),
-                    details=(self._axes(factors[own.factor]), f"{r.length} of dim {own.dim}"),
-                    axes=tuple(self.mesh.names[a] for a in factors[own.factor]),
+                    operands=(fetched,),
+                    details=(self._axes(factors[f.factor]), f"{r.length} of dim {f.dim}"),
+                    axes=self._names(factors[f.factor]),
                     nbytes=r.length * row,
                     values=(value,),
                 )
-            found = f"concatenate({', '.join([found, *arrived])})" if arrived else found
+            fetched = f"concatenate({', '.join([fetched, *arrived])})" if arrived else fetched
             if op.kind != "split":  # whose results look into the operand one by one
-                held = row * own.width
-                widths[own.dim] = own.width
-        return found
+                nbytes = row * f.width
+                widths[f.dim] = f.width
+        return fetched
 
     # Ops.
 
     def step(self, op: Op) -> None:
         """Adds the lines of an op, or of a loop or branch with its bodies."""
-        if op.id in self._links:
-            return
         if op.rule is None:
             self._control(op)
-        else:
+        elif op.id not in self._links:
             self._op(op)
 
     def _op(self, op: Op) -> None:
-        assert op.rule is not None
-        names = [self._taken(op, k) for k in range(len(op.operands))]
-        if op.rule.windows:
-            self._halos(op, names)
+        names = [self._operand(op, k) for k in range(len(op.operands))]
+        shapes = [self.program.values[v].shape if v >= 0 else () for v in (*op.operands, *op.results)]
+        for k, needed in fetches_by_operand(op, shapes, self.sharded.factors[op.id], self.mesh).items():
+            key = (self._sections[op.id], op.operands[k], self._need(op, k, Sharding(())), needed)
+            if key not in self.copies:
+                self.copies[key] = self._fetch(op, k, names[k], needed)
+            names[k] = self.copies[key]
         kind = op.kind if op.kind in ("argument", "output") else MANUAL.get(op.kind, "op")
         axes = tuple(n for n in op.attribute("axes", ()) if n in self.mesh.names) if op.kind in MANUAL else ()
+        sources = [self.sharded.shardings[v] if v >= 0 else Sharding(()) for v in op.operands]
+        once = [f"{x} counted once" for x, s in zip(names, sources, strict=True) if self._counted_once(op, s)]
         for r, value in enumerate(op.results):
-            name, path, made = self._name(value), self.program.values[value].path, self._made(op, value)
+            name, path, computed = self._name(value), self.program.values[value].path, self._computed(op, r)
             if path not in ("", name):
                 self._paths[name] = path
+            moved = [self.program.values[v].nbytes for v in (op.operands[r], value) if v >= 0] if axes else [0]
             self._add(
                 kind,
                 op,
-                [self._partial(value, made), *self._counted_once(op, names)],
+                [self._partial(value, computed), *once],
                 name=name,
-                type=self._type(value, made),
+                type=self._type(value, computed),
                 function="" if kind in ("argument", "output") else op.kind,
                 operands=tuple(names),
                 details=(f"result {r}",) if len(op.results) > 1 else ("·".join(axes),) if axes else (),
                 axes=axes,
-                nbytes=self._stated_bytes(op, r) if axes else 0.0,
+                nbytes=float(max(moved)),
                 values=(*op.operands, value),
                 **({"about": self._paths.get(name, "")} if path else {}),
             )
         for value in op.results:
             self._store(op, value, self._name(value))
 
-    def _stated_bytes(self, op: Op, result: int) -> float:
-        """What a collective of the program itself moves: the larger side."""
-        both = (op.operands[result], op.results[result])
-        return float(max(self.program.values[v].nbytes for v in both if v >= 0))
-
-    def _counted_once(self, op: Op, names: Sequence[str]) -> Iterator[str]:
-        """In a sum with partial values, those that are not partial count on the first device only."""
-        passed = self.sharded.passed[op.id] if op.kind in ("add", "add_any", "sub") else ()
-        for name, v in zip(names, op.operands, strict=True) if passed else ():
-            if v < 0 or any(a not in self.sharded.shardings[v].partial for a in passed):
-                yield f"{name} counted once"
-
     # Loops and branches.
 
     def _control(self, op: Op) -> None:
         links = [self.program.ops[k] for k in op.links]
-        handed = {link.id: self._taken(link, 0) for link in links if not link.kind.endswith(".output")}
+        initial = {link.id: self._operand(link, 0) for link in links if not link.kind.endswith(".output")}
         for link in links:
             for value in link.results if link.kind.endswith(".const") else ():
-                self._store(link, value, handed[link.id])
+                self._store(link, value, initial[link.id])
         for number, region in enumerate(self.program.regions[r] for r in op.regions):
             self._add("loop", op, function=self._head(op, number, region))
             outer = self._region
             self._region, self._depth = region.id, self._depth + 1
             for link in links:
                 for value in (v for v in link.results if v in region.inputs and not link.kind.endswith(".const")):
-                    self._enter(link, value, handed[link.id])
+                    self._enter(link, value, initial[link.id])
             for k in region.ops:
                 self.step(self.program.ops[k])
             for link in links:
@@ -414,37 +363,40 @@ class _Listing:
                 self._store(link, value, name)
 
     def _head(self, op: Op, number: int, region: Region) -> str:
-        trips = f" ×{region.trips if region.trips_known else '?'}"
         if op.kind == "cond":
             return f"cond on {self.stored.get(op.operands[0], '_')}, branch {number}:"
-        return "while, condition:" if region.kind == "while.cond" else f"{op.kind}{trips}:"
+        trips = region.trips if region.trips_known else "?"
+        return "while, condition:" if region.kind == "while.cond" else f"{op.kind} ×{trips}:"
 
     def _link(self, link: Op, value: int, name: str, operands: tuple[str, ...]) -> None:
-        type_, used = self._type(value, self._made(link, value)), (*link.operands, value)
-        self._add("op", link, name=name, type=type_, function=link.kind, operands=operands, values=used)
+        parts = {"name": name, "type": self._link_type(link, value), "operands": operands}
+        self._add("op", link, function=link.kind, values=(*link.operands, value), **parts)
 
-    def _enter(self, link: Op, value: int, handed: str) -> None:
-        """What a body gets over its border: a carried value has its own name, of an input there is one part for each trip."""
-        name = handed
+    def _link_type(self, link: Op, value: int) -> str:
+        return self._type(value, self._computed(link, link.results.index(value)))
+
+    def _enter(self, link: Op, value: int, initial: str) -> None:
+        """Adds an input of a body: a carried value gets a name, of a scanned input there is one part for each trip."""
+        name = initial
         if link.kind != "cond.input":
-            name = f"{handed}[i]" if link.kind == "scan.input" else self._name(value)
-            root = self._roots.get(handed, handed)
+            name = f"{initial}[i]" if link.kind == "scan.input" else self._name(value)
+            root = self._roots.get(initial, initial)
             if link.kind == "scan.input" and root in self._paths:
                 self._paths[name] = self._paths[root]
-            self._link(link, value, name, (handed,))
+            self._link(link, value, name, (initial,))
         self._store(link, value, name)
 
     def _leave(self, link: Op, number: int, region: Region) -> None:
-        """What a body hands on: to its next trip, or out of the loop or branch."""
+        """Adds a result of a body: for its next trip, or for the loop or branch."""
+        type_, operand = "", 0
         if link.kind.endswith(".carry") and region.kind.endswith(".body"):
             (carried,) = (v for v in link.results if v in region.inputs)
-            operand, name, type_ = 1, f"next {self._name(carried)}", ""
+            operand, name = 1, f"next {self._name(carried)}"
+        elif link.kind == "cond.output":
+            operand, name, type_ = number, self._name(link.results[0]), self._link_type(link, link.results[0])
         elif link.kind.endswith(".output"):
-            (result,) = link.results
-            operand = number if link.kind == "cond.output" else 0
-            type_ = self._type(result, self._made(link, result)) if link.kind == "cond.output" else ""
-            name = self._name(result) if link.kind == "cond.output" else f"{self._name(result)}[i]"
+            name = f"{self._name(link.results[0])}[i]"
         else:
             return
-        taken = self._taken(link, operand)
-        self._add("next", link, name=name, type=type_, operands=(taken,), values=link.operands)
+        operands = (self._operand(link, operand),)
+        self._add("next", link, name=name, type=type_, operands=operands, values=link.operands)

@@ -21,17 +21,17 @@ def _most(dtype: Any) -> Any:
     return np.inf if jnp.issubdtype(dtype, jnp.floating) else True if dtype == jnp.bool_ else jnp.iinfo(dtype).max
 
 
-def _padding(own: Fetch, outputs: int, stride: int, span: int, dilation: int) -> tuple[int, int]:
+def _padding(f: Fetch, outputs: int, stride: int, span: int, dilation: int) -> tuple[int, int]:
     """The padding with which a fetched block gives exactly the block of the result; ``span`` is the width of a window."""
-    covered = own.offset + (own.width - 1) * dilation + 1
-    return own.offset, (outputs - 1) * stride + span - covered
+    covered = f.offset + (f.width - 1) * dilation + 1
+    return f.offset, (outputs - 1) * stride + span - covered
 
 
 @form("conv_general_dilated")
 def convolution(op: LocalOp, arrays: list[Array]) -> list[Array]:
     p = op.params
     numbers = p["dimension_numbers"]
-    arrays, found = op.fetched(arrays, [0, None])
+    arrays, fetched = op.fetched(arrays, [0, None])
     changed: dict[str, Any] = {}
     # The groups are the major factor of the dimensions that they are in.
     for name, dim in (("feature_group_count", numbers.lhs_spec[1]), ("batch_group_count", numbers.lhs_spec[0])):
@@ -39,10 +39,10 @@ def convolution(op: LocalOp, arrays: list[Array]) -> list[Array]:
             changed[name] = p[name] // pieces(op.axes(0, dim), op.mesh)
     padding = list(p["padding"])
     for s, (i, k, o) in enumerate(zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)):
-        if (0, i) in found:
+        if (0, i) in fetched:
             span = (arrays[1].shape[k] - 1) * p["rhs_dilation"][s] + 1
             outputs, stride = op.local_shape(op.out)[o], p["window_strides"][s]
-            padding[s] = _padding(found[0, i], outputs, stride, span, p["lhs_dilation"][s])
+            padding[s] = _padding(fetched[0, i], outputs, stride, span, p["lhs_dilation"][s])
     return op.bind(arrays, padding=tuple(padding), **changed)
 
 
@@ -61,13 +61,13 @@ def reduce_window(op: LocalOp, arrays: list[Array]) -> list[Array]:
     else:
         dtype = arrays[0].dtype
         fills = [{"reduce_window_sum": 0, "reduce_window_max": _least(dtype)}.get(kind, _most(dtype))]
-    arrays, found = op.fetched(arrays, fills)
+    arrays, fetched = op.fetched(arrays, fills)
     padding = list(p["padding"])
     rank = len(padding)
     base, dilation = (p.get(name, (1,) * rank) for name in ("base_dilation", "window_dilation"))
-    for (_, d), own in found.items():
+    for (_, d), f in fetched.items():
         span = (p["window_dimensions"][d] - 1) * dilation[d] + 1
-        padding[d] = _padding(own, op.local_shape(op.out)[d], p["window_strides"][d], span, base[d])
+        padding[d] = _padding(f, op.local_shape(op.out)[d], p["window_strides"][d], span, base[d])
     return op.bind(arrays, padding=tuple(padding))
 
 
@@ -77,22 +77,23 @@ def select_and_scatter_add(op: LocalOp, arrays: list[Array]) -> list[Array]:
     p = op.params
     largest = p["select_prim"].name == "ge"
     dtype = arrays[1].dtype
-    arrays, found = op.fetched(arrays, [0, _least(dtype) if largest else _most(dtype)])
+    arrays, fetched = op.fetched(arrays, [0, _least(dtype) if largest else _most(dtype)])
     padding = list(p["padding"])
-    dims = [d for k, d in found if k == 1]
+    dims = [d for k, d in fetched if k == 1]
     for d in dims:
-        covered = (found[0, d].width - 1) * p["window_strides"][d] + p["window_dimensions"][d]
-        padding[d] = (0, covered - found[1, d].width)
+        covered = (fetched[0, d].width - 1) * p["window_strides"][d] + p["window_dimensions"][d]
+        padding[d] = (0, covered - fetched[1, d].width)
     operand = arrays[1]
     for d in dims:  # padding by a negative number would be cut off inside: positions beyond the windows get nothing
         if padding[d][1] < 0:
             arrays[1] = jax.lax.slice_in_dim(arrays[1], 0, arrays[1].shape[d] + padding[d][1], axis=d)
             padding[d] = (0, 0)
-    (made,) = op.bind(arrays, padding=tuple(padding))
-    made = jax.lax.pad(made, np.zeros((), made.dtype), [(0, operand.shape[d] - n, 0) for d, n in enumerate(made.shape)])
+    (result,) = op.bind(arrays, padding=tuple(padding))
+    widths = [(0, operand.shape[d] - n, 0) for d, n in enumerate(result.shape)]
+    result = jax.lax.pad(result, np.zeros((), result.dtype), widths)
     for d in dims:
-        own = found[1, d]
-        starts = jnp.asarray(np.array([k * own.block - s for k, s in enumerate(own.starts)], np.int32))
-        index = op.offset(op.out, d) // np.int32(own.block)
-        made = jax.lax.dynamic_slice_in_dim(made, starts[index], own.block, d)
-    return [made]
+        f = fetched[1, d]
+        starts = jnp.asarray(np.array([k * f.block - s for k, s in enumerate(f.starts)], np.int32))
+        index = op.offset(op.out, d) // np.int32(f.block)
+        result = jax.lax.dynamic_slice_in_dim(result, starts[index], f.block, d)
+    return [result]

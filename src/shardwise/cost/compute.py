@@ -196,7 +196,7 @@ class Sizes:
         """The time that a transposed read of a sum over devices takes."""
         if not self.lowered.computes[edge.maker].results[edge.result].partial:
             return 0.0
-        return round(self._bytes(edge.user, edge.operand) / profile.turned_bytes_per_s * 1e12) / 1e12
+        return round(self._bytes(edge.user, edge.operand) / profile.transposed_bytes_per_s * 1e12) / 1e12
 
     def break_s(self, edge: Edge, products: tuple[int, ...], profile: Profile) -> float:
         """The time that a collective inside a kernel adds: the value is written and read, and the rest is another kernel.

@@ -113,7 +113,7 @@ class CostModel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "life", lifetimes(self.structure.program, self.cost.profile.calls_library))
-        object.__setattr__(self, "kernels", kernels(self.life.clusters, self.cost.profile.turns))
+        object.__setattr__(self, "kernels", kernels(self.life.clusters, self.cost.profile.transposes))
         object.__setattr__(self, "terms", tuple(self._terms()))
 
     @property

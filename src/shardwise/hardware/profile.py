@@ -23,17 +23,6 @@ COLLECTIVES: Final = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all"
 #: The names of dtypes in profiles.
 MATRIX_TYPES: Final = ("f64", "f32", "bf16", "f16", "f8", "i8", "i4")
 
-_LONG_NAMES: Final = {
-    "float64": "f64",
-    "float32": "f32",
-    "bfloat16": "bf16",
-    "float16": "f16",
-    "int8": "i8",
-    "uint8": "i8",
-    "int4": "i4",
-    "uint4": "i4",
-}
-
 #: Which axes of a torus wrap around into rings, by the rule of a tier (``LinkTier.rings``).
 WRAP_RULES: Final = ("never", "always", "whole", "at least N", "cubes of N")
 WRAP_RULE: Final = re.compile(r"(never|always|whole)|(at least|cubes of) ([1-9]\d*)")
@@ -212,7 +201,8 @@ class Profile:
         A dtype without a rate has that of the next wider one (``WIDER``); any other dtype that of ``f32``.
         """
         rates = dict(self.matrix_flops_per_s)
-        short = "f8" if dtype.startswith(("float8", "f8")) else _LONG_NAMES.get(dtype, dtype)
+        short = re.sub("^u?int", "i", re.sub("^(b?f)loat", r"\1", dtype))
+        short = "f8" if short.startswith("f8") else short
         while short not in rates:
             short = WIDER.get(short, "f32")
         return rates[short]

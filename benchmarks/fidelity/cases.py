@@ -163,9 +163,10 @@ class Case:
 @cache
 def _nothing_hidden(topology: str) -> str:
     from shardwise.calibration import calibrate
+    from shardwise.hardware.load import BUILT_IN
 
     name, sizes = topology.split(":")
-    shipped = Path(calibrate.__file__).parent / "profiles" / f"{name}.toml"
+    shipped = BUILT_IN / f"{name}.toml"
     data = {k: v for k, v in tomllib.loads(shipped.read_text()).items() if k != "hidden"}
     data["sources"] = {k: v for k, v in data["sources"].items() if not k.startswith("hidden")}
     path = Path(tempfile.mkdtemp(prefix="serial")) / f"{name}.toml"

@@ -176,8 +176,8 @@ class Reader:
         little = sum(c.nbytes * c.runs for c in all_found) / 500
         small: dict[tuple[Any, ...], list[Collective]] = {}
         for c in all_found:
-            kinds = sorted({t.kind for t in c.transfers()}) or [c.kind]
-            logical = sum(t.nbytes for t in c.transfers())
+            kinds = sorted({part.kind for part in c.parts}) or [c.kind]
+            logical = sum(part.logical_bytes for part in c.parts)
             axes = None if c.axes is None else tuple(c.axes)
             beside = self._beside(c)
             if c.nbytes * c.runs < little and not beside:
@@ -187,7 +187,7 @@ class Reader:
             rows[(*row, len(c.parts), _short(c.op_name))] += 1
         for key, several in small.items():
             nbytes = sum(c.nbytes * c.runs for c in several)
-            logical = sum(t.nbytes * t.runs for c in several for t in c.transfers())
+            logical = sum(part.logical_bytes * c.runs for c in several for part in c.parts)
             rows[(*key, nbytes, logical, 1, 0, sum(c.runs for c in several), "smaller")] += 1
         keys = "kind logical axes form dtype bytes logical_bytes runs beside parts op_name".split()
         table = [{**dict(zip(keys, row, strict=True)), "count": count} for row, count in rows.items()]

@@ -15,7 +15,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.verification.collectives import Collective, Part
 from shardwise.verification.dataflow import SAME_ELEMENTS, uses
 from shardwise.verification.hlo import Instruction, Module
-from shardwise.verification.replica_groups import AxisNames, Groups
+from shardwise.verification.replica_groups import Groups, group_axes
 
 _BODY: Final = re.compile(r"windowed_dot_general_body_(ag|rs)")
 
@@ -36,9 +36,8 @@ def merge_windowed(module: Module, mesh: MeshAxes, collectives: Iterable[Collect
             loose.setdefault(permute.computation, []).append(permute)
     rings += [(ring, loops[loop] == "ag", loop) for loop, ring in members.items()]
     rings += [(ring, gathers, None) for several in loose.values() for ring, gathers in _chains(module, several)]
-    names = AxisNames(mesh)
     for ring, gathers, loop in rings:
-        merged = _merged(names, [found[p.name] for p in ring], ring, gathers)
+        merged = _merged(mesh, [found[p.name] for p in ring], ring, gathers)
         if loop is not None:
             merged = replace(merged, name=loop.name, runs=module.runs[loop.computation], op_name=loop.op_name)
         for permute in ring:
@@ -47,16 +46,17 @@ def merge_windowed(module: Module, mesh: MeshAxes, collectives: Iterable[Collect
     return list(found.values())
 
 
-def _merged(names: AxisNames, several: list[Collective], ring: list[Instruction], gathers: bool) -> Collective:
+def _merged(mesh: MeshAxes, several: list[Collective], ring: list[Instruction], gathers: bool) -> Collective:
     groups = connected([pair for c in several for pair in c.pairs])
     shard = max((p.arrays[0] for p in ring), key=lambda a: a.nbytes)
-    size, axes = len(groups[0]), names.of_groups(groups)
+    size, axes = len(groups[0]), group_axes(groups, mesh)
+    kind = "all-gather" if gathers else "reduce-scatter"
     sizes = (shard.nbytes, shard.nbytes * size) if gathers else (shard.nbytes * size, shard.nbytes)
     return replace(
         several[0],
-        kind="all-gather" if gathers else "reduce-scatter",
+        kind=kind,
         form="windowed",
-        parts=(Part(shard.dtype, *sizes, shard.dtype),),
+        parts=(Part(kind, shard.dtype, *sizes, shard.dtype),),
         pairs=(),
         axes=axes,
         group_size=size,

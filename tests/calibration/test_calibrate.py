@@ -27,6 +27,11 @@ from shardwise.hardware.profile import Profile
 from shardwise.hardware.topology import topology
 
 HOST = Machine("cpu", "cpu", 2, "0.9.0", memory_bytes=8 << 30, clock_hz=2.5e9)
+H100_LINKS = {
+    "latency.collective_s": 6.6e-6,
+    "links.NVLink.latency_s": 1.9e-6,
+    "links.NVLink.bytes_per_s": 4.5e11,
+}
 H200 = Machine("NVIDIA H200", "gpu", 1, "0.9.0", memory_bytes=112 << 30)
 
 
@@ -82,12 +87,11 @@ def test_the_file_loads_and_has_every_figure_with_its_source(found: Calibration,
 
 def test_the_fit_of_links_inverts_the_formulas() -> None:
     """Times that the formulas give lead back to the figures they were made with."""
-    links = module._fit_links(collectives("h100:8"), 8, load_profile("h100"))
-    assert links is not None and links.tier == "NVLink" and links.error < 1e-9
-    assert links.bytes_per_s == pytest.approx(4.5e11)
-    assert (links.collective_s, links.latency_s) == pytest.approx((6.6e-6, 1.9e-6))
-    assert module._fit_links([], 1, load_profile("h100")) is None
-    assert module._fit_links(collectives("h100:8x2"), 16, load_profile("h100")) is None, "two tiers"
+    links, error = module._fit_links(collectives("h100:8"), 8, load_profile("h100"))
+    assert error is not None and error < 1e-9
+    assert links == pytest.approx(H100_LINKS | {f"efficiency.{kind}": 1.0 for kind in KINDS})
+    assert module._fit_links([], 1, load_profile("h100")) == ({}, None)
+    assert module._fit_links(collectives("h100:8x2"), 16, load_profile("h100")) == ({}, None), "two tiers"
 
 
 def test_kinds_have_rates_of_their_own() -> None:
@@ -108,10 +112,9 @@ def test_kinds_have_rates_of_their_own() -> None:
         for n in (2, 4, 8)
         for size in (1024.0, 2.0**22)
     ]
-    links = module._fit_links(read, 8, h100)
-    assert links is not None and links.efficiency == pytest.approx(shares) and links.error < 1e-9
-    assert links.bytes_per_s == pytest.approx(4.5e11)
-    assert (links.collective_s, links.latency_s) == pytest.approx((6.6e-6, 1.9e-6))
+    links, error = module._fit_links(read, 8, h100)
+    assert error is not None and error < 1e-9
+    assert links == pytest.approx(H100_LINKS | {f"efficiency.{kind}": share for kind, share in shares.items()})
 
 
 def test_small_collectives_without_the_products_between() -> None:
@@ -125,15 +128,15 @@ def test_small_collectives_without_the_products_between() -> None:
     ]
 
 
-def test_what_operands_and_turned_arrays_cost(tmp_path: Path) -> None:
+def test_costs_of_operands_and_transposed_reads(tmp_path: Path) -> None:
     """Both lead back to the rates they were made with; where nothing more is seen there is no figure."""
     thin = [Reading("thin.forward", str(n), n * 1e9, n * 1e9 / 3.5e14 + n * 4e6 / 2e10, n * 1e6) for n in (1.0, 2.0)]
-    straight, turned = (Reading(w, "", 12e6, t, 1e6) for w, t in (("straight", 1e-3), ("turned", 3e-3)))
-    profile = of(HOST, None, *thin, straight, turned).write(tmp_path / "ours.toml")
+    straight, transposed = (Reading(w, "", 12e6, t, 1e6) for w, t in (("straight", 1e-3), ("transposed", 3e-3)))
+    profile = of(HOST, None, *thin, straight, transposed).write(tmp_path / "ours.toml")
     assert profile.operand_bytes_per_s == pytest.approx(2e10, rel=1e-3)
-    assert profile.turned_bytes_per_s == pytest.approx(2e9, rel=1e-3) and profile.turns
-    same = of(HOST, None, straight, dataclasses.replace(turned, time_s=1e-3)).write(tmp_path / "ours.toml")
-    assert not same.turns and same.operand_bytes_per_s == float("inf")
+    assert profile.transposed_bytes_per_s == pytest.approx(2e9, rel=1e-3) and profile.transposes
+    same = of(HOST, None, straight, dataclasses.replace(transposed, time_s=1e-3)).write(tmp_path / "ours.toml")
+    assert not same.transposes and same.operand_bytes_per_s == float("inf")
 
 
 def test_a_compiler_that_turns_what_it_gathers(tmp_path: Path) -> None:
@@ -189,12 +192,12 @@ def test_a_compiler_without_reduce_scatters(tmp_path: Path) -> None:
 def test_the_fit_of_passes_inverts_the_cost_model(name: str) -> None:
     base = load_profile(name)
     read = passes(lambda nbytes, elements: stream_s(nbytes, elements, 0.0, base), round_s=3e-6)
-    fit = module._fit_passes(read)
-    assert fit is not None and fit.elements_per_s == pytest.approx(base.elements_per_s)
-    assert fit.bytes_per_s == pytest.approx(base.memory_bytes_per_s * base.memory_efficiency)
+    fit = module._fit_kernels(read)
+    rates = base.memory_bytes_per_s * base.memory_efficiency, base.elements_per_s
+    assert fit == pytest.approx(rates)
     alone = [r for r in passes(lambda nbytes, elements: stream_s(nbytes, elements, 0.0, base)) if r.elements == 1e8]
-    fit = module._fit_passes(alone)
-    assert fit is not None and fit.elements_per_s == pytest.approx(base.elements_per_s), "one count of elements"
+    fit = module._fit_kernels(alone)
+    assert fit == pytest.approx(rates), "one count of elements"
 
 
 def test_elements_that_cost_nothing(tmp_path: Path) -> None:
@@ -222,13 +225,12 @@ def test_passes_that_scatter_are_not_fitted(tmp_path: Path) -> None:
 def test_a_known_device_keeps_its_peaks() -> None:
     """Efficiency is the share of the shipped peak; of another type the product of figure and efficiency is what was read."""
     h200 = load_profile("h200")
-    fit = module._fit_passes(readings()[-9:])
-    figures = module._figures(readings(), h200, True, fit, None)
+    figures = module._figures(readings(), h200, True)
     assert "matrix.bf16" not in figures and "memory.bytes_per_s" not in figures
     assert figures["matrix.efficiency"] == pytest.approx(7e14 / 9.9e14)
     assert figures["matrix.f32"] * figures["matrix.efficiency"] == pytest.approx(3.5e14)
     assert figures["memory.efficiency"] == pytest.approx(4e12 / 4.8e12)
-    faster = module._figures([*readings(), Reading("matrix.bf16", "", 4e15, 1.0)], h200, True, fit, None)
+    faster = module._figures([*readings(), Reading("matrix.bf16", "", 4e15, 1.0)], h200, True)
     assert faster["matrix.efficiency"] == 1.0 and faster["matrix.bf16"] == pytest.approx(2.35e15)
 
 

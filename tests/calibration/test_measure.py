@@ -37,7 +37,7 @@ def measured() -> Measured:
 def test_readings_are_positive_and_of_every_kind(measured: Measured) -> None:
     assert all(math.isfinite(r.time_s) and r.time_s > 0 and r.work > 0 for r in measured.readings)
     kinds = {r.what for r in measured.readings}
-    plain = {"memory", "straight", "turned", "vector", "transcendentals", "launch", "between"}
+    plain = {"memory", "straight", "transposed", "vector", "transcendentals", "launch", "between"}
     assert kinds == {"matrix.f32", "matrix.bf16", *THIN, *plain, *KINDS}
     assert not measured.notes
 

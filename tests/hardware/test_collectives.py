@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.errors import HardwareError
-from shardwise.hardware.collectives import KINDS, AlphaBeta, collective, collective_s, table
+from shardwise.hardware.collectives import KINDS, AlphaBeta, collective
 from shardwise.hardware.layout import Placement, place, placements
 from shardwise.hardware.topology import topology
 from shardwise.lowering.sharding import Kind
@@ -122,7 +122,7 @@ def test_two_cores_a_chip() -> None:
 def test_free_and_unknown() -> None:
     line = on("v5e:4x4", 1, 16)
     assert collective("slice", "b", line) == collective("all-gather", "a", line) == AlphaBeta(0, 0)
-    assert collective_s("all-reduce", [], V, line) == 0
+    assert collective("all-reduce", [], line).time_s(V) == 0
     with pytest.raises(HardwareError, match="'broadcast' is no collective; there are slice, all-gather"):
         collective("broadcast", "b", line)
 
@@ -130,15 +130,6 @@ def test_free_and_unknown() -> None:
 def test_names_and_numbers_mean_the_same() -> None:
     cube = on("v5p:4x4x4", 4, 16)
     assert collective("all-to-all", ["b", "a"], cube) == collective("all-to-all", [0, 1], cube)
-
-
-def test_the_table_is_the_function() -> None:
-    cluster = on("h100:8x4", 2, 4, 4)
-    costs = table(cluster)
-    assert len(costs) == len(KINDS) * 8
-    for (kind, axes), cost in costs.items():
-        assert cost == collective(kind, axes, cluster)
-        assert cost.alpha_s + 12345.0 * cost.s_per_byte == collective_s(kind, axes, 12345.0, cluster)
 
 
 CASES = [
@@ -188,11 +179,11 @@ def test_directions(
     text, sizes = case
     options = placements(dict(zip("abc", sizes, strict=False)), topology(text))
     placement = options[which % len(options)]
-    time_s = collective_s(kind, axes, nbytes, placement)
+    time_s = collective(kind, axes, placement).time_s(nbytes)
     assert time_s >= 0
-    assert collective_s(kind, axes, nbytes + more, placement) >= time_s
-    assert collective_s(kind, axes, nbytes, changed(placement, rate=factor, axis=axis)) <= time_s * (1 + 1e-12)
-    assert collective_s(kind, axes, nbytes, changed(placement, latency=factor, axis=axis)) >= time_s * (1 - 1e-12)
+    assert collective(kind, axes, placement).time_s(nbytes + more) >= time_s
+    assert collective(kind, axes, changed(placement, rate=factor, axis=axis)).time_s(nbytes) <= time_s * (1 + 1e-12)
+    assert collective(kind, axes, changed(placement, latency=factor, axis=axis)).time_s(nbytes) >= time_s * (1 - 1e-12)
 
 
 @settings(max_examples=60, deadline=None)
@@ -216,4 +207,4 @@ def test_a_ring_is_never_slower_than_a_line() -> None:
     axes = tuple(dataclasses.replace(a, wrap=True) for a in line.topology.axes)
     ring = dataclasses.replace(line, topology=dataclasses.replace(line.topology, axes=axes))
     for kind, sets in itertools.product(KINDS, SETS):
-        assert collective_s(kind, sets, V, ring) <= collective_s(kind, sets, V, line)
+        assert collective(kind, sets, ring).time_s(V) <= collective(kind, sets, line).time_s(V)

@@ -61,15 +61,6 @@ def test_order_of_nodes_is_the_plain_one() -> None:
     np.testing.assert_array_equal(place({"a": 4, "b": 8}, topology("h100:8x4")).order(), np.arange(32).reshape(4, 8))
 
 
-def test_whole_axes_only() -> None:
-    cube = topology("v5p:4x4x4")
-    assert place({"a": 4, "b": 16}, cube, split=False).whole
-    with pytest.raises(MeshError) as caught:
-        place({"a": 8, "b": 8}, cube, split=False)
-    assert "use (4, 16), (16, 4)" in str(caught.value)
-    assert not place({"a": 8, "b": 8}, cube).whole
-
-
 @pytest.mark.parametrize(
     ("mesh", "text", "problem"),
     [
@@ -87,10 +78,9 @@ def test_meshes_that_do_not_fit(mesh: dict[str, int], text: str, problem: str) -
 def test_placements_are_different_and_the_default_is_first() -> None:
     found = placements({"a": 8, "b": 8}, topology("h100:8x8"))
     assert found[0] == place({"a": 8, "b": 8}, topology("h100:8x8"))
-    assert [p.lines()[0] for p in found if p.whole] == ["a 8: InfiniBand 8", "a 8: NVLink 8"]
+    assert [p.lines()[0] for p in found if "pieces" not in str(p)] == ["a 8: InfiniBand 8", "a 8: NVLink 8"]
     assert len({p.segments for p in found}) == len(found)
     assert len(placements({"a": 4, "b": 4, "c": 4, "d": 4}, topology("v5e:16x16"), limit=5)) == 5
-    assert len(placements({"a": 4, "b": 4}, topology("v5e:4x4"), split=False)) == 1
 
 
 @st.composite
@@ -118,15 +108,3 @@ def test_every_placement_uses_every_device_once(case: tuple[dict[str, int], str]
             assert math.prod(run.size for run in placement.runs([m])) == size
         assert math.prod(run.size for run in placement.runs(mesh)) == place_.devices
     assert placements(mesh, place_, limit=6) == placements(mesh, place_, limit=6)
-
-
-@settings(max_examples=40, deadline=None)
-@given(meshes())
-def test_a_whole_placement_is_found_where_there_is_one(case: tuple[dict[str, int], str]) -> None:
-    mesh, text = case
-    try:
-        place(mesh, topology(text), split=False)
-    except MeshError:
-        return
-    single_tier = len({axis.tier for axis in topology(text).axes}) == 1
-    assert place(mesh, topology(text)).whole or not single_tier

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.errors import HardwareError
+from shardwise.hardware.profile import LinkTier
 from shardwise.hardware.topology import topology
-from shardwise.hardware.wrap import wraps
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,21 @@ def test_a_profile_file_in_a_topology(tmp_path: Path) -> None:
     assert topology(place.text) == place
 
 
-def test_wrap_rules() -> None:
-    assert wraps("always", (2, 3, 4), ()) == (False, True, True)
-    assert wraps("never", (16,), ()) == (False,)
-    assert wraps("whole", (16, 32), (16, 32)) == (True, True)
-    assert wraps("whole", (8, 32), (32, 32)) == (False, True)
-    assert wraps("cubes of 4", (4, 8, 12), ()) == (True, True, True)
-    assert wraps("at least 16", (15, 16, 32), ()) == (False, True, True)
+@pytest.mark.parametrize(
+    ("wrap", "shape", "largest", "rings"),
+    [
+        ("always", (2, 3, 4), (), (False, True, True)),
+        ("never", (16,), (), (False,)),
+        ("whole", (16, 32), (16, 32), (True, True)),
+        ("whole", (8, 32), (32, 32), (False, True)),
+        ("cubes of 4", (4, 8, 12), (), (True, True, True)),
+        ("cubes of 4", (2, 4, 4), (), (False, False, False)),
+        ("at least 16", (15, 16, 32), (), (False, True, True)),
+    ],
+)
+def test_wrap_rules(wrap: str, shape: tuple[int, ...], largest: tuple[int, ...], rings: tuple[bool, ...]) -> None:
+    tier = LinkTier(name="wire", kind="torus", bytes_per_s=1e9, latency_s=1e-6, wrap=wrap, largest=largest)
+    assert tier.rings(shape) == rings
 
 
 @given(st.sampled_from(["v2", "v3", "v4", "v5e", "v5p", "v6e"]), st.integers(1, 256))

@@ -77,7 +77,7 @@ def costing(**figures: Any) -> HardwareCost:
 def test_gathers_that_turn_their_arrays_round() -> None:
     """Both sides are copied unless the first dimension is gathered, and read the other way round if the last is."""
     plain = HardwareCost.of(MESH)
-    cost = costing(minor_copies=True, turned_bytes_per_s=1e9, efficiency=(("all-gather", 1.0),))
+    cost = costing(minor_copies=True, transposed_bytes_per_s=1e9, efficiency=(("all-gather", 1.0),))
     profile = cost.profile
     whole = sharding((), ())
     (first,), (second,) = (reshard(KIBI, s, whole, MESH) for s in (sharding((0, 1), ()), sharding((), (0, 1))))

@@ -26,7 +26,7 @@ def compile_step(fn: Any, args: Any, mesh: Any, backend: str = "host", **options
     trips = hlo.read(executable.as_text()).trips if executable is not None else {}
     return {
         "fits": compiled.fits,
-        "out_of_memory": compiled.out_of_memory and asdict(compiled.out_of_memory),
+        "out_of_memory": compiled.out_of_memory,
         "memory": compiled.memory and asdict(compiled.memory),
         "estimated_cycles": compiled.estimated_cycles,
         "trips": list(trips.values()),

@@ -19,3 +19,10 @@ def test_random_keys_are_compared_by_their_numbers() -> None:
     verified = shardwise.verify(plan, drop, *args)
     assert verified.agrees
     assert verified.differences is not None and [d.path for d in verified.differences] == ["out/0", "out/1"]
+
+
+def test_axes_of_one_device_communicate_nothing() -> None:
+    args = jnp.ones((8, 8)), jnp.ones((16, 8))
+    for mesh in ({"data": 1}, {"data": 4, "model": 1}):
+        plan = shardwise.plan(lambda w, x: x @ w, *args, mesh=mesh, tactics=["fsdp"])
+        assert shardwise.verify(plan, lambda w, x: x @ w, *args).matched == 1.0

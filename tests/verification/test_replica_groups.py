@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from shardwise.errors import HloError
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.verification.replica_groups import AxisNames, parse_groups, replica_groups, source_target_pairs
+from shardwise.verification.replica_groups import (
+    group_axes,
+    parse_groups,
+    replica_groups,
+    source_target_pairs,
+    spanned_axes,
+)
 
 MESH = MeshAxes(("data", "model"), (2, 4))
 ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))
@@ -58,24 +64,23 @@ def test_unknown_spelling_is_an_error() -> None:
     ],
 )
 def test_axes_of_groups(groups: tuple[tuple[int, ...], ...], axes: tuple[str, ...] | None) -> None:
-    assert AxisNames(MESH).of_groups(groups) == axes
+    assert group_axes(groups, MESH) == axes
 
 
 def test_axes_of_size_one_are_not_named() -> None:
-    names = AxisNames(MeshAxes(("pod", "data", "model"), (1, 2, 4)))
-    assert names.of_groups(COLUMNS) == ("data",)
-    assert names.of_groups((tuple(range(8)),)) == ("data", "model")
+    mesh = MeshAxes(("pod", "data", "model"), (1, 2, 4))
+    assert group_axes(COLUMNS, mesh) == ("data",)
+    assert group_axes((tuple(range(8)),), mesh) == ("data", "model")
 
 
 def test_permutes() -> None:
     found = source_target_pairs("channel_id=1, source_target_pairs={{0,1},{1,0},{4,5},{5,4}}, metadata={}")
     assert found == ((0, 1), (1, 0), (4, 5), (5, 4))
-    names = AxisNames(MESH)
-    assert names.of_pairs(found) == ("model",)
-    assert names.of_pairs([(0, 4), (1, 5)]) == ("data",)
-    assert names.of_pairs([(0, 5)]) == ("data", "model")
-    assert names.of_pairs([(0, 0)]) == ()
-    assert names.of_pairs([(0, 8)]) is None
+    assert spanned_axes(found, MESH) == ("model",)
+    assert spanned_axes([(0, 4), (1, 5)], MESH) == ("data",)
+    assert spanned_axes([(0, 5)], MESH) == ("data", "model")
+    assert spanned_axes([(0, 0)], MESH) == ()
+    assert spanned_axes([(0, 8)], MESH) is None
 
 
 @given(st.lists(st.integers(2, 4), min_size=1, max_size=4), st.data())
@@ -87,6 +92,6 @@ def test_every_set_of_axes_is_found_again(sizes: list[int], data: st.DataObject)
     axes = ",".join(f"'{n}'={s}" for n, s in zip(letters, sizes, strict=True))
     groups = parse_groups(f"mesh[{axes}] {{{','.join(repr(c) for c in chosen)}}}", mesh.devices)
     assert sorted(d for group in groups for d in group) == list(range(mesh.devices))
-    assert AxisNames(mesh).of_groups(groups) == tuple(sorted(chosen))
+    assert group_axes(groups, mesh) == tuple(sorted(chosen))
     full = "{" + ",".join("{" + ",".join(map(str, g)) + "}" for g in groups) + "}"
     assert parse_groups(full, mesh.devices) == groups

@@ -74,7 +74,7 @@ def test_gathers_drawn_out_over_fusions_count_once(compiled: dict[str, Any]) -> 
 def test_out_of_memory_is_a_result(compiled: dict[str, Any]) -> None:
     program = compiled["too large"]
     assert not program["fits"]
-    assert program["out_of_memory"]["needed_bytes"] > program["out_of_memory"]["available_bytes"] > 15e9
+    assert "hbm" in program["out_of_memory"].lower()
 
 
 @needs_libtpu

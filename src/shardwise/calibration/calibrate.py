@@ -9,7 +9,7 @@ efficiency is the fraction of them that was reached. Elsewhere (host CPUs) the p
 the fraction of it that the median of the large sizes reaches. There is one ``matrix.efficiency``, that of the reference dtype
 (bf16, on hosts f32); the peak of another dtype is its measured rate divided by it.
 
-Kernels over arrays (``_fit_passes``): ``t = round_s + elements/elements_per_s + nbytes/(bytes_per_s·efficiency)``, the last
+Kernels over arrays (``_fit_kernels``): ``t = round_s + elements/elements_per_s + nbytes/(bytes_per_s·efficiency)``, the last
 two terms as in ``shardwise.cost.compute``; the first belongs to the measuring loop and is dropped.
 
 Links (``_fit_links``): ``t = collective_s + steps·latency_s + load·nbytes/(bytes_per_s·efficiency)`` with steps and load of
@@ -20,8 +20,7 @@ determine latency: they were measured between products, as in a step, and the ti
 Products of few rows (``_operand_rate``): ``t = flops/rate + operands/operand_bytes_per_s``. Transposed reads
 (``_transposed_rate``): the additional time of such a kernel, per byte.
 
-Memory. JAX's limit on a GPU is what it preallocates, 75% of the memory by default. Only a fraction that the user has set
-counts as usable; otherwise the base's does.
+Memory. JAX's limit on a GPU is what it preallocates: only a fraction that the user has set counts as usable.
 
 Weak. One tier of links; one rate per element for all dtypes; on a busy machine kernels over arrays scatter, and nothing is
 fitted to them. An all-reduce counts twice the steps of a gather, although small ones take the same time on hosts.
@@ -30,13 +29,13 @@ fitted to them. An all-reduce counts twice the steps of a gather, although small
 from __future__ import annotations
 
 import json
-import math
 import os
+import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -114,43 +113,28 @@ def calibrate(measured: Measured, name: str | None = None) -> Calibration:
     base_name, same_device = base_of(machine.device_kind, machine.platform)
     base = load_profile(base_name)
     notes = list(measured.notes)
-    passes = _fit_passes([r for r in readings if r.what == "memory"])
-    links = _fit_links(_without_products(readings), machine.devices, base)
-    figures = _figures(readings, base, same_device, passes, links)
+    figures = _figures(readings, base, same_device)
+    links, links_error = _fit_links(_without_products(readings), machine.devices, base)
+    figures |= links
     reported = _reported(machine, base, same_device)
     tool = f"shardwise hardware calibrate with jax {machine.jax} on {machine.device_kind}"
     sources = dict.fromkeys(figures, f"measured by {tool}")
     sources |= dict.fromkeys(reported, f"reported by the machine to {tool}")
     if figures.get("vector.elements_per_s") == _UNLIMITED:
         sources["vector.elements_per_s"] += ": no cost per element was seen; a rate so high that it does not matter"
-    if passes is None:
+    if "vector.elements_per_s" not in figures:
         notes.append(f"vector.elements_per_s is that of {base_name}: the measured times scatter; is the machine busy?")
     if machine.platform == "gpu" and "memory.usable_share" not in reported:
         notes.append(f"memory.usable_share is that of {base_name}, not the limit of this process")
-    if machine.devices > 1 and links is None:
+    if machine.devices > 1 and not links:
         notes.append(f"links were not measured: those of {base_name} have several tiers here")
-    elif links and links.bytes_per_s is None:
+    elif links and not any(figure.endswith(".bytes_per_s") for figure in links):
         notes.append("the links' rate was not measured: times did not grow with bytes; is the machine busy?")
     title = f"{machine.device_kind} as measured ({machine.devices} device{'s' if machine.devices > 1 else ''} at once)"
-    data = {"name": name or f"{base_name}-measured", "title": title} | _compose(
-        base, same_device, figures | reported, sources
-    )
-    error = links.error if links else None
-    return Calibration(data, base_name, frozenset(figures), frozenset(reported), measured, error, tuple(notes))
-
-
-class _Passes(NamedTuple):
-    bytes_per_s: float
-    elements_per_s: float | None  # None where no cost per element was seen
-
-
-class _Links(NamedTuple):
-    tier: str
-    collective_s: float
-    latency_s: float
-    bytes_per_s: float | None  # of the fastest kind; None where no time grew with its bytes
-    efficiency: Mapping[str, float]  # of every kind whose times grew with its bytes
-    error: float
+    data = {"name": name or f"{base_name}-measured", "title": title}
+    data |= _compose(base, same_device, figures | reported, sources)
+    measured_figures = frozenset(figures)
+    return Calibration(data, base_name, measured_figures, frozenset(reported), measured, links_error, tuple(notes))
 
 
 def _fit(
@@ -167,18 +151,18 @@ def _fit(
     return [float(x) for x in coefficients], float(np.median(np.abs(relative @ coefficients - 1)))
 
 
-def _fit_passes(readings: Sequence[Reading]) -> _Passes | None:
-    """Returns the cost of a byte and of an element in kernels over arrays, ``None`` if their times scatter."""
+def _fit_kernels(readings: Sequence[Reading]) -> tuple[float, float] | None:
+    """Returns bytes and elements per second of kernels over arrays, ``None`` if their times scatter."""
     times = [r.time_s for r in readings]
     # With one number of elements, a round of the loop cannot be distinguished from them; it is short.
     per_round = float(len({r.elements for r in readings}) > 1)
     (_, s_per_element, s_per_byte), error = _fit([[per_round, r.elements, r.work] for r in readings], times)
     if max(s_per_element * r.elements / r.time_s for r in readings) < _MIN_TERM:
         (_, s_per_byte), error = _fit([[per_round, r.work] for r in readings], times)
-        s_per_element = 0.0
+        s_per_element = 1 / _UNLIMITED
     if error > _MAX_SCATTER or max(s_per_byte * r.work / r.time_s for r in readings) < _MIN_TERM:
         return None
-    return _Passes(1 / s_per_byte, 1 / s_per_element if s_per_element else None)
+    return 1 / s_per_byte, 1 / s_per_element
 
 
 def _without_products(readings: Sequence[Reading]) -> list[Reading]:
@@ -188,15 +172,16 @@ def _without_products(readings: Sequence[Reading]) -> list[Reading]:
     return [replace(r, time_s=time_s) for r, time_s in alone if time_s > _MIN_COLLECTIVE * r.time_s]
 
 
-def _fit_links(readings: Sequence[Reading], devices: int, base: Profile) -> _Links | None:
-    """Fits the links to collectives; ``None`` if there are no readings or several tiers are used.
+def _fit_links(readings: Sequence[Reading], devices: int, base: Profile) -> tuple[dict[str, float], float | None]:
+    """Returns the figures of links fitted to collectives, and their median relative error; none if there are no readings or
+    several tiers are used.
 
     The formulas are linear in (collective_s, latency_s, 1/(bytes_per_s·efficiency) of every kind): with a latency and rate of
     one and without ``collective_s``, they return the coefficients.
     """
     used = topology(f"{devices} {base.name}")
     if not readings or len({axis.tier for axis in used.axes}) != 1:
-        return None
+        return {}, None
     profile = replace(base, collective_s=0.0, scatters=True, efficiency=())
     unit = Topology(profile, used.text, tuple(replace(axis, bytes_per_s=1.0, latency_s=1.0) for axis in used.axes))
     kinds = [kind for kind in KINDS if any(r.what == kind for r in readings)]
@@ -209,40 +194,36 @@ def _fit_links(readings: Sequence[Reading], devices: int, base: Profile) -> _Lin
     weights = [_LATENCY_WEIGHT if r.work == small else 1.0 for r in readings]
     (fixed_s, latency_s, *per_byte), error = _fit(rows, [r.time_s for r in readings], weights)
     rates = {kind: 1 / s for kind, s in zip(kinds, per_byte, strict=True) if s > 0}
-    best = max(rates.values(), default=None)
-    efficiency = {kind: rate / best for kind, rate in rates.items()} if best else {}
-    return _Links(base.links[used.axes[0].tier].name, fixed_s, latency_s, best, efficiency, error)
+    tier = f"links.{base.links[used.axes[0].tier].name}"
+    figures = {"latency.collective_s": fixed_s, f"{tier}.latency_s": latency_s}
+    if rates:
+        best = figures[f"{tier}.bytes_per_s"] = max(rates.values())
+        figures |= {f"efficiency.{kind}": rate / best for kind, rate in rates.items()}
+    return figures, error
 
 
-def _figures(
-    readings: Iterable[Reading], base: Profile, same_device: bool, passes: _Passes | None, links: _Links | None
-) -> dict[str, Any]:
-    """Returns measured figures by their dotted keys."""
+def _figures(readings: Iterable[Reading], base: Profile, same_device: bool) -> dict[str, float]:
+    """Returns the measured figures of one device by their dotted keys."""
     by_what: dict[str, list[Reading]] = {}
     for reading in readings:
         by_what.setdefault(reading.what, []).append(reading)
     figures = _matrix_figures(by_what, base, same_device)
+    fit = _fit_kernels(by_what["memory"])
     streams = [r.rate for r in by_what["memory"]]
     best = base.memory_bytes_per_s if same_device else max(streams)
-    peak, figures["memory.efficiency"] = _efficiency(passes.bytes_per_s if passes else statistics.median(streams), best)
+    peak, figures["memory.efficiency"] = _efficiency(fit[0] if fit else statistics.median(streams), best)
     if not same_device or peak != best:
         figures["memory.bytes_per_s"] = peak
     if rate := _transposed_rate(by_what):
-        figures["memory.turned_bytes_per_s"] = rate
+        figures["memory.transposed_bytes_per_s"] = rate
     figures["vector.flops_per_s"] = by_what["vector"][0].rate
     figures["vector.transcendentals_per_s"] = by_what["transcendentals"][0].rate
-    if passes:
-        figures["vector.elements_per_s"] = passes.elements_per_s or _UNLIMITED
-    figures["latency.launch_s"] = by_what["launch"][0].time_s
-    if links:
-        figures |= {"latency.collective_s": links.collective_s, f"links.{links.tier}.latency_s": links.latency_s}
-        if links.bytes_per_s:
-            figures[f"links.{links.tier}.bytes_per_s"] = links.bytes_per_s
-        figures |= {f"efficiency.{kind}": value for kind, value in links.efficiency.items()}
-    return figures
+    if fit:
+        figures["vector.elements_per_s"] = fit[1]
+    return figures | {"latency.launch_s": by_what["launch"][0].time_s}
 
 
-def _matrix_figures(by_what: Mapping[str, list[Reading]], base: Profile, same_device: bool) -> dict[str, Any]:
+def _matrix_figures(by_what: Mapping[str, list[Reading]], base: Profile, same_device: bool) -> dict[str, float]:
     dtypes = [t for t in MATRIX_TYPES if f"matrix.{t}" in by_what]
     typical = {t: statistics.median(r.rate for r in by_what[f"matrix.{t}"][-3:]) for t in dtypes}
     peaks = dict(base.matrix_flops_per_s)
@@ -267,9 +248,9 @@ def _operand_rate(thin: Sequence[Reading], flops_per_s: float) -> float | None:
 
 def _transposed_rate(by_what: Mapping[str, list[Reading]]) -> float | None:
     """Returns the bytes per second that explain the additional time of a transposed read, ``None`` if there is none."""
-    if "turned" not in by_what:
+    if "transposed" not in by_what:
         return None
-    (straight,), (transposed,) = by_what["straight"], by_what["turned"]
+    (straight,), (transposed,) = by_what["straight"], by_what["transposed"]
     additional_s = transposed.time_s - straight.time_s
     return 4 * transposed.elements / additional_s if additional_s > _MIN_TERM * straight.time_s else None
 
@@ -314,42 +295,29 @@ def _compose(
             table = next(link for link in data["links"] if link["name"] == tables[1])
         else:
             table = data.setdefault(tables[0], {}) if tables else data
-        table[leaf] = _rounded(value)
+        # No more than four digits are repeatable.
+        table[leaf] = value if isinstance(value, int) else float(f"{value:.4g}")
     texts = tuple(f"links.{link['name']}.{key}" for link in data["links"] for key in ("name", "kind"))
     keys = [key for key, _ in figures_of(data) if key not in texts]
     taken = f"taken from profile {base.name}: "
     return data | {"sources": {key: sources.get(key, taken + base.source(key)) for key in keys}}
 
 
-def _rounded(value: float) -> float | int:
-    """Returns four digits, since no more are repeatable; integers stay."""
-    return value if isinstance(value, int) or not math.isfinite(value) else float(f"{value:.4g}")
-
-
 def to_toml(data: Mapping[str, Any]) -> str:
     """Returns the data of a profile as TOML: values, tables, and lists of tables for links.
 
-    >>> print(to_toml({"name": "x", "memory": {"bytes": 8}, "links": [{"name": "a b", "largest": [8]}]}))
-    name = "x"
-    <BLANKLINE>
-    [memory]
-    bytes = 8
-    <BLANKLINE>
-    [[links]]
-    name = "a b"
-    largest = [8]
-    <BLANKLINE>
+    >>> to_toml({"name": "x", "memory": {"bytes": 8}, "links": [{"name": "a b", "largest": [8]}]})
+    'name = "x"\\n\\n[memory]\\nbytes = 8\\n\\n[[links]]\\nname = "a b"\\nlargest = [8]\\n'
     """
 
-    def key(text: str) -> str:
-        return text if text.replace("_", "").replace("-", "").isalnum() and text.isascii() else json.dumps(text)
-
-    def lines(table: Mapping[str, Any]) -> list[str]:
-        # A JSON string, number or list of them is also TOML.
-        return [f"{key(leaf)} = {json.dumps(v, ensure_ascii=False)}" for leaf, v in table.items()]
+    def lines(table: Mapping[str, Any]) -> Iterator[str]:
+        for key, value in table.items():
+            # JSON strings, numbers and lists of them are also TOML.
+            name = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+            yield f"{name} = {json.dumps(value, ensure_ascii=False)}"
 
     tables = {k: v for k, v in data.items() if isinstance(v, dict) or k == "links"}
-    text = lines({k: v for k, v in data.items() if k not in tables})
+    text = [*lines({k: v for k, v in data.items() if k not in tables})]
     for name, value in tables.items():
         for table in value if isinstance(value, list) else [value]:
             text += ["", f"[[{name}]]" if isinstance(value, list) else f"[{name}]", *lines(table)]

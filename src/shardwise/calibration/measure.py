@@ -8,25 +8,29 @@ all devices at once (``shardwise.calibration.timing``).
 | ``matrix.*`` | chains of large square and tall products, by dtype |
 | ``thin.*`` | chains of f32 products of few rows, each with another second operand, as it is and transposed |
 | ``memory`` | kernels over arrays much larger than caches: one to three inputs, and fewer elements |
-| ``straight``, ``turned`` | a kernel over two arrays, and the same with a transposed read of one of them |
+| ``straight``, ``transposed`` | a kernel over two arrays, and the same with a transposed read of one of them |
 | ``vector`` | long chains of multiply-adds in one fusion; each counts once, as everywhere in profiles |
 | ``transcendentals`` | chains of exp and tanh in one fusion |
 | ``launch`` | programs of few and many dependent 32×32 products: the slope is one tiny kernel |
-| ``all-reduce``, … | collectives by kind, size and group (``shardwise.calibration.links``) |
+| ``all-reduce``, … | collectives by kind, size and group of neighbors |
+| ``between`` | the product between small collectives |
 
 Kernels over arrays vary in bytes and in elements, which separates the cost of an element from that of a byte and of a round of
-the loop. A step rarely uses the same array twice in a row, so thin products and collectives have many arrays.
+the loop. A step rarely uses the same array twice in a row, so thin products and large collectives have many arrays, which
+together exceed the caches. In a step devices arrive at a collective from a product, some later than others; so small
+collectives are between products, and the same loop without collectives is read, too.
 
-Weak. One tier of links; kernels of f32 only (a host without bf16 units widens it, which would read as a cost of elements);
-tiles, windows and overlap are not measured.
+Weak. One tier of links; one size of products between collectives; f32 only (a host without bf16 units widens it, which would
+read as a cost of elements); tiles, windows and overlap are not measured.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,14 +38,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwise.calibration.links import measure_collectives
-from shardwise.calibration.readings import Machine, Measured, Reading
+from shardwise.calibration.readings import KINDS, THIN, Machine, Measured, Reading
 from shardwise.calibration.timing import TYPES, Bench, Scale, scale_for
 from shardwise.errors import HardwareError
 
 #: Products in one round of the loop: with two or more the loop does not copy its carry.
 _ROUND: Final = 4
 _CHAINS, _LINKS = 4, 64
+#: Rows and columns of the products between small collectives.
+_BETWEEN: Final = 256
 #: Kernels over arrays, by number of inputs.
 _KERNELS: Final[Mapping[int, Callable[..., Any]]] = {
     1: lambda x: x * 0.5 + 0.25,
@@ -71,14 +76,13 @@ def measure(
     used = local[:devices]
     bench = Bench(used, scale or scale_for(str(used[0].platform), quick))
     readings: list[Reading] = []
-    notes: list[str] = []
     for what, read in _MEASUREMENTS.items():
         say(what)
-        readings += read(bench, notes)
+        readings += read(bench)
     if len(used) > 1:
         say("collectives")
-        readings += measure_collectives(bench)
-    return Measured(_machine(used), tuple(readings), tuple(notes), time.perf_counter() - started)
+        readings += _collectives(bench)
+    return Measured(_machine(used), tuple(readings), tuple(bench.notes), time.perf_counter() - started)
 
 
 def _machine(devices: Sequence[Any]) -> Machine:
@@ -135,95 +139,83 @@ def _host_clock_hz() -> float | None:
     return None
 
 
-def _products(bench: Bench, notes: list[str]) -> list[Reading]:
-    readings: list[Reading] = []
-    for short in bench.scale.types:
-        if short == "f64" and bench.platform == "tpu":
+def _products(bench: Bench) -> Iterator[Reading]:
+    for dtype in bench.scale.types:
+        if dtype == "f64" and bench.platform == "tpu":
             continue
-        if short not in ("f32", "bf16") and bench.late(0.4):
-            notes.append(f"matrix.{short} was not measured: the machine is too slow")
+        if dtype not in ("f32", "bf16") and bench.late(0.4):
+            bench.notes.append(f"matrix.{dtype} was not measured: the machine is too slow")
             continue
         try:
-            with jax.enable_x64(True) if short == "f64" else contextlib.nullcontext():
-                readings += _products_of(bench, short)
+            with jax.enable_x64(True) if dtype == "f64" else contextlib.nullcontext():
+                yield from _products_of(bench, dtype)
         except Exception as error:
-            if short == "f32":
+            if dtype == "f32":
                 raise
-            notes.append(f"matrix.{short} was not measured: {str(error).splitlines()[0][:100]}")
-    return readings
+            bench.notes.append(f"matrix.{dtype} was not measured: {str(error).splitlines()[0][:100]}")
 
 
-def _products_of(bench: Bench, short: str) -> list[Reading]:
-    dtype = TYPES[short]
-    readings: list[Reading] = []
-
+def _products_of(bench: Bench, dtype: str) -> Iterator[Reading]:
     def body(x: Any, w: Any) -> Any:
         for _ in range(_ROUND):
-            x = jax.lax.dot(x, w, preferred_element_type="int32").astype("int8") if short == "i8" else x @ w
+            x = jax.lax.dot(x, w, preferred_element_type="int32").astype("int8") if dtype == "i8" else x @ w
         return x
 
+    rate = math.inf
     for rows, depth in bench.scale.products:
         flops = 2.0 * rows * depth * depth
         # A dtype without a hardware unit may be a hundred times slower.
-        if readings and _ROUND * 12 * flops / readings[-1].rate > bench.scale.limit_s * 4:
+        if _ROUND * 12 * flops / rate > bench.scale.limit_s * 4:
             break
-        x = bench.random((rows, depth), dtype)
-        w = bench.random((depth, depth), dtype, depth**-0.5)
-        time_s = bench.once(body, x, w) / _ROUND
-        readings.append(Reading(f"matrix.{short}", f"{rows}x{depth}x{depth}", flops, time_s))
-    return readings
+        x, w = bench.random((rows, depth), TYPES[dtype]), bench.random((depth, depth), TYPES[dtype], depth**-0.5)
+        reading = Reading(f"matrix.{dtype}", f"{rows}x{depth}x{depth}", flops, bench.once(body, x, w) / _ROUND)
+        rate = reading.rate
+        yield reading
 
 
-def _thin(bench: Bench, notes: list[str]) -> list[Reading]:
+def _thin(bench: Bench) -> Iterator[Reading]:
     """Times products of few rows, each with another second operand, as it is and transposed."""
-    readings: list[Reading] = []
     for rows, depth in bench.scale.thin:
         x = bench.random((rows, depth), "float32")
         squares = tuple(bench.random((depth, depth), "float32", depth**-0.5) for _ in range(bench.scale.arrays))
         flops, elements = 2.0 * rows * depth * depth, float(depth * (rows + depth))
-        for form in ("forward", "transposed"):
+        for what in THIN:
 
-            def body(x: Any, squares: Any, transpose: bool = form == "transposed") -> Any:
+            def body(x: Any, squares: Any, transpose: bool = what == "thin.transposed") -> Any:
                 for w in squares:
                     x = x @ (w.T if transpose else w)
                 return x
 
             time_s = bench.once(body, x, squares) / bench.scale.arrays
-            readings.append(Reading(f"thin.{form}", f"{rows}x{depth}x{depth}", flops, time_s, elements))
-    return readings
+            yield Reading(what, f"{rows}x{depth}x{depth}", flops, time_s, elements)
 
 
-def _streams(bench: Bench, notes: list[str]) -> list[Reading]:
+def _streams(bench: Bench) -> Iterator[Reading]:
     many = bench.stream_bytes // 4
-    readings: list[Reading] = []
     for count in (many, many // 2):
         arrays = [bench.random((count,), "float32", 0.5) for _ in _KERNELS]
         for inputs, body in _KERNELS.items():
             time_s = bench.once(body, *arrays[:inputs])
             size = f"{inputs + 1} arrays of {count} float32"
-            readings.append(Reading("memory", size, 4.0 * (inputs + 1) * count, time_s, float(count)))
-    return readings
+            yield Reading("memory", size, 4.0 * (inputs + 1) * count, time_s, float(count))
 
 
-def _transposed_reads(bench: Bench, notes: list[str]) -> list[Reading]:
+def _transposed_reads(bench: Bench) -> Iterator[Reading]:
     """Times a kernel with and without a transposed read."""
     # No power of two: at such a stride all reads of a column fall into the same few cache lines.
     side = round(bench.scale.vector_elements**0.5) * 31 // 8
     x, y = (bench.random((side, side), "float32") for _ in range(2))
-    readings = []
-    for what, transpose in (("straight", False), ("turned", True)):
+    for what in ("straight", "transposed"):
 
-        def body(state: Any, transpose: bool = transpose) -> Any:
+        def body(state: Any, transpose: bool = what == "transposed") -> Any:
             x, y = state
             x = x * 0.5 + (y.T if transpose else y)
             return x, y.at[0, 0].set(x[0, 0])
 
-        time_s = bench.once(body, (x, y))
-        readings.append(Reading(what, f"{side}x{side}", 12.0 * side * side, time_s, float(side * side)))
-    return readings
+        yield Reading(what, f"{side}x{side}", 12.0 * side * side, bench.once(body, (x, y)), float(side * side))
 
 
-def _vectors(bench: Bench, notes: list[str]) -> list[Reading]:
+def _vectors(bench: Bench) -> Iterator[Reading]:
     count = bench.scale.vector_elements
     x = bench.random((count,), "float32", 0.1)
 
@@ -241,13 +233,11 @@ def _vectors(bench: Bench, notes: list[str]) -> list[Reading]:
             x = jnp.tanh(jnp.exp(x * -0.5))
         return x
 
-    return [
-        Reading("vector", f"{count} elements", float(count * _CHAINS * (_LINKS + 1)), bench.once(fused, x)),
-        Reading("transcendentals", f"{count} elements", 8.0 * count, bench.once(curved, x)),
-    ]
+    yield Reading("vector", f"{count} elements", float(count * _CHAINS * (_LINKS + 1)), bench.once(fused, x))
+    yield Reading("transcendentals", f"{count} elements", 8.0 * count, bench.once(curved, x))
 
 
-def _launches(bench: Bench, notes: list[str]) -> list[Reading]:
+def _launches(bench: Bench) -> Iterator[Reading]:
     x = bench.random((32, 32), "float32", 32**-0.5)
 
     def chain(length: int) -> Callable[..., Any]:
@@ -260,10 +250,92 @@ def _launches(bench: Bench, notes: list[str]) -> list[Reading]:
         return run
 
     few, many = 16, 80 if len(bench.scale.types) < 3 else 272
-    return [Reading("launch", f"{many - few} products of 32x32x32", 1.0, bench.slope(chain, few, many, x))]
+    yield Reading("launch", f"{many - few} products of 32x32x32", 1.0, bench.slope(chain, few, many, x))
 
 
-_MEASUREMENTS: Final[Mapping[str, Callable[[Bench, list[str]], list[Reading]]]] = {
+def _collectives(bench: Bench) -> Iterator[Reading]:
+    """Yields readings of every kind, small and large, for all devices and smaller groups, as far as time permits."""
+    small, *large = bench.scale.collective_bytes
+    yield from _small(bench, small)
+    groups = _groups(bench.count)
+    # One size is enough for groups; all devices and the smallest groups differ most.
+    wanted = [(large[0], size) for size in dict.fromkeys((groups[0], groups[-1]))] + [(n, groups[0]) for n in large[1:]]
+    for nbytes, size in wanted:
+        if (nbytes, size) == wanted[0] or not bench.late():
+            yield from (_large(bench, kind, nbytes, size) for kind in KINDS)
+
+
+def _groups(count: int) -> list[int]:
+    """Returns the group sizes: all devices, half of them, a quarter."""
+    return [size for size in (count, count // 2, count // 4) if size > 1 and count % size == 0]
+
+
+def _small(bench: Bench, nbytes: int) -> Iterator[Reading]:
+    count = max(1, nbytes // 4 // bench.count) * bench.count
+    z, w = (bench.random((_BETWEEN, _BETWEEN), "float32", _BETWEEN**-0.5) for _ in range(2))
+    scale = bench.random((1,), "float32")
+
+    def link(act: Callable[[Any], Any]) -> Callable[..., Any]:
+        def body(z: Any, w: Any, scale: Any) -> Any:
+            z = z @ w
+            row = act(z.reshape(-1)[:count]) * scale
+            return z.reshape(-1).at[:count].set(row).reshape(z.shape)
+
+        return body
+
+    without = bench.once(link(lambda x: x), z, w, scale)
+    yield Reading("between", f"{_BETWEEN}x{_BETWEEN}x{_BETWEEN}", 2.0 * _BETWEEN**3, without)
+    for size in _groups(bench.count):
+        for kind in KINDS:
+            act = _collective(kind, bench.count, size)
+
+            def run(x: Any, kind: str = kind, size: int = size, act: Callable[[Any], Any] = act) -> Any:
+                operand = x[: count // size] if kind == "all-gather" else x
+                return jnp.resize(act(operand), (count,)) if kind == "reduce-scatter" else act(operand)
+
+            time_s = bench.once(link(run), z, w, scale)
+            yield Reading(kind, f"{count * 4} bytes and a product", count * 4.0, time_s, 0.0, size, between=True)
+
+
+def _large(bench: Bench, kind: str, nbytes: int, size: int) -> Reading:
+    count = max(1, nbytes // 4 // bench.count**2) * bench.count**2
+    operand = count // size if kind == "all-gather" else count
+    result = {"all-gather": count, "reduce-scatter": count // size}.get(kind, operand)
+    arrays = [tuple(bench.random((n,), "float32") for _ in range(bench.scale.arrays)) for n in (operand, result)]
+    act = _collective(kind, bench.count, size)
+
+    def body(state: Any) -> Any:
+        # Each uses a number of the previous result, so that they run in sequence and none are combined.
+        number, operands, results = state[1][-1][0] * 0.5, [], []
+        for x in state[0]:
+            # An all-to-all slices its operand anyway.
+            changed = x + number if kind == "all-to-all" else x.at[0].set(number)
+            operands.append(x if kind == "all-to-all" else changed)
+            results.append(act(changed))
+            number = results[-1][0] * 0.5
+        return tuple(operands), tuple(results)
+
+    time_s = bench.once(body, tuple(arrays)) / bench.scale.arrays
+    return Reading(kind, f"{count * 4} bytes", count * 4.0, time_s, 0.0, size)
+
+
+def _collective(kind: str, count: int, size: int) -> Callable[[Any], Any]:
+    """Returns a collective in groups of ``size`` neighbors along the first dimension."""
+    lax: Any = jax.lax  # its collectives have no types
+    groups = [list(range(first, first + size)) for first in range(0, count, size)]
+    among: dict[str, Any] = {} if size == count else {"axis_index_groups": groups}
+    ring = [(g[k], g[(k + 1) % size]) for g in groups for k in range(size)]
+    acts: dict[str, Callable[[Any], Any]] = {
+        "all-reduce": lambda x: lax.psum(x, "d", **among),
+        "all-gather": lambda x: lax.all_gather(x, "d", tiled=True, **among),
+        "reduce-scatter": lambda x: lax.psum_scatter(x, "d", tiled=True, **among),
+        "all-to-all": lambda x: lax.all_to_all(x, "d", 0, 0, tiled=True, **among),
+        "collective-permute": lambda x: lax.ppermute(x, "d", ring),
+    }
+    return acts[kind]
+
+
+_MEASUREMENTS: Final[Mapping[str, Callable[[Bench], Iterator[Reading]]]] = {
     # Before the products: on a host those of five dtypes take most of the budget.
     "memory": _streams,
     "matrix products": _products,

@@ -26,9 +26,9 @@ class Reading:
 
     ``what`` is ``"matrix.bf16"`` and so on (FLOPs), ``"thin.forward"`` and so on (FLOPs, and the ``elements`` of the operands),
     ``"memory"`` (bytes that a kernel over ``elements`` reads and writes), ``"vector"`` and ``"transcendentals"`` (operations),
-    ``"launch"`` (kernels), ``"straight"`` and ``"turned"`` (bytes of a kernel over ``elements``, the second with a transposed
-    read), or one of ``KINDS`` (bytes) in groups of ``group`` devices, 0 for all. ``between``: it was measured between products,
-    whose time is the reading ``"between"`` (FLOPs).
+    ``"launch"`` (kernels), ``"straight"`` and ``"transposed"`` (bytes of a kernel over ``elements``, without and with a
+    transposed read), or one of ``KINDS`` (bytes) in groups of ``group`` devices, 0 for all. ``between``: it was measured
+    between products, whose time is the reading ``"between"`` (FLOPs).
     """
 
     what: str
@@ -73,19 +73,15 @@ class Measured:
     def to_json(self) -> dict[str, Any]:
         return {"schema": 1, **dataclasses.asdict(self)}
 
-    @staticmethod
-    def from_json(data: Any) -> Measured:
-        """Raises KeyError, TypeError or ValueError where the data are no readings."""
-        if data["schema"] != 1:
-            raise ValueError(f"readings of schema {data['schema']!r} are not supported")
-        readings = tuple(Reading(**reading) for reading in data["readings"])
-        return Measured(Machine(**data["machine"]), readings, tuple(map(str, data["notes"])), float(data["time_s"]))
-
 
 def read_measured(path: Path) -> Measured:
     """Reads a file that ``--readings`` wrote."""
     try:
-        return Measured.from_json(json.loads(path.read_text(encoding="utf-8")))
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["schema"] != 1:
+            raise ValueError(f"readings of schema {data['schema']!r} are not supported")
+        readings = tuple(Reading(**reading) for reading in data["readings"])
+        return Measured(Machine(**data["machine"]), readings, tuple(map(str, data["notes"])), float(data["time_s"]))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise HardwareError(f"{path} has no readings of 'hardware calibrate --readings': {error}") from None
 

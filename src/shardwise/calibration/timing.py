@@ -91,6 +91,7 @@ class Bench:
     def __init__(self, devices: Sequence[Any], scale: Scale):
         self.scale, self.count = scale, len(devices)
         self.platform = devices[0].platform
+        self.notes: list[str] = []  # on what could not be measured
         self._started = time.perf_counter()
         self._mesh = jax.sharding.Mesh(np.array(devices), ("d",))
         self._spec = jax.sharding.PartitionSpec("d")
@@ -100,19 +101,18 @@ class Bench:
         self.stream_bytes = shared if host else min(scale.stream_bytes, (limit or 1 << 34) // 16)
 
     def random(self, shape: tuple[int, ...], dtype: str, spread: float = 1.0) -> Any:
-        """Returns pseudo-random values with a standard deviation (integers from -4 to 4), made on the devices by a hash of the
-        position, since JAX's generators take longer to compile than anything else here."""
+        """Returns values with a standard deviation (integers from -4 to 4), the same on every device: a hash of the position,
+        since JAX's generators take longer to compile than anything else here."""
 
         def make() -> Any:
-            count = self.count * math.prod(shape)
-            bits = (jnp.arange(count, dtype="uint32") + jnp.uint32(1)) * jnp.uint32(2654435761)
+            bits = (jnp.arange(math.prod(shape), dtype="uint32") + 1) * jnp.uint32(2654435761)
             bits = (bits ^ (bits >> 15)) * jnp.uint32(2246822519)
-            bits = (bits ^ (bits >> 13)).reshape(self.count, *shape)
+            bits = (bits ^ (bits >> 13)).reshape(shape)
             if dtype == "int8":
                 return (bits % 9).astype("int8") - 4
             return ((bits.astype("float32") * 2.0**-32 - 0.5) * (12**0.5 * spread)).astype(dtype)
 
-        return jax.jit(make, out_shardings=jax.sharding.NamedSharding(self._mesh, self._spec))()
+        return self.program(make)()
 
     def program(self, fn: Callable[..., Any], replicated: int = 0) -> Callable[..., Any]:
         """Returns ``fn`` of local arrays, jitted; the first ``replicated`` arguments are the same on all devices."""

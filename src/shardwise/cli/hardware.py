@@ -179,7 +179,7 @@ def _figures(profile: Profile) -> list[tuple[str, str]]:
         ("memory.usable_share", f"{profile.usable_share:g} ({_size(profile.usable_bytes)})"),
         ("memory.bytes_per_s", si(profile.memory_bytes_per_s, "B/s")),
         ("memory.efficiency", f"{profile.memory_efficiency:g}"),
-        *([("memory.turned_bytes_per_s", si(profile.turned_bytes_per_s, "B/s"))] if profile.turns else []),
+        *([("memory.transposed_bytes_per_s", si(profile.transposed_bytes_per_s, "B/s"))] if profile.transposes else []),
         *((f"matrix.{t}", si(rate, "FLOP/s")) for t, rate in profile.matrix_flops_per_s),
         ("matrix.efficiency", f"{profile.matrix_efficiency:g}"),
         *(

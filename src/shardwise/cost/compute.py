@@ -183,7 +183,7 @@ class _Sizes:
         """The time that a transposed read of a sum over devices takes."""
         if not self.lowered.computes[edge.maker].results[edge.result].partial:
             return 0.0
-        return self._bytes(edge.user, edge.operand) / self.profile.turned_bytes_per_s
+        return self._bytes(edge.user, edge.operand) / self.profile.transposed_bytes_per_s
 
     def break_s(self, edge: Edge, products: tuple[int, ...]) -> float:
         """The time that a collective inside a kernel adds: the value is written, if it is not stored anyway, and read, if not

@@ -94,7 +94,7 @@ class CostModel:
     def __init__(self, structure: Structure, cost: HardwareCost):
         self.structure, self.cost = structure, cost
         self.life: Lifetimes = Lifetimes(structure.program, cost.profile.calls_library)
-        self.kernels: tuple[Kernel, ...] = kernels(self.life.clusters, cost.profile.turns)
+        self.kernels: tuple[Kernel, ...] = kernels(self.life.clusters, cost.profile.transposes)
         self.terms: tuple[Term, ...] = tuple(self._terms())
 
     @property

@@ -64,20 +64,15 @@ class AlphaBeta:
 FREE: Final = AlphaBeta(0.0, 0.0)
 
 
-def collective_s(kind: str, axes: Iterable[int | str], nbytes: float, placement: Placement) -> float:
-    """Returns the seconds of a collective over mesh axes, given by name or number.
+def collective(kind: str, axes: Iterable[int | str], placement: Placement) -> AlphaBeta:
+    """Returns the cost of a collective over mesh axes, by name or number; a slice, or a group of one device, is free.
 
     >>> from shardwise.hardware.layout import place
     >>> from shardwise.hardware.topology import topology
     >>> placement = place({"data": 4, "model": 4}, topology("v5e:4x4"))
-    >>> f"{collective_s('all-gather', ['model'], 60e6, placement) * 1e3:.3f} ms"
+    >>> f"{collective('all-gather', ['model'], placement).time_s(60e6) * 1e3:.3f} ms"
     '1.004 ms'
     """
-    return collective(kind, axes, placement).time_s(nbytes)
-
-
-def collective(kind: str, axes: Iterable[int | str], placement: Placement) -> AlphaBeta:
-    """Returns the cost of a collective over mesh axes; a slice, or a group of one device, is free."""
     if kind not in KINDS:
         raise HardwareError(f"{kind!r} is no collective; there are {', '.join(KINDS)}")
     runs = placement.runs(axes)
@@ -89,13 +84,6 @@ def collective(kind: str, axes: Iterable[int | str], placement: Placement) -> Al
     tiers = [list(group) for _, group in itertools.groupby(sorted(runs, key=lambda r: r.tier), key=lambda r: r.tier)]
     alpha_s = profile.collective_s + sum(_latency_s(kind, run) for run in runs)
     return AlphaBeta(alpha_s, _s_per_byte(kind, tiers) / profile.link_share(kind))
-
-
-def table(placement: Placement) -> dict[tuple[str, frozenset[int]], AlphaBeta]:
-    """Returns the cost of every kind over every set of mesh axes, by number."""
-    count = len(placement.mesh.names)
-    sets = [frozenset(c) for k in range(count + 1) for c in itertools.combinations(range(count), k)]
-    return {(kind, axes): collective(kind, axes, placement) for kind in KINDS for axes in sets}
 
 
 def _s_per_byte(kind: str, tiers: list[list[Run]]) -> float:

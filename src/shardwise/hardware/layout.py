@@ -11,8 +11,7 @@ Idea. Enumerate the factorings, first those that do not split physical axes, and
 Placements that differ only by exchanging equal physical axes are one.
 
 Weak. The rank does not depend on the program; ``placements`` returns the others for a search to try. JAX's
-``topologies.make_mesh`` builds only placements without split axes (``Placement.whole``); for others build the mesh from
-``Placement.order``.
+``topologies.make_mesh`` builds only placements without split axes; for others build the mesh from ``Placement.order``.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -66,11 +65,6 @@ class Placement:
     topology: Topology
     segments: tuple[tuple[Segment, ...], ...]
 
-    @property
-    def whole(self) -> bool:
-        """Whether no physical axis is split."""
-        return all(segment.size == self.topology.axes[segment.axis].size for row in self.segments for segment in row)
-
     def order(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Returns device numbers in the mesh's shape; they are ``device.id``s, and JAX's lists are not always in that order:
         ``Mesh(np.array(sorted(devices, key=lambda d: d.id))[placement.order()], names)``."""
@@ -90,8 +84,18 @@ class Placement:
         pieces = [segment for m in sorted(set(chosen)) for segment in self.segments[m]]
         runs: list[Run] = []
         for p, axis in enumerate(self.topology.axes):
-            here = sorted((s for s in pieces if s.axis == p), key=lambda s: s.stride)
-            runs += _switch_run(axis, here) if axis.kind == "switch" else _torus_runs(axis, here)
+            segments = sorted((s for s in pieces if s.axis == p), key=lambda s: s.stride)
+            if axis.kind == "switch" and segments:
+                segments = [Segment(p, math.prod(s.size for s in segments), 1)]
+            joined: list[Segment] = []
+            for segment in segments:
+                if joined and joined[-1].stride * joined[-1].size == segment.stride:
+                    segment = replace(joined[-1], size=joined.pop().size * segment.size)
+                joined.append(segment)
+            for size, stride in ((s.size, s.stride) for s in joined):
+                torus = "ring" if axis.wrap and stride * size == axis.size else "line"
+                kind = "switch" if axis.kind == "switch" else torus
+                runs.append(Run(kind, size, axis.tier, axis.bytes_per_s / stride, axis.latency_s * stride))
         return tuple(runs)
 
     def lines(self) -> tuple[str, ...]:
@@ -120,19 +124,15 @@ class Placement:
         return "\n".join(self.lines())
 
 
-def place(mesh: Any, topology: Topology, *, split: bool = True) -> Placement:
-    """Returns the default placement of a mesh. With ``split=False`` no physical axis is split, as in JAX's meshes."""
-    return placements(mesh, topology, split=split, limit=1)[0]
+def place(mesh: Any, topology: Topology) -> Placement:
+    """Returns the default placement of a mesh."""
+    return placements(mesh, topology, limit=1)[0]
 
 
-def placements(mesh: Any, topology: Topology, *, split: bool = True, limit: int = 32) -> tuple[Placement, ...]:
-    """Returns placements of a mesh that differ in cost, the default one first.
+def placements(mesh: Any, topology: Topology, *, limit: int = 32) -> tuple[Placement, ...]:
+    """Returns at most ``limit`` placements of a mesh that differ in cost, the default one first.
 
-    Args:
-      mesh: axis names and sizes, in any form that ``MeshAxes.of`` takes.
-      topology: it must have as many devices as the mesh.
-      split: whether a physical axis may be split among mesh axes.
-      limit: the most placements.
+    ``mesh`` has any form that ``MeshAxes.of`` takes, and as many devices as the topology.
     """
     axes = MeshAxes.of(mesh)
     if axes.devices != topology.devices:
@@ -140,20 +140,15 @@ def placements(mesh: Any, topology: Topology, *, split: bool = True, limit: int 
             f"the mesh {axes} has {axes.devices} devices and {topology.text} has {topology.devices}: "
             f"sizes must multiply to {topology.devices}, as in {_shapes(topology, len(axes.sizes))}"
         )
-    sizes = tuple(axis.size for axis in topology.axes)
+    sizes, unnamed = tuple(axis.size for axis in topology.axes), [astuple(axis)[1:] for axis in topology.axes]
     ranked: dict[tuple[Any, ...], tuple[tuple[Any, ...], Cut]] = {}
-    cuts = ((m, cut) for m in _matrices(axes.sizes, sizes, sizes, split) for cut in _cuts(m, topology))
+    cuts = ((m, cut) for m in _matrices(axes.sizes, sizes, sizes) for cut in _cuts(m, topology))
     for matrix, cut in itertools.islice(cuts, _MOST):
-        key, same = _rank(matrix, cut, topology), _signature(cut, topology)
-        if same not in ranked or key < ranked[same][0]:
-            ranked[same] = (key, cut)
-    if not ranked:
-        raise MeshError(
-            f"the mesh {axes} does not lie on whole axes of {topology}: "
-            f"use {_shapes(topology, len(axes.sizes))}, or allow physical axes to be split"
-        )
-    best = sorted(ranked.values(), key=lambda entry: entry[0])
-    return tuple(_placement(axes, topology, cut) for _, cut in best[:limit])
+        rank = _rank(matrix, cut, topology)
+        # Placements with the same key differ by exchanging equal physical axes.
+        key = tuple(sorted(zip(unnamed, cut, strict=True)))
+        ranked[key] = min(ranked.get(key, (rank, cut)), (rank, cut))
+    return tuple(_placement(axes, topology, cut) for _, cut in sorted(ranked.values())[:limit])
 
 
 def ideal(mesh: MeshAxes, hardware: str = "v5e") -> Placement:
@@ -174,32 +169,18 @@ Matrix = tuple[tuple[int, ...], ...]
 Cut = tuple[tuple[tuple[int, int], ...], ...]
 
 
-def _matrices(mesh: tuple[int, ...], left: tuple[int, ...], sizes: tuple[int, ...], split: bool) -> Iterator[Matrix]:
-    """Yields factors of every physical axis for every mesh axis, those without splits first. There are no dead ends if splits
-    are allowed: the rest always has the prime factors that the remaining mesh axes need."""
+def _matrices(mesh: tuple[int, ...], left: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[Matrix]:
+    """Yields factors of every physical axis for every mesh axis, those without splits first. There are no dead ends: the rest
+    always has the prime factors that the remaining mesh axes need."""
     if not mesh:
-        if all(size == 1 for size in left):
-            yield ()
+        yield ()
         return
-    rows = [row for row in _rows(mesh[0], left) if split or all(f in (1, s) for f, s in zip(row, sizes, strict=True))]
-    rows.sort(key=lambda row: (_pieces(row, sizes), [-f for f in row]))
+    divisors = [[f for f in range(1, size + 1) if math.gcd(mesh[0], size) % f == 0] for size in left]
+    rows = [row for row in itertools.product(*divisors) if math.prod(row) == mesh[0]]
+    rows.sort(key=lambda row: (sum(f not in (1, s) for f, s in zip(row, sizes, strict=True)), [-f for f in row]))
     for row in rows:
         rest = tuple(size // f for size, f in zip(left, row, strict=True))
-        yield from ((row, *more) for more in _matrices(mesh[1:], rest, sizes, split))
-
-
-def _rows(size: int, left: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    if not left:
-        if size == 1:
-            yield ()
-        return
-    for factor in range(1, math.gcd(size, left[0]) + 1):
-        if size % factor == 0 and left[0] % factor == 0:
-            yield from ((factor, *rest) for rest in _rows(size // factor, left[1:]))
-
-
-def _pieces(row: tuple[int, ...], sizes: tuple[int, ...]) -> int:
-    return sum(f not in (1, size) for f, size in zip(row, sizes, strict=True))
+        yield from ((row, *more) for more in _matrices(mesh[1:], rest, sizes))
 
 
 def _cuts(matrix: Matrix, topology: Topology) -> Iterator[Cut]:
@@ -228,54 +209,20 @@ def _rank(matrix: Matrix, cut: Cut, topology: Topology) -> tuple[Any, ...]:
         m * axis.tier * math.log2(row[p]) for m, row in enumerate(matrix) for p, axis in enumerate(topology.axes)
     )
     split = sum(len(pieces) > 1 for p, pieces in enumerate(cut) if topology.axes[p].kind == "torus")
-    turned = sum(a < b for pieces in cut for (a, _), (b, _) in itertools.pairwise(pieces))
-    return (round(outer, 6), split, turned, tuple(tuple(-f for f in row) for row in matrix), cut)
+    reversed_pieces = sum(a < b for pieces in cut for (a, _), (b, _) in itertools.pairwise(pieces))
+    return (round(outer, 6), split, reversed_pieces, tuple(tuple(-f for f in row) for row in matrix), cut)
 
 
-def _signature(cut: Cut, topology: Topology) -> tuple[Any, ...]:
-    """Returns a key that is equal for placements that differ by exchanging equal physical axes."""
-    columns = []
-    for axis, pieces in zip(topology.axes, cut, strict=True):
-        columns.append((axis.tier, axis.kind, axis.size, axis.wrap, axis.bytes_per_s, axis.latency_s, pieces))
-    return tuple(sorted(columns))
-
-
-def _switch_run(axis: PhysicalAxis, pieces: list[Segment]) -> list[Run]:
-    size = math.prod(piece.size for piece in pieces)
-    return [Run("switch", size, axis.tier, axis.bytes_per_s, axis.latency_s)] if size > 1 else []
-
-
-def _torus_runs(axis: PhysicalAxis, pieces: list[Segment]) -> list[Run]:
-    """Returns the runs of an axis: adjacent pieces are one run, and one that spans a ring is a ring."""
-    joined: list[Segment] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if last is not None and last.stride * last.size == piece.stride:
-            joined[-1] = Segment(last.axis, last.size * piece.size, last.stride)
-        else:
-            joined.append(piece)
-    return [
-        Run(
-            "ring" if axis.wrap and run.stride * run.size == axis.size else "line",
-            run.size,
-            axis.tier,
-            axis.bytes_per_s / run.stride,
-            axis.latency_s * run.stride,
-        )
-        for run in joined
-    ]
-
-
-def _shapes(topology: Topology, count: int, most: int = 6) -> str:
+def _shapes(topology: Topology, count: int) -> str:
     """Returns text with meshes of ``count`` axes that split no physical axis."""
     candidates = set()
-    sizes = [axis.size for axis in topology.axes]
-    for owners in itertools.islice(itertools.product(range(max(count, 1)), repeat=len(sizes)), 5000):
+    owners = itertools.product(range(max(count, 1)), repeat=len(topology.axes))
+    for owner_of in itertools.islice(owners, _MOST):
         shape = [1] * max(count, 1)
-        for owner, size in zip(owners, sizes, strict=True):
-            shape[owner] *= size
+        for owner, axis in zip(owner_of, topology.axes, strict=True):
+            shape[owner] *= axis.size
         candidates.add(tuple(shape))
     # Users usually want even ones.
-    shapes = sorted(candidates, key=lambda shape: (max(shape), shape))[:most]
+    shapes = sorted(candidates, key=lambda shape: (max(shape), shape))[:6]
     texts = ["(" + ", ".join(str(size) for size in shape) + ")" for shape in shapes]
     return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1]

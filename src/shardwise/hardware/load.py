@@ -16,17 +16,25 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardwise.errors import HardwareError
-from shardwise.hardware.profile import COLLECTIVES, FIGURES, LINK_FIGURES, MATRIX_TYPES, Figure, LinkTier, Profile
-from shardwise.hardware.wrap import WRAP_RULES, wrap_problem
+from shardwise.hardware.profile import (
+    COLLECTIVES,
+    FIGURES,
+    MATRIX_TYPES,
+    WRAP_RULE,
+    WRAP_RULES,
+    Figure,
+    LinkTier,
+    Profile,
+    figures,
+)
 
 ENVIRONMENT: Final = "SHARDWISE_HARDWARE_PATH"
 BUILT_IN: Final = Path(__file__).parent / "profiles"
-_TILES: Final = {"matrix.tile": 3, "vector.tile": 2}
-_TEXTS: Final = ("name", "title", "base")
 #: Tables with one figure per kind of collective.
 BY_KIND: Final = ("hidden", "efficiency")
 _TABLES: Final = ("memory", "matrix", "vector", "latency", *BY_KIND)
-_LINK_KEYS: Final = ("name", "kind", "wrap", "largest", *(f.key for f in LINK_FIGURES))
+_LINK_FIGURES: Final = tuple(figures(LinkTier).values())
+_LINK_KEYS: Final = ("largest", *(f.key for f in _LINK_FIGURES))
 
 
 def load_profile(name: str) -> Profile:
@@ -170,55 +178,41 @@ def figures_of(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _build(data: dict[str, Any], path: Path) -> Profile:
-    problems: list[str] = []
     values = dict(figures_of(data))
-    keys = {*_TEXTS, "aliases", "links", *_TILES, *(f.key for f in FIGURES)}
-    for key, value in values.items():
-        if not key.startswith("links.") and key not in keys:
-            problems.append(_unknown(key, keys))
-        elif key in _TABLES or (key in _TEXTS and not isinstance(value, str)):
-            problems.append(f"{key} is {value!r}, not {'a table' if key in _TABLES else 'a text'}")
-    if "title" not in values:
-        problems.append("title is missing")
+    keys = {"aliases", "links", *(f.key for f in FIGURES)}
+    problems = [_unknown(key, keys) for key in values if key not in keys and not key.startswith("links.")]
     problems += filter(None, (figure.problem(values) for figure in FIGURES))
-    problems += [
-        f"{key} is {values.get(key)!r}, not {count} whole numbers"
-        for key, count in _TILES.items()
-        if not _whole_numbers(values.get(key), count)
-    ]
     aliases = values.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(alias, str) and alias for alias in aliases):
         problems.append(f"aliases is {aliases!r}, not a list of names")
     problems += _link_problems(data.get("links"))
-    problems += _source_problems(data.get("sources", {}), values)
+    sources = data.get("sources", {})
+    if not isinstance(sources, dict) or not all(isinstance(source, str) for source in sources.values()):
+        problems.append("sources is not a table of figure = source, each a text")
+    else:
+        problems += ["sources: " + _unknown(key, values) for key in sources if key not in values]
     if problems:
         lines = "".join(f"\n  - {problem}" for problem in problems)
         raise HardwareError(f"the hardware profile {path} cannot be used:{lines}")
     # By default a kernel over an array costs one operation per element.
     values.setdefault("vector.elements_per_s", values["vector.flops_per_s"])
-    by_kind = {t: tuple((k, float(values[f"{t}.{k}"])) for k in COLLECTIVES if f"{t}.{k}" in values) for t in BY_KIND}
-    fields: dict[str, Any] = _fields(FIGURES, values) | by_kind
+
+    def table(name: str, keys: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
+        return tuple((key, float(values[f"{name}.{key}"])) for key in keys if f"{name}.{key}" in values)
+
+    def fields(of: type, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: f.kind(values[f.key]) for name, f in figures(of).items() if f.key in values}
+
+    by_kind: dict[str, Any] = {name: table(name, COLLECTIVES) for name in BY_KIND}
     return Profile(
-        name=data["name"],
-        title=data["title"],
         aliases=tuple(aliases),
-        matrix_flops_per_s=tuple((t, float(values[f"matrix.{t}"])) for t in MATRIX_TYPES if f"matrix.{t}" in values),
-        matrix_tile=tuple(values["matrix.tile"]),
-        vector_tile=tuple(values["vector.tile"]),
-        links=tuple(_link(link) for link in data["links"]),
-        sources=tuple(data.get("sources", {}).items()),
         file=str(path),
-        **fields,
+        links=tuple(LinkTier(largest=tuple(t.get("largest", ())), **fields(LinkTier, t)) for t in data["links"]),
+        sources=tuple(sources.items()),
+        matrix_flops_per_s=table("matrix", MATRIX_TYPES),
+        **by_kind,
+        **fields(Profile, values),
     )
-
-
-def _fields(figures: tuple[Figure, ...], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {f.field: f.kind(values.get(f.key, f.default)) for f in figures if f.field}
-
-
-def _link(link: dict[str, Any]) -> LinkTier:
-    texts = {"name": link["name"], "kind": link["kind"], "wrap": link.get("wrap", "never")}
-    return LinkTier(**texts, largest=tuple(link.get("largest", ())), **_fields(LINK_FIGURES, link))
 
 
 def _link_problems(links: Any) -> list[str]:
@@ -229,9 +223,9 @@ def _link_problems(links: Any) -> list[str]:
     for k, link in enumerate(links):
         where = f"links.{link.get('name', k)}."
         problems += [where + _unknown(key, _LINK_KEYS) for key in link if key not in _LINK_KEYS]
-        if not isinstance(link.get("name"), str) or names.count(link["name"]) > 1:
-            problems.append(f"{where}name is missing or used twice")
-        problems += [where + problem for figure in LINK_FIGURES if (problem := figure.problem(link))]
+        if names.count(link.get("name")) > 1:
+            problems.append(f"{where}name is used twice")
+        problems += [where + problem for figure in _LINK_FIGURES if (problem := figure.problem(link))]
         problems += [where + problem for problem in _shape_problems(link)]
     if all(link.get("size") for link in links):
         problems.append("links has only tiers of fixed size: the last one must be able to grow")
@@ -239,43 +233,20 @@ def _link_problems(links: Any) -> list[str]:
 
 
 def _shape_problems(link: dict[str, Any]) -> list[str]:
-    problems: list[str] = []
-    kind, torus = link.get("kind"), link.get("kind") == "torus"
-    if kind not in ("torus", "switch"):
-        return [f'kind is {kind!r}; it is "torus" or "switch"']
-    if not torus:
-        problems += [f"{key} is for a torus only" for key in ("dims", "wrap") if key in link]
-    elif "dims" not in link:
-        problems.append("dims is missing")
-    if torus and link.get("size"):
-        problems.append("size is for a switch only")
-    if torus and (problem := wrap_problem(link.get("wrap"))):
-        problems.append(f"wrap is {link.get('wrap')!r}: {problem}; write one of {', '.join(WRAP_RULES)}")
-    count = link.get("dims", 1) if torus else 1
-    if "largest" in link and not _whole_numbers(link["largest"], count):
-        problems.append(f"largest is {link['largest']!r}, not {count} whole numbers")
-    if torus and link.get("wrap") == "whole" and "largest" not in link:
+    torus = link.get("kind") == "torus"
+    if link.get("kind") not in ("torus", "switch"):
+        return [f'kind is {link.get("kind")!r}; it is "torus" or "switch"']
+    only = ("size",) if torus else ("dims", "wrap")
+    problems = [f"{key} is for a {'switch' if torus else 'torus'} only" for key in only if key in link]
+    problems += [f"{key} is missing" for key in ("dims", "wrap") if torus and key not in link]
+    if torus and not WRAP_RULE.fullmatch(str(link.get("wrap", "never"))):
+        problems.append(f"wrap is {link['wrap']!r}: no such rule; write one of {', '.join(WRAP_RULES)}")
+    if link.get("wrap") == "whole" and "largest" not in link:
         problems.append('largest is missing: wrap = "whole" is about it')
-    return problems
-
-
-def _source_problems(sources: Any, figures: Mapping[str, Any]) -> list[str]:
-    if not isinstance(sources, dict):
-        return ["sources is not a table of figure = source"]
-    problems = [
-        f"the source of {key} is {text!r}, not a text" for key, text in sources.items() if not isinstance(text, str)
-    ]
-    return problems + ["sources: " + _unknown(key, figures) for key in sources if key not in figures]
+    largest = Figure("largest", kind=tuple, count=link.get("dims", 1) if torus else 1, required=False)
+    return problems + [problem for problem in (largest.problem(link),) if problem]
 
 
 def _unknown(key: str, keys: Any) -> str:
     near = difflib.get_close_matches(key, list(keys), n=1)
     return f"{key} is not known" + (f"; did you mean {near[0]}?" if near else "")
-
-
-def _whole_numbers(value: Any, count: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == count
-        and all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in value)
-    )

@@ -7,7 +7,9 @@ slice or the GPUs of a node, the slices or nodes of a cluster.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,100 +23,109 @@ COLLECTIVES: Final = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all"
 #: The names of dtypes in profiles.
 MATRIX_TYPES: Final = ("f64", "f32", "bf16", "f16", "f8", "i8", "i4")
 
-_LONG_NAMES: Final = {
-    "float64": "f64",
-    "float32": "f32",
-    "bfloat16": "bf16",
-    "float16": "f16",
-    "int8": "i8",
-    "uint8": "i8",
-    "int4": "i4",
-    "uint4": "i4",
-}
+#: Which axes of a torus wrap around into rings, by the rule of a tier (``LinkTier.rings``).
+WRAP_RULES: Final = ("never", "always", "whole", "at least N", "cubes of N")
+WRAP_RULE: Final = re.compile(r"(never|always|whole)|(at least|cubes of) ([1-9]\d*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number in a profile: its key, its bounds, and the field of ``Profile`` that it sets. With a default it is optional."""
+    """A key of a profile: a number within bounds, a text, or a list of ``count`` whole numbers."""
 
     key: str
-    low: float
-    high: float
-    hint: str
-    field: str = ""
+    low: float = 0
+    high: float = 0
+    hint: str = ""
     kind: type = float
-    default: float | None = None
-    optional: bool = False
+    count: int = 0
+    required: bool = True
 
     def problem(self, values: Mapping[str, Any]) -> str | None:
         if self.key not in values:
-            return None if self.optional or self.default is not None else f"{self.key} is missing"
+            return f"{self.key} is missing" if self.required else None
         value = values[self.key]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return f"{self.key} is {value!r}, not a number"
-        if self.kind is not float and value != int(value):
-            return f"{self.key} is {value!r}, not a whole number"
-        if not self.low <= value <= self.high:
-            return f"{self.key} is {value:g}, which cannot be: {self.hint}"
-        return None
+        expected = "a number"
+        if self.kind is str:
+            valid, expected = isinstance(value, str), "a text"
+        elif self.kind is tuple:
+            valid = (
+                isinstance(value, list) and len(value) == self.count and all(type(v) is int and v > 0 for v in value)
+            )
+            expected = f"{self.count} whole numbers"
+        else:
+            valid = type(value) in (int, float) and math.isfinite(value)
+            if valid and self.kind is not float:
+                valid, expected = value == int(value), "a whole number"
+            if valid and not self.low <= value <= self.high:
+                return f"{self.key} is {value:g}, which cannot be: {self.hint}"
+        return None if valid else f"{self.key} is {value!r}, not {expected}"
 
 
-_SHARE: Final = "a share lies above 0 and is at most 1"
+_SHARE: Final = "a share is above 0 and at most 1"
 _RATE: Final = "a rate per second, in FLOPs and not in TFLOPs"
 _FLOW: Final = "bytes per second, not GB"
 _TIME: Final = "seconds, at most 1"
 
-FIGURES: Final = (
-    Figure("clock_hz", 1e7, 1e11, "in Hz, not GHz", "clock_hz"),
-    Figure("type_count", 1, 8, "1 or 2: what one chip counts in names like v4-32", "type_count", int, 1),
-    Figure("rings", 0, 1, "1 if permutes run beside compute and reduce-scatters do not, else 0", "rings", bool, 0),
-    Figure("rounds", 0, 1, "1 if products of float32 read bfloat16 by default, else 0", "rounds", bool, 0),
-    Figure("reduce_scatter", 0, 1, "1 if the compiler makes reduce-scatters, else 0", "scatters", bool, 1),
-    Figure("minor_copies", 0, 1, "1 if arrays are transposed to be gathered, else 0", "minor_copies", bool, 0),
-    Figure("memory.bytes", 2**20, 2**50, "in bytes, not GB", "memory_bytes", int),
-    Figure("memory.usable_share", 1e-3, 1, _SHARE, "usable_share"),
-    Figure("memory.bytes_per_s", 1e6, 1e16, _FLOW, "memory_bytes_per_s"),
-    Figure("memory.efficiency", 1e-3, 1, _SHARE, "memory_efficiency"),
-    Figure("memory.turned_bytes_per_s", 1e6, 1e18, _FLOW, "turned_bytes_per_s", default=math.inf),
-    *(Figure(f"matrix.{t}", 1e6, 1e19, _RATE, optional=t != "f32") for t in MATRIX_TYPES),
-    Figure("matrix.efficiency", 1e-3, 1, _SHARE, "matrix_efficiency"),
-    Figure("matrix.operand_bytes_per_s", 1e6, 1e16, _FLOW, "operand_bytes_per_s", default=math.inf),
-    Figure("vector.flops_per_s", 1e6, 1e18, _RATE, "vector_flops_per_s"),
-    Figure("vector.transcendentals_per_s", 1e6, 1e18, _RATE, "transcendentals_per_s"),
-    Figure("vector.elements_per_s", 1e6, 1e18, "elements per second", "elements_per_s", optional=True),
-    Figure("latency.launch_s", 0, 1, _TIME, "launch_s"),
-    Figure("latency.collective_s", 0, 1, _TIME, "collective_s"),
-    *(Figure(f"hidden.{kind}", 0, 1, "a share between 0 and 1", optional=True) for kind in COLLECTIVES),
-    *(Figure(f"efficiency.{kind}", 1e-3, 1, _SHARE, optional=True) for kind in COLLECTIVES),
-)
-LINK_FIGURES: Final = (
-    Figure("bytes_per_s", 1e3, 1e16, _FLOW, "bytes_per_s"),
-    Figure("latency_s", 0, 1, _TIME, "latency_s"),
-    Figure("dims", 1, 6, "a torus has 1 to 6 dimensions", "dims", int, 1),
-    Figure("size", 2, 1024, "the fixed number of members is 2 or more", "size", int, 0),
-)
+
+def _figure(key: str, low: float = 0, high: float = 0, hint: str = "", default: Any = dataclasses.MISSING) -> Any:
+    return dataclasses.field(default=default, metadata={"figure": (key, low, high, hint)})
 
 
-@dataclass(frozen=True, slots=True)
+def figures(of: type) -> dict[str, Figure]:
+    """Returns the keys of a profile that are fields of a class, by the names of the fields."""
+    kinds = {"float": float, "int": int, "bool": bool, "str": str}
+    result = {}
+    for f in dataclasses.fields(of):
+        if "figure" in f.metadata:
+            key, low, high, hint = f.metadata["figure"]
+            kind, count = kinds.get(str(f.type), tuple), str(f.type).count("int")
+            result[f.name] = Figure(key, low, high, hint, kind, count, required=f.default is dataclasses.MISSING)
+    return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTier:
     """One kind of link.
 
     ``bytes_per_s`` is per direction: of one link of a torus (the devices of a chip share it), of one device's port on a switch.
     ``size`` is set where the number of members is fixed (the cores of a chip); ``largest`` bounds each dimension of a torus or
-    the members of a switch; both are empty where there is no such bound. ``wrap`` is a rule of ``shardwise.hardware.wrap``.
+    the members of a switch; both are empty where there is no such bound. ``wrap`` says which axes of a torus are rings:
+
+    | rule | an axis wraps around when |
+    |---|---|
+    | ``never`` | never |
+    | ``always`` | it has more than two members |
+    | ``at least N`` | it has N members or more (TPU v5e and v6e: 16) |
+    | ``cubes of N`` | every axis is a multiple of N: optical switches close whole cubes only (TPU v4 and v5p: 4) |
+    | ``whole`` | it is as long as the largest torus there is (TPU v2 and v3) |
     """
 
-    name: str
-    kind: str
-    bytes_per_s: float
-    latency_s: float
-    dims: int = 1
-    wrap: str = "never"
-    size: int = 0
+    name: str = _figure("name")
+    kind: str = _figure("kind")
+    bytes_per_s: float = _figure("bytes_per_s", 1e3, 1e16, _FLOW)
+    latency_s: float = _figure("latency_s", 0, 1, _TIME)
+    dims: int = _figure("dims", 1, 6, "a torus has 1 to 6 dimensions", 1)
+    wrap: str = _figure("wrap", default="never")
+    size: int = _figure("size", 2, 1024, "the fixed number of members is 2 or more", 0)
     largest: tuple[int, ...] = ()
 
+    def rings(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
+        """Returns which axes of a shape are rings; two members are neighbors already, and never one."""
+        match = WRAP_RULE.fullmatch(self.wrap)
+        assert match is not None
+        rule, count = match[1] or match[2], int(match[3] or 0)
+        if rule == "whole":  # the bounds hold in any order of the dimensions
+            order = sorted(range(len(shape)), key=lambda d: shape[d])
+            bounds = dict(zip(order, sorted(self.largest), strict=True))
+            wrapped = [size == bounds[d] for d, size in enumerate(shape)]
+        elif rule == "cubes of":
+            wrapped = [all(size % count == 0 for size in shape)] * len(shape)
+        else:
+            wrapped = [rule != "never" and size >= count for size in shape]
+        return tuple(ring and size > 2 for ring, size in zip(wrapped, shape, strict=True))
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """One kind of device.
 
@@ -125,8 +136,8 @@ class Profile:
     - ``launch_s``, ``collective_s``: the fixed cost of a kernel and of a collective;
     - ``hidden``: by kind of collective, the fraction of its time that overlaps with compute where its operand is ready early
       or, of a reduction, where its result is used late; ``efficiency``: the fraction of the links' rate that it reaches;
-    - ``operand_bytes_per_s``: the cost of laying out a product's operands beside its FLOPs; ``turned_bytes_per_s``: the cost of
-      a transposed read beside its bytes (both infinite where unknown);
+    - ``operand_bytes_per_s``: the cost of laying out a product's operands beside its FLOPs; ``transposed_bytes_per_s``: the
+      cost of a transposed read beside its bytes (both infinite where unknown);
     - ``minor_copies``: whether the compiler transposes an array around a gather along any dimension but the first;
     - ``scatters``: whether the compiler has reduce-scatters; if not, it all-reduces and slices;
     - ``rings``: whether permutes overlap with compute and reduce-scatters do not, as with XLA's TPU compiler, which has
@@ -135,35 +146,35 @@ class Profile:
     - ``type_count``: what one chip counts in names such as v4-32; ``sources``: the source of every figure.
     """
 
-    name: str
-    title: str
+    name: str = _figure("name")
+    title: str = _figure("title")
     aliases: tuple[str, ...]
-    clock_hz: float
-    memory_bytes: int
-    usable_share: float
-    memory_bytes_per_s: float
-    memory_efficiency: float
-    matrix_flops_per_s: tuple[tuple[str, float], ...]
-    matrix_efficiency: float
-    matrix_tile: tuple[int, int, int]
-    vector_flops_per_s: float
-    transcendentals_per_s: float
-    elements_per_s: float
-    vector_tile: tuple[int, int]
-    launch_s: float
-    collective_s: float
-    hidden: tuple[tuple[str, float], ...]
-    type_count: int
+    file: str
     links: tuple[LinkTier, ...]
     sources: tuple[tuple[str, str], ...]
-    file: str = ""
-    scatters: bool = True
-    rings: bool = False
-    rounds: bool = False
+    clock_hz: float = _figure("clock_hz", 1e7, 1e11, "in Hz, not GHz")
+    type_count: int = _figure("type_count", 1, 8, "1 or 2: what one chip counts in names like v4-32", 1)
+    rings: bool = _figure("rings", 0, 1, "1 if permutes overlap with compute and reduce-scatters do not, else 0", False)
+    rounds: bool = _figure("rounds", 0, 1, "1 if products of float32 read bfloat16 by default, else 0", False)
+    scatters: bool = _figure("reduce_scatter", 0, 1, "1 if the compiler makes reduce-scatters, else 0", True)
+    minor_copies: bool = _figure("minor_copies", 0, 1, "1 if arrays are transposed to be gathered, else 0", False)
+    memory_bytes: int = _figure("memory.bytes", 2**20, 2**50, "in bytes, not GB")
+    usable_share: float = _figure("memory.usable_share", 1e-3, 1, _SHARE)
+    memory_bytes_per_s: float = _figure("memory.bytes_per_s", 1e6, 1e16, _FLOW)
+    memory_efficiency: float = _figure("memory.efficiency", 1e-3, 1, _SHARE)
+    transposed_bytes_per_s: float = _figure("memory.transposed_bytes_per_s", 1e6, 1e18, _FLOW, math.inf)
+    matrix_flops_per_s: tuple[tuple[str, float], ...]
+    matrix_efficiency: float = _figure("matrix.efficiency", 1e-3, 1, _SHARE)
+    operand_bytes_per_s: float = _figure("matrix.operand_bytes_per_s", 1e6, 1e16, _FLOW, math.inf)
+    matrix_tile: tuple[int, int, int] = _figure("matrix.tile")
+    vector_flops_per_s: float = _figure("vector.flops_per_s", 1e6, 1e18, _RATE)
+    transcendentals_per_s: float = _figure("vector.transcendentals_per_s", 1e6, 1e18, _RATE)
+    elements_per_s: float = _figure("vector.elements_per_s", 1e6, 1e18, "elements per second", math.inf)
+    vector_tile: tuple[int, int] = _figure("vector.tile")
+    launch_s: float = _figure("latency.launch_s", 0, 1, _TIME)
+    collective_s: float = _figure("latency.collective_s", 0, 1, _TIME)
+    hidden: tuple[tuple[str, float], ...] = ()
     efficiency: tuple[tuple[str, float], ...] = ()
-    operand_bytes_per_s: float = math.inf
-    turned_bytes_per_s: float = math.inf
-    minor_copies: bool = False
 
     @property
     def usable_bytes(self) -> int:
@@ -176,9 +187,9 @@ class Profile:
         return self.vector_tile[0] == 1
 
     @property
-    def turns(self) -> bool:
+    def transposes(self) -> bool:
         """Whether a transposed read has a cost."""
-        return math.isfinite(self.turned_bytes_per_s)
+        return math.isfinite(self.transposed_bytes_per_s)
 
     @property
     def devices_per_chip(self) -> int:
@@ -190,10 +201,11 @@ class Profile:
         A dtype without a rate has that of the next wider one (``WIDER``); any other dtype that of ``f32``.
         """
         rates = dict(self.matrix_flops_per_s)
-        short: str | None = short_type(dtype)
-        while short is not None and short not in rates:
-            short = WIDER.get(short)
-        return rates[short or "f32"]
+        short = re.sub("^u?int", "i", re.sub("^(b?f)loat", r"\1", dtype))
+        short = "f8" if short.startswith("f8") else short
+        while short not in rates:
+            short = WIDER.get(short, "f32")
+        return rates[short]
 
     def hidden_share(self, kind: str) -> float:
         """Returns the fraction of a collective's time that can overlap with compute."""
@@ -211,34 +223,27 @@ class Profile:
         """Returns plain data in the layout of the file."""
         data: dict[str, Any] = {"schema": 1, "name": self.name, "title": self.title, "aliases": list(self.aliases)}
         data |= {"file": self.file, "devices_per_chip": self.devices_per_chip}
-        for figure in FIGURES:
-            value = getattr(self, figure.field) if figure.field else math.inf
+        for name, figure in figures(Profile).items():
+            value = getattr(self, name)
             if value != math.inf:
                 *table, leaf = figure.key.split(".")
                 (data.setdefault(table[0], {}) if table else data)[leaf] = int(value) if figure.kind is bool else value
         data["memory"]["usable_bytes"] = self.usable_bytes
-        data["matrix"] |= {"flops_per_s": dict(self.matrix_flops_per_s), "tile": list(self.matrix_tile)}
-        data["vector"]["tile"] = list(self.vector_tile)
-        data |= {"hidden": dict(self.hidden), "efficiency": dict(self.efficiency)}
-        return data | {"links": [_link_json(tier) for tier in self.links], "sources": dict(self.sources)}
+        data["matrix"]["flops_per_s"] = dict(self.matrix_flops_per_s)
+        data |= {"hidden": dict(self.hidden), "efficiency": dict(self.efficiency), "links": []}
+        for tier in self.links:
+            torus = ("dims", "wrap") if tier.kind == "torus" else ()
+            stated = tuple(key for key in ("size", "largest") if getattr(tier, key))
+            keys = ("name", "kind", *torus, *stated, "bytes_per_s", "latency_s")
+            data["links"].append({key: getattr(tier, key) for key in keys})
+        return data | {"sources": dict(self.sources)}
 
 
-def _link_json(tier: LinkTier) -> dict[str, Any]:
-    data: dict[str, Any] = {"name": tier.name, "kind": tier.kind}
-    if tier.kind == "torus":
-        data |= {"dims": tier.dims, "wrap": tier.wrap}
-    if tier.size:
-        data["size"] = tier.size
-    if tier.largest:
-        data["largest"] = list(tier.largest)
-    return data | {"bytes_per_s": tier.bytes_per_s, "latency_s": tier.latency_s}
-
-
-def short_type(dtype: str) -> str:
-    """
-    >>> short_type("bfloat16"), short_type("float8_e4m3fn"), short_type("f32"), short_type("complex64")
-    ('bf16', 'f8', 'f32', 'complex64')
-    """
-    if dtype.startswith(("float8", "f8")):
-        return "f8"
-    return _LONG_NAMES.get(dtype, dtype)
+#: All figures of a profile but those of its links.
+FIGURES: Final = (
+    *figures(Profile).values(),
+    Figure("base", kind=str, required=False),
+    *(Figure(f"matrix.{t}", 1e6, 1e19, _RATE, required=t == "f32") for t in MATRIX_TYPES),
+    *(Figure(f"hidden.{kind}", 0, 1, "a share between 0 and 1", required=False) for kind in COLLECTIVES),
+    *(Figure(f"efficiency.{kind}", 1e-3, 1, _SHARE, required=False) for kind in COLLECTIVES),
+)

@@ -59,7 +59,7 @@ class HardwareCost:
         self._crossing = {kind: copies * 2 / self._memory_bytes_per_s for kind, copies in known.items()}
         self._plain_copy = 2 / self._memory_bytes_per_s
         self._copy = self._plain_copy * self.profile.minor_copies
-        self._turn = self._copy + 1 / self.profile.turned_bytes_per_s * self.profile.minor_copies
+        self._turn = self._copy + 1 / self.profile.transposed_bytes_per_s * self.profile.minor_copies
         self._combined = {Kind.ALL_REDUCE} if self.profile.scatters else {Kind.ALL_REDUCE, Kind.REDUCE_SCATTER}
         self._matrix: dict[str, float] = {}
 

@@ -10,7 +10,6 @@ layers, each part gets a constraint in every round, since one hardly affects ano
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, Final
 
 from shardwise.capture.jax_internals import AGAIN
@@ -29,46 +28,35 @@ MAX_ROUNDS: Final = 20
 MANY_PARTS: Final = 16
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """``rounds`` is the number of propagations; ``open`` are the values that differ in spite of a constraint."""
-
-    constraints: Constraints
-    rounds: int
-    open: tuple[int, ...]
-
-
-def choose_constraints(lowered: Lowered, jaxpr: Any) -> Chosen:
-    """Returns the constraints under which Shardy propagates the plan's shardings."""
-    program, mesh = lowered.program, lowered.state.mesh
+def choose_constraints(lowered: Lowered, jaxpr: Any) -> Constraints:
+    """Returns the constraints under which Shardy propagates the plan's shardings, as far as it can be brought to."""
+    program = lowered.program
     inputs = [lowered.storage[a.value] for a in program.arguments]
     outputs = [lowered.storage[v] for v in program.outputs]
     ends = {*(a.value for a in program.arguments), *program.outputs}
     stated = {Place("stored", v): lowered.actual[v] for v in lowered.state.pinned if v not in ends}
-    stated |= stated_computations(lowered)
+    stated |= _stated_computations(lowered)
     # A result that is stated as computed is stated as stored, too, and not compared.
     twice = {program.ops[p.number].results[p.index] for p in stated if p.place == "computed"}
     stated |= {Place("stored", v): lowered.actual[v] for v in twice}
     others = {p for p in stated if p.place != "stored"}
     others |= {Place("computed", op.id) for op in program.ops if op.kind == PAD}
-    propagation = Propagation(program, jaxpr, mesh, inputs, outputs, others)
+    propagation = Propagation(program, jaxpr, lowered.state.mesh, inputs, outputs, others)
     for rounds in range(1, MAX_ROUNDS + 1):
         shardings = propagation.shardings(stated)
-        wrong = [v for v in _differing(lowered, shardings) if v not in twice]
-        left = [v for v in wrong if Place("stored", v) not in stated]
-        if not left or rounds == MAX_ROUNDS:
-            padded = _pad_results(lowered, shardings, stated)
-            if not padded:
-                return Chosen(stated, rounds, tuple(wrong))
-            for place, sharding in padded.items():
-                value = program.ops[place.number].results[0]
-                stated |= {place: sharding, Place("stored", value): lowered.actual[value]}
-                twice.add(value)
+        differing = [v for v in _differing(lowered, shardings) if v not in twice and Place("stored", v) not in stated]
+        if differing and rounds < MAX_ROUNDS:
+            differing.sort(key=lambda v: (-_weight(lowered, v), v))
+            chosen = _first(lowered, shardings, differing, 2 ** max(0, rounds - SINGLE_ROUNDS))
+            stated |= {Place("stored", v): lowered.actual[v] for v in chosen}
             continue
-        left.sort(key=lambda v: (-_weight(lowered, v), v))
-        at_once = 2 ** max(0, rounds - SINGLE_ROUNDS)
-        stated.update((Place("stored", v), lowered.actual[v]) for v in _first(lowered, shardings, left, at_once))
-    return Chosen(stated, MAX_ROUNDS, tuple(wrong))
+        padded = _pad_results(lowered, shardings, stated)
+        if not padded:
+            break
+        values = [program.ops[place.number].results[0] for place in padded]
+        stated |= padded | {Place("stored", v): lowered.actual[v] for v in values}
+        twice.update(values)
+    return stated
 
 
 def _pad_results(lowered: Lowered, shardings: dict[int, Dims], stated: Constraints) -> dict[Place, Sharding]:
@@ -91,16 +79,15 @@ def _pad_results(lowered: Lowered, shardings: dict[int, Dims], stated: Constrain
     return added
 
 
-def _first(lowered: Lowered, shardings: dict[int, Dims], left: list[int], count: int) -> list[int]:
+def _first(lowered: Lowered, shardings: dict[int, Dims], values: list[int], count: int) -> list[int]:
     """Returns the first ``count`` values. Where they are in many parts of the program: the first of each part, and others up to
     that number."""
     part = _parts(lowered, shardings)
-    first_of = {part[v]: v for v in reversed(left)}
+    first_of = {part[v]: v for v in reversed(values)}
     if len(first_of) <= MANY_PARTS:
-        return left[:count]
-    firsts = [v for v in left if first_of[part[v]] == v]
-    rest = [v for v in left if first_of[part[v]] != v]
-    return firsts + rest[: max(0, count - len(firsts))]
+        return values[:count]
+    firsts_first = sorted(values, key=lambda v: first_of[part[v]] != v)
+    return firsts_first[: max(count, len(first_of))]
 
 
 def _parts(lowered: Lowered, shardings: dict[int, Dims]) -> list[int]:
@@ -138,27 +125,26 @@ def _differing(lowered: Lowered, shardings: dict[int, Dims]) -> list[int]:
     A dimension that does not divide is replicated in a plan; Shardy may shard it unevenly, with padding, which is accepted
     except around scatters and convolutions (``quirks.py``).
     """
-    actual, sizes = lowered.actual, lowered.state.mesh.sizes
-    values = lowered.program.values
+    program, actual, sizes = lowered.program, lowered.actual, lowered.state.mesh.sizes
+    strict = [op for op in program.ops if op.kind.startswith(UNEVEN_FAILS)]
+    never_uneven = {v for op in strict for v in (*op.operands, *op.results)}
 
-    strict = [op for op in lowered.program.ops if op.kind.startswith(UNEVEN_FAILS)]
-    stated = {v for op in strict for v in (*op.operands, *op.results)}
-
-    def uneven(value: int, dims: Dims) -> bool:
-        if value in stated:
-            return False
+    def is_uneven(value: int, dims: Dims) -> bool:
         pieces = [math.prod(sizes[a] for a in axes) for axes in dims]
-        return any(size % n for size, n in zip(values[value].shape, pieces, strict=True))
+        return any(size % n for size, n in zip(program.values[value].shape, pieces, strict=True))
 
-    differing = [v for v, dims in sorted(shardings.items()) if not actual[v].partial and dims != actual[v].dims]
-    return [v for v in differing if not uneven(v, shardings[v])]
+    return [
+        v
+        for v, dims in sorted(shardings.items())
+        if not actual[v].partial and dims != actual[v].dims and (v in never_uneven or not is_uneven(v, dims))
+    ]
 
 
 def stated_constraints(lowered: Lowered, jaxpr: Any) -> tuple[StatedConstraint, ...]:
     """Returns the constraints that a lowered state needs under XLA's partitioner, with their source lines."""
     program, mesh = lowered.program, lowered.mesh
     stated = []
-    for place, sharding in sorted(choose_constraints(lowered, jaxpr).constraints.items()):
+    for place, sharding in sorted(choose_constraints(lowered, jaxpr).items()):
         stored = place.place == "stored"
         op = program.ops[program.definitions[place.number][0] if stored else place.number]
         value = place.number if stored else (op.operands if place.place == "used" else op.results)[place.index]
@@ -170,7 +156,7 @@ def stated_constraints(lowered: Lowered, jaxpr: Any) -> tuple[StatedConstraint, 
     return tuple(stated)
 
 
-def stated_computations(lowered: Lowered) -> dict[Place, Sharding]:
+def _stated_computations(lowered: Lowered) -> dict[Place, Sharding]:
     """Returns operands and results that must be stated as the op computes on them.
 
     Where the operands as stored agree on an axis (it shards one factor, which can be split) the partitioner computes on them

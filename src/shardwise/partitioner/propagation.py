@@ -34,15 +34,9 @@ def abstract_mesh(mesh: MeshAxes) -> AbstractMesh:
 
 
 def partition_spec(sharding: Sharding, mesh: MeshAxes) -> PartitionSpec:
-    """Returns the PartitionSpec of a sharding, without trailing Nones."""
-    entries: list[Any] = []
-    for axes in sharding.dims:
-        names = tuple(mesh.names[a] for a in axes)
-        entries.append(names[0] if len(names) == 1 else names or None)
-    while entries and entries[-1] is None:
-        entries.pop()
     spec: Any = PartitionSpec
-    return cast(PartitionSpec, spec(*entries))
+    names = (tuple(mesh.names[a] for a in axes) for axes in sharding.dims)
+    return cast(PartitionSpec, spec(*(axes or None for axes in names)))
 
 
 Constraints = Mapping[Place, Sharding]

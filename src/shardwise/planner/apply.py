@@ -85,7 +85,7 @@ class Applied:
                 f"XLA's partitioner computes wrong numbers for the convolution at {self.program.source_of(op)} as this plan "
                 "shards it: use plan.jit(fn) without partitioner='xla'"
             )
-        visitor = Constrain(choose_constraints(lowered, jaxpr).constraints, self.mesh, plan.mesh)
+        visitor = Constrain(choose_constraints(lowered, jaxpr), self.mesh, plan.mesh)
         return lambda *arrays: Interpreter(self.program, visitor).run(jaxpr, arrays)
 
     def jitted(self, donate: bool = True, run: Callable[..., Any] | None = None) -> Any:

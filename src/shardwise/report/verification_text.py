@@ -15,7 +15,7 @@ def verification_text(found: Verification, width: int = 80) -> str:
     page = Page(width)
     compiled = found.compiled
     page.print(f"{found.plan.function} on {found.plan.mesh}, compiled for {compiled.backend}")
-    if compiled.out_of_memory is not None:
+    if not compiled.fits:
         page.print(f"does not fit: {compiled.out_of_memory}")
         return page.text()
     page.print()

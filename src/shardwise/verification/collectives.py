@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.verification.dataflow import narrow_dtype, slice_count
 from shardwise.verification.hlo import Instruction, Module, bits
-from shardwise.verification.replica_groups import Axes, AxisNames, replica_groups, source_target_pairs
+from shardwise.verification.replica_groups import Axes, group_axes, replica_groups, source_target_pairs, spanned_axes
 
 KINDS: Final = (
     "all-gather",
@@ -43,16 +43,13 @@ _CHAIN: Final = re.compile(r'chain_id="(\w+)"')
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One value that a collective communicates, with the sizes of one device.
+    """One value that a collective communicates, with the sizes of one device, and the ``kind`` that a plan states for it."""
 
-    ``slices`` is how many slices an all-reduced value is cut into before any other use.
-    """
-
+    kind: str
     dtype: str
     bytes_in: int
     bytes_out: int
     logical_dtype: str
-    slices: int = 1
 
     @property
     def nbytes(self) -> int:
@@ -91,21 +88,6 @@ class Collective:
         """The dtype of the largest part."""
         return max(self.parts, key=lambda p: p.nbytes).dtype if self.parts else ""
 
-    def transfers(self) -> Iterator[Transfer]:
-        """Yields the parts one by one, as a plan states them."""
-        for p in self.parts:
-            scattered = self.kind == "all-reduce" and p.slices == self.group_size > 1
-            yield Transfer("reduce-scatter" if scattered else self.kind, self.axes, p.logical_bytes, self.runs)
-
-
-class Transfer(NamedTuple):
-    """One value that is communicated, with the bytes of one device in one run."""
-
-    kind: str
-    axes: Axes | None
-    nbytes: int
-    runs: int
-
 
 class Total(NamedTuple):
     """How many values, how many executions, and the bytes of all executions on one device."""
@@ -118,51 +100,50 @@ class Total(NamedTuple):
 def totals(collectives: Iterable[Collective]) -> dict[tuple[str, Axes | None], Total]:
     """Returns totals by kind and axes, as a plan states them."""
     sums: dict[tuple[str, Axes | None], Total] = {}
-    for t in (t for c in collectives for t in c.transfers()):
-        old = sums.get((t.kind, t.axes), Total(0, 0, 0))
-        sums[t.kind, t.axes] = Total(old.values + 1, old.runs + t.runs, old.nbytes + t.nbytes * t.runs)
+    for c in collectives:
+        for part in c.parts:
+            values, runs, nbytes = sums.get((part.kind, c.axes), Total(0, 0, 0))
+            sums[part.kind, c.axes] = Total(values + 1, runs + c.runs, nbytes + part.logical_bytes * c.runs)
     return sums
 
 
 def read_collectives(module: Module, mesh: MeshAxes) -> tuple[Collective, ...]:
     """Returns the collectives of a program, except those within single devices; ``mesh`` names their groups."""
-    names = AxisNames(mesh)
     chains: dict[tuple[str, ...], list[Collective]] = {}
     for i in module.instructions():
         if kind := _OPCODES.get(i.opcode):
             chain = _CHAIN.search(i.attributes) if kind != "collective-permute" else None
-            key = (i.attribute("channel_id"), chain.group(1)) if chain else (i.name,)
-            chains.setdefault(key, []).append(_read(module, names, mesh.devices, i))
-    collectives = (pieces[0] if len(key) == 1 else _join(pieces) for key, pieces in chains.items())
-    return tuple(c for c in collectives if c.group_size > 1 or c.pairs)
+            key: tuple[str, ...] = (i.attribute("channel_id"), chain.group(1)) if chain else (i.name,)
+            chains.setdefault(key, []).append(_read(module, mesh, i, kind))
+    collectives = []
+    for key, pieces in chains.items():
+        least = min(pieces, key=lambda c: c.runs)
+        if len(key) > 1:
+            least = replace(least, name=pieces[0].name, form="pieces", instructions=tuple(c.name for c in pieces))
+        if least.group_size > 1 or least.pairs:
+            collectives.append(least)
+    return tuple(collectives)
 
 
-def _join(pieces: list[Collective]) -> Collective:
-    least = min(pieces, key=lambda c: c.runs)
-    return replace(least, name=pieces[0].name, form="pieces", instructions=tuple(c.name for c in pieces))
-
-
-def _read(module: Module, names: AxisNames, devices: int, instruction: Instruction) -> Collective:
-    kind = _OPCODES[instruction.opcode]
+def _read(module: Module, mesh: MeshAxes, instruction: Instruction, kind: str) -> Collective:
     callers = {caller.opcode for caller in module.callers.get(instruction.computation, ())}
     form = "fused" if "fusion" in callers else "plain"
     if instruction.opcode.endswith("-start") or any(opcode.endswith("-start") for opcode in callers):
         form = "async"
     pairs = source_target_pairs(instruction.attributes)
-    groups = () if pairs else replica_groups(instruction.attributes, devices)
-    axes = names.of_pairs(pairs) if pairs else names.of_groups(groups)
-    size = len(groups[0]) if groups else 1
-    parts = tuple(_parts(module, instruction, kind))
-    if form == "fused" and kind == "all-reduce" and all(p.slices == size for p in parts):
+    groups = replica_groups(instruction.attributes, mesh.devices)
+    size = 1 if pairs else len(groups[0])
+    parts = tuple(_parts(module, instruction, kind, size))
+    if form == "fused" and kind == "all-reduce" and all(p.kind == "reduce-scatter" for p in parts):
         kind = "reduce-scatter"
-        parts = tuple(replace(p, bytes_out=p.bytes_in // size, slices=1) for p in parts)
+        parts = tuple(replace(p, bytes_out=p.bytes_in // size) for p in parts)
     return Collective(
         name=instruction.name,
         kind=kind,
         form=form,
         parts=parts,
         pairs=pairs,
-        axes=axes,
+        axes=spanned_axes(pairs, mesh) if pairs else group_axes(groups, mesh),
         group_size=size,
         runs=module.runs[instruction.computation],
         op_name=_op_name(module, instruction),
@@ -170,7 +151,7 @@ def _read(module: Module, names: AxisNames, devices: int, instruction: Instructi
     )
 
 
-def _parts(module: Module, instruction: Instruction, kind: str) -> Iterator[Part]:
+def _parts(module: Module, instruction: Instruction, kind: str, group_size: int) -> Iterator[Part]:
     operands = (module.operand(instruction, index) for index in range(len(instruction.operands)))
     inputs = [array for operand in operands if operand is not None for array in operand.arrays]
     results = list(instruction.arrays)
@@ -182,14 +163,14 @@ def _parts(module: Module, instruction: Instruction, kind: str) -> Iterator[Part
     if kind == "all-to-all" and len(inputs) > 1:
         # One operand for every device of the group: together they are one value.
         dtype = narrow_dtype(module, instruction, 0, False) or inputs[0].dtype
-        yield Part(inputs[0].dtype, sum(a.nbytes for a in inputs), sum(a.nbytes for a in results), dtype)
+        yield Part(kind, inputs[0].dtype, sum(a.nbytes for a in inputs), sum(a.nbytes for a in results), dtype)
         return
     promoted = "promoted" in instruction.attribute("to_apply")
     for index, (array, result) in enumerate(zip(inputs, results, strict=False)):
         dtype = narrow_dtype(module, instruction, index, promoted) or array.dtype
         element = index if len(inputs) > 1 else None
-        slices = slice_count(module, instruction, element) if kind == "all-reduce" else 1
-        yield Part(array.dtype, array.nbytes, result.nbytes, dtype, slices)
+        scattered = kind == "all-reduce" and slice_count(module, instruction, element) == group_size > 1
+        yield Part("reduce-scatter" if scattered else kind, array.dtype, array.nbytes, result.nbytes, dtype)
 
 
 def _op_name(module: Module, instruction: Instruction) -> str:

@@ -32,11 +32,6 @@ _TPU_ENVIRONMENT: Final = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
 }
-_SIZE: Final = r"([\d.]+)\s*([KMGT]?)i?B?"
-_EXCEEDED: Final = (
-    re.compile(rf"\({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
-    re.compile(rf"Used {_SIZE} of {_SIZE} hbm"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +47,22 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfMemory:
-    """The compiler's error; bytes are 0 where its message has none."""
-
-    message: str
-    needed_bytes: int
-    available_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Compiled:
     """A program compiled for one device.
 
     ``estimated_cycles`` is the TPU compiler's estimate of everything but the collectives, over all runs of loop bodies (0 on
-    the host). Where ``out_of_memory`` is set there is no program, and everything else is empty.
+    the host). ``out_of_memory`` is the compiler's message for a program that does not fit; everything else is empty then.
     """
 
     backend: str
     collectives: tuple[Collective, ...] = ()
     memory: Memory | None = None
     estimated_cycles: int = 0
-    out_of_memory: OutOfMemory | None = None
+    out_of_memory: str = ""
 
     @property
     def fits(self) -> bool:
-        return self.out_of_memory is None
+        return not self.out_of_memory
 
 
 def tpu_environment() -> dict[str, str]:
@@ -138,7 +124,7 @@ def compile_lowered(lowered: Any, mesh: Mesh, backend: str = HOST) -> tuple[Comp
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return Compiled(backend, out_of_memory=_out_of_memory(str(error))), None
+        return Compiled(backend, out_of_memory=str(error).splitlines()[0]), None
     return read_compiled(executable, mesh, backend), executable
 
 
@@ -161,19 +147,3 @@ def _memory(stats: Any, on_host: bool) -> Memory | None:
     total = argument + output - alias + temp
     peak = int(getattr(stats, "peak_memory_in_bytes", 0))
     return Memory(total if on_host or not peak else peak, temp, argument, output, alias)
-
-
-def _out_of_memory(message: str) -> OutOfMemory:
-    """
-    >>> _out_of_memory("... temporaries (1.5K) exceeds available HBM (1K).").needed_bytes
-    1536
-    """
-    for pattern in _EXCEEDED:
-        if match := pattern.search(message):
-            needed, needed_unit, available, unit = match.groups()
-            return OutOfMemory(message, _bytes(needed, needed_unit), _bytes(available, unit))
-    return OutOfMemory(message, 0, 0)
-
-
-def _bytes(number: str, unit: str) -> int:
-    return int(float(number.rstrip(".")) * 1024 ** " KMGT".index(unit or " "))

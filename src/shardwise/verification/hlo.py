@@ -5,7 +5,7 @@ nests collectives in fusions and asynchronous wrappers, and on TPUs leaves out t
 
 Idea. Computations form an acyclic graph whose edges carry a multiplicity (a loop body runs once per trip), so the number of
 runs of a computation is a sum over its callers. Trip counts come from ``known_trip_count`` where the backend writes it, and
-otherwise from the loop's condition (``trip_count.py``).
+otherwise from the loop's condition (``dataflow.py``).
 
 Weak. All branches of a conditional count as executed. A loop of unknown trip count counts as one trip. Only text with ``%``
 before names, which JAX prints, is read.
@@ -17,23 +17,31 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from shardwise.errors import HloError
-from shardwise.verification.trip_count import trip_count
+from shardwise.verification.dataflow import trip_count
 
-_HEADER: Final = re.compile(r"(ENTRY )?%([\w.\-]+) .*\{$")
-_STARTS: Final = re.compile(r"\s+(?:ROOT )?%?[\w.\-]+ = ")
-_TRIP_COUNT: Final = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_COMPUTATION: Final = re.compile(r"^(ENTRY )?%([\w.\-]+) [^\n]*\{\n(.*?)\n\}[^\n]*(?=\n\n|\n*\Z)", re.M | re.S)
+#: An instruction may span several lines (a kernel's metadata).
+_NEXT_INSTRUCTION: Final = re.compile(r"\n(?=\s+(?:ROOT )?%?[\w.\-]+ = )")
+#: Parentheses nest where operands are printed with the layouts of tuples.
+_INSTRUCTION: Final = re.compile(
+    r"\s*(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>.+?) (?P<opcode>[a-z][\w\-]*)"
+    r"\((?P<arguments>(?:[^()]++|\((?:[^()]++|\((?:[^()]++|\([^()]*+\))*+\))*+\))*+)\)(?:, )?(?P<attributes>.*)",
+    re.S,
+)
 _BITS: Final = re.compile(r"(?:bf|[a-z]+?)(\d+)")
 _ARRAY: Final = re.compile(r"\b([a-z][a-z0-9]*)\[([^\]]*)\]")
 _NAME: Final = re.compile(r"%([\w.\-]+)")
 _OP_NAME: Final = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _CYCLES: Final = re.compile(r'"estimated_cycles":"(\d+)"')
 #: Attributes that name computations which run as part of the instruction.
-_CALLS: Final = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%([\w.\-]+)")
-_CALL_LISTS: Final = re.compile(r"\b(?:branch_computations|called_computations|calls)=\{([^}]*)\}")
+_CALLS: Final = re.compile(
+    r"\b(?:(?:calls|to_apply|true_computation|false_computation|body|condition)=(%[\w.\-]+)"
+    r"|(?:branch_computations|called_computations|calls)=\{([^}]*)\})"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +52,12 @@ class Array:
     dims: tuple[int, ...]
 
     @property
+    def bits(self) -> int:
+        return bits(self.dtype)
+
+    @property
     def nbytes(self) -> int:
-        return math.ceil(math.prod(self.dims) * bits(self.dtype) / 8)
+        return math.ceil(math.prod(self.dims) * self.bits / 8)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dims))}]"
@@ -58,10 +70,8 @@ def bits(dtype: str) -> int:
     >>> bits("bf16"), bits("f8e4m3fn"), bits("pred"), bits("token")
     (16, 8, 8, 0)
     """
-    if dtype == "pred":
-        return 8
     match = _BITS.match(dtype)
-    return int(match.group(1)) if match else 0
+    return 8 if dtype == "pred" else int(match.group(1)) if match else 0
 
 
 @functools.lru_cache(maxsize=4096)
@@ -99,11 +109,10 @@ class Instruction:
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Computations that run with this instruction, except loops. The ``-done`` half of a pair repeats their names."""
+        """Computations that run with this instruction. The ``-done`` half of a pair repeats their names."""
         if self.opcode.endswith(("-done", "-update")):
             return ()
-        lists = (name for inner in _CALL_LISTS.findall(self.attributes) for name in _NAME.findall(inner))
-        return (*_CALLS.findall(self.attributes), *lists)
+        return tuple(name for texts in _CALLS.findall(self.attributes) for name in _NAME.findall("".join(texts)))
 
     @property
     def op_name(self) -> str:
@@ -123,36 +132,26 @@ class Instruction:
         return match.group(1).lstrip("%") if match else ""
 
 
-@dataclass(frozen=True, slots=True)
 class Computation:
     """Instructions in order of execution, with lookups of definitions and users by name."""
 
-    name: str
-    instructions: tuple[Instruction, ...]
-    by_name: dict[str, Instruction] = field(repr=False, compare=False)
-    used_by: dict[str, list[Instruction]] = field(repr=False, compare=False)
-
-    @staticmethod
-    def of(name: str, instructions: Sequence[Instruction]) -> Computation:
-        used_by: dict[str, list[Instruction]] = {}
+    def __init__(self, name: str, instructions: Sequence[Instruction]):
+        self.name, self.instructions = name, tuple(instructions)
+        self.by_name = {i.name: i for i in instructions}
+        self.root = next((i for i in instructions if i.root), instructions[-1])
+        self._users: dict[str, list[Instruction]] = {}
         for i in instructions:
             for operand in dict.fromkeys(i.operands):
-                used_by.setdefault(operand, []).append(i)
-        return Computation(name, tuple(instructions), {i.name: i for i in instructions}, used_by)
-
-    @property
-    def root(self) -> Instruction:
-        return next((i for i in self.instructions if i.root), self.instructions[-1])
+                self._users.setdefault(operand, []).append(i)
 
     def users(self, name: str) -> Sequence[Instruction]:
-        return self.used_by.get(name, ())
+        return self._users.get(name, ())
 
     def parameter(self, number: int) -> Instruction | None:
         text = str(number)
         return next((i for i in self.instructions if i.opcode == "parameter" and i.arguments == text), None)
 
 
-@dataclass(frozen=True, slots=True)
 class Module:
     """A compiled program.
 
@@ -160,11 +159,27 @@ class Module:
     how often each computation runs in one call of the program.
     """
 
-    entry: str
-    computations: dict[str, Computation]
-    callers: dict[str, tuple[Instruction, ...]]
-    trips: dict[Instruction, int | None]
-    runs: dict[str, int]
+    def __init__(self, entry: str, computations: dict[str, Computation]):
+        self.entry, self.computations = entry, computations
+        self.callers: dict[str, list[Instruction]] = {name: [] for name in computations}
+        for i in self.instructions():
+            for name in i.called:
+                self.callers[name].append(i)
+        self.trips = {i: trip_count(self, i) for i in self.instructions() if i.opcode == "while"}
+        self.runs = {entry: 1}
+        for name in computations:
+            self._count_runs(name)
+
+    def _count_runs(self, name: str) -> int:
+        if name not in self.runs:
+            total = 0
+            for caller in self.callers[name]:
+                trips = self.trips.get(caller)
+                times = 1 if trips is None else trips
+                times += caller.opcode == "while" and caller.attribute("condition") == name
+                total += times * self._count_runs(caller.computation)
+            self.runs[name] = total
+        return self.runs[name]
 
     def instructions(self) -> Iterator[Instruction]:
         for computation in self.computations.values():
@@ -192,95 +207,18 @@ def read(text: str) -> Module:
     ('main', {'main': 1})
     """
     computations: dict[str, Computation] = {}
-    entry, name, body = "", "", list[Instruction]()
-    for line in _logical_lines(text):
-        if name:
-            if line.startswith("}"):
-                computations[name] = Computation.of(name, body)
-                name, body = "", []
-            elif line.strip():
-                body.append(_parse_instruction(line, name))
-        elif line.endswith("{") and (header := _HEADER.match(line)):
-            name = header.group(2)
-            entry = name if header.group(1) else entry
+    entry = ""
+    for is_entry, name, body in _COMPUTATION.findall(text):
+        entry = name if is_entry else entry
+        computations[name] = Computation(name, [_instruction(line, name) for line in _NEXT_INSTRUCTION.split(body)])
     if not entry:
         raise HloError("the text has no ENTRY computation: pass what compiled.as_text() returns for one device program")
-    trips: dict[Instruction, int | None] = {}
-    callers: dict[str, list[Instruction]] = {name: [] for name in computations}
-    for i in (i for computation in computations.values() for i in computation.instructions):
-        inner = i.called
-        if i.opcode == "while":
-            inner += (i.attribute("body"), i.attribute("condition"))
-            annotated = _TRIP_COUNT.search(i.attributes)
-            trips[i] = int(annotated.group(1)) if annotated else trip_count(computations, i)
-        for name in inner:
-            callers[name].append(i)
-    runs = {entry: 1}
-
-    def count_runs(name: str) -> int:
-        if name not in runs:
-            total = 0
-            for caller in callers[name]:
-                times = trips.get(caller, 1)
-                times = 1 if times is None else times
-                times += caller.opcode == "while" and caller.attribute("condition") == name
-                total += times * count_runs(caller.computation)
-            runs[name] = total
-        return runs[name]
-
-    all_callers = {name: tuple(instructions) for name, instructions in callers.items()}
-    return Module(entry, computations, all_callers, trips, {name: count_runs(name) for name in computations})
+    return Module(entry, computations)
 
 
-def _logical_lines(text: str) -> Iterator[str]:
-    """Yields the lines of a module, with an instruction that spans several (a kernel's metadata) joined into one.
-
-    >>> list(_logical_lines("a {\\n  %x = f32[] custom-call(), attributes={m={\\nk\\n}}\\n}"))
-    ['a {', '  %x = f32[] custom-call(), attributes={m={ k }}', '}']
-    """
-    pending = ""
-    for line in text.splitlines():
-        starts = _STARTS.match(line)
-        if pending and not starts:
-            pending += " " + line.strip()
-        else:
-            if pending:
-                yield pending
-            pending = line if starts else ""
-            if not pending:
-                yield line
-        if pending and pending.count("{") <= pending.count("}"):
-            yield pending
-            pending = ""
-    if pending:
-        yield pending
-
-
-def _parse_instruction(line: str, computation: str) -> Instruction:
-    left, _, right = line.strip().partition(" = ")
-    end = _closing(right, 0) + 1 if right.startswith("(") else right.find(" ")
-    start = right.find("(", end)
-    if not right or end <= 0 or start < 0:
-        raise HloError(f"an instruction of %{computation} cannot be read: {line.strip()[:200]}")
-    close = _closing(right, start)
-    arguments = right[start + 1 : close]
-    return Instruction(
-        name=left.removeprefix("ROOT ").lstrip("%"),
-        opcode=right[end:start].strip(),
-        shape=right[:end],
-        operands=tuple(_NAME.findall(arguments)),
-        arguments=arguments,
-        attributes=right[close + 1 :].lstrip(", "),
-        computation=computation,
-        root=left.startswith("ROOT "),
-    )
-
-
-def _closing(text: str, start: int) -> int:
-    """Returns the position where the parenthesis that opens at ``start`` closes."""
-    depth = 0
-    for match in re.compile(r"[()]").finditer(text, start):
-        depth += 1 if match.group() == "(" else -1
-        if depth == 0:
-            return match.start()
-    return len(text)
+def _instruction(text: str, computation: str) -> Instruction:
+    match = _INSTRUCTION.match(text)
+    if not match:
+        raise HloError(f"an instruction of %{computation} cannot be read: {text.strip()[:200]}")
+    fields: dict[str, Any] = match.groupdict() | {"root": bool(match["root"])}
+    return Instruction(operands=tuple(_NAME.findall(match["arguments"])), computation=computation, **fields)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +24,7 @@ import numpy as np
 from shardwise.errors import HloError
 from shardwise.hardware.mesh import MeshAxes
 
-Groups = tuple[tuple[int, ...], ...]
+Groups = Sequence[Sequence[int]]
 Axes = tuple[str, ...]
 
 _IOTA: Final = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
@@ -62,35 +62,26 @@ def source_target_pairs(attributes: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", match.group(1))) if match else ()
 
 
-class AxisNames:
-    """Maps replica groups and permutes to the names of mesh axes, major first."""
-
-    def __init__(self, mesh: MeshAxes):
-        self._mesh = mesh
-        self._names: dict[frozenset[frozenset[int]], Axes] = {}
-        grid = np.arange(mesh.devices).reshape(mesh.sizes)
-        large = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
-        for axes in itertools.chain.from_iterable(itertools.combinations(large, n) for n in range(len(large) + 1)):
-            groups = np.moveaxis(grid, axes, range(-len(axes), 0)).reshape(-1, math.prod(mesh.sizes[a] for a in axes))
-            self._names.setdefault(_partition(groups.tolist()), tuple(mesh.names[a] for a in axes))
-
-    def of_groups(self, groups: Groups) -> Axes | None:
-        """Returns the axes, or ``None`` where the groups are no product of whole axes."""
-        return self._names.get(_partition(groups))
-
-    def of_pairs(self, pairs: Sequence[tuple[int, int]]) -> Axes | None:
-        """Returns the axes along which a permute sends anything, ``None`` for devices outside of the mesh."""
-        if any(device >= self._mesh.devices for pair in pairs for device in pair):
-            return None
-        moved = np.zeros(len(self._mesh.sizes), bool)
-        for pair in pairs:
-            source, target = (np.array(np.unravel_index(device, self._mesh.sizes)) for device in pair)
-            moved |= source != target
-        return tuple(itertools.compress(self._mesh.names, moved))
+def spanned_axes(groups: Groups, mesh: MeshAxes) -> Axes | None:
+    """Returns the axes along which devices of a group differ, major first; ``None`` for devices outside of the mesh."""
+    if any(device >= mesh.devices for group in groups for device in group):
+        return None
+    coordinates = np.argwhere(np.ones(mesh.sizes, bool))
+    spanned = np.zeros(len(mesh.sizes), bool)
+    for group in groups:
+        spanned |= (coordinates[list(group)] != coordinates[group[0]]).any(0)
+    return tuple(itertools.compress(mesh.names, spanned))
 
 
-def _partition(groups: Iterable[Iterable[int]]) -> frozenset[frozenset[int]]:
-    return frozenset(frozenset(group) for group in groups)
+def group_axes(groups: Groups, mesh: MeshAxes) -> Axes | None:
+    """Returns the axes whose product the groups are, ``None`` where they are no product of whole axes."""
+    axes = spanned_axes(groups, mesh)
+    if axes is None:
+        return None
+    sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
+    every = {device for group in groups for device in group}
+    complete = all(len(set(group)) == math.prod(sizes[a] for a in axes) for group in groups)
+    return axes if complete and len(every) == mesh.devices else None
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -108,30 +99,20 @@ def _iota(text: str) -> Any:
 
 
 def _mesh_groups(text: str) -> Any:
-    """Returns the groups of ``mesh[axes] {wanted}``: axes are cut into sub-axes where only a part is wanted."""
+    """Returns the groups of ``mesh[axes] {sub-axes}``."""
     match = _MESH.match(text)
     if not match:
         raise HloError(f"replica groups in an unknown notation: {text[:200]}")
     sizes = {name: int(size) for name, size in _AXIS.findall(match.group(1) or match.group(2) or "")}
-    wanted = []  # axis name, where the sub-axis begins and where it ends as products of sizes
-    for reference in filter(str.strip, match.group(4).split(",")):
-        sub_axis = _SUB_AXIS.match(reference.strip())
-        if not sub_axis:
-            raise HloError(f"a mesh axis of replica groups cannot be read: {text[:100]}")
-        name, begin = sub_axis.group(1), int(sub_axis.group(2) or 1)
-        wanted.append((name, begin, begin * int(sub_axis.group(3)) if sub_axis.group(3) else sizes[name]))
-    parts = []
-    for name, size in sizes.items():
-        cuts = sorted({1, size, *(cut for axis, *bounds in wanted if axis == name for cut in bounds)})
-        parts += [(name, begin, end) for begin, end in itertools.pairwise(cuts)]
-    inner = [
-        position
-        for axis, first, last in wanted
-        for position, (name, begin, end) in enumerate(parts)
-        if name == axis and first <= begin and end <= last
-    ]
-    outer = [position for position in range(len(parts)) if position not in inner]
+    names, total = list(sizes), math.prod(sizes.values())
+    position = np.arange(total)
+    member, group, group_size = np.zeros(total, int), position.copy(), 1
+    for name, before, part in _SUB_AXIS.findall(match.group(4)):
+        size = int(part or sizes[name])
+        minor = sizes[name] // (int(before or 1) * size)
+        stride = minor * math.prod(sizes[other] for other in names[names.index(name) + 1 :])
+        index = position // stride % size
+        member, group, group_size = member * size + index, group - index * stride, group_size * size
     ids = match.group(3) or ""
-    devices = _iota(ids) if ids.startswith("[") else np.array(_numbers(ids) or range(math.prod(sizes.values())))
-    grid = devices.reshape([end // begin for _, begin, end in parts]).transpose(outer + inner)
-    return grid.reshape(-1, math.prod(parts[p][2] // parts[p][1] for p in inner))
+    devices = _iota(ids).reshape(-1) if ids.startswith("[") else np.array(_numbers(ids) or range(total))
+    return devices[np.lexsort((member, group))].reshape(-1, group_size)

@@ -6,6 +6,7 @@ Collectives are compared by kind and axes, in bytes that one device communicates
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -179,12 +180,13 @@ def _relative(expected: Any, output: Any) -> float:
 
 
 def _rows(plan: Plan, compiled: Compiled) -> tuple[Row, ...]:
-    order = plan.mesh.names
-    bytes_by_key: dict[tuple[str, tuple[str, ...]], list[float]] = {}
-    predicted = ((key, (nbytes, 0.0)) for key, (_, nbytes) in plan.moved().items())
-    read = ((key, (0.0, total.nbytes)) for key, total in totals(compiled.collectives).items())
-    for (kind, axes), both in (*predicted, *read):
-        in_order = tuple(sorted(axes or (), key=lambda a: order.index(a) if a in order else len(order)))
-        sums = bytes_by_key.setdefault((kind, in_order), [0.0, 0.0])
-        sums[:] = sums[0] + both[0], sums[1] + both[1]
-    return tuple(Row(*key, *bytes_by_key[key]) for key in sorted(bytes_by_key))
+    # Along axes of size 1 nothing is communicated.
+    names = [name for name, size in zip(plan.mesh.names, plan.mesh.sizes, strict=True) if size > 1]
+    predicted, read = Counter[tuple[str, tuple[str, ...]]](), Counter[tuple[str, tuple[str, ...]]]()
+    for (kind, axes), (_, nbytes) in plan.moved().items():
+        if in_order := tuple(name for name in names if name in axes):
+            predicted[kind, in_order] += int(nbytes)
+    for (kind, group_axes), total in totals(compiled.collectives).items():
+        read[kind, group_axes or ()] += total.nbytes
+    keys = sorted(predicted.keys() | read.keys())
+    return tuple(Row(*key, float(predicted[key]), float(read[key])) for key in keys)

@@ -6,7 +6,6 @@ from typing import Final, Protocol
 
 from shardwise.search.budget import Budget
 from shardwise.search.exhaustive import exhaustive
-from shardwise.search.ilp_state import ilp_state
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
 from shardwise.search.result import Found, Progress
@@ -21,14 +20,10 @@ class Method(Protocol):
     ) -> Found: ...
 
 
-#: Seconds by default for methods that have to have more than others.
-DEFAULT_S: Final = {"ilp": 60.0}
-
 METHODS: Final[dict[str, Method]] = {
     "mcts": mcts,
     "greedy": greedy,
     "beam": beam,
     "random": random,
     "exhaustive": exhaustive,
-    "ilp": ilp_state,
 }

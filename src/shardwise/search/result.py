@@ -37,8 +37,8 @@ class Improvement:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best state, how the search came to it, and why it ended. ``notes``: what a method has to say beside it; ``front``: of
-    the states that were evaluated, those that none beats in both time and memory."""
+    """The best state, how the search came to it, and why it ended. ``front``: of the states that
+    were evaluated, those that none beats in both time and memory."""
 
     best: Scored
     fits: bool
@@ -46,7 +46,6 @@ class Found:
     seconds: float
     evaluations: int
     log: tuple[Improvement, ...]
-    notes: tuple[str, ...] = ()
     front: Points = ()
 
 

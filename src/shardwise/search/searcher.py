@@ -27,7 +27,7 @@ from shardwise.lowering.local_cost import HardwareCost
 from shardwise.search.bounds import peak_bound
 from shardwise.search.budget import Budget
 from shardwise.search.front import Front, Points
-from shardwise.search.methods import DEFAULT_S, METHODS
+from shardwise.search.methods import METHODS
 from shardwise.search.problem import Problem, Scored
 from shardwise.search.result import Ended, Found, Improvement, Progress
 from shardwise.search.run import SearchError
@@ -41,15 +41,13 @@ SETTLED: Final = (Ended.CONVERGED, Ended.EXHAUSTED, Ended.NOTHING, Ended.INFEASI
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to search. Without a budget, a few seconds; with one in evaluations alone the result is the same on every machine.
-    ``progress`` may be ``"auto"`` until somebody who can show it takes its place. ``tell`` is called with a mesh and what a
-    method has to say beside its state."""
+    ``progress`` may be ``"auto"`` until somebody who can show it takes its place."""
 
     method: str = "mcts"
     seed: int = 0
     budget_s: float | None = None
     budget_evals: int | None = None
     progress: Progress | Literal["auto"] | None = None
-    tell: Callable[[MeshAxes, str], object] | None = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -72,9 +70,9 @@ class Options:
             raise SearchError("the search cannot be made: " + "; ".join(problems))
 
     def budget(self, default_s: float = Budget().seconds) -> Budget:
-        """The budget, ``default_s`` where none was given; a method that takes longer by its nature has more."""
+        """The budget, ``default_s`` where none was given."""
         if self.budget_s is None and self.budget_evals is None:
-            return Budget(seconds=max(default_s, DEFAULT_S.get(self.method, 0.0)))
+            return Budget(seconds=default_s)
         # With none at all the first state is looked at all the same: that in which nothing is sharded.
         seconds = math.inf if self.budget_s is None else max(1e-3, float(self.budget_s))
         return Budget(seconds, sys.maxsize if self.budget_evals is None else max(1, int(self.budget_evals)), least=0)
@@ -240,10 +238,6 @@ class Searcher:
         self._purse.spend(made.found.evaluations)
         self._left -= 1
         self.done.append(made)
-        tell = self.journal.options.tell
-        if tell is not None:
-            for note in made.found.notes:
-                tell(self.cost.placement.mesh, note)
         return made
 
     @property

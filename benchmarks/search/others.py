@@ -159,9 +159,9 @@ def local_problem(analysis: Analysis, cost: HardwareCost) -> Problem:
     from shardwise.search.problem import Problem
 
     class Local(Problem):
-        def evaluated(self, states: Sequence[Sequence[int]]) -> list[Cost]:
+        def costs_once(self, states: Sequence[Sequence[int]]) -> list[Cost]:
             seconds = [local_s(self.model, self.evaluator.lowered(tuple(state))) for state in states]
-            peaks = [cost.peak_blocks for cost in super().evaluated(states)]
+            peaks = [cost.peak_blocks for cost in super().costs_once(states)]
             return [Cost(round(s * 1e12), 0, 0, peak) for s, peak in zip(seconds, peaks, strict=True)]
 
     return Local(analysis, cost)

@@ -22,13 +22,11 @@ import functools
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.paths import find_paths, trees
-from shardwise.ir.program import HEAVY, Op, Program, Value
+from shardwise.ir.program import HEAVY, Op, Value
 from shardwise.ir.rule import Kind
 from shardwise.ir.traits import ADDING_SCATTERS, VIEWS
 
@@ -70,27 +68,25 @@ def complete_roles(analysis: Analysis, given: Given | None) -> Roles:
     return {role: tuple(trees(roles[role], arguments)) for role in order}
 
 
-@dataclass(frozen=True)
 class _Inference:
-    """The steps of the inference. A set of arguments is an integer, of which bit k is the argument number k."""
+    """The steps of the inference. A set of arguments is an integer, of which bit k is the argument number k.
 
-    analysis: Analysis
+    ``leading`` is, by argument, the color of its first dimension that no loop runs over, -1 where there is none; ``pairs``, by
+    argument, the output that replaces it; ``returned`` the colors of these arguments.
+    """
 
-    @property
-    def program(self) -> Program:
-        return self.analysis.program
+    def __init__(self, analysis: Analysis):
+        self.analysis, self.program, self.colors = analysis, analysis.program, analysis.value_colors
+        self.arguments = [self.program.values[a.value] for a in self.program.arguments]
+        self.heavy = [op for op in self.program.ops if op.unit in HEAVY and op.rule is not None]
+        trips = set(analysis.names.color[analysis.names.trip].tolist())
+        self.leading = {v.id: next((c for c in self.colors[v.id] if c not in trips), -1) for v in self.arguments}
+        self.depends = self._depends()
+        self.pairs = self._pairs()
+        self.returned = {c for v in self.pairs for c in self.colors[v]}
 
-    @cached_property
-    def arguments(self) -> list[Value]:
-        return [self.program.values[a.value] for a in self.program.arguments]
-
-    @cached_property
-    def heavy(self) -> list[Op]:
-        return [op for op in self.program.ops if op.unit in HEAVY and op.rule is not None]
-
-    @cached_property
-    def depends(self) -> dict[int, int]:
-        """By value: the arguments that it depends on. Loops are gone through until nothing changes."""
+    def _depends(self) -> dict[int, int]:
+        """By value: the arguments that it depends on. Loops are repeated until nothing changes."""
         depends = {v.id: 1 << k for k, v in enumerate(self.arguments)}
         ops = [op for op in self.program.schedule if op.rule is not None and op.kind != "argument"]
         loops = len(self.program.regions) > 1
@@ -108,25 +104,13 @@ class _Inference:
         """The arguments that some of these values depend on."""
         return functools.reduce(operator.or_, (self.depends.get(v, 0) for v in values), 0)
 
-    @property
-    def colors(self) -> Sequence[tuple[int, ...]]:
-        return self.analysis.value_colors
-
-    @cached_property
-    def leading(self) -> dict[int, int]:
-        """By argument: the color of its first dimension that no loop runs over, -1 where there is none."""
-        trips = set(self.analysis.names.color[self.analysis.names.trip].tolist())
-        return {v.id: next((c for c in self.colors[v.id] if c not in trips), -1) for v in self.arguments}
-
-    @cached_property
-    def pairs(self) -> dict[int, int]:
-        """By argument: the output that replaces it."""
+    def _pairs(self) -> dict[int, int]:
         values, left = self.program.values, dict.fromkeys(self.program.outputs)
         pairs: dict[int, int] = {}
         for k, argument in enumerate(self.arguments):
-            scalar = not argument.shape and _floating(argument)
-            like = [o for o in left if _type(values[o]) == _type(argument)]
-            if scalar and len(like) == 1:
+            shape, dtype = argument.shape, argument.dtype
+            like = [o for o in left if values[o].shape == shape and values[o].dtype == dtype]
+            if not argument.shape and _floating(argument) and len(like) == 1:
                 continue
             for output in like:
                 if self.colors[output] == self.colors[argument.id] and self.depends.get(output, 0) >> k & 1:
@@ -135,10 +119,8 @@ class _Inference:
                     break
         return pairs
 
-    @cached_property
-    def batch_color(self) -> int | None:
+    def _batch_color(self) -> int | None:
         contracted = {c for op in self.heavy for c, kind in self._kinds(op) if kind is Kind.REDUCTION}
-        returned = {c for v in self.pairs for c in self.colors[v]}
         leading = [c for v in self.arguments if (c := self.leading[v.id]) >= 0]
         products = Counter(c for op in self.heavy for c in set(self.analysis.names.factor_colors(op.id)))
         shown = {self.colors[o][0] for o in self.program.outputs if self.colors[o]}
@@ -148,7 +130,7 @@ class _Inference:
             plain = (color not in contracted, color in shown, color not in conflicting)
             return products[color], *plain, leading.count(color)
 
-        able = [c for c in dict.fromkeys(leading) if products[c] and (c not in returned or c not in contracted)]
+        able = [c for c in dict.fromkeys(leading) if products[c] and not (c in self.returned and c in contracted)]
         return max(able, key=rank) if able else None
 
     def _kinds(self, op: Op) -> list[tuple[int, Kind]]:
@@ -159,7 +141,8 @@ class _Inference:
 
     def _batch_colors(self) -> set[int]:
         """The batch's color, and those that are both looked into and added into by it."""
-        if self.batch_color is None:
+        batch_color = self._batch_color()
+        if batch_color is None:
             return set()
         reads: set[tuple[int, int]] = set()  # (addressed, by what)
         writes: set[tuple[int, int]] = set()
@@ -170,9 +153,9 @@ class _Inference:
             by = {kinds[f][0] for dim in op.rule.operands[1] for f in dim}
             addressed = {c for c, kind in kinds if kind is Kind.INDEXED}
             (reads if op.kind == "gather" else writes).update((a, b) for a in addressed for b in by - addressed)
-        colors, returned = {self.batch_color}, {c for v in self.pairs for c in self.colors[v]}
+        colors = {batch_color}
         for pair in map(set, sorted(reads & writes)):
-            if pair & colors and not pair & returned:
+            if pair & colors and not pair & self.returned:
                 colors |= pair
         return colors
 
@@ -210,10 +193,6 @@ class _Inference:
         used = [*(v for op in self.heavy for v in op.operands), *looked_into]
         used_colors = {c for v in used if v in root for c in self.colors[root[v]]} | {-1}
         return {v.id for v in able if set(self.colors[v.id]) <= used_colors and max(self.colors[v.id]) >= 0}
-
-
-def _type(value: Value) -> tuple[tuple[int, ...], str]:
-    return value.shape, value.dtype
 
 
 def _floating(value: Value) -> bool:

@@ -90,7 +90,7 @@ def exhaustive(run: Run, seed: int) -> Ended:
     if count_states(problem) > MOST:
         raise SearchError(
             f"exhaustive search: {len(problem.actions)} actions on {problem.mesh} make more than {MOST:,} states; search "
-            "fewer axes (axes=), decide something beforehand (base=), or use another method, such as mcts"
+            "fewer axes, decide more by tactics, or use another method, such as mcts"
         )
     for states in all_states(problem):
         while states:

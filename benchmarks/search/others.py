@@ -3,9 +3,9 @@
 - *regret*: problems with at most a few million states are searched exhaustively, and by MCTS at its default budget under five
   seeds;
 - *ilp*: where states are too many, an integer program over the shardings of every value and the ways to compute every op
-  (``shardwise.search.ilp``). It minimises the local costs of lowering, not the cost model's time. So the regret against its
+  (``benchmarks.search.ilp``). It minimises the local costs of lowering, not the cost model's time. So the regret against its
   bound is that of MCTS when told to minimise the same costs (*seeds*). Beside it stand the plan that MCTS finds for the cost
-  model against the optimum made a state, as ``method="ilp"`` does, in the cost model's time (*over*), and the local costs of
+  model against the optimum made a state (``ilp_state``), in the cost model's time (*over*), and the local costs of
   that plan above the bound (*across*), which is a distance between two measures and no regret;
 - *ablations*: the same search with parts of the analysis left out, and other methods, at the same number of evaluations;
 - *grouping*: unrolled programs, all states with layers grouped, beside the best that is found with every layer free, where
@@ -123,9 +123,9 @@ def regret() -> list[Row]:
 
 
 def ilp() -> list[Row]:
+    from benchmarks.search.ilp import ilp as solve
+    from benchmarks.search.ilp_state import ilp_state
     from shardwise.search.budget import Budget
-    from shardwise.search.ilp import ilp as solve
-    from shardwise.search.ilp_state import ilp_state
     from shardwise.search.mcts import mcts
     from shardwise.search.problem import Problem
 
@@ -154,14 +154,14 @@ def ilp() -> list[Row]:
 
 def local_problem(analysis: Analysis, cost: HardwareCost) -> Problem:
     """A problem whose time is what the integer program minimises."""
+    from benchmarks.search.ilp import local_s
     from shardwise.cost.model import Cost
-    from shardwise.search.ilp import local_s
     from shardwise.search.problem import Problem
 
     class Local(Problem):
-        def evaluated(self, states: Sequence[Sequence[int]]) -> list[Cost]:
+        def costs_once(self, states: Sequence[Sequence[int]]) -> list[Cost]:
             seconds = [local_s(self.model, self.evaluator.lowered(tuple(state))) for state in states]
-            peaks = [cost.peak_blocks for cost in super().evaluated(states)]
+            peaks = [cost.peak_blocks for cost in super().costs_once(states)]
             return [Cost(round(s * 1e12), 0, 0, peak) for s, peak in zip(seconds, peaks, strict=True)]
 
     return Local(analysis, cost)

@@ -57,7 +57,8 @@ BOUND: Final = """The integer program's currency are local costs, of ops and res
 value may lie and every op compute in its own way, whatever decisions could say. First the regret in that currency: the same \
 search, told to minimise these costs, above the bound that no plan can beat. Then two comparisons across currencies. The time, \
 in the cost model, of the plan found for the cost model over that of the state nearest to the integer program's optimum, with \
-what that leaves open decided greedily (`method="ilp"`): below zero the found plan is faster. And the local costs of the plan \
+what that leaves open decided greedily (`benchmarks/search/ilp_state.py`): below zero the found plan is faster. And the local \
+costs of the plan \
 found for the cost model above the bound, which is no regret, since it was found for another measure: it says how far apart \
 the two are."""
 COMPILED: Final = """The compiler's cycles, and its collectives over the same links, in two readings. As the compiler \

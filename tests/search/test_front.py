@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardwise.cost.model import Cost
 from shardwise.plans.search_log import MOST_TRADES
-from shardwise.search.front import Front, thinned
+from shardwise.search.front import pareto, thinned
 from tests.planner.test_plan_search import planned
 
 POINTS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=60)
+# Other jobs on the machine must not fail a test.
+BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def costs(points: list[tuple[int, int]]) -> list[Cost]:
-    return [Cost(time, 0, 0, peak) for time, peak in points]
-
-
+@BUSY
 @given(POINTS, st.integers(1, 60))
 def test_it_is_what_nothing_beats(points: list[tuple[int, int]], cut: int) -> None:
-    front = Front()
-    for part in (points[:cut], points[cut:]):
-        if part:
-            front.add(costs(part))
+    front = pareto([*pareto(points[:cut]), *points[cut:]])
     best = {p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)}
-    assert list(front.points) == sorted(best, key=lambda p: p[1])
-    assert Front().merged([points[:cut], points[cut:]]) == front.points
+    assert list(front) == sorted(best, key=lambda p: p[1])
 
 
+@BUSY
 @given(POINTS, st.integers(4, 8), st.integers(1, 40))
 def test_a_thin_one_keeps_its_ends_and_what_fits(points: list[tuple[int, int]], most: int, usable: int) -> None:
-    front = Front().merged([points])
+    front = pareto(points)
     thin = thinned(front, most, usable)
     assert len(thin) <= most and set(thin) <= set(front)
     assert thin[0] == front[0] and thin[-1] == front[-1]

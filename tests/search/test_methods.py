@@ -88,11 +88,8 @@ def test_methods_in_the_order_of_what_they_try(name: str) -> None:
 
 
 def test_a_beam_finds_what_greedy_does_not() -> None:
-    def made() -> Problem:
-        return Problem(analyzed(mlp, 2048, 4096), cost(x=2, y=2), keeps=False)
-
-    one, wide = (made().rank(beam(made(), LONG, width=width).best)[:2] for width in (1, 8))
-    assert wide < one == made().rank(greedy(made(), LONG).best)[:2]
+    made = Problem(analyzed(mlp, 2048, 4096), cost(x=2, y=2), keeps=False)
+    assert made.rank(beam(made, LONG).best)[:2] < made.rank(greedy(made, LONG).best)[:2]
 
 
 def test_the_tree_search_finds_the_best_of_all_states_of_a_language_model() -> None:
@@ -111,12 +108,12 @@ def test_the_tree_search_finds_the_best_of_all_states_of_a_language_model() -> N
 def test_every_state_is_tried_once(name: str) -> None:
     """Against all permutations: no state twice, and every cost that some permutation has."""
     made = SMALL[name]()
-    states = [tuple(s) for part in all_states(made) for s in part.tolist()]
+    states = [s for part in all_states(made) for s in part]
     words = [
         word
         for depth in range(len(made.actions) + 1)
         for word in itertools.permutations(made.actions, depth)
-        if len({made._place(n) for n in word}) == depth
+        if len({made._slots[n] for n in word}) == depth
     ]
     assert len({made.canonical(s) for s in states}) == len(states) == count_states(made)
     assert set(made.costs(words)) == set(made.costs(states))
@@ -128,9 +125,9 @@ def test_states_of_two_axes_are_tried_once() -> None:
         made.canonical(word): word
         for depth in range(4)
         for word in itertools.permutations(made.actions, depth)
-        if len({made._place(n) for n in word}) == depth
+        if len({made._slots[n] for n in word}) == depth
     }
-    states = [tuple(s) for part in all_states(made) if part.shape[1] < 4 for s in part.tolist()]
+    states = [s for part in all_states(made) for s in part if len(s) < 4]
     assert len({made.canonical(s) for s in states}) == len(states) <= len(words)
     assert set(made.costs(states)) == set(made.costs(list(words.values())))
 
@@ -138,14 +135,15 @@ def test_states_of_two_axes_are_tried_once() -> None:
 def test_the_best_of_all_is_kept_without_remembering_the_others() -> None:
     made = SMALL["attention"]()
     found = exhaustive(made, LONG)
-    states = [tuple(s) for part in all_states(made) for s in part.tolist()]
+    states = [s for part in all_states(made) for s in part]
     best = min((Scored(s, c) for s, c in zip(states, made.costs(states), strict=True)), key=made.rank)
     assert found.best.cost == best.cost and found.evaluations == len(states) + 1
 
 
-def test_a_problem_with_too_many_states_is_refused() -> None:
+def test_a_problem_with_too_many_states_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwise.search.exhaustive.MOST", 100)
     with pytest.raises(SearchError, match="more than 100 states; search fewer axes"):
-        exhaustive(SMALL["narrow"](), LONG, most=100)
+        exhaustive(SMALL["narrow"](), LONG)
 
 
 def same(a: Found, b: Found) -> bool:
@@ -166,7 +164,7 @@ def test_no_more_evaluations_than_the_budget_has(method: str, evaluations: int) 
     made = Problem(analyzed(mlp, 4096, 512), cost(x=2, y=2))
     found = METHODS[method](made, Budget(seconds=600, evaluations=evaluations))
     assert found.evaluations == made.evaluations <= evaluations
-    assert found.ended is Ended.EVALUATIONS or method in ("greedy", "ilp")
+    assert found.ended is Ended.EVALUATIONS or method == "greedy"
 
 
 @pytest.mark.parametrize("method", METHODS)

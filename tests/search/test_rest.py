@@ -20,7 +20,7 @@ from shardwise.lowering.decisions import Keep, Shard
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.search.budget import Budget
 from shardwise.search.mcts import mcts
-from shardwise.search.openings import openings
+from shardwise.search.openings import find_openings
 from shardwise.search.problem import Problem
 from shardwise.search.rest import Rest
 from shardwise.search.run import Run
@@ -79,7 +79,7 @@ def test_nothing_is_left_of_the_rest(made: Problem) -> None:
 
 def test_openings_of_all_axes_together(made: Problem) -> None:
     """One of the first axis and then one of the second, or both axes with every decision."""
-    found = openings(Run(made, Budget(math.inf, 500), None))
+    found = find_openings(Run(made, Budget(math.inf, 500), None))
     assert set(found) == {(0,), (1,), (0, 1)}
     combined = {(*one, *other) for one in found[0,] for other in found[1,]}
     for state in found[0, 1]:
@@ -103,7 +103,7 @@ def test_axes_with_strategies_that_are_second_best_alone() -> None:
         next(n for n, d in enumerate(decisions) if isinstance(d, Shard) and color in d.colors and d.axis == axis)
         for color, axis in wanted
     )
-    found, both = openings(Run(problem, Budget(math.inf, 500), None)), problem.cost(board).time_ps
+    found, both = find_openings(Run(problem, Budget(math.inf, 500), None)), problem.cost(board).time_ps
     assert len({state[0] for state in found[0,] if state}) > 1, "led by different decisions"
     assert min(problem.cost(state).time_ps for state in found[0, 1]) <= 1.01 * both, "and combined"
 

@@ -20,10 +20,10 @@ from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import lower_state
 from shardwise.lowering.small import keep_small
 from shardwise.lowering.structure import Structure
-from shardwise.search.places import Places, find_places
 from shardwise.tactics import strategies
 from shardwise.tactics.experts import MENU, Expert, combinations, experts
 from shardwise.tactics.named import PARTS
+from shardwise.tactics.places import Places, find_places
 from shardwise.tactics.tactic import Context
 
 MESH = {"data": 2, "model": 4}

@@ -20,7 +20,7 @@ _AS_OPTIONS: Final = (
 )
 _REMAT: Final = {"yes": True, "no": None, "auto": "auto"}
 _INTERRUPTED: Final = 130
-_METHODS: Final = ("mcts", "beam", "greedy", "random", "exhaustive", "ilp")
+_METHODS: Final = ("mcts", "beam", "greedy", "random", "exhaustive")
 
 
 def add_command(commands: Any) -> None:

@@ -188,6 +188,16 @@ class Analysis:
         )
 
     @cached_property
+    def value_colors(self) -> tuple[tuple[int, ...], ...]:
+        """By value: the colors of its dimensions, -1 for dimensions of size one."""
+        names = self.names
+        colors = [[-1] * len(v.shape) for v in self.program.values]
+        rows = (names.member_value, names.member_dim, names.color[names.member_node])
+        for value, dim, color in zip(*(row.tolist() for row in rows), strict=True):
+            colors[value][dim] = color
+        return tuple(map(tuple, colors))
+
+    @cached_property
     def conflicts(self) -> tuple[Conflict, ...]:
         """All conflicts, in program order.
 

@@ -48,6 +48,11 @@ class Names:
     color: IntArray
     color_count: int
 
+    def factor_colors(self, op: int) -> list[int]:
+        """Returns the colors of an op's factors."""
+        colors: list[int] = self.color[self.first_node[op] : self.first_node[op + 1]].tolist()
+        return colors
+
 
 def build_names(program: Program) -> Names:
     """Numbers the nodes of ``program`` and finds its colors."""

@@ -28,10 +28,9 @@ from shardwise.search.front import thinned
 from shardwise.search.result import Ended
 from shardwise.search.searcher import SETTLED, Journal, Options, Purse, Searcher
 from shardwise.tactics.named import Given, as_tactics
-from shardwise.tactics.pins import make_pins
+from shardwise.tactics.pins import make_pins, stated_shards
 from shardwise.tactics.roles import Given as GivenRoles
 from shardwise.tactics.roles import Roles
-from shardwise.tactics.stated import stated_shards
 from shardwise.tactics.strategies import Auto
 from shardwise.tactics.tactic import Context, Tactic, decide
 from shardwise.transforms.variants import Wanted
@@ -189,16 +188,16 @@ class _Tactics:
         done = self._searcher.done
         total = None
         if len(done) == self._searches > 0 and isinstance(self._tactics[-1], Auto):
-            total = done[-1].found.best.cost
+            total = done[-1].best.cost
         elif compare:
             total = _total(self._context.analysis, self.cost, decisions)
         return Decided(
             self.cost,
             decisions,
             total,
-            all(s.found.fits for s in done) if total is None else _fits(total, self.cost),
-            sum(s.found.evaluations for s in done),
-            tuple(s.found.ended for s in done),
+            all(found.fits for found in done) if total is None else _fits(total, self.cost),
+            sum(found.evaluations for found in done),
+            tuple(found.ended for found in done),
             quick=method is not None,
         )
 
@@ -258,10 +257,12 @@ def _suited(analysis: Analysis, made: Decided) -> Decided:
 
 def _log(journal: Journal, made: Decided, ended: Sequence[Ended], tried: tuple[MeshTried, ...]) -> SearchLog:
     usable = made.cost.profile.usable_bytes // BLOCK
-    front = thinned(journal.front(made.cost.placement.mesh), MOST_TRADES, usable)
+    front = thinned(journal.fronts.get(made.cost.placement.mesh, ()), MOST_TRADES, usable)
     trades = tuple(Trade(ps * 1e-12, blocks * BLOCK, blocks <= usable) for ps, blocks in front)
     steps = [
-        Improved(s.evaluations, s.mesh, s.cost.time_s, s.cost.peak_bytes, s.fits, s.seconds) for s in journal.steps
+        Improved(s.evaluations, mesh, cost.time_s, cost.peak_bytes, cost.peak_blocks <= usable, s.seconds)
+        for mesh, s in journal.steps
+        for cost in [s.best.cost]
     ]
     asked = journal.options
     # Of several searches: what cut one of them short, or else why the last ended.

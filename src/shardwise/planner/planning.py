@@ -89,8 +89,7 @@ def plan(
       budget_s, budget_evals: when a search stops, in seconds or in states evaluated, if nothing better turns up for a while
         it stops by itself. With a budget in evaluations alone the plan is the same on every machine.
       seed: of the search.
-      method: ``"mcts"``, or one of ``shardwise.search.methods``: ``"beam"``, ``"greedy"``, ``"random"``, ``"exhaustive"``,
-        ``"ilp"``.
+      method: ``"mcts"``, or one of ``shardwise.search.methods``: ``"beam"``, ``"greedy"``, ``"random"``, ``"exhaustive"``.
       progress: called with every improvement (``shardwise.search.result``) and the share of the budget that is spent;
         ``"auto"`` shows them in a line of the terminal or of a notebook's cell. An interrupt (Ctrl-C) keeps the best plan so
         far.
@@ -145,9 +144,6 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
-    told: dict[MeshAxes, str] = {}
-    asked = replace(asked, search=replace(asked.search, tell=told.__setitem__))
-
     def captured(variant: Variant) -> Captured:
         return capture_variant(fn, args, dict(kwargs), asked, variant)
 
@@ -161,7 +157,6 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     best, taken = _or_usual(best, asked)
     made, log, settled = best.made, best.log, best.settled
     notes = [*taken, *(f"{t.variant}: {t.why}" for t in tried if t.why), *_left_as_it_was(tried)]
-    notes += [told[mesh] for mesh in [made.cost.placement.mesh] if mesh in told]
     if log is not None and not made.fits and not settled.predicted.fits:
         others = variant_changes(
             asked.wanted,

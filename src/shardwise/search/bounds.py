@@ -1,27 +1,26 @@
-"""What every state takes at least: a lower bound on peak memory over all states of a problem.
+"""A lower bound on peak memory over all states of a problem.
 
-The problem. That a search found nothing that fits proves nothing. A bound that no state can go below proves it, tells which
-tensors are to blame, and costs milliseconds where the search costs seconds.
+The problem: a search that finds nothing that fits proves nothing. A lower bound proves it in milliseconds, and tells which
+tensors are to blame.
 
-The idea. When values live does not depend on the state (``shardwise.cost.memory.Lifetimes``), only what each of them takes. At
-each point the sum over the values alive there of the least that *each for itself* could take is no more than the sum under any
-one state; so is the largest of these sums. With ``A(v)`` the shardings that a state may give a value ``v`` (``_ways``),
+The idea. The lifetimes of values do not depend on the state (``shardwise.cost.memory.Lifetimes``), only their sizes do. With
+``A(v)`` the shardings that a state may give a value ``v`` (``_local_shapes``),
 
     bound = max over points t of the sum over values v alive at t of min over s in A(v) of blocks(v, s)
 
-``A(v)`` follows the storage rule (``shardwise.lowering.storage``): every mesh axis lies on one dimension of a value or on none,
-and on one only if the dimension's color can be given it, by the base or by a decision of the search, and if sizes divide.
-Pinned dimensions lie as they are pinned; axes on which the base keeps a value whole are not used; a dimension whose conflict
-can't be resolved stays whole. Values that wait to be reduced, or that stay as they are computed, are no smaller than the best
-of these.
+``A(v)`` follows the storage rule (``shardwise.lowering.storage``): every mesh axis shards one dimension of a value or none,
+and only one whose color can be given the axis, by the base or by the search, and whose size it divides. Pinned dimensions are
+sharded as they are pinned; axes on which the base keeps a value replicated are not used; nor are dimensions whose conflict
+cannot be resolved. Values that wait to be reduced, or that stay as they are computed, are no smaller than the best of these.
 
-Weak. Values are counted as if each could choose for itself, and the copies that resharding makes are not counted: a plan in
-which every value is as small as it can be may have to gather a great deal.
+Weak: every value has its own best sharding, and the copies that reshards make are not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -37,26 +36,22 @@ from shardwise.lowering.decisions import Decision, State
 from shardwise.lowering.sharding import Sharding
 from shardwise.lowering.storage import kept_axes
 
-#: How many of the tensors to blame are named.
+#: How many of the tensors alive at the peak are named.
 _NAMED: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     """No state has a smaller peak. ``source`` is the line at which it is reached, empty where that is the whole program;
-    ``alive`` what is to blame there, the largest first, the rest as one."""
+    ``alive`` what is alive there, the largest first, the rest as one."""
 
     peak_bytes: int
     source: str
     alive: tuple[Alive, ...]
 
 
-def peak_bound(
-    model: CostModel, base: Sequence[Decision] = (), axes: Sequence[str] | None = None, mesh: MeshAxes | None = None
-) -> Bound:
-    """The bound over all states that a search on top of ``base`` may decide on, over some mesh axes or all.
-
-    ``mesh`` where it is another than that of the model's placement.
+def peak_bound(model: CostModel, base: Sequence[Decision] = (), mesh: MeshAxes | None = None) -> Bound:
+    """The bound over all states that a search on top of ``base`` can reach, on ``mesh`` or that of the model's placement.
 
     >>> import jax, shardwise
     >>> from shardwise.lowering.local_cost import HardwareCost
@@ -68,16 +63,16 @@ def peak_bound(
     >>> found.peak_bytes / 2**20, [(a.label, a.nbytes / 2**20) for a in found.alive[1:]]
     (9.125, [('x', 4.0), ('w', 1.0)])
     """
-    least = _Least(model, mesh or model.cost.placement.mesh, base, axes)
+    least = _Least(model, mesh or model.cost.placement.mesh, base)
     allocations = [a for value in model.life.values() for a in least.allocations(value)]
     curve = memory_curve(model.life.points, allocations)
     at = int(np.argmax(curve))
-    held = [a for a in allocations if a.first <= at <= a.last]
-    return Bound(int(curve[at]) * BLOCK, _source(model, at), tuple(_blamed(model, held)))
+    alive = [a for a in allocations if a.first <= at <= a.last]
+    return Bound(int(curve[at]) * BLOCK, _source(model, at), tuple(_named(model, alive)))
 
 
 def finest(devices: int) -> MeshAxes:
-    """A mesh whose bound is one for every mesh of so many devices: any axis is some of its axes together.
+    """A mesh whose bound holds for every mesh of this number of devices: any of their axes is some of its axes together.
 
     >>> finest(12)
     MeshAxes(names=('0', '1', '2'), sizes=(2, 2, 3))
@@ -93,100 +88,86 @@ def finest(devices: int) -> MeshAxes:
 
 
 class _Least:
-    """The least that values can take."""
+    """The smallest allocations that values can have."""
 
-    def __init__(self, model: CostModel, mesh: MeshAxes, base: Sequence[Decision], axes: Sequence[str] | None):
+    def __init__(self, model: CostModel, mesh: MeshAxes, base: Sequence[Decision]):
         self.model, self.mesh = model, mesh
         self._state = State(mesh, tuple(base))
         self._kept = kept_axes(model.structure.program, self._state)
-        self._given = self._reach(mesh.names if axes is None else axes)
-        self._known: dict[object, tuple[tuple[int, ...], ...]] = {}
-        self._sizes: dict[object, int] = {}
-
-    def _reach(self, axes: Iterable[str]) -> dict[int, frozenset[int]]:
-        """By color: the axes that it may be given."""
-        numbers = frozenset(map(self.mesh.index, axes))
-        groups = self.model.structure.analysis.groups
-        found = {color: numbers for group in groups if group.matters for color in group.colors}
+        groups = model.structure.analysis.groups
+        every = frozenset(range(len(mesh.sizes)))
+        self._axes = {color: every for group in groups if group.matters for color in group.colors}
         for color, axis in self._state.order:
-            found[color] = found.get(color, frozenset()) | {axis}
-        return found
+            self._axes[color] = self._axes.get(color, frozenset()) | {axis}
+        self._cut = functools.cache(functools.partial(_cut, mesh.sizes))
+        self._sizes: dict[object, int] = {}
 
     def allocations(self, value: int) -> Iterator[Allocation]:
         """As of ``value_allocations``, each as small as it can be."""
         life, tile = self.model.life, self.model.cost.profile.vector_tile
-        v, ways = self.model.structure.program.values[value], self._ways(value)
+        v, shapes = self.model.structure.program.values[value], self._local_shapes(value)
         if value in life.live:
-            yield Allocation("value", value, self._least(v, ways), *life.live[value])
-        if value in life.windowed and all(shape[0] < tile[0] for shape in ways):
-            yield Allocation("operand", value, self._least(v, ways), *life.windowed[value])
+            yield Allocation("value", value, self._least(v, shapes), *life.live[value])
+        if value in life.windowed and all(shape[0] < tile[0] for shape in shapes):
+            yield Allocation("operand", value, self._least(v, shapes), *life.windowed[value])
         if value in life.narrowed:
             itemsize, first, last = life.narrowed[value]
             narrow = replace(v, itemsize=itemsize, origin=Origin.RESULT)
-            yield Allocation("narrow copy", value, self._least(narrow, ways), first, last)
+            yield Allocation("narrow copy", value, self._least(narrow, shapes), first, last)
 
-    def _least(self, value: Value, ways: tuple[tuple[int, ...], ...]) -> int:
-        key = (ways, value.itemsize, value.origin)
+    def _least(self, value: Value, shapes: tuple[tuple[int, ...], ...]) -> int:
+        key = (shapes, value.itemsize, value.origin)
         if key not in self._sizes:
-            whole, profile = Sharding.whole(len(value.shape)), self.model.cost.profile
-            self._sizes[key] = min(blocks(replace(value, shape=s), whole, self.mesh, profile) for s in ways)
+            replicated, profile = Sharding.whole(len(value.shape)), self.model.cost.profile
+            self._sizes[key] = min(blocks(replace(value, shape=s), replicated, self.mesh, profile) for s in shapes)
         return self._sizes[key]
 
-    def _ways(self, value: int) -> tuple[tuple[int, ...], ...]:
-        """The shapes that one device's part of a value may have. More parts are not always less: tiles are padded."""
+    def _local_shapes(self, value: int) -> tuple[tuple[int, ...], ...]:
+        """The local shapes that a value may have. More shards are not always smaller: tiles are padded."""
         s, shape = self.model.structure, self.model.structure.program.values[value].shape
         kept, pinned = self._kept.get(value, frozenset()), self._state.pinned.get(value)
-        able = [self._given.get(c, frozenset()) - kept for c in s.colors[value]]
+        able = [self._axes.get(c, frozenset()) - kept for c in s.colors[value]]
         for first, second, bit in s.clashes.by_op.get(s.program.definitions[value][0], ()):
             if bit < 0 and first in s.nodes[value] and second in s.nodes[value]:
                 able = [
                     a if n not in (first, second) else frozenset() for a, n in zip(able, s.nodes[value], strict=True)
                 ]
-        parts = [1] * len(shape)
+        shards = [1] * len(shape)
         if pinned is not None:
             fixed = (*pinned, *((),) * (len(shape) - len(pinned)))
-            used = {a for own in fixed for a in own or ()}
-            able = [a - used if own is None else frozenset() for a, own in zip(able, fixed, strict=True)]
-            for d, own in enumerate(fixed):
-                for axis in own or ():
-                    parts[d] *= self.mesh.sizes[axis]
-        key = (shape, tuple(able), tuple(parts))
-        if key not in self._known:
-            self._known[key] = tuple(_cut(shape, able, parts, self.mesh.sizes))
-        return self._known[key]
+            used = {a for axes in fixed for a in axes or ()}
+            able = [a - used if axes is None else frozenset() for a, axes in zip(able, fixed, strict=True)]
+            shards = [math.prod(self.mesh.sizes[a] for a in axes or ()) for axes in fixed]
+        return self._cut(shape, tuple(able), tuple(shards))
 
 
 def _cut(
-    shape: tuple[int, ...], able: Sequence[frozenset[int]], parts: Sequence[int], sizes: Sequence[int]
-) -> Iterator[tuple[int, ...]]:
-    """The local shapes under all ways to give each axis to one of the dimensions that are able to have it, or to none."""
-    found = {tuple(parts)}
+    sizes: Sequence[int], shape: tuple[int, ...], able: tuple[frozenset[int], ...], shards: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """The local shapes where each axis shards one of the dimensions that can have it, or none."""
+    cuts = {shards}
     for axis, size in enumerate(sizes):
         dims = [d for d, axes in enumerate(able) if axis in axes]
-        more = {
-            (*own[:d], own[d] * size, *own[d + 1 :]) for own in found for d in dims if not shape[d] % (own[d] * size)
-        }
-        found |= more
-    for own in sorted(found):
-        yield tuple(-(-size // n) for size, n in zip(shape, own, strict=True))
+        cuts |= {(*c[:d], c[d] * size, *c[d + 1 :]) for c in cuts for d in dims if not shape[d] % (c[d] * size)}
+    return tuple(tuple(-(-size // n) for size, n in zip(shape, c, strict=True)) for c in sorted(cuts))
 
 
 def _source(model: CostModel, at: int) -> str:
-    """The line that runs at a point."""
+    """The source line that runs at a point."""
     program = model.structure.program
-    ran = [(p, k) for k, p in model.life.point.items() if p <= at and program.ops[k].kind not in BORDERS]
-    if not ran:
+    before = [(p, k) for k, p in model.life.point.items() if p <= at and program.ops[k].kind not in BORDERS]
+    if not before:
         return ""
-    source = program.source_of(program.ops[max(ran)[1]])
+    source = program.source_of(program.ops[max(before)[1]])
     return str(source) if source.file else ""
 
 
-def _blamed(model: CostModel, held: Sequence[Allocation]) -> Iterator[Alive]:
+def _named(model: CostModel, alive: Sequence[Allocation]) -> Iterator[Alive]:
     program = model.structure.program
-    ordered = sorted(held, key=lambda a: (-a.blocks, a.value, a.what))
+    ordered = sorted(alive, key=lambda a: (-a.blocks, a.value, a.what))
     for a in ordered[:_NAMED]:
         op = program.ops[program.definitions[a.value][0]]
-        # What a loop leaves behind was made by its body: the loop's own line is that of all of them.
+        # A stacked result of a loop is named by the value in its body: the loop's line is that of all its results.
         stacked = op.kind == "scan.output" and not program.values[a.value].path
         label = f"stack of {program.label(op.operands[0])}" if stacked else program.label(a.value)
         named = label if a.what == "value" else f"{a.what} of {label}"

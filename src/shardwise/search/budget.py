@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Budget:
     """When to stop: whichever comes first. ``patience`` is in expansions without an improvement.
 
-    Where there is much to decide, or the machine is slow or busy, seconds would end a search that has hardly begun: up to
-    ``least`` evaluations for every pair of actions they count for a third.
+    On a slow machine, or with many actions, seconds would end a search that has hardly begun. So the limit in seconds is three
+    times as long until there were ``least`` evaluations for every pair of actions.
     """
 
     seconds: float = 3.0
@@ -19,5 +19,5 @@ class Budget:
     least: float = 1.0
 
     def spent(self, seconds: float, evaluations: int, actions: int) -> bool:
-        """Are the seconds spent, in a search among so many actions?"""
+        """Are the seconds spent, in a search with this number of actions?"""
         return seconds > (self.seconds if evaluations >= self.least * actions**2 else 3 * self.seconds)

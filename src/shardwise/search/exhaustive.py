@@ -1,121 +1,100 @@
-"""All states of a small problem: what the best of them costs, to measure how far others are from it.
+"""All states of a small problem: the best of them, against which other methods are measured.
 
-The problem: millions of sequences of actions are far fewer states, since the order of most decisions does not matter, and
-remembering all that were seen takes more memory than evaluating them takes time.
+The problem: most decisions can be exchanged, so that millions of sequences of actions are far fewer states; but a set of all
+states that were seen takes too much memory.
 
-The idea. Two actions commute that share neither an axis nor a unit, or whose units no value or op rests on both of; sequences
+The idea. Two actions commute that share neither an axis nor a unit, or whose units no value or op depends on both of. Sequences
 up to such exchanges are *traces* (Mazurkiewicz, 1977). A trace has one sequence that is the first in alphabetical order, and it
-is built letter by letter: a letter may not follow if it could have stood before a larger one (Anisimov and Knuth, 1979). So
-every state is made once and none is remembered. For each sequence and letter one bit is carried along, whether it could: a new
-letter clears the bits of those it does not commute with, and sets those of the smaller ones that it does.
+is built letter by letter: a letter may not follow if it could have come before a larger one (Anisimov and Knuth, 1979). So
+every state is generated once. Each sequence carries two sets of letters, as bits of an integer: ``early``, those that could
+have come before a larger one, and ``used``, those whose unit has the axis already. A new letter removes from ``early`` those
+that it does not commute with, and adds the smaller ones that it does.
 
-All of it is done for thousands of sequences at a time, deeper ones first, so that few wait. What limits the speed is the
-evaluator, to which most of these states are new: some thousands a second.
+Sequences are extended thousands at a time, the longest first, so that few are waiting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Final
 
-import numpy as np
+from shardwise.search.problem import Actions, Problem, Scored
+from shardwise.search.result import Ended
+from shardwise.search.run import Run, SearchError, method
 
-from shardwise.search.budget import Budget
-from shardwise.search.problem import Problem, Scored
-from shardwise.search.result import Ended, Found, Progress
-from shardwise.search.run import Run, SearchError, searched
-
-Array = np.ndarray[Any, Any]
-#: More states than this are refused.
+#: Problems with more states are refused.
 MOST: Final = 5_000_000
 _CHUNK: Final = 4096
 
 
-class _Words(NamedTuple):
-    """Sequences of one length: (sequence, place); and which letters may not follow: (sequence, letter)."""
+def _following(problem: Problem) -> Callable[[int, int], list[tuple[int, int, int]]]:
+    """Returns a function from the two sets of a sequence to the letters that may follow, each with the two sets after it."""
+    actions = problem.evaluator.actions[: len(problem.actions)]
+    sets = problem.evaluator.dependencies.unit_sets()
+    units = range(len(problem.space.units))
+    meet = [[any({u, w} <= together for together in sets) for w in units] for u in units]
+    excludes, ordered = [], []  # by action: those that it excludes, and those that it does not commute with
+    for i, one in enumerate(actions):
+        excluded = after = 1 << i
+        for j, other in enumerate(actions):
+            if one.slot >= 0 and other.slot >= 0:
+                same_axis = one.axis == other.axis and meet[one.unit][other.unit]
+                excluded |= (one.slot == other.slot) << j
+                after |= (one.unit == other.unit or same_axis) << j
+        excludes.append(excluded)
+        ordered.append(after)
 
-    letters: Array
-    early: Array  # it could have stood before a larger one
-    used: Array  # its unit has the axis already
+    @cache
+    def following(early: int, used: int) -> list[tuple[int, int, int]]:
+        return [
+            (n, (early | (1 << n) - 1) & ~ordered[n], used | excludes[n])
+            for n in problem.actions
+            if not (early | used) >> n & 1
+        ]
 
-    def rows(self, rows: slice) -> _Words:
-        return _Words(self.letters[rows], self.early[rows], self.used[rows])
-
-
-class _Alphabet:
-    """Which actions exclude each other, and which commute."""
-
-    def __init__(self, problem: Problem):
-        actions = problem.evaluator.actions[: len(problem.actions)]
-        count = len(actions)
-        units = range(len(problem.space.units))
-        sets = problem.evaluator.dependencies.unit_sets()
-        meet = np.array([[any({u, w} <= own for own in sets) for w in units] for u in units])
-        self.excludes = np.eye(count, dtype=bool)
-        self.ordered = np.eye(count, dtype=bool)
-        for i, one in enumerate(actions):
-            for j, other in enumerate(actions):
-                if one.slot >= 0 and other.slot >= 0:
-                    self.excludes[i, j] = one.slot == other.slot
-                    same_axis = one.axis == other.axis and meet[one.unit, other.unit]
-                    self.ordered[i, j] = one.unit == other.unit or same_axis
-        self.larger = np.arange(count)[:, None] > np.arange(count)
-
-    def empty(self) -> _Words:
-        none = np.zeros((1, len(self.larger)), bool)
-        return _Words(np.zeros((1, 0), np.int16), none, none)
-
-    def longer(self, words: _Words) -> _Words:
-        """All sequences that are one letter longer."""
-        word, letter = np.nonzero(~(words.early | words.used))
-        letters = np.concatenate([words.letters[word], letter[:, None].astype(np.int16)], axis=1)
-        early = (words.early[word] | self.larger[letter]) & ~self.ordered[letter]
-        return _Words(letters, early, words.used[word] | self.excludes[letter])
+    return following
 
 
-def all_states(problem: Problem) -> Iterator[Array]:
-    """Every state once, in arrays of states of one length."""
-    alphabet = _Alphabet(problem)
-    waiting = [alphabet.empty()]
+def all_states(problem: Problem) -> Iterator[list[Actions]]:
+    """Every state once, in lists of states of one length."""
+    following = _following(problem)
+    waiting: list[list[tuple[Actions, int, int]]] = [[((), 0, 0)]]
     while waiting:
         words = waiting.pop()
-        yield words.letters
-        more = alphabet.longer(words)
-        waiting += [more.rows(slice(k, k + _CHUNK)) for k in range(0, len(more.letters), _CHUNK)]
+        yield [letters for letters, _, _ in words]
+        longer = [((*letters, n), e, u) for letters, early, used in words for n, e, u in following(early, used)]
+        waiting += [longer[k : k + _CHUNK] for k in range(0, len(longer), _CHUNK)]
 
 
-def count_states(problem: Problem, most: int = MOST) -> int:
-    """How many states there are; ``most + 1`` where there are more than ``most``."""
-    count = 0
-    for states in all_states(problem):
-        count += len(states)
-        if count > most:
-            return most + 1
-    return count
+def count_states(problem: Problem) -> int:
+    """The number of states; a number above ``MOST`` where there are more than that."""
+    following = _following(problem)
+
+    @cache
+    def count(early: int, used: int) -> int:
+        total = 1
+        for _, *sets in following(early, used):
+            total += count(*sets)
+            if total > MOST:
+                break
+        return total
+
+    return count(0, 0)
 
 
-def exhaustive(
-    problem: Problem,
-    budget: Budget | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-    *,
-    most: int = MOST,
-) -> Found:
-    """The best of all states. The seed is not used; a problem with more than ``most`` states is refused."""
-    if count_states(problem, most) > most:
+@method
+def exhaustive(run: Run, seed: int) -> Ended:
+    """Evaluates all states; a problem with more than ``MOST`` is refused. The seed is not used."""
+    problem = run.problem
+    if count_states(problem) > MOST:
         raise SearchError(
-            f"exhaustive search: {len(problem.actions)} actions on {problem.mesh} make more than {most:,} states; search "
-            "fewer axes (axes=), decide something beforehand (base=), or use another method, such as mcts"
+            f"exhaustive search: {len(problem.actions)} actions on {problem.mesh} make more than {MOST:,} states; search "
+            "fewer axes, decide more by tactics, or use another method, such as mcts"
         )
-
-    def explore(run: Run) -> Ended:
-        for states in all_states(problem):
-            while len(states):
-                part, states = np.split(states, [run.left()])
-                costs = problem.costs_once(part.tolist())
-                scored = (Scored(tuple(state), cost) for state, cost in zip(part.tolist(), costs, strict=True))
-                run.offer(min(scored, key=problem.rank))
-        return Ended.EXHAUSTED
-
-    return searched(problem, budget, progress, explore)
+    for states in all_states(problem):
+        while states:
+            left = run.left()
+            part, states = states[:left], states[left:]
+            run.offer(min(map(Scored, part, problem.costs_once(part)), key=problem.rank))
+    return Ended.EXHAUSTED

@@ -1,53 +1,33 @@
-"""The states that none beats in both time and memory: what a search could have given for more memory, or for less.
-
-Only costs are kept, not the states: the front is there to be looked at.
-"""
+"""The Pareto front of time and memory over the states that a search evaluated. Only costs are kept, not the states."""
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
-from shardwise.cost.model import Cost
-
-#: States that differ by less in both are shown as one.
+#: States that differ by less than this in both are shown as one.
 _SAME: Final = 0.001
 
-#: (time in ps, peak in blocks), the smallest peak first, so that times fall.
+#: (time in ps, peak in blocks), the smallest peak first.
 Points = tuple[tuple[int, int], ...]
 
 
-@dataclass
-class Front:
-    """The front of all costs that were added so far.
+def pareto(points: Iterable[tuple[int, int]]) -> Points:
+    """The points that no other beats in both time and memory.
 
-    >>> Front(((9, 1), (5, 2))).merged([((7, 2), (4, 3))])
+    >>> pareto([(9, 1), (5, 2), (7, 2), (4, 3)])
     ((9, 1), (5, 2), (4, 3))
     """
-
-    points: Points = ()
-
-    def add(self, costs: Iterable[Cost]) -> None:
-        """Adds more states, nearly all of which are beaten by a known one."""
-        for cost in costs:
-            before = bisect.bisect_right(self.points, cost.peak_blocks, key=lambda point: point[1])
-            if not before or cost.time_ps < self.points[before - 1][0]:
-                self.points = self.merged([[(cost.time_ps, cost.peak_blocks)]])
-
-    def merged(self, others: Iterable[Iterable[tuple[int, int]]]) -> Points:
-        """The front of this one and of others."""
-        found: list[tuple[int, int]] = []
-        every = {*self.points, *(point for other in others for point in other)}
-        for time, peak in sorted(every, key=lambda point: point[::-1]):
-            if not found or time < found[-1][0]:
-                found.append((time, peak))
-        return tuple(found)
+    front: list[tuple[int, int]] = []
+    for time, peak in sorted(points, key=lambda point: point[::-1]):
+        if not front or time < front[-1][0]:
+            front.append((time, peak))
+    return tuple(front)
 
 
 def thinned(points: Points, most: int, usable_blocks: int) -> Points:
-    """At most so many, evenly over the front: its ends stay, and the fastest that fits; of states that are next to equal one.
+    """At most ``most`` points, evenly over the front, one of several that are nearly equal. Its ends and the fastest point that
+    fits stay.
 
     >>> thinned(tuple((9 - k, k + 1) for k in range(9)), 3, usable_blocks=6)
     ((9, 1), (4, 6), (1, 9))

@@ -1,26 +1,25 @@
-"""Monte Carlo Tree Search over decisions (design, section 8).
+"""Monte Carlo Tree Search over decisions.
 
-The problem: a sequence of decisions whose state is best (``shardwise.search.problem``). Every prefix is a plan, so that every
-node of the tree has a cost of its own, and the search can be stopped at any time.
+The problem: find the sequence of decisions whose state is best (``shardwise.search.problem``). Every prefix is a plan, so that
+every node of the tree has a cost, and the search can be stopped at any time.
 
-The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, with what is known here:
+The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, with these changes:
 
 - a state that is reached in several ways is one node (transpositions);
-- from a node the tree grows by one decision, by a whole opening for an axis, or all axes, that have none yet
-  (``shardwise.search.openings``), or by all that is left to shard on an axis (``shardwise.search.rest``), so that decisions
-  that pay only together are met together;
+- a node grows by one decision, by an opening for an axis, or all axes, without decisions (``shardwise.search.openings``), or by
+  all that is left to shard on an axis (``shardwise.search.rest``), so that decisions that pay only together are tried together;
 - children are evaluated some at a time, first those whose decision has gained most wherever it was taken so far (all moves
   as first, Gelly and Silver 2007), more with the visits; those that change nothing are dropped;
 - from the best new children random continuations are evaluated (rollouts);
-- what is backed up is the best reward seen below, since nobody plays against us: ``Q = (mean + best) / 2``;
-- in turns with the tree, good states are polished by hill climbing: decisions leave, come in at any place, change places, or
-  give way to others.
+- the best reward below a node is backed up, since there is no opponent: ``Q = (mean + best) / 2``;
+- in turns with the tree, good states are polished by hill climbing: decisions are removed, inserted at any place, moved, or
+  replaced by others.
 
-At the end decisions go that gain next to nothing, half a percent in all: each is a constraint or a collective more, which the
-compiler pays for in ways that no model knows.
+At the end decisions are dropped that gain next to nothing, half a percent in all: each is one constraint or collective more,
+with costs that the model does not have.
 
-Rewards lie in [0, 1]: above one half for states that fit, more the faster; below for those that do not, more the smaller and
-a little more the faster.
+Rewards are in [0, 1]: above one half for states that fit, higher the faster; below for those that do not, higher the smaller
+and a little higher the faster.
 
 Deterministic under a seed and a budget in evaluations. Where it deviates from the papers: TOAST rolls out to a terminal state
 and rewards that; here every state on the way counts. Weak: a decision that has not paid anywhere yet is tried late.
@@ -36,7 +35,7 @@ from typing import Final
 
 from shardwise.cost.model import Cost
 from shardwise.search.budget import Budget
-from shardwise.search.openings import openings
+from shardwise.search.openings import find_openings
 from shardwise.search.problem import Actions, Problem, Scored
 from shardwise.search.rest import Rest
 from shardwise.search.result import Ended, Found, Progress
@@ -47,13 +46,13 @@ _ROLLOUTS: Final = 3
 _ROLLOUT_DEPTH: Final = 3
 #: Children that are evaluated at a time.
 _SOME: Final = 8
-#: Rounds of the tree between two polishings, and how many states are polished in vain before the search ends.
+#: Rounds of the tree between two polishings, and how many states are polished without success before the search ends.
 _ROUNDS: Final = 8
 _VAIN: Final = 3
-#: What decisions may gain, in all, and yet go; and evaluations that are kept for seeing to it.
+#: The share of time that dropped decisions may have gained in all; and evaluations that are reserved for dropping them.
 _NOTHING: Final = 0.005
 _SPARE: Final = 128
-#: Neighbours that are evaluated at a time, and those of one climb at most.
+#: Neighbors that are evaluated at a time, and most of those of one climb.
 _NEAR: Final = 16
 _CLIMB: Final = 400
 
@@ -63,8 +62,8 @@ class _Node:
     state: Actions
     cost: Cost
     children: list[object] = field(default_factory=list)  # keys
-    waiting: list[Actions] | None = None  # what follows a state and is not evaluated yet; None before the first visit
-    closed: bool = False  # all below is known
+    waiting: list[Actions] | None = None  # children that are not evaluated yet; None before the first visit
+    closed: bool = False  # all states below are evaluated
     visits: int = 0
     total: float = 0.0
     best: float = 0.0
@@ -83,7 +82,7 @@ class _Tree:
         self.idle = 0
         unsharded = run.best.cost
         self.scale_ps = max(1, unsharded.compute_ps // self.problem.mesh.devices)
-        self.openings = openings(run)
+        self.openings = find_openings(run)
         self.rest = Rest(self.problem)
         self.root = self._node((), unsharded)
 
@@ -110,7 +109,7 @@ class _Tree:
         path = [self.root]
         while not self._widens(node := self.nodes[path[-1]]):
             open_ = [key for key in node.children if not self.nodes[key].closed]
-            if not open_:  # all below became known on other ways
+            if not open_:  # all below were evaluated on other paths
                 node.closed = not node.waiting
                 if node.closed:
                     return
@@ -142,24 +141,24 @@ class _Tree:
         return max(open_, key=score)
 
     def _expand(self, node: _Node) -> float:
-        """Evaluates some children, and continuations of some of these; gives the best reward."""
+        """Evaluates some children, and continuations of some of these; returns the best reward."""
         if node.waiting is None:
             node.waiting = self._following(node.state)
-        known = len(node.state)
-        node.waiting.sort(key=lambda s: -self._gain(s[known:]))
+        depth = len(node.state)
+        node.waiting.sort(key=lambda s: -self._gain(s[depth:]))
         some, node.waiting = node.waiting[:_SOME], node.waiting[_SOME:]
         scored = self.run.score(some)
-        own = self._reward(node.cost)
+        reward = self._reward(node.cost)
         for s in scored:
-            self._learn(s.state[known:], self._reward(s.cost) - own)
+            self._learn(s.state[depth:], self._reward(s.cost) - reward)
         changed = [s for s in scored if s.cost != node.cost]
         changed.sort(key=lambda s: -self._reward(s.cost))
         node.children = list(dict.fromkeys([*node.children, *(self._node(s.state, s.cost) for s in changed)]))
-        best = max((self._reward(s.cost) for s in changed), default=own)
+        best = max((self._reward(s.cost) for s in changed), default=reward)
         return max(best, self._rollouts(changed))
 
     def _gain(self, step: Actions) -> float:
-        """What a step has gained so far, on average; hopeful where nothing is known."""
+        """The mean gain of a step so far; the largest possible for a step that was not tried."""
         total, count = self.gains.get(step, (0.0, 0))
         return total / count if count else 1.0
 
@@ -168,39 +167,33 @@ class _Tree:
         self.gains[step] = total + gain, count + 1
 
     def _following(self, state: Actions) -> list[Actions]:
-        """The states one decision on, or one opening on an axis that has no decision."""
-        allowed = self.problem.allowed(state)
+        """The states one decision on, one opening on, or with all that is left on an axis."""
         used = {self.problem.evaluator.actions[n].axis for n in state}
-        found = [(*state, n) for n in allowed]
-        for axes, lists in self.openings.items():
+        states = [(*state, n) for n in self.problem.allowed(state)]
+        for axes, openings in self.openings.items():
             if used.isdisjoint(axes):
-                found += [(*state, *own) for own in lists if len(own) > 1]
-        found += [(*state, *step) for step in self.rest.steps(state)]
-        return list({self.problem.canonical(s): s for s in found}.values())
+                states += [(*state, *opening) for opening in openings if len(opening) > 1]
+        states += [(*state, *step) for step in self.rest.steps(state)]
+        return list({self.problem.canonical(s): s for s in states}.values())
 
     def _rollouts(self, children: list[Scored]) -> float:
-        """Random continuations of children, the better the likelier, step by step in batches."""
+        """The best reward of random continuations of children, the better the likelier, step by step in batches."""
         if not children:
             return 0.0
         weights = [1 / (1 + k) for k in range(len(children))]
         states = [s.state for s in self.rng.choices(children, weights, k=_ROLLOUTS)]
         best = 0.0
         for _ in range(_ROLLOUT_DEPTH):
-            following = []
-            for state in states:
-                allowed = self.problem.allowed(state)
-                if allowed:
-                    following.append((*state, self.rng.choice(allowed)))
-            if not following:
+            states = [(*s, self.rng.choice(allowed)) for s in states if (allowed := self.problem.allowed(s))]
+            if not states:
                 break
-            best = max(best, *(self._reward(s.cost) for s in self.run.score(following)))
-            states = following
+            best = max(best, *(self._reward(s.cost) for s in self.run.score(states)))
         return best
 
     # Hill climbing.
 
     def _to_polish(self) -> Scored | None:
-        """The best state that was not polished yet: of the search, or else of the tree."""
+        """The best state that was not polished yet."""
         best = self.run.best
         if self.problem.canonical(best.state) not in self.polished:
             return best
@@ -209,37 +202,36 @@ class _Tree:
         return Scored(node.state, node.cost) if node is not None else None
 
     def _polish(self, start: Scored) -> None:
-        """Goes from a state to better ones nearby until there are none."""
-        at, spent = start, self.run.spent
+        """Goes from a state to better neighbors until there are none."""
+        here, spent = start, self.run.spent
         while True:
-            self.polished.add(self.problem.canonical(at.state))
-            near = self._near(at.state)
+            self.polished.add(self.problem.canonical(here.state))
+            near = self._neighbors(here.state)
             for k in range(0, len(near), _NEAR):
                 best = min(self.run.score(near[k : k + _NEAR]), key=self.problem.rank)
-                if self.problem.rank(best) < self.problem.rank(at):
-                    at = best
+                if self.problem.rank(best) < self.problem.rank(here):
+                    here = best
                     break
                 if self.run.spent - spent > _CLIMB:
                     return
             else:
                 return
 
-    def _near(self, state: Actions) -> list[Actions]:
+    def _neighbors(self, state: Actions) -> list[Actions]:
         """States that differ in one decision or in the place of one, or have the rest; the likelier to be better first."""
-        found = [(1.0, (*state, *step)) for step in self.rest.steps(state)]
-        found += [(1.0, state[:k] + state[k + 1 :]) for k in range(len(state))]
-        for k, n in enumerate(state):
-            rest = state[:k] + state[k + 1 :]
-            found += [(0.9, (*rest[:j], n, *rest[j:])) for j in range(len(state)) if j != k]
+        shorter = [state[:k] + state[k + 1 :] for k in range(len(state))]
+        near = [(1.0, (*state, *step)) for step in self.rest.steps(state)]
+        near += [(1.0, rest) for rest in shorter]
+        for k, (n, rest) in enumerate(zip(state, shorter, strict=True)):
+            near += [(0.9, (*rest[:j], n, *rest[j:])) for j in range(len(state)) if j != k]
         for n in self.problem.allowed(state):
             gain = self._gain((n,))
-            found += [(gain, (*state[:k], n, *state[k:])) for k in range(len(state), -1, -1)]
-        for k in range(len(state)):
-            rest = state[:k] + state[k + 1 :]
+            near += [(gain, (*state[:k], n, *state[k:])) for k in range(len(state), -1, -1)]
+        for k, rest in enumerate(shorter):
             others = [n for n in self.problem.allowed(rest) if n != state[k]]
-            found += [(self._gain((n,)) - 0.1, (*state[:k], n, *state[k + 1 :])) for n in others]
-        found.sort(key=lambda pair: -pair[0])
-        unique = {self.problem.canonical(s): s for _, s in reversed(found)}
+            near += [(self._gain((n,)) - 0.1, (*rest[:k], n, *rest[k:])) for n in others]
+        near.sort(key=lambda pair: -pair[0])
+        unique = {self.problem.canonical(s): s for _, s in reversed(near)}
         unique.pop(self.problem.canonical(state), None)
         return list(reversed(unique.values()))
 
@@ -252,14 +244,14 @@ class _Tree:
         return key
 
     def _reward(self, cost: Cost) -> float:
-        quick = 2 * self.scale_ps / (2 * self.scale_ps + cost.time_ps)
+        speed = 2 * self.scale_ps / (2 * self.scale_ps + cost.time_ps)
         if self.problem.fits(cost):
-            return 0.5 + 0.5 * quick
-        return 0.5 * self.problem.model.usable_blocks / cost.peak_blocks * (0.8 + 0.2 * quick)
+            return 0.5 + 0.5 * speed
+        return 0.5 * self.problem.model.usable_blocks / cost.peak_blocks * (0.8 + 0.2 * speed)
 
 
 def mcts(problem: Problem, budget: Budget | None = None, seed: int = 0, progress: Progress | None = None) -> Found:
-    """Searches a problem; the best state so far on interrupt."""
+    """Searches a problem; an interrupt ends the search with the best state so far."""
     budget = budget or Budget()
     spare = min(_SPARE, budget.evaluations // 10)
 
@@ -267,11 +259,16 @@ def mcts(problem: Problem, budget: Budget | None = None, seed: int = 0, progress
         return _Tree(run, seed).search()
 
     found = searched(problem, replace(budget, evaluations=budget.evaluations - spare), progress, explore)
-    return found if found.ended in (Ended.INTERRUPTED, Ended.NOTHING) else _simpler(problem, found, spare)
+    if found.ended in (Ended.INTERRUPTED, Ended.NOTHING):
+        return found
+    try:
+        return _simpler(problem, found, spare)
+    except KeyboardInterrupt:
+        return replace(found, ended=Ended.INTERRUPTED)
 
 
 def _simpler(problem: Problem, found: Found, spare: int) -> Found:
-    """Without decisions that gain next to nothing, as far as evaluations are left."""
+    """Drops decisions that gain next to nothing, as far as the evaluations allow."""
     first, best = problem.evaluations, found.best
     most = found.best.cost.time_ps * (1 + _NOTHING)
 
@@ -279,18 +276,17 @@ def _simpler(problem: Problem, found: Found, spare: int) -> Found:
         state = tuple(n for n in best.state if n not in some)
         return Scored(state, problem.cost(state))
 
+    def good(scored: Scored) -> bool:
+        return problem.fits(scored.cost) and scored.cost.time_ps <= most
+
     while found.fits and problem.evaluations - first + len(best.state) <= spare:
-        able = [
-            s for s in ((n, without([n])) for n in best.state) if problem.fits(s[1].cost) and s[1].cost.time_ps <= most
-        ]
-        able.sort(key=lambda s: problem.rank(s[1]))
-        # As many as possible at once, of the least use first.
+        able = [(n, scored) for n in best.state if good(scored := without([n]))]
+        able.sort(key=lambda pair: problem.rank(pair[1]))
+        # As many as possible at once, the least useful first.
         count = len(able)
-        while count and not (
-            problem.fits((s := without([n for n, _ in able[:count]])).cost) and s.cost.time_ps <= most
-        ):
+        while count and not good(simpler := without([n for n, _ in able[:count]])):
             count //= 2
         if not count:
             break
-        best = s
+        best = simpler
     return replace(found, best=best, evaluations=found.evaluations + problem.evaluations - first)

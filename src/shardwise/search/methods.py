@@ -1,28 +1,13 @@
-"""All methods by name. Each takes a problem and a budget, and gives the best state that it found."""
+"""All search methods by name."""
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
-from shardwise.search.budget import Budget
 from shardwise.search.exhaustive import exhaustive
-from shardwise.search.ilp_state import ilp_state
 from shardwise.search.mcts import mcts
-from shardwise.search.problem import Problem
-from shardwise.search.result import Found, Progress
+from shardwise.search.run import Method
 from shardwise.search.simple import beam, greedy, random
-
-
-class Method(Protocol):
-    """Deterministic under a seed and a budget in evaluations; on interrupt it gives the best state so far."""
-
-    def __call__(
-        self, problem: Problem, budget: Budget | None = None, seed: int = 0, progress: Progress | None = None
-    ) -> Found: ...
-
-
-#: Seconds by default for methods that have to have more than others.
-DEFAULT_S: Final = {"ilp": 60.0}
 
 METHODS: Final[dict[str, Method]] = {
     "mcts": mcts,
@@ -30,5 +15,4 @@ METHODS: Final[dict[str, Method]] = {
     "beam": beam,
     "random": random,
     "exhaustive": exhaustive,
-    "ilp": ilp_state,
 }

@@ -1,71 +1,65 @@
-"""Good lists of decisions for one mesh axis, and for all of them: what a search over several axes is put together from.
+"""Openings: good lists of decisions for one mesh axis, and for all of them, from which a search over several axes starts.
 
-Problem: with two axes there are as many states as pairs of states of one axis, and most of them are poor. People do not search
-pairs either: they choose a strategy for an axis (data parallelism here, Megatron there) and combine.
+The problem: with two axes there are as many states as pairs of states of one axis, and most of them are poor. People choose a
+strategy for each axis (data parallelism here, Megatron there) and combine them.
 
-Idea. A beam search over the decisions of one axis, the others idle, keeps at every depth the fastest states and the smallest,
-and goes on with the decisions that helped some state at the depth before. Of all states seen, those that nothing beats in both
-time and memory are openings, thinned to a few. The decision that leads the fastest of them leads most, so a second, narrow
-beam goes without it: two axes often want two strategies of which one alone is second best. Costs of one axis are cheap: there
-are few sub-states, so that the evaluator knows most of them already.
+The idea. A beam search over the decisions of one axis keeps the fastest states and the smallest of every depth, and goes on
+with the decisions that helped some state at the depth before. The openings are the Pareto front of time and memory over all
+its states, thinned to a few. Most of them start with the decision that the fastest starts with, so a second, narrow beam goes
+without that: two axes often want two strategies, one of which is second best alone. States of one axis are cheap to evaluate.
 
-Axes of one size on like links have the same openings, which are only renamed. Openings of all axes at once are each opening of
-an axis with each of the others, and a beam in which the axes act together: strategies that want many devices are seen only so.
+Axes of one size on equal links have the same openings, renamed. Openings of all axes are each opening of an axis with each of
+the others, and those of a beam in which the axes act together, for strategies that need many devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
-from shardwise.lowering.decisions import Decision, Keep
 from shardwise.lowering.sharding import Axes, Collective, Kind
 from shardwise.search.problem import Actions, Problem, Scored
 from shardwise.search.run import Run
 
-#: States that are continued at every depth, by time and by memory each; actions that are tried on them; openings at most.
+#: States that are continued at every depth, by time and by memory each; actions that are tried on them; most openings.
 _WIDTH: Final = 3
 _TRIED: Final = 8
 _DEPTH: Final = 8
 _MOST: Final = 8
 
 
-def openings(run: Run) -> dict[Axes, list[Actions]]:
+def find_openings(run: Run) -> dict[Axes, list[Actions]]:
     """By axis, and for all axes together: lists of actions on them, the fastest first."""
     problem = run.problem
-    found: dict[Axes, list[Actions]] = {}
+    openings: dict[Axes, list[Actions]] = {}
     leaders: dict[object, int] = {}
-    by_axis = {axis: own for axis in range(len(problem.mesh.sizes)) if (own := _actions(problem, axis))}
-    for axis, own in by_axis.items():
-        leader = leaders.setdefault(_looks(problem, axis, own), axis)
+    by_axis = {axis: a for axis in range(len(problem.mesh.sizes)) if (a := _actions(problem, axis))}
+    for axis, actions in by_axis.items():
+        leader = leaders.setdefault(_cost_key(problem, axis, actions), axis)
         if leader == axis:
-            found[axis,] = _strategies(run, [(n,) for n in own.values()])
+            openings[axis,] = _strategies(run, [(n,) for n in actions.values()])
         else:
-            renamed = {n: own[key] for key, n in by_axis[leader].items()}
-            found[axis,] = [tuple(renamed[n] for n in state) for state in found[leader,]]
+            renamed = {n: actions[key] for key, n in by_axis[leader].items()}
+            openings[axis,] = [tuple(renamed[n] for n in state) for state in openings[leader,]]
     if len(by_axis) > 1:
-        shared = [key for key in next(iter(by_axis.values())) if all(key in own for own in by_axis.values())]
-        together = [tuple(own[key] for own in by_axis.values()) for key in shared]
-        made = [*_beam(run, together, _WIDTH), *_combined(run, [found[axis,] for axis in by_axis])]
-        found[tuple(by_axis)] = _front(made, _MOST)
-    return found
+        first, *others = by_axis.values()
+        shared = [key for key in first if all(key in actions for actions in others)]
+        together = [tuple(actions[key] for actions in by_axis.values()) for key in shared]
+        scored = [*_beam(run, together, _WIDTH), *_combined(run, [openings[axis,] for axis in by_axis])]
+        openings[tuple(by_axis)] = _front(scored, _MOST)
+    return openings
 
 
 def _actions(problem: Problem, axis: int) -> dict[object, int]:
-    """The actions on an axis, by what they do on it."""
+    """The actions on an axis, by their decision without the axis."""
     actions = ((n, problem.evaluator.actions[n]) for n in problem.actions)
-    return {_named(a.decision): n for n, a in actions if a.axis == axis}
+    return {replace(a.decision, axis=""): n for n, a in actions if a.axis == axis}
 
 
-def _named(decision: Decision) -> object:
-    if isinstance(decision, Keep):
-        return decision.values
-    return getattr(decision, "colors", ()), getattr(decision, "sides", ())
-
-
-def _looks(problem: Problem, axis: int, actions: dict[object, int]) -> object:
-    """Equal for axes that cost the same."""
-    cost, count = problem.model.cost, problem.mesh.sizes[axis]
+def _cost_key(problem: Problem, axis: int, actions: dict[object, int]) -> object:
+    """Equal for axes on which the same actions cost the same."""
+    cost = problem.model.cost
     links = tuple(
         cost.step_s(Collective(kind, (axis,), nbytes, nbytes))
         for kind in Kind
@@ -73,7 +67,7 @@ def _looks(problem: Problem, axis: int, actions: dict[object, int]) -> object:
         if kind is not Kind.SLICE
     )
     base = tuple(d for d in problem.base if getattr(d, "axis", None) == problem.mesh.names[axis])
-    return count, links, frozenset(actions), base
+    return problem.mesh.sizes[axis], links, frozenset(actions), base
 
 
 def _strategies(run: Run, steps: Sequence[Actions]) -> list[Actions]:
@@ -85,45 +79,52 @@ def _strategies(run: Run, steps: Sequence[Actions]) -> list[Actions]:
 
 def _combined(run: Run, openings: Sequence[Sequence[Actions]]) -> list[Scored]:
     """Every opening of an axis with every one of the next; of three axes or more, with the best of those before."""
-    made = [Scored((), run.problem.cost(()))]
-    for k, own in enumerate(openings):
-        before = made if k < 2 else _some(made, _WIDTH)
-        made = run.score([(*scored.state, *opening) for scored in before for opening in own])
-    return made
+    combined = [Scored((), run.problem.cost(()))]
+    for k, lists in enumerate(openings):
+        before = combined if k < 2 else _some(combined, _WIDTH)
+        combined = run.score([(*scored.state, *opening) for scored in before for opening in lists])
+    return combined
 
 
 def _beam(run: Run, steps: Sequence[Actions], width: int) -> list[Scored]:
-    """At every depth some steps only: those that made most states faster or smaller one step before."""
+    """All states of a beam search. At every depth those steps are tried that made most states faster or smaller one step
+    before."""
     problem = run.problem
     frontier = [Scored((), problem.cost(()))]
-    found: dict[object, Scored] = {problem.canonical(()): frontier[0]}
+    seen: dict[object, Scored] = {problem.canonical(()): frontier[0]}
     for _ in range(_DEPTH):
-        ways: dict[object, tuple[Scored, Actions]] = {}
-        for scored in frontier:
-            allowed = set(problem.allowed(scored.state))
+        new: dict[object, tuple[Scored, Actions]] = {}
+        for parent in frontier:
+            allowed = set(problem.allowed(parent.state))
             for step in steps:
                 if allowed.issuperset(step):
-                    ways.setdefault(problem.canonical((*scored.state, *step)), (scored, step))
-        new = [key for key in ways if key not in found]
-        made = run.score([(*before.state, *step) for before, step in map(ways.__getitem__, new)])
-        least = [min(key(s) for s in found.values()) for key in (_time, _peak)]
-        found.update(zip(new, made, strict=True))
-        if least == [min(key(s) for s in found.values()) for key in (_time, _peak)]:
+                    key = problem.canonical((*parent.state, *step))
+                    if key not in seen:
+                        new.setdefault(key, (parent, step))
+        scored = run.score([(*parent.state, *step) for parent, step in new.values()])
+        least = _least(seen.values())
+        seen.update(zip(new, scored, strict=True))
+        if least == _least(seen.values()):
             break
-        frontier = _some(made, width)
+        frontier = _some(scored, width)
         gains: dict[Actions, list[tuple[int, int]]] = {}
-        for key, s in zip(new, made, strict=True):
-            before, step = ways[key]
-            gains.setdefault(step, []).append((_time(s) - _time(before), _peak(s) - _peak(before)))
-        most = {step: [min(gain) for gain in zip(*own, strict=True)] for step, own in gains.items()}
+        for s, (parent, step) in zip(scored, new.values(), strict=True):
+            gains.setdefault(step, []).append((_time(s) - _time(parent), _peak(s) - _peak(parent)))
+        most = {step: [min(gain) for gain in zip(*pairs, strict=True)] for step, pairs in gains.items()}
         ranked = [sorted(most, key=lambda step: most[step][k]) for k in range(2)]
         steps = list(dict.fromkeys(step for both in zip(*ranked, strict=True) for step in both))[:_TRIED]
-    return list(found.values())
+    return list(seen.values())
 
 
-def _some(made: Sequence[Scored], width: int) -> list[Scored]:
-    by_time = sorted(made, key=lambda s: (_time(s), _peak(s)))
-    by_peak = sorted(made, key=lambda s: (_peak(s), _time(s)))
+def _least(scored: Iterable[Scored]) -> tuple[int, int]:
+    times, peaks = zip(*((_time(s), _peak(s)) for s in scored), strict=True)
+    return min(times), min(peaks)
+
+
+def _some(scored: Sequence[Scored], width: int) -> list[Scored]:
+    """The fastest states and the smallest."""
+    by_time = sorted(scored, key=lambda s: (_time(s), _peak(s)))
+    by_peak = sorted(scored, key=lambda s: (_peak(s), _time(s)))
     return list({s.state: s for s in (*by_time[:width], *by_peak[:width])}.values())
 
 
@@ -135,11 +136,11 @@ def _peak(scored: Scored) -> int:
     return scored.cost.peak_blocks
 
 
-def _front(found: Sequence[Scored], most: int) -> list[Actions]:
-    """States that none beats in time and memory, the fastest first; of many, some from all along the front."""
+def _front(scored: Sequence[Scored], most: int) -> list[Actions]:
+    """The states of the Pareto front, the fastest first; of many, some from all along it."""
     front: list[Scored] = []
-    for s in sorted(found, key=lambda s: (s.cost.time_ps, s.cost.peak_blocks, len(s.state))):
-        if not front or s.cost.peak_blocks < front[-1].cost.peak_blocks:
+    for s in sorted(scored, key=lambda s: (_time(s), _peak(s), len(s.state))):
+        if not front or _peak(s) < _peak(front[-1]):
             front.append(s)
     if len(front) > most:
         front = [front[round(k * (len(front) - 1) / max(1, most - 1))] for k in range(most)]

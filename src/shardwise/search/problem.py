@@ -1,14 +1,14 @@
-"""What every search method is given: the actions, the costs of states, and which of two states is better.
+"""What every search method works on: the actions, the costs of states, and which of two states is better.
 
 A state is a sequence of actions in the order in which they are taken. Many sequences are one state: the order of two
 decisions matters only if they give one axis to two units, or one unit two axes (``canonical``).
 
-Actions are those that can matter: groups of the analysis on axes that divide one of their sizes, with the ways to resolve their
-conflicts; and keeping whole, on an axis, the arguments that products use (parameters, as far as structure tells), so that
-moments or activations can be sharded where parameters are not.
+Actions shard the groups of the analysis that matter, on axes that divide one of their sizes, with the resolutions of their
+conflicts; or keep the arguments that products use (usually parameters) replicated on an axis, so that moments or activations
+can be sharded where parameters are not.
 
-Goals come in order: a state that fits is better than one that does not; of two that fit the faster; of two that do not the
-smaller. Ties go to the smaller or the faster, then to fewer decisions.
+A state that fits is better than one that does not; of two that fit the faster is better, of two that do not the smaller. Ties
+go to the smaller or the faster, then to fewer decisions.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from shardwise.lowering.decisions import Decision, Keep, State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.small import small_together
 from shardwise.lowering.structure import Structure
-from shardwise.search.front import Front
+from shardwise.search.front import Points, pareto
 
-#: Ways to resolve the conflicts of one group that are tried; with more bits than two, all alike or one different.
+#: Groups with more conflicts than this have not all their resolutions tried, but those with all alike or one different.
 _MOST_BITS: Final = 2
 
 Actions = tuple[int, ...]
@@ -38,7 +38,7 @@ Actions = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A state and what it costs."""
+    """A state and its cost."""
 
     state: Actions
     cost: Cost
@@ -56,8 +56,9 @@ class Problem:
         keeps: bool = True,
         inner: bool = True,
     ):
-        """Without ``inner`` only groups with a dimension of an argument are decided on. ``keeping``: by axis the action that
-        keeps all small arguments, which is no strategy and only taken with others (``shardwise.search.rest``)."""
+        """Without ``keeps`` there are no decisions that keep arguments replicated; without ``inner`` only groups with a
+        dimension of an argument are decided. ``keeping`` is, by axis, the action that keeps all small arguments, which is only
+        taken together with others (``shardwise.search.rest``)."""
         self.analysis, self.mesh = analysis, cost.placement.mesh
         self.base = tuple(base)
         self.axes = tuple(self.mesh.names if axes is None else axes)
@@ -71,77 +72,66 @@ class Problem:
         small = {axis: values for axis, values in small.items() if values}
         units, bits = tuple(g.colors for g in groups), tuple(tuple(g.bits) for g in groups)
         self.space = Space(self.mesh, units, bits, tuple(dict.fromkeys((*kept, *small.values()))), self.base)
-        made = [a for n, g in enumerate(groups) for a in self._shards(n, g)]
-        made += [Keep(values, axis) for values in kept for axis in self.axes]
-        self.actions = range(len(made))
-        self.keeping = {self.mesh.index(axis): len(made) + k for k, axis in enumerate(small)}
-        made += [Keep(values, axis) for axis, values in small.items()]
-        self.evaluator = Evaluator(self.model, self.space, made)
+        decisions = [shard for n, g in enumerate(groups) for shard in self._shards(n, g)]
+        decisions += [Keep(values, axis) for values in kept for axis in self.axes]
+        self.actions = range(len(decisions))
+        self.keeping = {self.mesh.index(axis): len(decisions) + k for k, axis in enumerate(small)}
+        decisions += [Keep(values, axis) for axis, values in small.items()]
+        self.evaluator = Evaluator(self.model, self.space, decisions)
+        # Actions with one slot exclude each other: those of one unit on one axis. Keeps exclude only themselves.
+        self._slots = [a.slot if a.slot >= 0 else ~n for n, a in enumerate(self.evaluator.actions)]
         self.evaluations = 0
-        self.front = Front()
-        self._known: dict[object, Cost] = {}
+        self.front: Points = ()
+        self._costs: dict[object, Cost] = {}
 
     def _shards(self, unit: int, group: Group) -> list[Decision]:
-        """Without what the base decided: a unit that has an axis, with its conflicts resolved, is not given it again."""
-        taken = State(self.mesh, self.base)
-        given = set(taken.order)
-        found: list[Decision] = []
+        """The decisions that shard a unit, other than those of the base."""
+        base = State(self.mesh, self.base)
+        shards: list[Decision] = []
         for axis in self.axes:
             number = self.mesh.index(axis)
             size = self.mesh.sizes[number]
-            resolved = {bit: side for bit in group.bits if (side := taken.sides.get((bit, number))) is not None}
-            if all((c, number) in given for c in group.colors) and len(resolved) == len(group.bits):
+            resolved = {bit: base.sides[bit, number] for bit in group.bits if (bit, number) in base.sides}
+            if all((c, number) in base.order for c in group.colors) and len(resolved) == len(group.bits):
                 continue
             if size > 1 and any(s % size == 0 for s in group.sizes):
-                ways = (
-                    [resolved.get(b, s) for b, s in zip(group.bits, w, strict=True)] for w in _sides(len(group.bits))
-                )
-                found += [self.space.shard(unit, axis, way) for way in dict.fromkeys(map(tuple, ways))]
-        return found
+                sides = (zip(group.bits, s, strict=True) for s in _sides(len(group.bits)))
+                resolutions = (tuple(resolved.get(bit, side) for bit, side in pairs) for pairs in sides)
+                shards += [self.space.shard(unit, axis, r) for r in dict.fromkeys(resolutions)]
+        return shards
 
     def allowed(self, state: Actions) -> list[int]:
         """The actions that may follow: no unit twice on an axis."""
-        taken = {self._place(n) for n in state}
-        return [n for n in self.actions if self._place(n) not in taken]
-
-    def _place(self, action: int) -> tuple[int, int]:
-        slot = self.evaluator.actions[action].slot
-        return (slot, -1) if slot >= 0 else (-1, action)
+        taken = {self._slots[n] for n in state}
+        return [n for n in self.actions if self._slots[n] not in taken]
 
     def canonical(self, state: Actions) -> object:
-        """Equal for sequences that are one state."""
-        actions = self.evaluator.actions
-        width = len(self.mesh.sizes)
-        by_axis: dict[int, list[int]] = {}
-        by_unit: dict[int, list[int]] = {}
+        """Returns a key that is equal for sequences that are one state."""
+        orders: dict[int, list[int]] = {}  # by axis, and by unit as a negative number
+        keeps = []
         for n in state:
-            slot = actions[n].slot
-            if slot >= 0:
-                by_axis.setdefault(slot % width, []).append(n)
-                by_unit.setdefault(slot // width, []).append(n)
-        keeps = frozenset(n for n in state if actions[n].slot < 0)
-        orders = (tuple(order) for order in (*by_axis.values(), *by_unit.values()))
-        return keeps, frozenset(orders)
+            action = self.evaluator.actions[n]
+            if action.slot < 0:
+                keeps.append(n)
+                continue
+            orders.setdefault(action.axis, []).append(n)
+            orders.setdefault(~action.unit, []).append(n)
+        return frozenset(keeps), frozenset(map(tuple, orders.values()))
 
     def costs(self, states: Sequence[Actions]) -> list[Cost]:
         """The costs of states; those that were asked for before are not evaluated again."""
         keys = [self.canonical(state) for state in states]
-        new = {key: state for key, state in zip(keys, states, strict=True) if key not in self._known}
+        new = {key: state for key, state in zip(keys, states, strict=True) if key not in self._costs}
         if new:
-            found = self.costs_once(list(new.values()))
-            self._known.update(zip(new, found, strict=True))
-        return [self._known[key] for key in keys]
+            self._costs.update(zip(new, self.costs_once(list(new.values())), strict=True))
+        return [self._costs[key] for key in keys]
 
     def costs_once(self, states: Sequence[Sequence[int]]) -> list[Cost]:
-        """The costs of many different states that nobody will ask for again: they are not remembered."""
+        """The costs of different states that are not asked for again, and so are not cached."""
         self.evaluations += len(states)
-        found = self.evaluated(states)
-        self.front.add(found)
-        return found
-
-    def evaluated(self, states: Sequence[Sequence[int]]) -> list[Cost]:
-        """By the cost model."""
-        return self.evaluator.evaluate(states)
+        costs = self.evaluator.evaluate(states)
+        self.front = pareto([*self.front, *((cost.time_ps, cost.peak_blocks) for cost in costs)])
+        return costs
 
     def cost(self, state: Actions) -> Cost:
         return self.costs([state])[0]
@@ -166,37 +156,29 @@ def _sides(bits: int) -> list[tuple[int, ...]]:
 
 
 def kept_together(analysis: Analysis) -> tuple[tuple[int, ...], ...]:
-    """Sets of arguments, with the outputs that replace them, that may be kept whole together.
+    """Sets of arguments, with the outputs that replace them, that may be kept replicated together.
 
-    Arguments that a product or a lookup uses, directly or as a view: first those that an output of the same type replaces,
-    which a training step calls its parameters; then the others, the parameters of a step that does not train.
+    Arguments that a product or a lookup uses, directly or as a view: first those that an output of the same type and colors
+    replaces, the parameters of a training step; then the others, the parameters of a step that does not train.
     """
     program = analysis.program
-    looked = {v for op in program.ops if op.unit in HEAVY or op.kind == "gather" for v in op.operands}
+    used = {v for op in program.ops if op.unit in HEAVY or op.kind == "gather" for v in op.operands}
     for op in reversed(program.schedule):
-        if op.kind in VIEWS and not looked.isdisjoint(op.results):
-            looked.add(op.operands[0])
-    used = [a.value for a in program.arguments if a.value in looked and "float" in program.values[a.value].dtype]
-    outputs: dict[tuple[object, ...], list[int]] = {}
-    color = {(a, d): c for a, d, c in _colors(analysis)}
+        if op.kind in VIEWS and not used.isdisjoint(op.results):
+            used.add(op.operands[0])
+
+    def kind(value: int) -> object:
+        return program.values[value].type_text, analysis.value_colors[value]
+
+    outputs: dict[object, list[int]] = {}
     for v in program.outputs:
-        outputs.setdefault(_type(analysis, v, color), []).append(v)
-    replaced = [v for v in used if _type(analysis, v, color) in outputs]
-    others = tuple(sorted(set(used) - set(replaced)))
-    kept = [*replaced]
-    for v in replaced:
-        matches = outputs[_type(analysis, v, color)]
-        if matches:
-            kept.append(matches.pop(0))
-    return tuple(found for found in (tuple(sorted(dict.fromkeys(kept))), others) if found)
-
-
-def _colors(analysis: Analysis) -> list[tuple[int, int, int]]:
-    names = analysis.names
-    nodes = names.color[names.member_node].tolist()
-    return list(zip(names.member_value.tolist(), names.member_dim.tolist(), nodes, strict=True))
-
-
-def _type(analysis: Analysis, value: int, color: dict[tuple[int, int], int]) -> tuple[object, ...]:
-    v = analysis.program.values[value]
-    return (v.type_text, *(color.get((value, d), -1) for d in range(len(v.shape))))
+        outputs.setdefault(kind(v), []).append(v)
+    replaced, others = set[int](), set[int]()
+    for v in (a.value for a in program.arguments if a.value in used and "float" in program.values[a.value].dtype):
+        if kind(v) not in outputs:
+            others.add(v)
+            continue
+        replaced.add(v)
+        if outputs[kind(v)]:
+            replaced.add(outputs[kind(v)].pop(0))
+    return tuple(tuple(sorted(values)) for values in (replaced, others) if values)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwise.lowering.decisions import Decision
-from shardwise.search.front import Points
 from shardwise.search.problem import Scored
 
 
@@ -16,8 +15,8 @@ class Ended(enum.Enum):
 
     CONVERGED = "nothing better was found for a while"
     EXHAUSTED = "all states were tried"
-    SECONDS = "the time was spent"
-    EVALUATIONS = "the evaluations were spent"
+    SECONDS = "the time budget was exhausted"
+    EVALUATIONS = "the evaluation budget was exhausted"
     INTERRUPTED = "it was interrupted"
     NOTHING = "there is nothing to decide"
     INFEASIBLE = "no state can fit"
@@ -25,8 +24,8 @@ class Ended(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
-    """A best state when it was found. ``decisions`` is what it stands for, where that is known; ``words`` the same for
-    people."""
+    """A best state when it was found. ``decisions`` are those of the state, where they are known; ``words`` the same as
+    text."""
 
     seconds: float
     evaluations: int
@@ -37,8 +36,8 @@ class Improvement:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best state, how the search came to it, and why it ended. ``notes``: what a method has to say beside it; ``front``: of
-    the states that were evaluated, those that none beats in both time and memory."""
+    """The best state, how the search came to it, and why it ended. ``decisions`` are those that a plan's search adds to what
+    was decided before it."""
 
     best: Scored
     fits: bool
@@ -46,9 +45,8 @@ class Found:
     seconds: float
     evaluations: int
     log: tuple[Improvement, ...]
-    notes: tuple[str, ...] = ()
-    front: Points = ()
+    decisions: tuple[Decision, ...] = ()
 
 
-#: Told of every improvement and now and then: (improvement, share of the budget that is spent).
+#: Called at every improvement with the improvement and the share of the budget that is spent.
 Progress = Callable[[Improvement, float], None]

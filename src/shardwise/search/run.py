@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import gc
+import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 from shardwise.errors import ShardwiseError
+from shardwise.ir.collector import collector_paused
 from shardwise.search.budget import Budget
 from shardwise.search.problem import Actions, Problem, Scored
 from shardwise.search.result import Ended, Found, Improvement, Progress
 
-#: States between two looks at the clock.
+#: States that are evaluated between two checks of the clock.
 _BATCH: Final = 256
 
 
@@ -28,8 +28,17 @@ class Stop(Exception):
         self.why = why
 
 
+class Method(Protocol):
+    """Returns the best state that it finds. Deterministic under a seed and a budget in evaluations; an interrupt ends it with
+    the best state so far."""
+
+    def __call__(
+        self, problem: Problem, budget: Budget | None = None, seed: int = 0, progress: Progress | None = None
+    ) -> Found: ...
+
+
 class Run:
-    """One search under way. Evaluations are those of new states, and never more than the budget has."""
+    """A search while it runs. Evaluations count new states, and are never more than the budget allows."""
 
     def __init__(self, problem: Problem, budget: Budget, progress: Progress | None):
         self.problem, self.budget, self._progress = problem, budget, progress
@@ -46,7 +55,7 @@ class Run:
         return time.perf_counter() - self._start
 
     def left(self) -> int:
-        """The evaluations that are left; ends the search where nothing is."""
+        """Returns the evaluations that are left; stops the search where the budget is exhausted."""
         if self.budget.spent(self.seconds, self.spent, len(self.problem.actions)):
             raise Stop(Ended.SECONDS)
         if self.spent >= self.budget.evaluations:
@@ -54,59 +63,52 @@ class Run:
         return self.budget.evaluations - self.spent
 
     def score(self, states: Sequence[Actions]) -> list[Scored]:
-        """The costs of states; the best of them are noted."""
-        found: list[Scored] = []
-        while len(found) < len(states):
-            part = states[len(found) : len(found) + min(_BATCH, self.left())]
-            costs = self.problem.costs(part)
-            found += [Scored(s, c) for s, c in zip(part, costs, strict=True)]
-            self.offer(min(found[-len(part) :], key=self.problem.rank))
-        return found
+        """Returns the states with their costs, and logs the best where it is an improvement."""
+        scored: list[Scored] = []
+        while len(scored) < len(states):
+            part = states[len(scored) : len(scored) + min(_BATCH, self.left())]
+            scored += map(Scored, part, self.problem.costs(part))
+            self.offer(min(scored[-len(part) :], key=self.problem.rank))
+        return scored
 
-    def offer(self, scored: Scored) -> bool:
-        """Notes a state if it is the best so far."""
-        better = self.problem.rank(scored) < self.problem.rank(self.best)
-        if better:
+    def offer(self, scored: Scored) -> None:
+        """Takes a state that is better than the best so far."""
+        if self.problem.rank(scored) < self.problem.rank(self.best):
             self.best = scored
             self.note()
-        return better
 
     def note(self) -> None:
         """Writes the best state into the log."""
-        made = Improvement(self.seconds, self.spent, self.best)
-        self.log.append(made)
+        improvement = Improvement(self.seconds, self.spent, self.best)
+        self.log.append(improvement)
         if self._progress is not None:
             limit = self.budget.seconds
-            self._progress(made, min(1.0, made.seconds / limit) if limit else 1.0)
-
-    def found(self, ended: Ended) -> Found:
-        fits = self.problem.fits(self.best.cost)
-        return Found(self.best, fits, ended, self.seconds, self.spent, tuple(self.log))
+            self._progress(improvement, min(1.0, improvement.seconds / limit) if limit else 1.0)
 
 
+@collector_paused()
 def searched(
     problem: Problem, budget: Budget | None, progress: Progress | None, explore: Callable[[Run], Ended]
 ) -> Found:
-    """Runs a search to its end, its budget's end or an interrupt."""
+    """Runs a search until it ends, its budget is exhausted, or it is interrupted."""
     run = Run(problem, budget or Budget(), progress)
     try:
         run.note()
-        with _without_collector():
-            ended = explore(run) if problem.actions else Ended.NOTHING
+        ended = explore(run) if problem.actions else Ended.NOTHING
     except Stop as stop:
         ended = stop.why
     except KeyboardInterrupt:
         ended = Ended.INTERRUPTED
-    return run.found(ended)
+    return Found(run.best, problem.fits(run.best.cost), ended, run.seconds, run.spent, tuple(run.log))
 
 
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Nearly all that a search makes stays: looking for garbage in it again and again would take longer than making it."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
+def method(explore: Callable[[Run, int], Ended]) -> Method:
+    """Makes a search method of a function that explores states in a ``Run`` under a seed."""
+
+    @functools.wraps(explore)
+    def search(
+        problem: Problem, budget: Budget | None = None, seed: int = 0, progress: Progress | None = None
+    ) -> Found:
+        return searched(problem, budget, progress, lambda run: explore(run, seed))
+
+    return search

@@ -1,10 +1,10 @@
-"""Searches as a plan asks for them: with options of a person, on top of what was decided, one after another on one budget.
+"""The searches of one plan: on top of what was decided before, one after another on one budget.
 
 A plan may take several searches: tactics may ask for more than one, and where the mesh is open each mesh is searched, the
-better ones again and again (``shardwise.planner.mesh``). They share a budget (``Purse``) and a log (``Journal``); what was
-worked out on a mesh is kept (``Searcher``).
+better ones again and again (``shardwise.planner.mesh``). They share a budget (``Purse``) and a log (``Journal``); a
+``Searcher`` keeps the problems of one mesh.
 
-An interrupt ends the search that is under way with the best state so far, and the searches after it do nothing.
+An interrupt ends the running search with the best state so far, and the searches after it do nothing.
 """
 
 from __future__ import annotations
@@ -16,40 +16,36 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, Literal
 
-from shardwise.cost.model import Cost
 from shardwise.dims.analysis import Analysis
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.search.bounds import peak_bound
 from shardwise.search.budget import Budget
-from shardwise.search.front import Front, Points
-from shardwise.search.methods import DEFAULT_S, METHODS
-from shardwise.search.problem import Problem, Scored
+from shardwise.search.front import Points, pareto
+from shardwise.search.methods import METHODS
+from shardwise.search.problem import Problem
 from shardwise.search.result import Ended, Found, Improvement, Progress
 from shardwise.search.run import SearchError
 
-#: States that are evaluated where none can fit.
+#: States that are evaluated where no state can fit.
 _HOPELESS: Final = 200
-#: Ends after which the same search with a larger budget would find the same.
+#: Ends after which a search with a larger budget would find the same.
 SETTLED: Final = (Ended.CONVERGED, Ended.EXHAUSTED, Ended.NOTHING, Ended.INFEASIBLE)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to search. Without a budget, a few seconds; with one in evaluations alone the result is the same on every machine.
-    ``progress`` may be ``"auto"`` until somebody who can show it takes its place. ``tell`` is called with a mesh and what a
-    method has to say beside its state."""
+    """How to search. Without a budget, for a few seconds; with one in evaluations alone the result is the same on every
+    machine. ``progress="auto"`` is replaced by the caller that can show it."""
 
     method: str = "mcts"
     seed: int = 0
     budget_s: float | None = None
     budget_evals: int | None = None
     progress: Progress | Literal["auto"] | None = None
-    tell: Callable[[MeshAxes, str], object] | None = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -72,10 +68,10 @@ class Options:
             raise SearchError("the search cannot be made: " + "; ".join(problems))
 
     def budget(self, default_s: float = Budget().seconds) -> Budget:
-        """The budget, ``default_s`` where none was given; a method that takes longer by its nature has more."""
+        """The budget, ``default_s`` where none was given."""
         if self.budget_s is None and self.budget_evals is None:
-            return Budget(seconds=max(default_s, DEFAULT_S.get(self.method, 0.0)))
-        # With none at all the first state is looked at all the same: that in which nothing is sharded.
+            return Budget(seconds=default_s)
+        # At least the first state is evaluated, in which nothing is sharded.
         seconds = math.inf if self.budget_s is None else max(1e-3, float(self.budget_s))
         return Budget(seconds, sys.maxsize if self.budget_evals is None else max(1, int(self.budget_evals)), least=0)
 
@@ -89,7 +85,7 @@ def _real(value: Any) -> bool:
 
 
 class Purse:
-    """A budget that is spent piece by piece; seconds go by themselves."""
+    """A budget that several searches share."""
 
     def __init__(self, budget: Budget):
         self._budget = budget
@@ -105,7 +101,7 @@ class Purse:
         return self._evaluations <= 0 or self.seconds <= 0.0
 
     def part(self, parts: int) -> Budget:
-        """One of so many equal parts of what is left."""
+        """One of several equal parts of what is left."""
         evaluations, least = -(-self._evaluations // parts), self._budget.least / parts
         return replace(self._budget, seconds=self.seconds / parts, evaluations=evaluations, least=least)
 
@@ -113,178 +109,107 @@ class Purse:
         self._evaluations -= evaluations
 
     def wait(self, seconds: float) -> None:
-        """So many seconds went by that do not count."""
+        """Adds seconds that do not count."""
         self._end += seconds
 
     def share(self, evaluations: int = 0) -> float:
-        """The share that is spent, with so many evaluations more."""
+        """The share that is spent, with some evaluations more."""
         left = (self._evaluations - evaluations) / self._budget.evaluations
         if math.isfinite(self._budget.seconds):
             left = min(left, self.seconds / self._budget.seconds)
         return min(1.0, max(0.0, 1.0 - left))
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A state that was better than all before, on whichever mesh, and when it was found."""
-
-    seconds: float
-    evaluations: int
-    mesh: MeshAxes
-    cost: Cost
-    fits: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Searched:
-    """The decisions that a search took, after those that were there, and how it came to them."""
-
-    decisions: tuple[Decision, ...]
-    found: Found
-
-
-class Record:
-    """What one search has told."""
-
-    def __init__(self, mesh: MeshAxes):
-        self.mesh = mesh
-        self.steps: list[tuple[Step, tuple[int, ...]]] = []
-        self.evaluations = 0
-        self.front: Points = ()
-
-
 class Journal:
-    """What the searches of one plan have spent, and each state that was better than all before."""
+    """What the searches of one plan have spent, and their improvements: each state that was better than all before."""
 
     def __init__(self, options: Options, purse: Purse):
         self.options, self.purse = options, purse
         self.evaluations = 0
         self.interrupted = False
+        self.steps: list[tuple[MeshAxes, Improvement]] = []
+        self.fronts: dict[MeshAxes, Points] = {}
         self._start = time.perf_counter()
         self._best: tuple[int, ...] | None = None
-        self._records: list[Record] = []
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._start
 
-    def open(self, mesh: MeshAxes) -> Record:
-        """The record of a new search."""
-        self._records.append(Record(mesh))
-        return self._records[-1]
-
-    def note(self, record: Record, made: Improvement, rank: tuple[int, ...], fits: bool) -> None:
-        """Writes down an improvement of one search, and says it if it is one over all."""
-        record.steps.append((Step(self.seconds, made.evaluations, record.mesh, made.best.cost, fits), rank[:2]))
-        self.say(made, rank, made.evaluations)
-
-    def say(self, made: Improvement, rank: tuple[int, ...], evaluations: int) -> None:
-        """Tells whoever listens of an improvement, after so many evaluations of its search, if it is one over all."""
-        if self._best is not None and rank[:2] >= self._best:
+    def note(self, problem: Problem, improvement: Improvement) -> None:
+        """Logs an improvement of one search if it is one over all searches, and reports it."""
+        rank = problem.rank(improvement.best)[:2]
+        if self._best is not None and rank >= self._best:
             return
-        self._best = rank[:2]
+        self._best, evaluations = rank, improvement.evaluations
+        decisions = problem.decisions(improvement.best.state)
+        total = self.evaluations + evaluations
+        improvement = replace(improvement, seconds=self.seconds, evaluations=total, decisions=decisions)
+        self.steps.append((problem.mesh, improvement))
         if callable(self.options.progress):
-            improvement = replace(made, seconds=self.seconds, evaluations=self.evaluations + evaluations)
             self.options.progress(improvement, self.purse.share(evaluations))
 
-    def close(self, record: Record, found: Found) -> None:
-        record.evaluations, record.front = found.evaluations, found.front
+    def close(self, problem: Problem, found: Found) -> None:
+        """Counts a search that has ended."""
         self.evaluations += found.evaluations
         self.purse.spend(found.evaluations)
         self.interrupted |= found.ended is Ended.INTERRUPTED
-
-    @property
-    def steps(self) -> list[Step]:
-        """The improvements over all searches."""
-        found: list[Step] = []
-        best: tuple[int, ...] | None = None
-        before = 0
-        for record in self._records:
-            for step, rank in record.steps:
-                if best is None or rank < best:
-                    best = rank
-                    found.append(replace(step, evaluations=before + step.evaluations))
-            before += record.evaluations
-        return found
-
-    def front(self, mesh: MeshAxes) -> Points:
-        """What none of the states on a mesh beats, of all searches there."""
-        return Front().merged(record.front for record in self._records if record.mesh == mesh)
+        self.fronts[problem.mesh] = pareto([*self.fronts.get(problem.mesh, ()), *problem.front])
 
 
 class Searcher:
-    """Searches on one mesh. Its problems are kept: taken up again, a search pays for no state twice."""
+    """Searches on one mesh. It keeps its problems, so that a search that is continued evaluates no state twice."""
 
     def __init__(self, analysis: Analysis, cost: HardwareCost, journal: Journal):
         self.analysis, self.cost, self.journal = analysis, cost, journal
-        self.done: list[Searched] = []
         self._problems: dict[tuple[tuple[Decision, ...], tuple[str, ...]], Problem] = {}
-        self._purse, self._left, self._method = journal.purse, 1, journal.options.method
 
     @staticmethod
     def alone(analysis: Analysis, cost: HardwareCost, options: Options | None = None) -> Searcher:
-        """A searcher with a purse and a journal of its own."""
-        asked = options or Options()
-        return Searcher(analysis, cost, Journal(asked, Purse(asked.budget())))
+        """Returns a searcher for one search, with its own budget."""
+        options = options or Options()
+        searcher = Searcher(analysis, cost, Journal(options, Purse(options.budget())))
+        searcher.begin(options.budget(), 1)
+        return searcher
 
     def begin(self, budget: Budget, searches: int, method: str | None = None) -> None:
-        """The next searches share a budget; ``method`` where it is not the one that was asked for."""
-        self._purse, self._left, self.done = Purse(budget), searches, []
+        """Sets the budget that the next searches share, and their method where it is not the one of the options."""
+        self._purse, self._left = Purse(budget), searches
         self._method = method or self.journal.options.method
+        self.done: list[Found] = []
 
-    def search(self, base: Sequence[Decision], axes: Sequence[str]) -> Searched | None:
-        """The best decisions found for some axes, on top of a base. None after an interrupt."""
+    def search(self, base: Sequence[Decision], axes: Sequence[str]) -> Found | None:
+        """Returns the best decisions for some axes, on top of a base; None after an interrupt."""
         if self.journal.interrupted:
             return None
-        made = self._run_once(tuple(base), tuple(axes))
-        self._purse.spend(made.found.evaluations)
+        problem = self._problem(tuple(base), tuple(axes))
+        found = unless_hopeless(
+            problem, lambda budget: self._run(problem, budget), self._purse.part(max(1, self._left))
+        )
+        found = replace(found, decisions=problem.decisions(found.best.state)[len(problem.base) :])
+        self.journal.close(problem, found)
+        self._purse.spend(found.evaluations)
         self._left -= 1
-        self.done.append(made)
-        tell = self.journal.options.tell
-        if tell is not None:
-            for note in made.found.notes:
-                tell(self.cost.placement.mesh, note)
-        return made
-
-    @property
-    def _budget(self) -> Budget:
-        return Purse(self._purse.part(max(1, self._left))).part(1)
-
-    def _run_once(self, base: tuple[Decision, ...], axes: tuple[str, ...]) -> Searched:
-        key = (base, axes)
-        if key not in self._problems:
-            start = time.perf_counter()
-            self._problems[key] = Problem(self.analysis, self.cost, base, axes)
-            # Tables of a large program take seconds: a search must not be over before it has begun.
-            self._purse.wait(time.perf_counter() - start)
-        problem = self._problems[key]
-        record = self.journal.open(problem.mesh)
-        found = unless_hopeless(problem, partial(self._run, problem, record), self._budget)
-        found = replace(found, front=problem.front.points)
-        self.journal.close(record, found)
-        return Searched(problem.decisions(found.best.state)[len(problem.base) :], found)
-
-    def _run(self, problem: Problem, record: Record, budget: Budget) -> Found:
-        options, first, start = self.journal.options, problem.evaluations, time.perf_counter()
-        seen: list[Scored] = []
-
-        def watch(made: Improvement, share: float) -> None:
-            seen.append(made.best)
-            made = replace(made, decisions=problem.decisions(made.best.state))
-            self.journal.note(record, made, problem.rank(made.best), problem.fits(made.best.cost))
-
-        try:
-            found = METHODS[self._method](problem, budget, int(options.seed), watch)
-        except KeyboardInterrupt:  # before a method's own loop, or after it
-            if not seen:
-                raise
-            spent = time.perf_counter() - start, problem.evaluations - first
-            return Found(seen[-1], problem.fits(seen[-1].cost), Ended.INTERRUPTED, *spent, ())
+        self.done.append(found)
         return found
+
+    def _problem(self, base: tuple[Decision, ...], axes: tuple[str, ...]) -> Problem:
+        if (base, axes) not in self._problems:
+            start = time.perf_counter()
+            self._problems[base, axes] = Problem(self.analysis, self.cost, base, axes)
+            # The tables of a large program take seconds, which are not the search's.
+            self._purse.wait(time.perf_counter() - start)
+        return self._problems[base, axes]
+
+    def _run(self, problem: Problem, budget: Budget) -> Found:
+        def watch(improvement: Improvement, share: float) -> None:
+            self.journal.note(problem, improvement)
+
+        return METHODS[self._method](problem, budget, int(self.journal.options.seed), watch)
 
 
 def unless_hopeless(problem: Problem, search: Callable[[Budget], Found], budget: Budget) -> Found:
-    """Searches a problem; if no state can fit, whatever is decided later on other axes, only for a state that is small."""
+    """Searches a problem; where it is proven that no state fits, only for a small state."""
     if peak_bound(problem.model, problem.base).peak_bytes <= problem.model.cost.profile.usable_bytes:
         return search(budget)
     found = search(replace(budget, evaluations=min(budget.evaluations, _HOPELESS)))

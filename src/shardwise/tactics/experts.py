@@ -1,19 +1,18 @@
 """What an expert would try: the named strategies, and their combinations over the axes of a mesh.
 
-Every axis is given an *option* of the menu, one strategy or several that belong together (Megatron with the sequence beside
-it), or is left unused. An option may have several axes. Combinations keep to what people do: gradients and moments are sharded
-in one way, on all its axes or beside plain data parallelism. The strategies of a combination are applied in the order of
-``PARTS``, of one kind in the order of the mesh.
+Every axis has an *option* of the menu, one strategy or several that belong together (Megatron with the sequence beside it), or
+is not used. Only one strategy that shards gradients and moments is used at a time. The strategies of a combination are applied
+in the order of ``PARTS``, those of one kind in the order of the mesh.
 
-Strategies decide on colors and groups as they see fit, also on what is no action of a search's ``Problem``; so an expert is a
-list of decisions, costed by the plain model with small arguments kept whole, as a plan would be.
+Strategies may decide what is no action of a search's ``Problem``. So a combination is a list of decisions, evaluated by the
+cost model with small arguments kept replicated, as those of a plan are.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,7 +33,7 @@ MENU: Final = tuple(
         "megatron+sequence+vocabulary vocabulary dp+vocabulary"
     ).split()
 )
-#: What is tried first of all: on all axes, or on all but the last, which is for the others.
+#: The usual combinations: strategies for all axes, or for all but the last and those for the last.
 USUAL: Final = (
     (("dp",), ()),
     (("fsdp",), ()),
@@ -50,7 +49,7 @@ Part = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """A combination of strategies, and what it costs; or the ``reason`` why it cannot be applied."""
+    """A combination of strategies and its cost, or the ``reason`` why it cannot be applied."""
 
     parts: tuple[Part, ...]
     tactics: tuple[Tactic, ...] = ()
@@ -69,112 +68,106 @@ class Expert:
 
 
 def combinations(axes: Sequence[str], menu: Sequence[tuple[str, ...]] = MENU) -> list[tuple[Part, ...]]:
-    """All sensible ways to use the axes, those with fewer strategies first; the first uses none.
+    """All combinations for some axes, those with fewer strategies first.
 
     >>> combinations(["x"], [("dp",), ("megatron", "sequence")])
     [(), (('dp', 'x'),), (('megatron', 'x'), ('sequence', 'x'))]
     >>> len(combinations(["x", "y"], [("dp",), ("fsdp",), ("zero2",)]))  # fsdp and zero2 do not go together
     14
     """
-    found = []
+    combined = []
     for options in itertools.product([(), *menu], repeat=len(axes)):
         parts = [(part, axis) for axis, option in zip(axes, options, strict=True) for part in option]
         if len({part for part, _ in parts} & _SHARDED) <= 1:
-            found.append(tuple(sorted(parts, key=lambda p: PARTS.index(p[0]))))
-    return sorted(found, key=len)
+            combined.append(tuple(sorted(parts, key=lambda part: PARTS.index(part[0]))))
+    return sorted(combined, key=len)
 
 
 def experts(context: Context, model: CostModel, menu: Sequence[tuple[str, ...]] = MENU) -> list[Expert]:
-    """All combinations that apply, those that fit and are fast first; then, once each, the options that do not apply.
+    """All combinations that apply, those that fit and are fast first; then those that do not apply.
 
-    Combinations that decide the same are one, that with the fewest strategies.
+    Of combinations that decide the same, the one with the fewest strategies is given.
     """
-    tried = _Tried(context, model)
-    axes = [n for n, size in zip(context.mesh.names, context.mesh.sizes, strict=True) if size > 1]
-    alone = {(option, axis): tried.expert([(part, axis) for part in option]) for option in menu for axis in axes}
-    able = {axis: [o for o in menu if alone[o, axis].applies] for axis in axes}
-    found: dict[object, Expert] = {}
-    refused = [expert for expert in alone.values() if not expert.applies]
-    for parts in combinations(axes, [o for o in menu if any(o in options for options in able.values())]):
-        if any(tuple(p for p, a in parts if a == axis) not in [(), *able[axis]] for axis in axes):
-            continue
-        expert = tried.expert(parts)
-        if expert.applies:
-            found.setdefault(tried.key(expert), expert)
-        else:
-            refused.append(expert)
-    return [*sorted(found.values(), key=_rank), *refused]
+    evaluated, axes = _Evaluated(context, model), _used_axes(context)
+    alone = {(option, axis): evaluated.expert((part, axis) for part in option) for option in menu for axis in axes}
+    able = {axis: [(), *(o for o in menu if alone[o, axis].applies)] for axis in axes}
+    combined = [
+        evaluated.expert(parts)
+        for parts in combinations(axes, [o for o in menu if any(o in options for options in able.values())])
+        if all(tuple(p for p, a in parts if a == axis) in able[axis] for axis in axes)
+    ]
+    refused = [expert for expert in (*alone.values(), *combined) if not expert.applies]
+    return [*evaluated.distinct(combined), *refused]
 
 
 def usual(context: Context, model: CostModel, seconds: float = 1.0) -> list[Expert]:
-    """The few that everybody tries first, over all axes or with the last for tensors; those that fit and are fast first. As
-    many are tried as there is time for, one at least."""
-    tried, end = _Tried(context, model), time.perf_counter() + seconds
-    axes = [n for n, size in zip(context.mesh.names, context.mesh.sizes, strict=True) if size > 1]
-    found: dict[object, Expert] = {}
-    for words, last in USUAL if axes else ():
-        parts = [(word, axis) for word in words for axis in (axes[:-1] if last else axes)]
-        expert = tried.expert(sorted([*parts, *((part, axes[-1]) for part in last)], key=lambda p: PARTS.index(p[0])))
-        if expert.applies:
-            found.setdefault(tried.key(expert), expert)
-        if time.perf_counter() > end:
-            break
-    return sorted(found.values(), key=_rank)
+    """The combinations of ``USUAL`` that apply, those that fit and are fast first: as many as there is time for, at least
+    one."""
+    evaluated, end, axes = _Evaluated(context, model), time.perf_counter() + seconds, _used_axes(context)
+
+    def tried() -> Iterator[Expert]:
+        for words, last in USUAL if axes else ():
+            parts = [(word, axis) for word in words for axis in (axes[:-1] if last else axes)]
+            yield evaluated.expert([*parts, *((part, axes[-1]) for part in last)])
+            if time.perf_counter() > end:
+                return
+
+    return evaluated.distinct(tried())
 
 
-def _rank(expert: Expert) -> tuple[int, int, int, int]:
-    """As of ``Problem.rank``."""
-    assert expert.cost is not None
-    time, peak = expert.cost.time_ps, expert.cost.peak_blocks
-    return (0, time, peak, len(expert.parts)) if expert.fits else (1, peak, time, len(expert.parts))
+def _used_axes(context: Context) -> list[str]:
+    return [name for name, size in zip(context.mesh.names, context.mesh.sizes, strict=True) if size > 1]
 
 
-class _Tried:
-    """What was decided and costed already: combinations share their beginnings."""
+class _Evaluated:
+    """Decisions and costs of combinations: many share their first strategies, and some decide the same."""
 
     def __init__(self, context: Context, model: CostModel):
         self.context, self.model = context, model
-        self._known = Memo(Candidates(model.structure, context.mesh, model.cost))
+        self._memo = Memo(Candidates(model.structure, context.mesh, model.cost))
         self._decided: dict[tuple[Part, ...], tuple[Decision, ...] | str] = {(): ()}
-        self._tactics: dict[Part, Tactic] = {}
         self._costs: dict[object, Cost] = {}
 
-    def expert(self, parts: Sequence[Part]) -> Expert:
-        parts = tuple(parts)
+    def expert(self, parts: Iterable[Part]) -> Expert:
+        parts = tuple(sorted(parts, key=lambda part: PARTS.index(part[0])))
         decided = self._decide(parts)
         if isinstance(decided, str):
             return Expert(parts, reason=decided)
-        key = self._state(decided)
+        key = self._key(decided)
         if key not in self._costs:
             self._costs[key] = self._cost(decided)
-        cost = self._costs[key]
-        tactics = tuple(self._tactics[part] for part in parts)
+        cost, tactics = self._costs[key], tuple(named(*part) for part in parts)
         return Expert(parts, tactics, decided, cost, cost.peak_blocks <= self.model.usable_blocks)
 
-    def key(self, expert: Expert) -> object:
-        """Equal for experts that decide the same."""
-        return self._state(expert.decisions)
+    def distinct(self, experts: Iterable[Expert]) -> list[Expert]:
+        """Those that apply, the first of those that decide the same, in the order of ``Problem.rank``."""
+        ranked: dict[object, tuple[tuple[int, ...], Expert]] = {}
+        for expert in experts:
+            if expert.cost is not None:
+                figures = (expert.cost.time_ps, expert.cost.peak_blocks)
+                rank = (0, *figures) if expert.fits else (1, *figures[::-1])
+                ranked.setdefault(self._key(expert.decisions), ((*rank, len(expert.parts)), expert))
+        return [expert for _, expert in sorted(ranked.values(), key=lambda pair: pair[0])]
 
-    def _state(self, decisions: tuple[Decision, ...]) -> object:
+    def _key(self, decisions: tuple[Decision, ...]) -> object:
+        """Equal for decisions that mean the same."""
         state = State(self.context.mesh, decisions)
         return state.order, state.kept, tuple(sorted(state.sides.items()))
 
     def _decide(self, parts: tuple[Part, ...]) -> tuple[Decision, ...] | str:
         """The decisions, or why there are none."""
         if parts not in self._decided:
-            before = self._decide(parts[:-1])
-            self._decided[parts] = before if isinstance(before, str) else self._more(before, parts[-1])
+            taken = self._decide(parts[:-1])
+            self._decided[parts] = taken if isinstance(taken, str) else self._extended(taken, parts[-1])
         return self._decided[parts]
 
-    def _more(self, taken: tuple[Decision, ...], part: Part) -> tuple[Decision, ...] | str:
+    def _extended(self, taken: tuple[Decision, ...], part: Part) -> tuple[Decision, ...] | str:
         try:
-            if part not in self._tactics:
-                self._tactics[part] = named(*part)
-            made = (*taken, *self._tactics[part].decide(self.context, taken))
-            State(self.context.mesh, made)
+            decisions = (*taken, *named(*part).decide(self.context, taken))
+            State(self.context.mesh, decisions)
         except DecisionError as error:
             return str(error)
-        return made
+        return decisions
 
     def _cost(self, decisions: tuple[Decision, ...]) -> Cost:
         lowered = self._lowered(decisions)
@@ -182,6 +175,6 @@ class _Tried:
         return self.model.evaluate(self._lowered((*decisions, *small)) if small else lowered)
 
     def _lowered(self, decisions: tuple[Decision, ...]) -> Lowered:
-        lowered = Lowered(self.model.structure, State(self.context.mesh, decisions), self.model.cost, self._known)
+        lowered = Lowered(self.model.structure, State(self.context.mesh, decisions), self.model.cost, self._memo)
         lowered.lower_all()
         return lowered

@@ -1,12 +1,11 @@
-"""Inner values that a person marked by name, so that they can be pinned.
+"""Inner values that are marked by name, so that they can be pinned.
 
-Two marks are read. ``checkpoint_name(x, "name")`` marks one value, wherever the program has it again: in every layer, in a
-loop's body, recomputed in a backward pass. ``jax.named_call(f, name="name")`` marks the results of ``f``. JAX keeps of it only
-the names that ops stand under, so the results are what leaves these ops: values that an op under the name makes and an op not
-under it needs. Cotangents are no results.
+``checkpoint_name(x, "name")`` marks one value, wherever the program has it: in every layer, in a loop's body, recomputed in a
+backward pass. ``jax.named_call(f, name="name")`` marks the results of ``f``. JAX only keeps the name stacks of ops, so the
+results are the values that an op under the name computes and an op not under it uses, other than cotangents.
 
-Weak. Results are numbered in the order in which they are made, which need not be the order in which ``f`` returns them. Calls
-under one name that follow each other directly are one call. ``checkpoint_name`` has neither weakness.
+Weak: results are numbered in the order in which they are computed, which need not be the order in which ``f`` returns them.
+Calls under one name that follow each other directly are one call. ``checkpoint_name`` has neither weakness.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from shardwise.ir.program import Op, Program
 
 
 class Marks:
-    """The marks of a program, looked for when asked."""
+    """The marks of a program."""
 
     def __init__(self, program: Program):
         self.program = program
 
     def find(self, key: str) -> list[int] | str:
-        """The values that ``name``, or ``name/0`` for the first result of a call, marks; or why it marks none."""
+        """The values that ``name`` marks, or ``name/0`` for the first result of a call; or why it marks none."""
         if key in self.points:
             return self.points[key]
         name, _, number = key.rpartition("/") if re.fullmatch(r".+/\d+", key) else (key, "", "")
@@ -37,9 +36,10 @@ class Marks:
         if not number and len(most) > 1:
             shown = ", ".join(f"{name}/{k} is {self.describe(v)}" for k, v in enumerate(most))
             return f"{name!r} has {len(most)} results, pin them by number: {shown}"
-        if int(number or 0) >= len(most):
+        k = int(number or 0)
+        if k >= len(most):
             return f"{name!r} has no result number {number}: the last is {name}/{len(most) - 1}"
-        return [values[int(number or 0)] for values in calls if int(number or 0) < len(values)]
+        return [values[k] for values in calls if k < len(values)]
 
     def names(self) -> list[str]:
         """Everything that :meth:`find` finds, for suggestions."""
@@ -54,36 +54,35 @@ class Marks:
     @cached_property
     def points(self) -> dict[str, list[int]]:
         """By ``checkpoint_name``: the values it marks."""
-        found: dict[str, list[int]] = {}
+        points: dict[str, list[int]] = {}
         for op in self.program.ops:
             if op.kind == "name":
-                found.setdefault(op.attribute("name"), []).append(op.results[0])
-        return found
+                points.setdefault(op.attribute("name"), []).append(op.results[0])
+        return points
 
     def calls(self, name: str) -> list[list[int]]:
         """By ``named_call``: the results of every call."""
         program = self.program
-        found: list[list[int]] = []
+        calls: list[list[int]] = []
         for region in program.regions:
             if region.owner >= 0 and self._under(program.ops[region.owner], name):
-                continue  # a loop inside the call: what it makes leaves with the loop's own results
+                continue  # values of a loop inside the call leave it as results of the loop
             ops = [op for op in map(program.ops.__getitem__, region.ops) if not _crosses(op)]
-            for ours, run in itertools.groupby(ops, lambda op: self._under(op, name) and not self._backward[op.id]):
-                if ours:
-                    found.append([v for op in run for v in op.results if v >= 0 and self._leaves(v, name)])
-        return [values for values in found if values]
+            for inside, run in itertools.groupby(ops, lambda op: self._under(op, name) and not self._backward[op.id]):
+                if inside:
+                    calls.append([v for op in run for v in op.results if v >= 0 and self._leaves(v, name)])
+        return [values for values in calls if values]
 
     def _leaves(self, value: int, name: str) -> bool:
-        """Is a value needed by an op that does not stand under a name? What crosses a loop's border is followed."""
+        """Is a value used by an op that is not under a name, also across the borders of loops?"""
         seen, left = {value}, [value]
         while left:
             for op in self._users.get(left.pop(), ()):
-                if not _crosses(op):
-                    if not self._under(op, name):
-                        return True
-                    continue
-                left += [v for v in op.results if v not in seen]
-                seen.update(op.results)
+                if _crosses(op):
+                    left += [v for v in op.results if v not in seen]
+                    seen.update(op.results)
+                elif not self._under(op, name):
+                    return True
         return False
 
     def _under(self, op: Op, name: str) -> bool:
@@ -91,26 +90,24 @@ class Marks:
 
     @cached_property
     def _users(self) -> dict[int, list[Op]]:
-        found: dict[int, list[Op]] = {}
+        users: dict[int, list[Op]] = {}
         for op in self.program.ops:
             for v in op.operands:
-                found.setdefault(v, []).append(op)
-        return found
-
-    @cached_property
-    def _names(self) -> list[str]:
-        return [self.program.source_of(op).names for op in self.program.ops]
+                users.setdefault(v, []).append(op)
+        return users
 
     @cached_property
     def _stacks(self) -> list[str]:
         """By op: ``/outer/inner/``, without the transformations that JAX writes around a name."""
-        return [f"/{re.sub(r'[A-Za-z_]+[(]|[)]', '', names)}/" for names in self._names]
+        names = (self.program.source_of(op).names for op in self.program.ops)
+        return [f"/{re.sub(r'[A-Za-z_]+[(]|[)]', '', stack)}/" for stack in names]
 
     @cached_property
     def _backward(self) -> list[bool]:
-        return ["transpose(" in names.rpartition(AGAIN)[2] for names in self._names]
+        names = (self.program.source_of(op).names for op in self.program.ops)
+        return ["transpose(" in stack.rpartition(AGAIN)[2] for stack in names]
 
 
 def _crosses(op: Op) -> bool:
-    """Does an op only carry a value over a loop's border?"""
+    """Does an op only carry a value across a loop's border?"""
     return op.attribute("owner") is not None

@@ -2,7 +2,7 @@
 
 ``dp:data,megatron:model`` are tactics in order, each a name and the axes it is applied to: ``fsdp:data+model`` has two axes,
 ``fsdp`` all of the mesh, and ``megatron+sequence:model`` is two tactics on one axis. A strategy that needs a place (a sequence,
-a vocabulary, experts, edges) finds it by structure (``search.places``).
+a vocabulary, experts, edges) finds it by structure (``tactics.places``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from shardwise.errors import DecisionError
 from shardwise.lowering.decisions import Decision
-from shardwise.search.places import PathDim, Places
+from shardwise.tactics.places import PathDim
 from shardwise.tactics.strategies import (
     FSDP,
     Auto,
@@ -42,7 +42,15 @@ _SIMPLE: Final[dict[str, Callable[..., Tactic]]] = {
     "megatron": Megatron,
     "auto": Auto,
 }
-#: Tactics as a person gives them.
+#: By name: the kind of places, what they are, and the strategy at one of them.
+_PLACED: Final[dict[str, tuple[str, str, Callable[[str, PathDim], Tactic]]]] = {
+    "sequence": ("sequences", "sequence in its batch", SequenceParallel),
+    "context": ("sequences", "sequence in its batch", ContextParallel),
+    "vocabulary": ("vocabularies", "parameter that a gather looks into", lambda axis, place: Shard(*place, axis)),
+    "expert": ("experts", "parameter dimension that products share with what they multiply", ExpertParallel),
+    "edges": ("edges", "batch argument by which another's first dimension is looked into", EdgeSharding),
+}
+#: Tactics as a person writes them.
 Given = str | Tactic | Sequence["str | Tactic"]
 
 
@@ -54,25 +62,12 @@ class AtPlaces(OverAxes):
     axes: Axes
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        return decide(context, self._tactics(axis, context.places), taken)[len(taken) :]
-
-    def _tactics(self, axis: str, places: Places) -> list[Tactic]:
-        if self.name in ("sequence", "context"):
-            make = SequenceParallel if self.name == "sequence" else ContextParallel
-            return [make(axis, place) for place in self._some(places.sequences, "sequence in its batch")]
-        if self.name == "vocabulary":
-            tables = self._some(places.vocabularies, "parameter that a gather looks into")
-            return [Shard(*place, axis) for place in tables]
-        if self.name == "expert":
-            what = "parameter dimension that products share with what they multiply"
-            return [ExpertParallel(axis, self._some(places.experts, what)[0])]
-        edges = self._some(places.edges, "batch argument by which another's first dimension is looked into")
-        return [EdgeSharding(axis, place) for place in edges]
-
-    def _some(self, places: tuple[PathDim, ...], what: str) -> tuple[PathDim, ...]:
+        kind, what, make = _PLACED[self.name]
+        places: tuple[PathDim, ...] = getattr(context.places, kind)
         if not places:
             raise DecisionError(f"{self.name}: the program has no {what}")
-        return places
+        tactics = [make(axis, place) for place in (places[:1] if kind == "experts" else places)]
+        return decide(context, tactics, taken)[len(taken) :]
 
 
 def named(name: str, axes: Axes) -> Tactic:
@@ -82,13 +77,13 @@ def named(name: str, axes: Axes) -> Tactic:
 
 
 def check_names(names: Sequence[str], known: Sequence[str]) -> None:
-    """All names that are no tactic are one error, which lists those there are."""
-    said = []
+    """Raises one error for all names that are no tactic."""
+    unknown = []
     for name in dict.fromkeys(n for n in names if n not in known):
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        said.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
-    if said:
-        raise DecisionError(f"no tactic is called {' or '.join(said)}; there are {', '.join(known)}")
+        unknown.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+    if unknown:
+        raise DecisionError(f"no tactic is called {' or '.join(unknown)}; there are {', '.join(known)}")
 
 
 class Words(NamedTuple):
@@ -104,7 +99,7 @@ def read_words(text: str, known: Sequence[str] = NAMES) -> list[Words]:
     >>> read_words("dp:data, megatron+sequence:model")
     [Words(names=('dp',), axes=('data',)), Words(names=('megatron', 'sequence'), axes=('model',))]
     """
-    found = []
+    parts = []
     for part in text.split(","):
         before, colon, after = part.partition(":")
         names, axes = ([word.strip() for word in side.split("+")] for side in (before, after))
@@ -112,12 +107,12 @@ def read_words(text: str, known: Sequence[str] = NAMES) -> list[Words]:
             raise DecisionError(
                 f"{text!r} is no list of tactics: write names and axes, such as dp:data,megatron:model or fsdp:data+model"
             )
-        found.append(Words(tuple(names), tuple(axes) if colon else ()))
-    check_names([name for words in found for name in words.names], known)
-    return found
+        parts.append(Words(tuple(names), tuple(axes) if colon else ()))
+    check_names([name for words in parts for name in words.names], known)
+    return parts
 
 
-def as_tactics(given: Given) -> tuple[Tactic, ...]:
+def as_tactics(tactics: Given) -> tuple[Tactic, ...]:
     """Tactics from text, objects, or a list of both.
 
     >>> as_tactics("fsdp:data+model,auto")
@@ -125,13 +120,13 @@ def as_tactics(given: Given) -> tuple[Tactic, ...]:
     >>> as_tactics([Megatron("model"), "dp:data"])
     (Megatron(axes=('model',)), DataParallel(axes=('data',), dim=0))
     """
-    made: list[Tactic] = []
-    for one in [given] if isinstance(given, str) or hasattr(given, "decide") else given:
+    objects: list[Tactic] = []
+    for one in [tactics] if isinstance(tactics, str) or hasattr(tactics, "decide") else tactics:
         if isinstance(one, str):
-            made += [named(name, words.axes) for words in read_words(one) for name in words.names]
+            objects += [named(name, words.axes) for words in read_words(one) for name in words.names]
         elif hasattr(one, "decide") and not isinstance(one, type):
-            made.append(one)
+            objects.append(one)
         else:
             shown = getattr(one, "__name__", type(one).__name__)
             raise DecisionError(f"a tactic is text such as 'fsdp:data', or an object such as FSDP('data'), not {shown}")
-    return tuple(made)
+    return tuple(objects)

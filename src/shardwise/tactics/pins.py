@@ -1,4 +1,4 @@
-"""Pins: shardings a person insists on. All problems with them are found and said at once."""
+"""Shardings that a person pins, and those that the program itself states."""
 
 from __future__ import annotations
 
@@ -10,68 +10,60 @@ from shardwise.errors import DecisionError, QueryError
 from shardwise.hardware.mesh import MeshAxes, spec_problems
 from shardwise.ir.paths import matching, near
 from shardwise.ir.program import Spec
-from shardwise.lowering.decisions import Pin
+from shardwise.lowering.decisions import Pin, Shard
 from shardwise.tactics.marks import Marks
 
 
 def read_spec(given: Any) -> Spec:
-    """A PartitionSpec, or a tuple of axis names, tuples of them and Nones, as axes by dimension."""
-
-    def axes(entry: Any) -> tuple[str, ...]:
-        return (entry,) if isinstance(entry, str) else tuple(entry) if isinstance(entry, tuple) else ()
-
-    return tuple(axes(entry) for entry in given)
+    """The axes by dimension of a PartitionSpec, or of a tuple of axis names, tuples of them and Nones."""
+    return tuple((axes,) if isinstance(axes, str) else axes if isinstance(axes, tuple) else () for axes in given)
 
 
 def make_pins(analysis: Analysis, mesh: MeshAxes, given: Mapping[str, Any]) -> list[Pin]:
     """Pins of arguments and outputs by path, of inner values by the names they are marked with, of arguments by the shardings
-    they have, and of values by the constraints that the program states itself."""
+    they have, and of values by the program's sharding constraints. Raises one error for all problems."""
     program, marks = analysis.program, Marks(analysis.program)
-    wanted: dict[int, Spec] = {}
-    marked: dict[int, str] = {}
+    specs: dict[int, Spec] = {}
+    keys: dict[int, str] = {}
     problems: list[str] = []
     for key, spec in given.items():
-        found = _values(key, marks)
-        if isinstance(found, str):
-            problems.append(found)
+        values = _values(key, marks)
+        if isinstance(values, str):
+            problems.append(values)
             continue
-        if len({len(program.values[v].shape) for v in found}) > 1:
-            shown = ", ".join(map(marks.describe, found))
+        if len({len(program.values[v].shape) for v in values}) > 1:
+            shown = ", ".join(map(marks.describe, values))
             problems.append(f"{key!r} marks values of different ranks ({shown}): give them names of their own")
             continue
-        for value in found:
-            if _plain(wanted.setdefault(value, read_spec(spec))) != _plain(read_spec(spec)):
-                problems.append(f"{program.label(value)} is pinned twice, by {marked[value]!r} and by {key!r}")
-            marked[value] = key
+        for value in values:
+            if _plain(specs.setdefault(value, read_spec(spec))) != _plain(read_spec(spec)):
+                problems.append(f"{program.label(value)} is pinned twice, by {keys[value]!r} and by {key!r}")
+            keys[value] = key
     for argument in program.arguments:
-        if argument.spec is None:
-            continue
-        spec = wanted.setdefault(argument.value, argument.spec)
-        if _plain(spec) != _plain(argument.spec):
-            problems.append(
-                f"{argument.path} is pinned to {_plain(spec)}, but the array is sharded {_plain(argument.spec)}"
-            )
+        if argument.spec is not None:
+            pinned, sharded = _plain(specs.setdefault(argument.value, argument.spec)), _plain(argument.spec)
+            if pinned != sharded:
+                problems.append(f"{argument.path} is pinned to {pinned}, but the array is sharded {sharded}")
     for op in program.ops:
         if op.kind == "sharding_constraint" and op.attribute("spec") is not None:
-            wanted[op.results[0]] = op.attribute("spec")
-    for value, spec in wanted.items():
+            specs[op.results[0]] = op.attribute("spec")
+    for value, axes in specs.items():
         v = program.values[value]
-        closed = tuple(axes or () for axes in spec)
-        where = f"{marked.get(value, 'the constraint')} at {program.label(value)}"
-        problems += spec_problems(v.path or where, v.shape, closed, mesh)
+        where = v.path or f"{keys.get(value, 'the constraint')} at {program.label(value)}"
+        problems += spec_problems(where, v.shape, tuple(a or () for a in axes), mesh)
     if problems:
         raise DecisionError("the pins cannot be carried out:\n" + "\n".join(f"  {p}" for p in problems))
-    return [Pin(value, spec, _colors(analysis, value)) for value, spec in wanted.items()]
+    return [Pin(value, axes, analysis.value_colors[value]) for value, axes in specs.items()]
 
 
 def _values(key: str, marks: Marks) -> list[int] | str:
-    """The values that a key means: an exact path, a mark, or another way to write a path; or why it means none."""
+    """The values of a key, which is an exact path, a mark, or a path written in another way; or the problem with it."""
     program = marks.program
     if key in program.paths:
         return [program.paths[key]]
-    found = marks.find(key)
-    if found:
-        return found
+    marked = marks.find(key)
+    if marked:
+        return marked
     try:
         paths = matching(key, *program.named_paths)
     except QueryError as error:
@@ -82,16 +74,20 @@ def _values(key: str, marks: Marks) -> list[int] | str:
 
 
 def _plain(spec: Spec) -> tuple[tuple[str, ...] | None, ...]:
-    """Without trailing whole dimensions, so that ``P("x")`` and ``P("x", None)`` are one."""
+    """Without trailing replicated dimensions, so that ``P("x")`` and ``P("x", None)`` are equal."""
     entries = list(spec)
     while entries and entries[-1] == ():
         entries.pop()
     return tuple(entries)
 
 
-def _colors(analysis: Analysis, value: int) -> tuple[int, ...]:
-    op, result = analysis.program.definitions[value]
-    rule = analysis.program.ops[op].rule
-    assert rule is not None
-    start = int(analysis.names.first_node[op])
-    return tuple(int(analysis.names.color[start + m]) if m >= 0 else -1 for m in rule.result_majors[result])
+def stated_shards(analysis: Analysis, mesh: MeshAxes) -> list[Shard]:
+    """The decisions that the specs of the program's ``shard_map``s state, the major axes first."""
+    colors: dict[tuple[int, str], dict[int, None]] = {}  # by position of the axis in its dimension, and axis
+    for op in analysis.program.ops:
+        if op.kind in ("shard_map.input", "shard_map.output"):
+            for color, axes in zip(analysis.names.factor_colors(op.id), op.attribute("axes"), strict=False):
+                for position, axis in enumerate(axes):
+                    if axis in mesh.names:
+                        colors.setdefault((position, axis), {})[color] = None
+    return [Shard(tuple(numbers), axis) for (_, axis), numbers in sorted(colors.items())]

@@ -3,33 +3,30 @@
 - An argument *comes back* if an output of its shape, dtype and colors depends on it. Outputs are matched once, in order; one
   floating-point scalar is always left over, for a loss.
 - The *batch* has one color in its first dimension that no loop runs over: of these dimensions of all arguments, the one that
-  most products have.
-  A color of arguments that come back is no batch's if a product contracts it: the gradient of a parameter sums over the batch,
-  and no parameter has the batch's dimension. Arrays that are addressed by the batch, and added up by the same indices (nodes
-  of a graph, by its edges), belong to it.
+  most products have. A color of arguments that come back is not the batch's if a product contracts it: the gradient of a
+  parameter sums over the batch, and no parameter has the batch's dimension. Arrays that are addressed by the batch, and added
+  up by the same indices (nodes of a graph, by its edges), belong to it.
 - *Params* are floating-point arguments that come back, without the batch's dimension, and influence both a product and an
   output that replaces no argument. So are those that do not come back (inference, frozen layers): the operands of products,
-  tables that a gather looks into, and what has no other dimensions than these.
-- A *cache* comes back and has the batch's dimension; the *optimizer* is whatever else comes back: moments, averages, counters,
-  running statistics.
+  tables that a gather looks into, and arguments that have only dimensions of these.
+- A *cache* comes back and has the batch's dimension; the *optimizer* is whatever else comes back.
 
 Weak: the batch of a step that carries a state with the batch's dimension and also takes gradients is not found. Where a step
 returns no loss, moments that are orthogonalized by products (Muon) look like parameters. A table of positions that is added to
-activations is no parameter of an inference step: nothing but its name tells it from a mask.
+activations is no parameter of an inference step: only its name tells it from a mask.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
-
-import numpy as np
 
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.paths import find_paths, trees
-from shardwise.ir.program import HEAVY, Op, Program, Value
+from shardwise.ir.program import HEAVY, Op, Value
 from shardwise.ir.rule import Kind
 from shardwise.ir.traits import ADDING_SCATTERS, VIEWS
 
@@ -37,14 +34,14 @@ from shardwise.ir.traits import ADDING_SCATTERS, VIEWS
 ROLES: Final = ("batch", "params", "optimizer", "cache")
 #: Paths of the arguments that play a role, as a person gives them.
 Given = Mapping[str, str | Sequence[str]]
-#: The same, by paths of arguments or of whole trees of them.
+#: The same, by paths of arguments or of trees of them.
 Roles = dict[str, tuple[str, ...]]
 #: What errors say where a role is needed that no argument has.
 UNTOLD: Final = "the structure of the program does not tell, so name them, as in plan(..., roles={'batch': 'path'})"
 
 
 def complete_roles(analysis: Analysis, given: Given | None) -> Roles:
-    """The roles of a program's arguments: those given, and for roles that are not given what its structure tells.
+    """The roles of a program's arguments: those given, and others inferred from its structure.
 
     >>> import jax, shardwise
     >>> def step(state, x):
@@ -59,102 +56,73 @@ def complete_roles(analysis: Analysis, given: Given | None) -> Roles:
     {'batch': ('x',), 'params': ('state',)}
     """
     arguments = analysis.program.named_paths[0]
-    stated: dict[str, list[str]] = {}
+    roles: dict[str, list[str]] = {}
     for role, asked in (given or {}).items():
         several = (asked,) if isinstance(asked, str) else asked
-        stated[role] = [path for one in several for path in find_paths(one, arguments, what="argument")]
-    taken = {path for paths in stated.values() for path in paths}
-    inferred = {} if {"batch", "params"} <= stated.keys() else _Inference(analysis).roles()
+        roles[role] = [path for one in several for path in find_paths(one, arguments, what="argument")]
+    taken = {path for paths in roles.values() for path in paths}
+    inferred = {} if {"batch", "params"} <= roles.keys() else _Inference(analysis).roles()
     for role, paths in inferred.items():
-        stated.setdefault(role, [path for path in paths if path not in taken])
-    order = [*(role for role in ROLES if role in stated), *(role for role in stated if role not in ROLES)]
-    return {role: tuple(trees(stated[role], arguments)) for role in order if stated[role]}
+        roles.setdefault(role, [path for path in paths if path not in taken])
+    order = [role for role in dict.fromkeys((*ROLES, *roles)) if roles.get(role)]
+    return {role: tuple(trees(roles[role], arguments)) for role in order}
 
 
-@dataclass(frozen=True)
 class _Inference:
-    """The steps of the inference. A set of arguments is an integer, of which bit k is the argument number k."""
+    """The steps of the inference. A set of arguments is an integer, of which bit k is the argument number k.
 
-    analysis: Analysis
+    ``leading`` is, by argument, the color of its first dimension that no loop runs over, -1 where there is none; ``pairs``, by
+    argument, the output that replaces it; ``returned`` the colors of these arguments.
+    """
 
-    @property
-    def program(self) -> Program:
-        return self.analysis.program
+    def __init__(self, analysis: Analysis):
+        self.analysis, self.program, self.colors = analysis, analysis.program, analysis.value_colors
+        self.arguments = [self.program.values[a.value] for a in self.program.arguments]
+        self.heavy = [op for op in self.program.ops if op.unit in HEAVY and op.rule is not None]
+        trips = set(analysis.names.color[analysis.names.trip].tolist())
+        self.leading = {v.id: next((c for c in self.colors[v.id] if c not in trips), -1) for v in self.arguments}
+        self.depends = self._depends()
+        self.pairs = self._pairs()
+        self.returned = {c for v in self.pairs for c in self.colors[v]}
 
-    @cached_property
-    def arguments(self) -> list[Value]:
-        return [self.program.values[a.value] for a in self.program.arguments]
-
-    @cached_property
-    def heavy(self) -> list[Op]:
-        return [op for op in self.program.ops if op.unit in HEAVY and op.rule is not None]
-
-    @cached_property
-    def depends(self) -> dict[int, int]:
-        """By value: the arguments that it depends on. Loops are gone through until nothing changes."""
-        found = {v.id: 1 << k for k, v in enumerate(self.arguments)}
+    def _depends(self) -> dict[int, int]:
+        """By value: the arguments that it depends on. Loops are repeated until nothing changes."""
+        depends = {v.id: 1 << k for k, v in enumerate(self.arguments)}
         ops = [op for op in self.program.schedule if op.rule is not None and op.kind != "argument"]
         loops = len(self.program.regions) > 1
         changed = True
         while changed:
             changed = False
             for op in ops:
-                bits = 0
-                for v in op.operands:
-                    bits |= found.get(v, 0)
+                bits = functools.reduce(operator.or_, (depends.get(v, 0) for v in op.operands), 0)
                 for v in op.results:
-                    if bits & ~found.get(v, 0):
-                        found[v], changed = found.get(v, 0) | bits, loops
-        return found
+                    if bits & ~depends.get(v, 0):
+                        depends[v], changed = depends.get(v, 0) | bits, loops
+        return depends
 
     def reaching(self, values: Iterable[int]) -> int:
         """The arguments that some of these values depend on."""
-        bits = 0
-        for v in values:
-            bits |= self.depends.get(v, 0)
-        return bits
+        return functools.reduce(operator.or_, (self.depends.get(v, 0) for v in values), 0)
 
-    @cached_property
-    def colors(self) -> dict[int, tuple[int, ...]]:
-        """By argument and output: the colors of its dimensions, -1 for those of size one."""
-        program, names = self.program, self.analysis.names
-        found = {}
-        for value in (*(v.id for v in self.arguments), *program.outputs):
-            op, result = program.definitions[value]
-            rule, start = program.ops[op].rule, int(names.first_node[op])
-            assert rule is not None
-            found[value] = tuple(int(names.color[start + m]) if m >= 0 else -1 for m in rule.result_majors[result])
-        return found
-
-    @cached_property
-    def leading(self) -> dict[int, int]:
-        """By argument: the color of its first dimension that no loop runs over, -1 where there is none."""
-        trips = set(self.analysis.names.color[self.analysis.names.trip].tolist())
-        return {v.id: next((c for c in self.colors[v.id] if c not in trips), -1) for v in self.arguments}
-
-    @cached_property
-    def pairs(self) -> dict[int, int]:
-        """By argument: the output that replaces it."""
+    def _pairs(self) -> dict[int, int]:
         values, left = self.program.values, dict.fromkeys(self.program.outputs)
-        found: dict[int, int] = {}
+        pairs: dict[int, int] = {}
         for k, argument in enumerate(self.arguments):
-            scalar = not argument.shape and _floating(argument)
-            like = [o for o in left if _type(values[o]) == _type(argument)]
-            if scalar and len(like) == 1:
+            shape, dtype = argument.shape, argument.dtype
+            like = [o for o in left if values[o].shape == shape and values[o].dtype == dtype]
+            if not argument.shape and _floating(argument) and len(like) == 1:
                 continue
             for output in like:
                 if self.colors[output] == self.colors[argument.id] and self.depends.get(output, 0) >> k & 1:
-                    found[argument.id] = output
+                    pairs[argument.id] = output
                     del left[output]
                     break
-        return found
+        return pairs
 
-    @cached_property
-    def batch_color(self) -> int | None:
+    def _batch_color(self) -> int | None:
         contracted = {c for op in self.heavy for c, kind in self._kinds(op) if kind is Kind.REDUCTION}
-        returned = {c for v in self.pairs for c in self.colors[v]}
         leading = [c for v in self.arguments if (c := self.leading[v.id]) >= 0]
-        products = self._products()
+        products = Counter(c for op in self.heavy for c in set(self.analysis.names.factor_colors(op.id)))
         shown = {self.colors[o][0] for o in self.program.outputs if self.colors[o]}
         conflicting = set(self.analysis.names.color[self.analysis.conflict_table.p].tolist())
 
@@ -162,29 +130,19 @@ class _Inference:
             plain = (color not in contracted, color in shown, color not in conflicting)
             return products[color], *plain, leading.count(color)
 
-        able = [c for c in dict.fromkeys(leading) if products[c] and (c not in returned or c not in contracted)]
+        able = [c for c in dict.fromkeys(leading) if products[c] and not (c in self.returned and c in contracted)]
         return max(able, key=rank) if able else None
-
-    def _products(self) -> list[int]:
-        """By color: how many products have it."""
-        names = self.analysis.names
-        heavy = np.zeros(len(self.program.ops), dtype=bool)
-        heavy[[op.id for op in self.heavy]] = True
-        chosen = heavy[names.node_op]
-        both = np.unique(np.stack([names.node_op[chosen], names.color[chosen]], axis=1), axis=0)
-        counts: list[int] = np.bincount(both[:, 1], minlength=names.color_count).tolist()
-        return counts
 
     def _kinds(self, op: Op) -> list[tuple[int, Kind]]:
         """The colors of an op's factors, and their kinds."""
-        names = self.analysis.names
         assert op.rule is not None
-        colors = names.color[names.first_node[op.id] : names.first_node[op.id + 1]].tolist()
-        return list(zip(colors, (f.kind for f in op.rule.factors), strict=True))
+        kinds = (f.kind for f in op.rule.factors)
+        return list(zip(self.analysis.names.factor_colors(op.id), kinds, strict=True))
 
     def _batch_colors(self) -> set[int]:
         """The batch's color, and those that are both looked into and added into by it."""
-        if self.batch_color is None:
+        batch_color = self._batch_color()
+        if batch_color is None:
             return set()
         reads: set[tuple[int, int]] = set()  # (addressed, by what)
         writes: set[tuple[int, int]] = set()
@@ -192,38 +150,37 @@ class _Inference:
             if op.rule is None or op.kind not in ("gather", *ADDING_SCATTERS):
                 continue
             kinds = self._kinds(op)
-            start = int(self.analysis.names.first_node[op.id])
-            by = {int(self.analysis.names.color[start + f]) for dim in op.rule.operands[1] for f in dim}
+            by = {kinds[f][0] for dim in op.rule.operands[1] for f in dim}
             addressed = {c for c, kind in kinds if kind is Kind.INDEXED}
             (reads if op.kind == "gather" else writes).update((a, b) for a in addressed for b in by - addressed)
-        found, returned = {self.batch_color}, {c for v in self.pairs for c in self.colors[v]}
-        for one, other in sorted(reads & writes):
-            if {one, other} & found and not {one, other} & returned:
-                found |= {one, other}
-        return found
+        colors = {batch_color}
+        for pair in map(set, sorted(reads & writes)):
+            if pair & colors and not pair & self.returned:
+                colors |= pair
+        return colors
 
     def roles(self) -> dict[str, list[str]]:
         """The paths of the arguments by role."""
         batch_colors = self._batch_colors()
         outputs = [o for o in self.program.outputs if o not in self.pairs.values()]
         losses, products = self.reaching(outputs), self.reaching(v for op in self.heavy for v in op.operands)
-        found: dict[str, list[str]] = {role: [] for role in ROLES}
+        roles: dict[str, list[str]] = {role: [] for role in ROLES}
         first = {v.id: self.leading[v.id] in batch_colors for v in self.arguments}
         alone = not any(first[v.id] and v.id not in self.pairs for v in self.arguments)
         frozen = self._frozen(batch_colors)
         for k, v in enumerate(self.arguments):
             if first[v.id] and (alone or v.id not in self.pairs):
-                found["batch"].append(v.path)
+                roles["batch"].append(v.path)
             elif v.id not in self.pairs:
                 if v.id in frozen:
-                    found["params"].append(v.path)
+                    roles["params"].append(v.path)
             elif batch_colors & set(self.colors[v.id]):
-                found["cache"].append(v.path)
+                roles["cache"].append(v.path)
             elif _floating(v) and products >> k & 1 and (losses >> k & 1 or not losses & products):
-                found["params"].append(v.path)
+                roles["params"].append(v.path)
             else:
-                found["optimizer"].append(v.path)
-        return found
+                roles["optimizer"].append(v.path)
+        return roles
 
     def _frozen(self, batch_colors: set[int]) -> set[int]:
         """The arguments that parameters look like: without the batch's dimension, and with those of operands of products."""
@@ -234,12 +191,8 @@ class _Inference:
                 root.update((result, root[op.operands[0]]) for result in op.results)
         looked_into = [op.operands[0] for op in self.program.ops if op.kind == "gather"]
         used = [*(v for op in self.heavy for v in op.operands), *looked_into]
-        held = {c for v in used if v in root for c in self.colors[root[v]]} | {-1}
-        return {v.id for v in able if set(self.colors[v.id]) <= held and max(self.colors[v.id]) >= 0}
-
-
-def _type(value: Value) -> tuple[tuple[int, ...], str]:
-    return value.shape, value.dtype
+        used_colors = {c for v in used if v in root for c in self.colors[root[v]]} | {-1}
+        return {v.id for v in able if set(self.colors[v.id]) <= used_colors and max(self.colors[v.id]) >= 0}
 
 
 def _floating(value: Value) -> bool:

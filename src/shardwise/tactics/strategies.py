@@ -1,10 +1,7 @@
-"""The named strategies. Each is defined by structure: what is contracted, what is looked up, what is shared.
+"""The named strategies, each defined by structure: what is contracted, what is looked up, what is shared.
 
-All but ``Replicate`` are about mesh axes. ``FSDP("data")``, ``FSDP("data", "model")`` and ``FSDP(("data", "model"))`` name
-them, and ``FSDP()`` means all axes of the mesh; where a place stands beside the axes, several of them are a tuple. Several axes
-mean the strategy on each in turn.
-
-The file is long for its examples: what a strategy does is seen best on a small step.
+All but ``Replicate`` are applied to mesh axes, one after another: ``FSDP("data")``, ``FSDP("data", "model")`` or
+``FSDP(("data", "model"))``, and ``FSDP()`` for all axes of the mesh. Beside a place, several axes are a tuple.
 """
 
 from __future__ import annotations
@@ -18,7 +15,8 @@ from shardwise.lowering.decisions import Decision
 from shardwise.lowering.decisions import Keep as KeepDecision
 from shardwise.lowering.decisions import Shard as ShardDecision
 from shardwise.search.searcher import Searcher
-from shardwise.tactics.stated import stated_shards
+from shardwise.tactics.pins import stated_shards
+from shardwise.tactics.places import PathDim
 from shardwise.tactics.structure import (
     batch_colors,
     communication_s,
@@ -28,7 +26,7 @@ from shardwise.tactics.structure import (
     scattered_values,
     with_outputs,
 )
-from shardwise.tactics.tactic import Axes, Batched, Context, Listed, OverAxes, PathDim, shard_groups
+from shardwise.tactics.tactic import Axes, Batched, Context, Listed, OverAxes, shard_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +61,7 @@ class DataParallel(Batched):
     ...     mean = 0.9 * mean + jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
     ...     return w - 0.1 * mean, mean
     >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (512, 16)])
-    >>> where = {"mesh": {"data": 8}, "roles": {"params": "w", "batch": "x"}}
-    >>> plan = shardwise.plan(step, w, w, x, tactics=[DataParallel("data")], **where)
+    >>> plan = shardwise.plan(step, w, w, x, mesh={"data": 8}, tactics=[DataParallel("data")])
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
     (P(), P(), P('data',))
     >>> [kind for kind, _ in plan.moved()]
@@ -85,8 +82,7 @@ class FSDP(Batched):
     ...     mean = 0.9 * mean + jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
     ...     return w - 0.1 * mean, mean
     >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (512, 16)])
-    >>> where = {"mesh": {"data": 8}, "roles": {"params": "w", "batch": "x"}}
-    >>> plan = shardwise.plan(step, w, w, x, tactics=[FSDP("data")], **where)
+    >>> plan = shardwise.plan(step, w, w, x, mesh={"data": 8}, tactics=[FSDP("data")])
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
     (P('data',), P('data',), P('data',))
     >>> [kind for kind, _ in plan.moved()]
@@ -95,22 +91,20 @@ class FSDP(Batched):
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
         batch = batch_colors(context, self.dim, "FSDP")
-        made = shard_groups(context, batch, axis, taken)
         cover = covering_colors(context, context.role("params", "FSDP"), axis, set(batch))
-        return made + shard_groups(context, cover, axis, [*taken, *made])
+        return shard_groups(context, [*batch, *cover], axis, taken)
 
 
 class ZeRO2(Batched):
-    """As FSDP, but parameters stay whole: gradients are reduced into shards, moments are sharded, and the updated parameters
-    are gathered once.
+    """As FSDP, but parameters stay replicated: gradients are reduced into shards, moments are sharded, and the updated
+    parameters are gathered once.
 
     >>> import jax, shardwise
     >>> def step(w, mean, x):
     ...     mean = 0.9 * mean + jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
     ...     return w - 0.1 * mean, mean
     >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (512, 16)])
-    >>> where = {"mesh": {"data": 8}, "roles": {"params": "w", "batch": "x"}}
-    >>> plan = shardwise.plan(step, w, w, x, tactics=[ZeRO2("data")], **where)
+    >>> plan = shardwise.plan(step, w, w, x, mesh={"data": 8}, tactics=[ZeRO2("data")])
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
     (P(), P('data',), P('data',))
     >>> [kind for kind, _ in plan.moved()]
@@ -118,15 +112,15 @@ class ZeRO2(Batched):
     """
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        made = FSDP(dim=self.dim).on(axis, context, taken)
-        return [*made, KeepDecision(with_outputs(context.analysis, context.role("params", "ZeRO2")), axis)]
+        fsdp = FSDP(dim=self.dim).on(axis, context, taken)
+        return [*fsdp, KeepDecision(with_outputs(context.analysis, context.role("params", "ZeRO2")), axis)]
 
 
 class ZeRO1(Batched):
-    """As ZeRO2, but gradients are whole too: they are all-reduced, and the update takes its part of them.
+    """As ZeRO2, but gradients are replicated too: they are all-reduced, and the update takes its part of them.
 
-    The gradients are what ZeRO2 reduces into shards. A value that is kept whole may hand its reduction on to the one op that
-    uses it (a sum over a broadcast dimension, a scale): that op's result is then kept as well, until no more are found.
+    The gradients are what ZeRO2 reduces into shards. The reduction of a value that is kept replicated may move to the one op
+    that uses it (a sum over a broadcast dimension, a scale): that op's result is then kept as well, until there are no more.
 
     >>> import jax, shardwise
     >>> def step(w, mean, square, x):
@@ -134,8 +128,7 @@ class ZeRO1(Batched):
     ...     mean, square = 0.9 * mean + 0.1 * g, 0.9 * square + 0.1 * g * g
     ...     return w - mean / (square + 1) ** 0.5, mean, square
     >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (512, 16)])
-    >>> where = {"mesh": {"data": 8}, "roles": {"params": "w", "batch": "x"}}
-    >>> plan = shardwise.plan(step, w, w, w, x, tactics=[ZeRO1("data")], **where)
+    >>> plan = shardwise.plan(step, w, w, w, x, mesh={"data": 8}, tactics=[ZeRO1("data")])
     >>> plan.spec("w"), plan.spec("mean")
     (P(), P('data',))
     >>> [kind for kind, _ in plan.moved()]
@@ -143,30 +136,29 @@ class ZeRO1(Batched):
     """
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        made = ZeRO2(dim=self.dim).on(axis, context, taken)
+        zero2 = ZeRO2(dim=self.dim).on(axis, context, taken)
         gradients: tuple[int, ...] = ()
         while True:
-            whole = [KeepDecision(gradients, axis)] if gradients else []
-            scattered = scattered_values(context, [*taken, *made, *whole], axis)
-            fresh = tuple(v for v in scattered if v not in gradients)
-            if not fresh:
-                return [*made, *whole]
-            gradients += fresh
+            kept = [KeepDecision(gradients, axis)] if gradients else []
+            scattered = scattered_values(context, [*taken, *zero2, *kept], axis)
+            new = tuple(v for v in scattered if v not in gradients)
+            if not new:
+                return [*zero2, *kept]
+            gradients += new
 
 
 class Megatron(Listed):
     """Hidden dimensions and heads on an axis.
 
     By structure: colors that one product with a parameter makes and another contracts, other than residual streams (where a
-    product is added to something that is not one) and what a gather looks into. Of those, the ones that move least for the
-    bytes of parameters they shard, as long as no two of them meet in one op: that leaves out the head dimensions, which are
-    made and contracted as well.
+    product is added to something that is not one) and what a gather looks into. Of those, the ones with the least
+    communication for the bytes of parameters that they shard, no two of which meet in one op: that leaves out the head
+    dimensions, which are made and contracted as well.
 
     >>> import jax, shardwise
     >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
     >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
-    >>> where = {"mesh": {"model": 4}, "roles": {"params": ["up", "down"]}}
-    >>> plan = shardwise.plan(fn, x, up, down, tactics=[Megatron("model")], **where)
+    >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=[Megatron("model")])
     >>> plan.spec("up"), plan.spec("down"), [kind for kind, _ in plan.moved()]
     (P(None, 'model'), P('model',), ['all-reduce'])
     """
@@ -176,12 +168,12 @@ class Megatron(Listed):
         inner = inner_colors(context, parameters)
         if not inner:
             raise DecisionError("Megatron: no dimension is made by one parameter's product and contracted by another's")
-        covers = {c: {v for v in parameters if any(own == c for _, own in context.colors_of(v))} for c in inner}
+        covers = {c: {v for v in parameters if any(c == color for _, color in context.colors_of(v))} for c in inner}
         price = {}
         for color in inner:
             decisions = shard_groups(context, [color], axis, taken)
-            held = sum(v.nbytes for own in context.group(color) for v in covers.get(own, ()))
-            price[color] = (communication_s(context, [*taken, *decisions]) / held, color)
+            nbytes = sum(v.nbytes for c in context.group(color) for v in covers.get(c, ()))
+            price[color] = (communication_s(context, [*taken, *decisions]) / nbytes, color)
         meeting = meeting_colors(context.analysis)
         chosen: list[int] = []
         covered: set[Value] = set()
@@ -194,13 +186,13 @@ class Megatron(Listed):
 
 @dataclass(frozen=True, slots=True)
 class SequenceParallel(OverAxes):
-    """After Megatron on the same axis: the sequence, given by one of its places, wherever the axis is not taken.
+    """After Megatron on the same axis: the sequence, named by one of its places, wherever the axis is not used.
 
     >>> import jax, shardwise
     >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
     >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
-    >>> where = {"mesh": {"model": 4}, "roles": {"params": ["up", "down"]}}
-    >>> plan = shardwise.plan(fn, x, up, down, tactics=[Megatron("model"), SequenceParallel("model", ("x", 0))], **where)
+    >>> tactics = [Megatron("model"), SequenceParallel("model", ("x", 0))]
+    >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=tactics)
     >>> plan.spec("x"), [kind for kind, _ in plan.moved()]
     (P('model',), ['all-gather', 'reduce-scatter'])
     """
@@ -243,8 +235,7 @@ class ExpertParallel(OverAxes):
     ...     sent = jnp.einsum("gsec,gsd->egcd", mask, x)
     ...     return jnp.einsum("gsec,egcf->gsf", mask, jnp.einsum("egcd,edf->egcf", sent, w))
     >>> mask, x, w = (jax.ShapeDtypeStruct(s, "float32") for s in [(32, 256, 8, 64), (32, 256, 512), (8, 512, 512)])
-    >>> where = {"mesh": {"expert": 8}, "roles": {"batch": ["mask", "x"]}}
-    >>> plan = shardwise.plan(layer, mask, x, w, tactics=[ExpertParallel("expert", ("w", 0))], **where)
+    >>> plan = shardwise.plan(layer, mask, x, w, mesh={"expert": 8}, tactics=[ExpertParallel("expert", ("w", 0))])
     >>> plan.spec("x"), plan.spec("w"), ("all-to-all", ("expert",)) in plan.moved()
     (P('expert',), P('expert',), True)
     """
@@ -254,9 +245,8 @@ class ExpertParallel(OverAxes):
     dim: int = 0
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        made = shard_groups(context, context.colors(self.experts, "ExpertParallel"), axis, taken)
-        batch = batch_colors(context, self.dim, "ExpertParallel")
-        return made + shard_groups(context, batch, axis, [*taken, *made])
+        experts = context.colors(self.experts, "ExpertParallel")
+        return shard_groups(context, [*experts, *batch_colors(context, self.dim, "ExpertParallel")], axis, taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +258,8 @@ class EdgeSharding(OverAxes):
     ...     return jax.ops.segment_sum(nodes[sender] @ w, receiver, 1024)
     >>> edges = jax.ShapeDtypeStruct((65536,), "int32")
     >>> nodes, w = (jax.ShapeDtypeStruct(s, "float32") for s in [(1024, 64), (64, 64)])
-    >>> where = {"mesh": {"edges": 8}, "tactics": [EdgeSharding("edges", ("sender", 0))]}
-    >>> plan = shardwise.plan(messages, edges, edges, nodes, w, **where)
+    >>> tactics = [EdgeSharding("edges", ("sender", 0))]
+    >>> plan = shardwise.plan(messages, edges, edges, nodes, w, mesh={"edges": 8}, tactics=tactics)
     >>> plan.spec("receiver"), plan.spec("nodes"), [kind for kind, _ in plan.moved()]
     (P('edges',), P(), ['all-reduce'])
     """
@@ -283,13 +273,12 @@ class EdgeSharding(OverAxes):
 
 @dataclass(frozen=True, slots=True)
 class Keep(OverAxes):
-    """Arguments under a path, and the outputs that replace them, stay whole on an axis at rest.
+    """Arguments under a path, and the outputs that replace them, are stored replicated on an axis.
 
     >>> import jax, shardwise
     >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
     >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
-    >>> where = {"mesh": {"model": 4}, "roles": {"params": ["up", "down"]}}
-    >>> plan = shardwise.plan(fn, x, up, down, tactics=[Keep("up", "model"), Megatron("model")], **where)
+    >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=[Keep("up", "model"), Megatron("model")])
     >>> plan.spec("up"), plan.spec("down")
     (P(), P('model',))
     """
@@ -298,20 +287,17 @@ class Keep(OverAxes):
     axes: Axes
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        context.mesh.index(axis)
-        values = context.arguments([self.path], f"Keep({self.path!r}, {axis!r})")
-        return [KeepDecision(with_outputs(context.analysis, values), axis)]
+        return [KeepDecision(with_outputs(context.analysis, context.arguments([self.path])), axis)]
 
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Arguments under a path stay whole on every axis at rest.
+    """Arguments under a path are stored replicated on every axis.
 
     >>> import jax, shardwise
     >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
     >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
-    >>> where = {"mesh": {"data": 2, "model": 4}, "roles": {"batch": "x"}}
-    >>> plan = shardwise.plan(fn, x, up, down, tactics=[Replicate("down"), Shard("up", 1, "model")], **where)
+    >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=[Replicate("down"), Shard("up", 1, "model")])
     >>> plan.spec("up"), plan.spec("down")
     (P(None, 'model'), P())
     """
@@ -330,7 +316,7 @@ class Auto(Listed):
 
     >>> import jax, shardwise
     >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(1024, 8192), (256, 1024)])
-    >>> where = {"mesh": {"data": 4, "model": 4}, "roles": {"batch": "x"}, "budget_evals": 100}
+    >>> where = {"mesh": {"data": 4, "model": 4}, "budget_evals": 100}
     >>> plan = shardwise.plan(lambda w, x: x @ w, w, x, tactics=[DataParallel("data"), Auto("model")], **where)
     >>> plan.spec("x"), plan.spec("w")
     (P('data',), P(None, 'model'))
@@ -339,7 +325,7 @@ class Auto(Listed):
     def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
         for axis in self.axes:
             context.mesh.index(axis)
-        stated = stated_shards(context.analysis, context.mesh)  # by the program itself, before all tactics
+        stated = stated_shards(context.analysis, context.mesh)
         used = {d.axis for d in taken if isinstance(d, ShardDecision) and d not in stated}
         axes = self.axes or tuple(a for a in context.mesh.names if a not in used)
         if not axes:

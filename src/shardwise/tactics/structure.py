@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
-from shardwise.ir.program import HEAVY, Op, Program, Value
+from shardwise.ir.program import HEAVY, Value
 from shardwise.ir.rule import Kind
 from shardwise.lowering.decisions import Decision, State
 from shardwise.lowering.lowered import lower_state
@@ -17,14 +17,13 @@ from shardwise.tactics.tactic import Context
 
 
 def batch_colors(context: Context, dim: int, tactic: str) -> list[int]:
-    colors = []
-    for value in context.role("batch", tactic):
-        found = context.analysis.color_of(value.path, dim) if dim < len(value.shape) else None
-        if found is not None:
-            colors.append(found.id)
-    if not colors:
+    """The colors of a dimension of the batch."""
+    values = [v for v in context.role("batch", tactic) if dim < len(v.shape)]
+    colors = [context.analysis.color_of(v.path, dim) for v in values]
+    numbers = dict.fromkeys(color.id for color in colors if color is not None)
+    if not numbers:
         raise DecisionError(f"{tactic}: no batch argument has a dimension {dim} larger than one")
-    return list(dict.fromkeys(colors))
+    return list(numbers)
 
 
 def covering_colors(context: Context, parameters: Sequence[Value], axis: str, without: set[int]) -> list[int]:
@@ -40,60 +39,55 @@ def covering_colors(context: Context, parameters: Sequence[Value], axis: str, wi
     left = set(range(len(parameters)))
     while True:
         gains = [(sum(parameters[k].nbytes for k in covers & left), -c) for c, covers in able.items()]
-        best = max(gains, default=(0, 0))
-        if best[0] <= 0:
+        nbytes, best = max(gains, default=(0, 0))
+        if nbytes <= 0:
             return chosen
-        chosen.append(-best[1])
-        left -= able[-best[1]]
+        chosen.append(-best)
+        left -= able[-best]
 
 
 def inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
-    """Colors that a product with a parameter makes and another one contracts, that no gather looks into, and into which no
-    product is added as into a residual stream."""
+    """Colors that a product with a parameter makes and another one contracts, without those that a gather looks into, and
+    those of residual streams, into which a product is added."""
     analysis = context.analysis
-    program, names = analysis.program, analysis.names
+    program = analysis.program
     weights = views(program, (v.id for v in parameters))
-    made: set[int] = set()
+    kept: set[int] = set()  # colors of parameters that their products keep
     contracted: set[int] = set()
     looked_up: set[int] = set()
-    products: set[int] = set()  # results of products with parameters, also after a bias, a cast, a scale
-    roots: dict[int, frozenset[int]] = {}  # by value: the products it was made from, position by position
-    given = set(weights)  # parameters, constants, and what is made of them alone
     streams: set[int] = set()
+    products: set[int] = set()  # results of products with parameters, also after a bias, a cast, a scale
+    roots: dict[int, frozenset[int]] = {}  # by value: the products that it is computed from, position by position
+    constant = set(weights)  # parameters, constants, and what is computed from them alone
     for op in program.schedule:
         if op.rule is None:
             continue
-        color = names.color[names.first_node[op.id] : names.first_node[op.id + 1]].tolist()
+        color = analysis.names.factor_colors(op.id)
         kinds = dict(zip(color, (f.kind for f in op.rule.factors), strict=True))
         looked_up |= {c for c, kind in kinds.items() if kind is Kind.INDEXED}
         with_weight = [t for t, v in enumerate(op.operands) if v in weights] if op.unit in HEAVY else []
-        held = {color[f] for t in with_weight for dim in op.rule.operands[t] for f in dim}
-        contracted |= {c for c in held if kinds[c] is Kind.REDUCTION}
-        made |= {c for c in held if kinds[c] is not Kind.REDUCTION}
+        for c in {color[f] for t in with_weight for dim in op.rule.operands[t] for f in dim}:
+            (contracted if kinds[c] is Kind.REDUCTION else kept).add(c)
         inputs = [v for v in op.operands if v >= 0]
-        others = [v for v in inputs if v not in given]
+        others = [v for v in inputs if v not in constant]
         summands = [v for v in others if v in products]
         if op.kind in ("add", "add_any") and len(others) == 2 and len(summands) == 1:
             (other,) = set(others) - set(summands)
             apart = not roots.get(other, frozenset()) & roots.get(summands[0], frozenset())
-            if apart and _maker(program, other).kind != "broadcast_in_dim":
+            if apart and program.ops[program.definitions[other][0]].kind != "broadcast_in_dim":
                 streams |= {color[f] for dim in op.rule.results[0] for f in dim}
-        came = frozenset({op.id}) if with_weight else frozenset().union(*(roots.get(v, frozenset()) for v in inputs))
+        root = frozenset({op.id}) if with_weight else frozenset().union(*(roots.get(v, frozenset()) for v in inputs))
         if with_weight or op.unit not in HEAVY:
-            roots.update((v, came) for v in op.results)
+            roots.update((v, root) for v in op.results)
         if with_weight or (len(others) == 1 and summands and op.unit not in HEAVY):
             products.update(op.results)
         elif not others and op.kind not in ("argument", "output"):
-            given.update(op.results)
-    return {c for c in (made & contracted) - looked_up - streams if analysis.colors[c].matters}
-
-
-def _maker(program: Program, value: int) -> Op:
-    return program.ops[program.definitions[value][0]]
+            constant.update(op.results)
+    return {c for c in (kept & contracted) - looked_up - streams if analysis.colors[c].matters}
 
 
 def communication_s(context: Context, decisions: Sequence[Decision]) -> float:
-    """What a list of decisions moves in a step, in seconds."""
+    """The communication time of a step under some decisions."""
     lowered = lower_state(context.analysis, State(context.mesh, tuple(decisions)), context.cost)
     return sum(
         context.cost.communication_s(r.steps, False) * float(lowered.program.trips[r.region]) for r in lowered.reshards
@@ -104,13 +98,13 @@ def scattered_values(context: Context, decisions: Sequence[Decision], axis: str)
     """Values that are reduced into shards on an axis, and what an op makes of one such value alone."""
     lowered = lower_state(context.analysis, State(context.mesh, tuple(decisions)), context.cost)
     number, program = context.mesh.index(axis), context.analysis.program
-    found: dict[int, None] = {}
+    scattered: dict[int, None] = {}
     for r in lowered.reshards:
         if any(step.purpose is Move.REDUCE_SCATTER and number in step.axes for step in r.steps):
             op = program.ops[r.op]
             alone = r.operand >= 0 and all(v in (r.value, -1) for v in op.operands)
-            found.update(dict.fromkeys((r.value, *(op.results if alone else ()))))
-    return list(found)
+            scattered.update(dict.fromkeys((r.value, *(op.results if alone else ()))))
+    return list(scattered)
 
 
 def meeting_colors(analysis: Analysis) -> set[tuple[int, int]]:

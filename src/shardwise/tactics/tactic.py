@@ -1,8 +1,8 @@
 """What a tactic is, and the context it decides in.
 
-A tactic turns what a person wants ("data parallel over this axis") into decisions about colors. It looks at the structure of
-the program and at what the person passed (which arguments are the batch, which the parameters), never at names. Tactics are
-applied in order and never undo an earlier one; what a tactic cannot do is an error that says why.
+A tactic turns a strategy ("data parallel over this axis") into decisions about colors. It looks at the structure of the program
+and at the roles of arguments, never at names. Tactics are applied in order and never undo an earlier one; what a tactic cannot
+do is an error that says why.
 """
 
 from __future__ import annotations
@@ -20,20 +20,17 @@ from shardwise.ir.program import Value
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.decisions import Shard as ShardDecision
 from shardwise.lowering.local_cost import HardwareCost
-from shardwise.search.places import Places, find_places
 from shardwise.search.searcher import Searcher
+from shardwise.tactics.places import PathDim, Places, find_places
 from shardwise.tactics.roles import UNTOLD, Roles
 
-#: A dimension of an argument or output: (path, dimension).
-PathDim = tuple[str, int]
 #: One mesh axis or several.
 Axes = str | Sequence[str]
 
 
 @dataclass(frozen=True)
 class Context:
-    """What tactics know. ``roles`` are path prefixes by role: ``batch``, ``params``, ``optimizer``; ``searcher`` is for those
-    that search."""
+    """What tactics decide with. ``roles`` are path prefixes by role: ``batch``, ``params``, ``optimizer``."""
 
     analysis: Analysis
     mesh: MeshAxes
@@ -48,15 +45,15 @@ class Context:
             raise DecisionError(
                 f"{tactic} needs to know which arguments are the {name}: {UNTOLD.replace('batch', name)}"
             )
-        return self.arguments(prefixes, tactic)
+        return self.arguments(prefixes)
 
     @cached_property
     def places(self) -> Places:
-        """Sequences, vocabularies, experts and edges, as far as the roles tell the batch and the parameters."""
-        batch, params = (self.role(r, "places") if self.roles.get(r) else [] for r in ("batch", "params"))
+        """Sequences, vocabularies, experts and edges, by the roles of the batch and the parameters."""
+        batch, params = (self.arguments(self.roles.get(role, ())) for role in ("batch", "params"))
         return find_places(self.analysis, batch, params)
 
-    def arguments(self, prefixes: Sequence[str], tactic: str) -> list[Value]:
+    def arguments(self, prefixes: Sequence[str]) -> list[Value]:
         """The arguments that some paths name (``shardwise.ir.paths``)."""
         program = self.analysis.program
         paths = [path for prefix in prefixes for path in find_paths(prefix, program.named_paths[0], what="argument")]
@@ -65,11 +62,11 @@ class Context:
     def colors(self, place: PathDim, tactic: str) -> list[int]:
         """The colors of a dimension of an argument or output, or of several whose paths match."""
         path, dim = place
-        found = [self.analysis.color_of(own, dim) for own in find_paths(path, *self.analysis.program.named_paths)]
-        colors = [color.id for color in found if color is not None]
-        if not colors:
+        colors = [self.analysis.color_of(p, dim) for p in find_paths(path, *self.analysis.program.named_paths)]
+        numbers = [color.id for color in colors if color is not None]
+        if not numbers:
             raise DecisionError(f"{tactic}: {path}[{dim}] has size one: there is nothing to shard")
-        return colors
+        return numbers
 
     def group(self, color: int) -> tuple[int, ...]:
         """All colors that are decided together with this one."""
@@ -77,8 +74,7 @@ class Context:
 
     def colors_of(self, value: Value) -> list[tuple[int, int]]:
         """(dimension, color) of a value's dimensions larger than one."""
-        colors = [(d, self.analysis.color_of(value.path, d)) for d in range(len(value.shape))]
-        return [(d, c.id) for d, c in colors if c is not None]
+        return [(d, c) for d, c in enumerate(self.analysis.value_colors[value.id]) if c >= 0]
 
 
 class Tactic(Protocol):
@@ -88,7 +84,7 @@ class Tactic(Protocol):
 
 
 def decide(context: Context, tactics: Iterable[Tactic], first: Sequence[Decision] = ()) -> list[Decision]:
-    """The decisions of some tactics, in order, after those that were taken before."""
+    """The decisions of some tactics, in order, after those of ``first``."""
     taken: list[Decision] = list(first)
     for tactic in tactics:
         taken += tactic.decide(context, taken)
@@ -96,18 +92,18 @@ def decide(context: Context, tactics: Iterable[Tactic], first: Sequence[Decision
 
 
 def axis_names(*axes: Axes) -> tuple[str, ...]:
-    """The names of axes that are given one by one or together.
+    """The names of axes, each a name or several.
 
     >>> axis_names("x"), axis_names("x", "y"), axis_names(("x", "y"))
     (('x',), ('x', 'y'), ('x', 'y'))
     """
-    names = [name for given in axes for name in ([given] if isinstance(given, str) else given)]
+    names = [name for axis in axes for name in ([axis] if isinstance(axis, str) else axis)]
     return tuple(dict.fromkeys(names))
 
 
 class OverAxes:
-    """A tactic of mesh axes: it is applied to each in turn, and to all of the mesh where none is named. A subclass has the
-    field ``axes`` and says what to do ``on`` one of them."""
+    """A tactic that is applied to each of some mesh axes in turn, to all of the mesh where none is named. A subclass has the
+    field ``axes`` and decides ``on`` one of them."""
 
     __slots__ = ()
     axes: Axes
@@ -116,16 +112,16 @@ class OverAxes:
         raise NotImplementedError
 
     def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        made: list[Decision] = []
+        decisions: list[Decision] = []
         for axis in axis_names(self.axes) or context.mesh.names:
             context.mesh.index(axis)
-            made += self.on(axis, context, [*taken, *made])
-        return made
+            decisions += self.on(axis, context, [*taken, *decisions])
+        return decisions
 
 
 @dataclass(frozen=True, init=False)
 class Listed(OverAxes):
-    """A tactic of nothing but axes, one by one or together: ``FSDP("x", "y")``, ``FSDP(("x", "y"))``."""
+    """A tactic whose arguments are axes, one by one or together: ``Megatron("x", "y")``, ``Megatron(("x", "y"))``."""
 
     axes: tuple[str, ...]
 
@@ -138,7 +134,7 @@ class Listed(OverAxes):
 
 @dataclass(frozen=True, init=False)
 class Batched(Listed):
-    """A tactic of axes and of the batch, of whose arguments ``dim`` is the batch dimension."""
+    """A tactic of axes and of the batch. ``dim`` is the batch dimension of every batch argument."""
 
     dim: int
 
@@ -150,14 +146,13 @@ class Batched(Listed):
 def shard_groups(
     context: Context, colors: Sequence[int], axis: str, taken: Sequence[Decision], side: int = 0
 ) -> list[Decision]:
-    """Decisions that shard the groups of some colors on an axis, leaving out what was decided before."""
+    """Decisions that shard the groups of some colors on an axis, without colors that have the axis already."""
     context.mesh.index(axis)
-    known = {(c, d.axis) for d in taken if isinstance(d, ShardDecision) for c in d.colors}
-    made: list[Decision] = []
-    for color in dict.fromkeys(colors):
-        group = context.analysis.groups[context.analysis.colors[color].group]
-        fresh = tuple(c for c in group.colors if (c, axis) not in known)
-        if fresh:
-            made.append(ShardDecision(fresh, axis, tuple((bit, side) for bit in group.bits)))
-            known.update((c, axis) for c in fresh)
-    return made
+    sharded = {c for d in taken if isinstance(d, ShardDecision) and d.axis == axis for c in d.colors}
+    decisions: list[Decision] = []
+    for group in dict.fromkeys(context.analysis.colors[color].group for color in colors):
+        group_colors, bits = context.analysis.groups[group].colors, context.analysis.groups[group].bits
+        left = tuple(c for c in group_colors if c not in sharded)
+        if left:
+            decisions.append(ShardDecision(left, axis, tuple((bit, side) for bit in bits)))
+    return decisions

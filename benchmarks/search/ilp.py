@@ -21,48 +21,41 @@ row of memory counts, needs no x: its flow goes from what is made to what is nee
 
 Deviations. Alpa merges elementwise ops into their operands and has no deferred reductions, no storage apart from how an op
 computes, no sharing of reshards. Here nothing is merged, so that every lowered state is a solution: its ``local_s`` is never
-less than ``Optimum.bound_s``. In memory only stored values count, copies do not, which bounds from below as well. What was
-decided beforehand holds (``shardwise.search.fixed``). Local costs (a roofline for every op) are not those of the model (one for
-every fused kernel): compare ``local_s`` with ``bound_s``, not with times of a ``Cost``.
+less than ``Optimum.bound_s``. In memory only stored values count, copies do not, which bounds from below as well. Local
+costs (a roofline for every op) are not those of the model (one for every fused kernel): compare ``local_s`` with ``bound_s``,
+not with times of a ``Cost``.
 
 Weak: variables grow with the squares of the shardings a value may have; with a thousand ops one mesh axis takes seconds, two
 take minutes.
 A solution is no state: the same dimension may be sharded here and whole there, which no list of decisions can say
-(``shardwise.search.ilp_state`` looks for the nearest).
+(``benchmarks.search.ilp_state`` looks for the nearest).
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
 
 from shardwise.cost.memory import blocks
 from shardwise.cost.model import CostModel
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op
 from shardwise.lowering.candidates import Candidates
-from shardwise.lowering.decisions import Decision
 from shardwise.lowering.lowered import Choice, Lowered
 from shardwise.lowering.sharding import ArrayType, Axes, Sharding, reshard
-from shardwise.search.fixed import Fixed
 from shardwise.search.run import SearchError
 
 Array = np.ndarray[Any, Any]
 #: More variables than this are refused.
 MOST: Final = 1_000_000
-#: The longest that a program is solved for, whatever the budget; and how often an interrupt is looked for.
-_LONGEST_S: Final = 600.0
-_LOOK_S: Final = 0.1
-
-
-class NoShardingError(SearchError):
-    """It is proven that nothing fits."""
 
 
 class Option(NamedTuple):
@@ -86,55 +79,26 @@ class Optimum:
     options: dict[int, Option] = field(repr=False)
 
 
-def ilp(
-    model: CostModel,
-    mesh: MeshAxes,
-    seconds: float = 60.0,
-    gap: float = 1e-4,
-    most: int = MOST,
-    base: Sequence[Decision] = (),
-    axes: Sequence[str] | None = None,
-) -> Optimum:
-    """Solves a program on a mesh until the solution is within ``gap`` of the bound, or for some seconds: on top of a base,
-    with some axes open or all."""
+def ilp(model: CostModel, mesh: MeshAxes, seconds: float = 60.0, gap: float = 1e-4, most: int = MOST) -> Optimum:
+    """Solves a program on a mesh until the solution is within ``gap`` of the bound, or for some seconds."""
     start = time.perf_counter()
-    made = _Program(model, mesh, most, Fixed(model, mesh, base, axes))
+    made = _Program(model, mesh, most)
     made.build()
-    found = _solved(made, max(0.0, seconds - (time.perf_counter() - start)), gap)
+    left = max(0.0, seconds - (time.perf_counter() - start))
+    found = milp(
+        made.cost,
+        integrality=made.integral,
+        bounds=Bounds(0, 1),
+        constraints=made.constraints(),
+        options={"time_limit": left, "mip_rel_gap": gap},
+    )
     if found.status == 2:
-        raise NoShardingError(f"ilp: no sharding of the stored values over {mesh} fits the memory of a device")
+        raise SearchError(f"ilp: no sharding of the stored values over {mesh} fits the memory of a device")
     bound = made.scale_s * (found.mip_dual_bound if found.mip_dual_bound is not None else 0.0)
     spent = time.perf_counter() - start
     if found.x is None:
         return Optimum(bound, None, spent, len(made.cost), {}, {})
     return Optimum(bound, made.scale_s * found.fun, spent, len(made.cost), *made.solution(found.x))
-
-
-def _solved(made: _Program, seconds: float, gap: float) -> Any:
-    """In a thread, since the solver does not listen to interrupts: after one it is left to itself until its time is over."""
-    from scipy.optimize import Bounds, milp  # slow to import, and few need it
-
-    found: list[Any] = []
-    given: dict[str, Any] = {
-        "integrality": made.integral,
-        "bounds": Bounds(0, 1),
-        "constraints": made.constraints(),
-        "options": {"time_limit": min(seconds, _LONGEST_S), "mip_rel_gap": gap},
-    }
-
-    def solve() -> None:
-        try:
-            found.append(milp(made.cost, **given))
-        except Exception as error:
-            found.append(error)
-
-    thread = threading.Thread(target=solve, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(_LOOK_S)
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
 
 
 def local_s(model: CostModel, lowered: Lowered) -> float:
@@ -162,9 +126,9 @@ def _seconds(candidates: Candidates, op: Op, choice: Choice) -> float:
     return way.seconds
 
 
-def shardings(shape: Sequence[int], mesh: MeshAxes, partial: bool, order: Axes | None = None) -> list[Sharding]:
+def shardings(shape: Sequence[int], mesh: MeshAxes, partial: bool) -> list[Sharding]:
     """All shardings of an array, the whole one first; with ``partial`` also those that wait for a reduction. Axes that share a
-    dimension are in one order.
+    dimension are in the order of the mesh.
 
     >>> mesh = MeshAxes.of({"x": 2, "y": 2})
     >>> [s.text(mesh) for s in shardings((4, 2), mesh, False)]
@@ -172,33 +136,24 @@ def shardings(shape: Sequence[int], mesh: MeshAxes, partial: bool, order: Axes |
     """
     found = []
     places = [-1, *range(len(shape)), *([len(shape)] if partial else [])]
-    ordered = order or tuple(range(len(mesh.sizes)))
     for where in itertools.product(places, repeat=len(mesh.sizes)):
-        *dims, waiting = (tuple(a for a in ordered if where[a] == d) for d in range(len(shape) + 1))
-        if all(size % _pieces(mesh, axes) == 0 for size, axes in zip(shape, dims, strict=True)):
+        *dims, waiting = (tuple(a for a in range(len(mesh.sizes)) if where[a] == d) for d in range(len(shape) + 1))
+        if all(size % math.prod(mesh.sizes[a] for a in axes) == 0 for size, axes in zip(shape, dims, strict=True)):
             found.append(Sharding(tuple(dims), waiting))
     return found
 
 
-def _pieces(mesh: MeshAxes, axes: Axes) -> int:
-    count = 1
-    for a in axes:
-        count *= mesh.sizes[a]
-    return count
-
-
-def options(candidates: Candidates, op: Op, fixed: Fixed | None = None) -> list[Option]:
+def options(candidates: Candidates, op: Op) -> list[Option]:
     """The candidates of an op; of those with the same shardings of operands and results only the fastest."""
     rule = op.rule
     assert rule is not None
-    axes = range(len(candidates.mesh.sizes))
+    axes = tuple(range(len(candidates.mesh.sizes)))
     split = [f for f, ok in enumerate(rule.splittable) if ok]
-    able = tuple((*(f for f in split if fixed is None or fixed.may(op, f, a)), -1) for a in axes)
+    able = ((*split, -1),) * len(axes)
     linear = candidates.structure.linear[op.id]
-    passing = tuple(axes) if linear != () else ()
+    passing = axes if linear != () else ()
     best: dict[tuple[tuple[Sharding, ...], tuple[Sharding, ...]], float] = {}
-    order = tuple(axes) if fixed is None else fixed.order
-    for way in candidates.of(op, able, (order,) * len(rule.factors), passing):
+    for way in candidates.of(op, able, (axes,) * len(rule.factors), passing):
         for needs in _passing(op, linear, way.needs, way.passed):
             key = (needs, way.results)
             best[key] = min(way.seconds, best.get(key, way.seconds))
@@ -227,18 +182,17 @@ def _passing(
 class _Program:
     """The variables and rows of the integer program, as they are made."""
 
-    def __init__(self, model: CostModel, mesh: MeshAxes, most: int, fixed: Fixed):
+    def __init__(self, model: CostModel, mesh: MeshAxes, most: int):
         self.model, self.mesh, self.most = model, mesh, most
         self.structure = model.structure
         self.program = self.structure.program
         candidates = Candidates(self.structure, mesh, model.cost)
         self.candidates = candidates
         ops = [op for op in self.program.schedule if op.rule is not None]
-        self.options = {op.id: options(candidates, op, fixed) for op in ops}
+        self.options = {op.id: options(candidates, op) for op in ops}
         waits = self.structure.waits
         values = self.program.values
-        made = ((v, shardings(values[v].shape, mesh, waits[v], fixed.order)) for op in ops for v in op.results)
-        self.lies = {v: fixed.left(v, lies) for v, lies in made}
+        self.lies = {v: shardings(values[v].shape, mesh, waits[v]) for op in ops for v in op.results}
         self.x: dict[int, range] = {}
         self.y: dict[int, range] = {}
         self.cost: list[float] = []
@@ -280,9 +234,6 @@ class _Program:
         self._memory(rows)
 
     def constraints(self) -> Any:
-        from scipy.optimize import LinearConstraint
-        from scipy.sparse import csr_array
-
         shape = (len(self._least), len(self.cost))
         matrix = csr_array((self._data, (self._rows, self._columns)), shape=shape)
         return LinearConstraint(matrix, self._least, self._most)

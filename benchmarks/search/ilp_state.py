@@ -1,6 +1,6 @@
-"""``ilp`` as a method: the state nearest to the solution of the integer program.
+"""The state nearest to the solution of the integer program.
 
-The problem: the solution (``shardwise.search.ilp``) says of every value how it lies, one by one; a state says it of groups of
+The problem: the solution (``benchmarks.search.ilp``) says of every value how it lies, one by one; a state says it of groups of
 dimensions, in order. Most solutions are no state.
 
 The idea. Two shardings of a value *agree* on a mesh axis if both have it on the same dimension, or neither has it. Weighed with
@@ -12,25 +12,21 @@ Decisions are taken one by one, the one that brings the most agreement first, un
 on the way are evaluated by the cost model, and the best is mended by greedy steps, a decision more or one less, as long as it
 helps: what a list of decisions cannot say has its price, and copies, which the integer program does not count, may not fit.
 
-What is reported is the cost of the state, as of any other method's. The bound stands beside it in local costs, in which alone
-it is one (``shardwise.search.ilp.local_s``).
-
 Weak: as the integer program, with more than some thousand ops or two axes. One that finds no solution in time gives what greedy
 steps from nothing do.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
+from benchmarks.search.ilp import ilp
 from shardwise.lowering.decisions import State
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.sharding import Sharding
 from shardwise.search.budget import Budget
-from shardwise.search.ilp import NoShardingError, Optimum, ilp, local_s
 from shardwise.search.problem import Actions, Problem
-from shardwise.search.result import Ended, Found, Progress
+from shardwise.search.result import Ended, Found
 from shardwise.search.run import Run, searched
 
 #: How near to its bound the integer program is solved: the cost model is not nearer to the truth.
@@ -39,41 +35,17 @@ _GAP: Final = 1e-3
 _SHARE: Final = 0.8
 
 
-def ilp_state(problem: Problem, budget: Budget | None = None, seed: int = 0, progress: Progress | None = None) -> Found:
-    """The state nearest to the integer program's solution, mended. There is no chance in it: the seed is not used.
-
-    ``Found.notes`` has the bound.
-    """
-    solved: list[Optimum] = []
+def ilp_state(problem: Problem, budget: Budget) -> Found:
+    """The state nearest to the integer program's solution, mended."""
 
     def explore(run: Run) -> Ended:
-        run.left()
-        try:
-            solved.append(_solved(run))
-        except NoShardingError:
-            _mend(run)
-            return Ended.INFEASIBLE
-        run.score(_towards(run, solved[0].lies))
+        seconds = _SHARE * max(0.0, run.budget.seconds - run.seconds)
+        lies = ilp(problem.model, problem.mesh, seconds, _GAP).lies
+        run.score(_towards(run, lies))
         _mend(run)
-        return Ended.CONVERGED if solved[0].lies else Ended.SECONDS
+        return Ended.CONVERGED if lies else Ended.SECONDS
 
-    found = searched(problem, budget, progress, explore)
-    return replace(found, notes=tuple(_said(problem, found, optimum) for optimum in solved))
-
-
-def _solved(run: Run) -> Optimum:
-    problem = run.problem
-    seconds = _SHARE * max(0.0, run.budget.seconds - run.seconds)
-    return ilp(problem.model, problem.mesh, seconds, _GAP, base=problem.base, axes=problem.axes)
-
-
-def _said(problem: Problem, found: Found, optimum: Optimum) -> str:
-    own = local_s(problem.model, problem.evaluator.lowered(found.best.state))
-    solution = "no solution was found in time" if optimum.local_s is None else f"the solution {optimum.local_s:.4g} s"
-    return (
-        f"ilp: in local costs, op by op, this plan takes {own:.4g} s, {solution}, and no plan that fits less than "
-        f"{optimum.bound_s:.4g} s ({optimum.variables:,} variables in {optimum.seconds:.1f} s)"
-    )
+    return searched(problem, budget, None, explore)
 
 
 class _Nearness:

@@ -1,0 +1,96 @@
+"""The dimensions that strategies are about, found by structure alone: sequences, vocabularies, experts, edges.
+
+- A *sequence* is a dimension of the batch, other than the first, that no product with a parameter makes or contracts: tokens of
+  a text, rows and columns of an image.
+- A *vocabulary* is a dimension of a parameter that a gather looks into. Tables of less than a thousandth of all parameters do
+  not count.
+- *Experts* are a dimension of a parameter that a product has in both operands and in its result, or that a ragged product
+  looks into.
+- *Edges* are the first dimension of batch arguments by which another's first dimension, that of the nodes, is looked into.
+
+Weak: a frozen table of positions looks like a vocabulary, and a batch of independent heads like experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shardwise.dims.analysis import Analysis
+from shardwise.ir.program import HEAVY, Value
+from shardwise.ir.rule import Kind
+from shardwise.lowering.storage import views
+
+#: A dimension of an argument: (path, dimension).
+PathDim = tuple[str, int]
+_SHARE: Final = 1e-3
+_PRODUCTS: Final = ("dot_general", "ragged_dot", "ragged_dot_general")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """One place of each group of dimensions; of sequences those with more work first."""
+
+    sequences: tuple[PathDim, ...] = ()
+    vocabularies: tuple[PathDim, ...] = ()
+    experts: tuple[PathDim, ...] = ()
+    edges: tuple[PathDim, ...] = ()
+
+
+def find_places(analysis: Analysis, batch: Sequence[Value], params: Sequence[Value]) -> Places:
+    """The places of a program whose batch and parameters are known."""
+    program = analysis.program
+    weights = views(program, (v.id for v in params))
+    multiplied: set[int] = set()  # colors of parameters in products
+    looked_up: set[int] = set()
+    batched: set[int] = set()
+    edges: set[int] = set()
+    first = {c for v in batch for d, c in _colors(analysis, v) if d == 0}
+    for op in program.ops:
+        if op.rule is None or not (op.unit in HEAVY or op.kind == "gather"):
+            continue
+        color = analysis.names.factor_colors(op.id)
+        operands = [{color[f] for dim in dims for f in dim} for dims in op.rule.operands]
+        indexed = {c for c, f in zip(color, op.rule.factors, strict=True) if f.kind is Kind.INDEXED}
+        of_weights, of_others = (
+            set().union(*(colors for v, colors in zip(op.operands, operands, strict=True) if (v in weights) is weight))
+            for weight in (True, False)
+        )
+        if op.unit in HEAVY:
+            multiplied |= of_weights
+            if op.kind in _PRODUCTS:
+                results = {color[f] for dims in op.rule.results for dim in dims for f in dim}
+                batched |= of_weights & of_others & results | of_weights & indexed
+        elif op.operands[0] in weights:
+            looked_up |= indexed & operands[0]
+        elif indexed & first:
+            edges |= (operands[1] & first) - indexed
+
+    def places(values: Sequence[Value], wanted: Callable[[int, int], bool]) -> tuple[PathDim, ...]:
+        """One place of each group that has a wanted dimension."""
+        groups: dict[int, PathDim] = {}
+        for value in values:
+            for d, c in _colors(analysis, value):
+                if wanted(d, c):
+                    groups.setdefault(analysis.colors[c].group, (value.path, d))
+        return tuple(groups.values())
+
+    def flops(place: PathDim) -> float:
+        color = analysis.color_of(*place)
+        return 0.0 if color is None else color.flops
+
+    least = _SHARE * sum(v.nbytes for v in params)
+    sequences = places(batch, lambda d, c: d > 0 and c not in multiplied | first)
+    return Places(
+        tuple(sorted(sequences, key=lambda place: -flops(place))),
+        places([v for v in params if v.nbytes >= least], lambda d, c: c in looked_up),
+        places(params, lambda d, c: c in batched),
+        places(batch, lambda d, c: d == 0 and c in edges),
+    )
+
+
+def _colors(analysis: Analysis, value: Value) -> list[tuple[int, int]]:
+    """(dimension, color) of a value's dimensions that matter."""
+    colors = enumerate(analysis.value_colors[value.id])
+    return [(d, c) for d, c in colors if c >= 0 and analysis.colors[c].matters]

@@ -75,7 +75,7 @@ def test_the_file_loads_and_has_every_figure_with_its_source(found: Calibration,
     profile = found.write(tmp_path / "ours.toml")
     assert [p.name for p in tmp_path.iterdir()] == ["ours.toml"]
     assert profile == load_profile(str(tmp_path / "ours.toml")) and profile.name == "ours"
-    for figure, _ in cli._figures(profile):
+    for figure, _ in cli.figures(found.data):
         assert profile.source(figure) != "not stated", figure
     by_whom = "shardwise hardware calibrate with jax 0.9.0 on cpu"
     assert profile.source("matrix.f32") == profile.source("latency.collective_s") == f"measured by {by_whom}"

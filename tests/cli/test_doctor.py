@@ -13,7 +13,7 @@ import pytest
 
 from shardwise.cli.main import main
 from shardwise.report import installation
-from shardwise.report.installation import Probed, probe
+from shardwise.report.installation import probe
 
 ROOT = Path(__file__).parent.parent.parent
 REQUIRES = {
@@ -28,7 +28,7 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     there = {"jax": "0.10.2", "jaxlib": "0.10.2", "numpy": "2.4", "scipy": "1.17", "flax": "0.12.0", "libtpu": "0.0.42"}
     monkeypatch.setattr(installation, "_requires", lambda name: REQUIRES.get(name, []))
     monkeypatch.setattr(installation, "_version", lambda name: there.get(name, ""))
-    monkeypatch.setattr(installation, "probe", lambda: Probed((("cpu", "cpu"),), "", 1.0))
+    monkeypatch.setattr(installation, "probe", lambda: ([("cpu", "cpu")], "", 1.0))
     return there
 
 
@@ -95,7 +95,7 @@ DEVICES = """print('{"devices": [["tpu", "TPU v5e"]]}', flush=True)"""
     ],
 )
 def test_whatever_the_probe_does_is_said(code: str, trouble: str) -> None:
-    assert probe((sys.executable, "-c", code), patience_s=1 if "sleep" in code else 60).trouble == trouble
+    assert probe((sys.executable, "-c", code), timeout_s=1 if "sleep" in code else 60)[1] == trouble
 
 
 def test_the_range_of_jax_is_the_one_in_the_documentation() -> None:

@@ -32,7 +32,7 @@ def test_figures_are_the_librarys(saved: Path, capsys: pytest.CaptureFixture[str
     assert data == json.loads(json.dumps(found.to_json()))
     assert main(["what-if", str(saved), TARGET, "--shard", "params/first/kernel,1,data"]) == 0
     out = capsys.readouterr().out
-    assert "time a step" in out and max(map(len, out.splitlines())) <= 80
+    assert "step time" in out and max(map(len, out.splitlines())) <= 80
     assert main(["what-if", str(saved), TARGET, "--topology", "v5p:1x2x2"]) == 0
     assert "on v5p:1x2x2" in capsys.readouterr().out
 
@@ -40,7 +40,7 @@ def test_figures_are_the_librarys(saved: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     "options, said",
     [
-        ([], "--without, --tactics, --shard, --keep or --topology; decided is:\n  1. batch/{inputs[0]"),
+        ([], "--without, --tactics, --shard, --keep or --topology; the decisions are:\n  1. batch/{inputs[0]"),
         (["--without", "7"], "no decision 7"),
         (["--shard", "params/w"], "write --shard PATH,DIM,AXIS"),
         (["--shard", "params/first/kernel,a,data"], "'a' is no dimension"),

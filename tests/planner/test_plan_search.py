@@ -181,7 +181,7 @@ def test_nothing_fits() -> None:
     assert "remat" not in text, "there is no loop"
     assert plan.search is not None and plan.search.ended is Ended.INFEASIBLE and "a longer search" not in text
     with pytest.raises(
-        InfeasibleError, match=r"a longer search .*:\n +the evaluation budget was exhausted after \d+ evaluations"
+        InfeasibleError, match=r"a longer search .*:\n +evaluation budget exhausted after \d+ evaluations"
     ):
         planned(topology=small_memory("v5e:2x2", 201 * 2**20), budget_evals=5)
     assert "allow_infeasible=True" in text and "no topology was given" not in text

@@ -199,7 +199,7 @@ def test_plans_refuse_other_functions_shapes_and_meshes() -> None:
 def test_text_fits_eighty_columns() -> None:
     text = str(made())
     assert max(map(len, text.splitlines())) <= 80
-    assert "float32[8, 64/model]" in text and "over model" in text
+    assert "float32[8, 64/model]" in text and "model  w/{in[1], out[0]}" in text
 
 
 def test_shardings_shapes_and_initialisation_on_a_mesh() -> None:

@@ -107,7 +107,7 @@ def test_a_loaded_plan_is_asked_with_its_function(program: Any, plan: shardwise.
 
 def test_the_text_names_figures_and_causes(plan: shardwise.Plan) -> None:
     text = str(plan.what_if(without=1))
-    assert "time a step" in text and "by what changes most" in text and "Sharded otherwise" in text
+    assert "step time" in text and "by what changes most" in text and "Arrays with another sharding" in text
     assert max(map(len, text.splitlines())) <= 80
 
 

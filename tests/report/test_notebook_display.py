@@ -76,8 +76,7 @@ def test_a_fragment_needs_nothing_and_cannot_be_broken_out_of(plan: Plan) -> Non
         plan, function=HOSTILE, arguments=arrays, choices=(replace(plan.choices[0], what=HOSTILE),), notes=(HOSTILE,)
     )._repr_html_()
     page = _Reader(text)
-    # The one bold word is the function's name.
-    assert page.tags.count("b") == 1 and "script" not in page.tags
+    assert "b" not in page.tags and "script" not in page.tags
     assert page.addresses == [] and page.ids == [] and "http" not in text and "url(" not in text
     replace(plan, function="\ud800")._repr_html_().encode()
 
@@ -99,14 +98,13 @@ def test_an_analysis_says_what_the_terminal_says() -> None:
 def test_a_notebook_shows_both_forms_and_progress(cells: Any) -> None:
     _, planned, analyzed = cells(SETUP, PLANNED, ANALYZED)
     progress, shown = planned
-    assert progress["output_type"] == "display_data" and "evaluated, best" in progress["data"]["text/html"]
-    assert "evaluated, best" in progress["data"]["text/plain"]
+    assert progress["output_type"] == "display_data" and "evaluated, best" in progress["data"]["text/plain"]
     for made, words in ((shown, "on data 4"), (analyzed[0], "What can be sharded")):
         assert made["output_type"] == "execute_result"
         assert words in _words(made["data"]["text/html"]) and words in made["data"]["text/plain"]
 
 
-UP = "\x1b[A"
+UP, ERASED = "\x1b[1A", "\x1b[2K"
 
 
 class _Terminal:
@@ -127,12 +125,12 @@ class _Terminal:
 def test_a_line_of_the_terminal_is_gone_afterwards(real: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = _Terminal(real)
     monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
     shape = jax.ShapeDtypeStruct((4096, 64), "float32")
     shardwise.plan(lambda x: x * 2, shape, mesh={"data": 4}, budget_evals=20, progress="auto")
     if real:
         assert "evaluated, best" in screen.text and "x[0] over data" in screen.text
-        assert screen.text.endswith(f"\r{'':79}\n{'':79}\r{UP}")
-        assert all(len(line) <= 79 for line in re.split(r"[\r\n]", screen.text.replace(UP, "")))
+        assert screen.text.endswith(f"\r{UP}{ERASED}{UP}{ERASED}")
     else:
         assert screen.text == ""
 

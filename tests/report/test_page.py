@@ -22,8 +22,7 @@ from shardwise.plans.codec import encode
 from shardwise.plans.colors import ColorGraph, GroupSummary, Meeting
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
-from shardwise.report.charts import memory_area, search_front, search_steps
-from shardwise.report.color_drawing import drawn_colors
+from shardwise.report.charts import color_graph, memory_area, search_front, search_steps
 from shardwise.report.data import report_data
 from shardwise.report.html import TABS, page_html
 from shardwise.report.units import binary, seconds
@@ -215,29 +214,30 @@ def test_one_device_and_a_plan_of_nothing(plan: Plan) -> None:
 
 def test_charts_stay_in_their_box() -> None:
     low = memory_area({"bytes": [1, 5, 2]}, limit=1000)
-    assert low.limit_y is None
+    assert low["limit_y"] is None
     high = memory_area({"bytes": [900, 1500]}, limit=1000)
-    assert high.limit_y is not None and 0 < high.peak_y < high.limit_y < 300
-    numbers = [float(x) for x in re.findall(r"[\d.]+", high.path)]
+    assert 0 < high["peak_y"] < high["limit_y"] < 300
+    numbers = [float(x) for x in re.findall(r"[\d.]+", high["path"])]
     assert min(numbers) >= 0 and max(numbers) <= 1000
-    assert search_steps({"evaluations": 0, "improvements": []}).path == ""
+    assert search_steps({"evaluations": 0, "improvements": []})["path"] == ""
 
 
 def test_a_front_is_drawn_with_the_plan_and_the_limit_if_it_is_near() -> None:
-    plan = {"time_s": 1.0, "peak_bytes": 100, "usable_bytes": 120}
-    alone = search_front([plan | {"fits": True}], plan)
-    assert alone.points == ((*alone.plan, True),) and alone.limit_x is None, "far away, by the size of the picture"
-    wide = search_front([{"time_s": 9.0, "peak_bytes": 60, "fits": True}, plan | {"fits": True}], plan)
-    assert wide.limit_x is not None and 0 < wide.points[0][0] < wide.plan[0] < wide.limit_x < 1000
-    assert 0 < wide.points[0][1] < wide.plan[1] < 300
+    plan = {"time_s": 1.0, "peak_bytes": 100, "usable_bytes": 120, "fits": True}
+    alone = search_front([plan], plan)
+    assert alone["points"] == [(*alone["plan"], True)] and alone["limit_x"] is None, "far away for this picture"
+    wide = search_front([{"time_s": 9.0, "peak_bytes": 60, "fits": True}, plan], plan)
+    assert 0 < wide["points"][0][0] < wide["plan"][0] < wide["limit_x"] < 1000
+    assert 0 < wide["points"][0][1] < wide["plan"][1] < 300
 
 
 def test_a_graph_of_many_groups_stays_in_its_box() -> None:
     groups = tuple(GroupSummary(k, 8, 1, 5 + k, 1.0, 1.0, (f"x{k}[0]",), 1, ()) for k in range(60))
-    drawn = drawn_colors(encode(ColorGraph(groups, (), (Meeting(0, 59, 3),))))
-    assert len(drawn.nodes) == 60 and len(drawn.lines) == 1
-    for node in drawn.nodes:
-        assert node.radius < node.x < drawn.width - node.radius and node.radius < node.y < drawn.height - node.radius
+    drawn = color_graph(encode(ColorGraph(groups, (), (Meeting(0, 59, 3),))))
+    assert len(drawn["nodes"]) == 60 and len(drawn["lines"]) == 1
+    for node in drawn["nodes"]:
+        for place, size in (("x", "width"), ("y", "height")):
+            assert node["radius"] < node[place] < drawn[size] - node["radius"]
 
 
 def test_the_file_is_written_whole_or_not_at_all(plan: Plan, tmp_path: Path) -> None:

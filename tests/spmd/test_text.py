@@ -64,7 +64,7 @@ MLP = """\
 > %6.a    f32[512·data,512]        = psum(%6, model)                                            1.05 MB  test_text.py:00
   out   f32[512·data,512]        = %6.a
 
-Collectives a step, one device
+Collectives of one device in a step
 
 kind        axes   count    bytes
 all-gather  data       2  2.10 MB

@@ -75,12 +75,12 @@ def test_the_known_combinations_of_a_language_model() -> None:
     found = tried("t2b", "dp", "fsdp", "megatron", "megatron+sequence", "context", "expert")
     applied = {name for name, e in found.items() if e.applies}
     assert {
-        "replicated", "dp data", "fsdp data", "megatron model", "dp data + dp model",
-        "dp data + megatron model", "dp data + megatron model + sequence model", "fsdp data + megatron model",
-        "dp data + fsdp model", "dp data + context model", "fsdp data + fsdp model", "megatron data + megatron model",
+        "replicated", "dp:data", "fsdp:data", "megatron:model", "dp:data+model",
+        "dp:data,megatron:model", "dp:data,megatron:model,sequence:model", "fsdp:data,megatron:model",
+        "dp:data,fsdp:model", "dp:data,context:model", "fsdp:data+model", "megatron:data+model",
     } <= applied  # fmt: skip
     assert {name: e.reason for name, e in found.items() if not e.applies} == {
-        f"expert {axis}": "expert: the program has no parameter dimension that products share with what they multiply"
+        f"expert:{axis}": "expert: the program has no parameter dimension that products share with what they multiply"
         for axis in MESH
     }
 
@@ -89,19 +89,19 @@ def test_the_known_combinations_of_a_mixture_of_experts() -> None:
     found = tried("mixtral", "expert", "fsdp", "megatron", "edges")
     applied = {name for name, e in found.items() if e.applies}
     assert {
-        "expert data",
-        "expert data + megatron model",
-        "expert data + fsdp model",
-        "fsdp data + megatron model",
+        "expert:data",
+        "expert:data,megatron:model",
+        "expert:data,fsdp:model",
+        "fsdp:data,megatron:model",
     } <= applied
-    assert {e.name for e in found.values() if e.reason} == {"edges data", "edges model"}
+    assert {e.name for e in found.values() if e.reason} == {"edges:data", "edges:model"}
     assert all(e.decisions and e.tactics for e in found.values() if e.applies and e.parts)
 
 
 def test_an_expert_costs_what_its_plan_would() -> None:
     context, model = setting("t2b", MESH)
     expert = tried("t2b", "dp", "fsdp", "megatron", "megatron+sequence", "context", "expert")[
-        "fsdp data + megatron model"
+        "fsdp:data,megatron:model"
     ]
     taken: list[Any] = []
     for tactic in (strategies.FSDP("data"), strategies.Megatron("model")):
@@ -124,12 +124,12 @@ def test_the_best_come_first_and_none_decides_the_same_as_another() -> None:
 def test_moments_alone_may_be_sharded() -> None:
     found = experts(*setting("mlp", {"data": 8}), options("dp", "fsdp", "zero1", "zero2"))
     peak = {e.name: e.cost.peak_blocks for e in found if e.cost is not None}
-    assert peak["fsdp data"] < peak["zero2 data"] < peak["dp data"] < peak["replicated"] and "zero1 data" in peak
+    assert peak["fsdp:data"] < peak["zero2:data"] < peak["dp:data"] < peak["replicated"] and "zero1:data" in peak
 
 
 def test_without_roles_every_strategy_says_what_it_needs() -> None:
     found = experts(*setting("mlp", {"data": 8}, params=("params",)), options("dp", "fsdp", "megatron"))
-    assert {e.name for e in found if e.applies} == {"replicated", "megatron data"}
+    assert {e.name for e in found if e.applies} == {"replicated", "megatron:data"}
     assert all("which arguments are the batch" in e.reason for e in found if not e.applies)
 
 

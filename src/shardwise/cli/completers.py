@@ -1,13 +1,14 @@
-"""What an argument may be: asked by a shell whenever Tab is pressed, so nothing here imports JAX.
+"""Values that a shell offers for an argument when Tab is pressed; so nothing here imports JAX.
 
-Argcomplete calls these with what stands there already (``prefix``) and with what was parsed before it, and leaves out what does
-not begin with the prefix.
+Argcomplete calls these with the text that is there already (``prefix``) and with the arguments before it, and leaves out values
+that do not begin with the prefix.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +28,8 @@ def files(*endings: str) -> Callable[..., list[str]]:
     return complete
 
 
-def words(*known: str) -> Callable[..., list[str]]:
-    return lambda **_: list(known)
+def words(*values: str) -> Callable[..., list[str]]:
+    return lambda **_: list(values)
 
 
 def targets(prefix: str, **_: Any) -> list[str]:
@@ -36,15 +37,13 @@ def targets(prefix: str, **_: Any) -> list[str]:
     from shardwise import zoo
 
     first, colon, rest = prefix.partition(":")
-    if first == "zoo" and colon:
-        near = [name for name in zoo.names() if name.startswith(rest.partition(":")[0])]
-        if len(near) > 1 and ":" not in rest:
-            return [f"zoo:{name}" for name in near]
-        return [f"zoo:{name}{config}" for name in near for config in ("", *(f":{c}" for c in zoo.configs(name)))]
-    if colon:
+    if not colon:
+        return ["zoo:", *(name if name.endswith("/") else f"{name}:" for name in files("py")(prefix))]
+    if first != "zoo":
         return [f"{first}:{name}" for name in _functions(Path(first))]
-    python = files("py")(prefix)
-    return ["zoo:", *(name if name.endswith("/") else f"{name}:" for name in python)]
+    near = [name for name in zoo.names() if name.startswith(rest.partition(":")[0])]
+    configs = {name: () if len(near) > 1 and ":" not in rest else zoo.configs(name) for name in near}
+    return [f"zoo:{name}{config}" for name in near for config in ("", *(f":{c}" for c in configs[name]))]
 
 
 def _functions(file: Path) -> list[str]:
@@ -75,25 +74,23 @@ def topologies(prefix: str, **_: Any) -> list[str]:
     name, colon, _rest = prefix.partition(":")
     if not colon:
         return [f"{name}:" for name in _profiles()]
-    found: dict[str, None] = {}
+    shapes: dict[str, None] = {}
     for count in (2**k for k in range(9)):
-        try:
-            found[topology(f"{name}:{count}").text] = None
-        except HardwareError:
-            continue
-    return list(found)
+        with contextlib.suppress(HardwareError):
+            shapes[topology(f"{name}:{count}").text] = None
+    return list(shapes)
 
 
 def backends(prefix: str, **_: Any) -> list[str]:
-    """The host, and devices that can be compiled for without them: TPUs, which lie on a torus."""
-    return ["host", *(f"{name}:" for name in _profiles("torus"))] if ":" not in prefix else topologies(prefix)
+    """The host, and TPUs, which can be compiled for without them."""
+    return topologies(prefix) if ":" in prefix else ["host", *(f"{name}:" for name in _profiles("torus"))]
 
 
-def _profiles(*kinds: str) -> list[str]:
-    """All names, or those of devices with links of a kind."""
+def _profiles(kind: str = "") -> list[str]:
+    """Names of all profiles, or of those with links of a kind."""
     from shardwise.hardware.load import profiles
 
-    return [p.name for p in profiles()[0] if not kinds or any(tier.kind in kinds for tier in p.links)]
+    return [p.name for p in profiles()[0] if not kind or any(tier.kind == kind for tier in p.links)]
 
 
 def tactics(prefix: str, **_: Any) -> list[str]:
@@ -105,7 +102,7 @@ def tactics(prefix: str, **_: Any) -> list[str]:
 
 
 def paths(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """The arguments and outputs of the plan that was named before."""
+    """The arguments and outputs of the plan that is named before."""
     try:
         data = json.loads(Path(parsed_args.plan).read_text(encoding="utf-8"))
         return [array["path"] for array in (*data["arguments"], *data["outputs"])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import os
 import signal
 import sys
@@ -13,51 +14,33 @@ from collections.abc import Sequence
 from typing import Final
 
 import shardwise
-from shardwise.cli import (
-    compare,
-    completion,
-    diff,
-    doctor,
-    explain,
-    hardware,
-    inspect,
-    options,
-    plan,
-    report,
-    verify,
-    what_if,
-    zoo,
-)
-from shardwise.cli.answer import Answer
+from shardwise.cli import hardware, machine, options, programs, saved
 from shardwise.errors import ShardwiseError
 from shardwise.interruption import interruptible
 
-#: What a terminal that cannot show our signs gets, one character each so that columns stay in line.
+#: Replacements for terminals that cannot show these characters; one for one, so that columns stay aligned.
 _PLAIN: Final = str.maketrans({"…": "~", "×": "x", "→": ">", "–": "-", "·": ".", "µ": "u"})
 _NEEDED: Final = ("jax", "jaxlib", "numpy", "scipy", "rich", "jinja2", "argcomplete")
 _EPILOG: Final = """'shardwise COMMAND --help' says more, with examples.
 
 exit codes:
   0    done
-  1    the input was wrong; of diff: the plans differ; of doctor: a problem
-  2    the command was wrong; of diff: there was trouble
+  1    wrong input; diff: the plans differ; doctor: a problem
+  2    wrong command; diff: trouble
   130  interrupted"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns the exit code: 0 done, 1 the input was wrong, 2 the command was, 130 interrupted.
-
-    Of ``diff`` and ``doctor`` 1 is an answer.
-    """
+    """Runs a command and returns its exit code, as listed in ``_EPILOG``."""
     trouble, verbose = 1, False
     try:
         arguments = _arguments(argv)
         trouble, verbose = getattr(arguments, "trouble", trouble), getattr(arguments, "verbose", verbose)
-        # What a target prints is not our output: it must not end up inside JSON.
+        # The prints of a target are not our output: they must not end up inside JSON.
         with contextlib.redirect_stdout(sys.stderr), interruptible():
-            answer: str | Answer = arguments.run(arguments)
-        text, code = (answer, 0) if isinstance(answer, str) else (answer.text, answer.code)
-        _write(text)
+            result: options.Result = arguments.run(arguments)
+        output, code = result if isinstance(result, tuple) else (result, 0)
+        _write(output if isinstance(output, str) else json.dumps(output, indent=2) + "\n")
         return code
     except ShardwiseError as error:
         if verbose:
@@ -71,16 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"shardwise: the package {error.name} is missing; 'shardwise doctor' says what else")
         return trouble
     except KeyboardInterrupt:
-        if argv is None:  # From here on the program ends, and whoever is in a hurry ends it at once.
+        if argv is None:  # A second interruption ends the program at once.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         _say("shardwise: interrupted")
         return 130
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Help and version are output like any other: written in one place, whoever reads them."""
+    """Parses the command; help and version are written like any other output."""
     parser = _parser()
-    completion.answer_shell(parser)
+    machine.answer_shell(parser)
     shown = io.StringIO()
     try:
         with contextlib.redirect_stdout(shown):
@@ -92,14 +75,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _say(text: str) -> None:
-    """To standard error, if anybody listens."""
+    """Prints to standard error, if that can be written."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             print(text, file=sys.stderr, flush=True)
 
 
 def _write(text: str) -> None:
-    """Prints the whole output; a reader that has gone (``| head``) is no error, a full disk is one."""
+    """Prints the output; a closed pipe (``| head``) is no error, a full disk is one."""
     if sys.stdout is None:
         raise ShardwiseError("the output cannot be written: standard output is closed")
     encoding = sys.stdout.encoding or "utf-8"
@@ -122,12 +105,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="shardwise",
         description="Decides how a JAX program is split over many accelerators.",
         epilog=_EPILOG,
-        formatter_class=options.Help,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"shardwise {shardwise.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (plan, inspect, explain, what_if, compare, diff, verify, report, zoo, hardware, doctor, completion):
-        module.add_command(commands)
+    for add in (*programs.COMMANDS, *saved.COMMANDS, hardware.add_hardware, *machine.COMMANDS):
+        add(commands)
     return parser
 
 

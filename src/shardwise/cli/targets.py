@@ -14,19 +14,15 @@ from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardwise.errors import TargetError
-
-if TYPE_CHECKING:
-    from shardwise.plans.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A function with its arguments."""
 
-    name: str
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -34,7 +30,7 @@ class Target:
 
 
 def without_devices() -> None:
-    """Shapes are enough: no accelerator is to be opened, nor its absence complained about. JAX asks when it is imported."""
+    """Keeps JAX from opening accelerators: shapes are enough. JAX reads the variable when it is imported."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
@@ -52,46 +48,30 @@ def load_target(text: str) -> Target:
         raise TargetError(f"{text!r} is no target: use zoo:NAME, zoo:NAME:CONFIG or path/to/file.py:function")
     module = _load_module(Path(file))
     if not hasattr(module, name):
-        own = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        near = difflib.get_close_matches(name, own, n=3)
+        functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        near = difflib.get_close_matches(name, functions, n=3)
         raise TargetError(f"{file} has no {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
-    return _unpack(text, name, _call(text, getattr(module, name)))
-
-
-def loaded_plan(file: str | Path, target: str | None) -> Plan:
-    """A saved plan; with the target that it is one of, if that was given."""
-    from shardwise.plans.load import load_plan
-
-    made = load_plan(file)
-    return made if target is None else bound(made, target)
-
-
-def bound(plan: Plan, target: str) -> Plan:
-    """A saved plan with the target that it is one of."""
-    without_devices()
-    own = load_target(target)
-    return plan.bind(own.fn, *own.args, kwargs=own.kwargs)
+    return _unpack(text, _call(text, getattr(module, name)))
 
 
 def _zoo(text: str) -> Target:
-    try:
-        from shardwise import zoo
-    except ModuleNotFoundError as error:
-        raise TargetError(f'the zoo needs {error.name}: pip install "shardwise[zoo]"') from None
+    from shardwise import zoo
+
     try:
         program = zoo.parse(text.removeprefix("zoo:"))
     except ValueError as error:
         raise TargetError(str(error)) from None
-    return Target(text, program.fn, program.args, {}, program.donate_argnums)
+    return Target(program.fn, program.args, {}, program.donate_argnums)
 
 
 def _load_module(path: Path) -> ModuleType:
-    """Imports a file as ``python file.py`` would see it: its folder is on the path, ``sys.argv`` has nothing but its
-    name. A file of a package is imported as part of it, so that it can import relatively."""
+    """Imports a file as ``python file.py`` does: its folder is on the path, ``sys.argv`` is its name. A file of a package is
+    imported as part of it, so that it can import relatively."""
     if not path.is_file():
         raise TargetError(f"there is no file {path}")
     file = path.resolve()
-    package = [folder.name for folder in _packages(file)]
+    folders = itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), file.parents)
+    package = [folder.name for folder in folders][::-1]
     name = ".".join([*package, file.stem])
     sys.path.insert(0, str(file.parents[len(package)]))
     sys.argv = [str(path)]
@@ -101,14 +81,8 @@ def _load_module(path: Path) -> ModuleType:
         raise TargetError(f"{path} cannot be imported: {_failure(error)}") from None
 
 
-def _packages(file: Path) -> list[Path]:
-    """The folders of the package a file belongs to, outermost first."""
-    folders = itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), file.parents)
-    return list(folders)[::-1]
-
-
 def _import_file(file: Path) -> ModuleType:
-    # A file may be called like a module that is in use already (json.py): it must not take its place.
+    # A file may have the name of a module that is imported already (json.py), which it must not replace.
     name = file.stem if file.stem not in sys.modules else f"shardwise_target_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
@@ -131,7 +105,7 @@ def _call(text: str, make: Any) -> Any:
             f"{text} takes arguments; a target is a function without any that returns the function to plan and its "
             f"arguments: def make(): return {getattr(make, '__name__', 'step')}, (params, batch)"
         ) from None
-    except ValueError:  # not known of some built-in ones
+    except ValueError:  # some built-in functions have no signature
         pass
     try:
         return make()
@@ -150,15 +124,17 @@ def _failure(error: BaseException) -> str:
     return f"{': '.join(filter(None, (type(error).__name__, first)))}{where}"
 
 
-def _unpack(text: str, name: str, made: Any) -> Target:
-    if all(hasattr(made, attribute) for attribute in ("fn", "args")):
-        return Target(text, made.fn, tuple(made.args), getattr(made, "kwargs", {}), getattr(made, "donate_argnums", ()))
-    if not isinstance(made, tuple) or not made or not callable(made[0]):
+def _unpack(text: str, returned: Any) -> Target:
+    if all(hasattr(returned, attribute) for attribute in ("fn", "args")):
+        return Target(
+            returned.fn, tuple(returned.args), getattr(returned, "kwargs", {}), getattr(returned, "donate_argnums", ())
+        )
+    if not isinstance(returned, tuple) or not returned or not callable(returned[0]):
         raise TargetError(
             f"{text} must return the function and its arguments, as in 'return step, (params, batch)'; "
-            f"it returned {type(made).__name__}"
+            f"it returned {type(returned).__name__}"
         )
-    fn, *rest = made
+    fn, *rest = returned
     if len(rest) in (1, 2) and type(rest[0]) is tuple and (len(rest) == 1 or isinstance(rest[1], dict)):
-        return Target(text, fn, rest[0], rest[1] if len(rest) == 2 else {})
-    return Target(text, fn, tuple(rest))
+        return Target(fn, rest[0], rest[1] if len(rest) == 2 else {})
+    return Target(fn, tuple(rest))

@@ -344,17 +344,18 @@ class Analysis:
         return analysis_json(self)
 
     def __str__(self) -> str:
-        from shardwise.report.inspection import analysis_text
+        from shardwise.report.inspection import analysis_page
 
-        return analysis_text(self)
+        return analysis_page(self).text()
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        from shardwise.report.notebook import analysis_html
+        from shardwise.report.html import notebook_html
+        from shardwise.report.inspection import analysis_page
 
-        return analysis_html(self)
+        return notebook_html(analysis_page(self))
 
 
 @collector_paused()

@@ -71,7 +71,7 @@ class WhatIf:
         return {"schema": 1, "changes": list(self.changes), "decisions": list(map(str, self.decisions))} | both | parts
 
     def __str__(self) -> str:
-        from shardwise.report.what_if_text import what_if_text
+        from shardwise.report.difference import what_if_text
 
         return what_if_text(self)
 

@@ -212,7 +212,7 @@ class Execution:
         (:func:`shardwise.compare`).
 
         >>> [row.name for row in plan.compare(tactics="dp,fsdp").ranked]
-        ['plan 1', 'dp data', 'replicated', 'fsdp data']
+        ['plan 1', 'dp:data', 'replicated', 'fsdp:data']
         """
         from shardwise.capture.trace import JitOptions
         from shardwise.report.compare import compare

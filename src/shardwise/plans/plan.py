@@ -189,9 +189,9 @@ class Plan(Execution):
         >>> print(plan.summary().splitlines()[0])
         <lambda> on data 4: 4 v5e
         """
-        from shardwise.report.summary import summary_text
+        from shardwise.report.summary import plan_page
 
-        return summary_text(self, width)
+        return plan_page(self, width).text()
 
     def explain(self, path: str) -> str:
         """How an argument or output is sharded, and what moves because of it, with source lines.
@@ -221,7 +221,7 @@ class Plan(Execution):
         >>> print(plan.diff(replicated).splitlines()[0])
         - x[0] (size 4,096) over data
         """
-        from shardwise.report.plan_text import diff_text
+        from shardwise.report.difference import diff_text
 
         return diff_text(self, other)
 
@@ -324,7 +324,7 @@ class Plan(Execution):
         combinations.
 
         >>> [row.name for row in plan.experts]
-        ['dp data', 'fsdp data']
+        ['dp:data', 'fsdp:data']
         """
         from shardwise.report.comparison import expert_row
         from shardwise.tactics.experts import usual
@@ -394,17 +394,18 @@ class Plan(Execution):
         from shardwise.report.units import binary, seconds
 
         p = self.predicted
-        return f"<Plan of {self.function} on {self.mesh}: {seconds(p.time_s)} a step, {binary(p.peak_bytes)}>"
+        return f"<Plan of {self.function} on {self.mesh}: step time {seconds(p.time_s)}, {binary(p.peak_bytes)}>"
 
     def __str__(self) -> str:
-        from shardwise.report.plan_text import plan_text
+        from shardwise.report.summary import plan_page
 
-        return plan_text(self)
+        return plan_page(self, every=True).text()
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        from shardwise.report.notebook import plan_html
+        from shardwise.report.html import notebook_html
+        from shardwise.report.summary import plan_page
 
-        return plan_html(self)
+        return notebook_html(plan_page(self, every=True))

@@ -1,1 +1,1 @@
-"""What people read: text and JSON of analyses."""
+"""What people read: text, JSON and HTML of plans and analyses."""

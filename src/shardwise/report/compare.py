@@ -1,11 +1,12 @@
-"""Named strategies, in all sensible combinations, and plans for the same function, predicted side by side."""
+"""Predicts named strategies, in all sensible combinations, beside plans of the same function."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions
@@ -31,7 +32,7 @@ from shardwise.transforms.variant import AS_IS, Variant
 from shardwise.transforms.variants import trace_variant
 
 #: A plan, one with a name, or the path of a saved one.
-Given = Plan | tuple[str, Plan] | str | os.PathLike[str]
+PlanLike = Plan | tuple[str, Plan] | str | os.PathLike[str]
 
 
 def compare(
@@ -39,7 +40,7 @@ def compare(
     /,
     *args: Any,
     kwargs: Mapping[str, Any] | None = None,
-    plans: Given | Iterable[Given] = (),
+    plans: PlanLike | Iterable[PlanLike] = (),
     mesh: Any = None,
     topology: str | Topology | Placement | None = None,
     roles: GivenRoles | None = None,
@@ -78,148 +79,122 @@ def compare(
     >>> found = shardwise.plan(step, *shapes, mesh={"data": 4}, budget_evals=100)
     >>> compared = shardwise.compare(step, *shapes, plans=[("found", found)], tactics="dp,fsdp")
     >>> [row.name for row in compared.ranked]
-    ['plan found', 'dp data', 'fsdp data', 'replicated']
+    ['plan found', 'dp:data', 'fsdp:data', 'replicated']
     """
-    program = _Programs(
-        fn, args, kwargs or {}, JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
-    )
+    options = JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
+
+    @functools.cache
+    def analysis(variant: Variant) -> Analysis:
+        return analyze_program(lower(trace_variant(fn, args, kwargs or {}, options, variant)))
+
     problems: list[ShardwiseError] = []
     menu: list[tuple[str, ...]] = []
     place: Placement | None = None
-    with _noted(problems):
+    paths: Roles = {}
+    with _collected(problems):
         menu = _menu(tactics)
     named = _named(plans, problems)
-    with _noted(problems):
+    with _collected(problems):
         place = _place(mesh, topology, named)
-    analysis = program.analysis()
-    paths: Roles = {}
-    with _noted(problems):
-        paths = complete_roles(analysis, roles)
-    for one in named:
-        with _noted(problems):
-            _check_plan(one, program, place)
+    plain = analysis(AS_IS)
+    with _collected(problems):
+        paths = complete_roles(plain, roles)
+
+    def check(name: str, plan: Plan) -> None:
+        check_version(plan, plain.program, name, lambda: analysis(plan.variant).program)
+        if place is not None and plan.predicted.hardware != place.topology.text:
+            raise PlanError(
+                f"{name} is a plan for {plan.predicted.hardware}, and strategies are compared on "
+                f"{place.topology.text}: plan again for those devices, or compare there"
+            )
+
+    for name, plan in named.items():
+        with _collected(problems):
+            check(name, plan)
     if problems:
         raise problems[0] if len(problems) == 1 else PlanError("\n".join(map(str, problems)))
     assert place is not None
-    cost = HardwareCost(place)
-    context = Context(analysis, place.mesh, cost, paths)
-    found = experts(context, CostModel(Structure.of(analysis), cost), menu)
-    shown = str(context.mesh)
+    cost, mesh_text = HardwareCost(place), str(place.mesh)
+    model = CostModel(Structure.of(plain), cost)
+    tried = experts(Context(plain, place.mesh, cost, paths), model, menu)
+    rows = [plan_row(name, plan, mesh_text) for name, plan in named.items()]
     return Comparison(
-        analysis.program.name,
-        shown,
-        cost.placement.topology.text,
-        cost.profile.usable_bytes,
-        (
-            *(plan_row(one.name, one.plan, shown) for one in named),
-            *(expert_row(expert) for expert in found if expert.applies),
-        ),
-        tuple((expert.name, expert.reason) for expert in found if not expert.applies),
+        function=plain.program.name,
+        mesh=mesh_text,
+        hardware=place.topology.text,
+        usable_bytes=cost.profile.usable_bytes,
+        rows=(*rows, *(expert_row(expert) for expert in tried if expert.applies)),
+        refused=tuple((expert.name, expert.reason) for expert in tried if not expert.applies),
     )
 
 
 @contextmanager
-def _noted(problems: list[ShardwiseError]) -> Iterator[None]:
-    """What is wrong is kept, so that it can be said together with the rest."""
+def _collected(problems: list[ShardwiseError]) -> Iterator[None]:
+    """Collects an error, so that all of them can be raised together."""
     try:
         yield
     except ShardwiseError as error:
         problems.append(error)
 
 
-class _Programs:
-    """The function's variants, each traced and analysed once."""
-
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: JitOptions):
-        self._traced = fn, args, kwargs, options
-        self._known: dict[Variant, Analysis] = {}
-
-    def analysis(self, variant: Variant = AS_IS) -> Analysis:
-        if variant not in self._known:
-            self._known[variant] = analyze_program(lower(trace_variant(*self._traced, variant)))
-        return self._known[variant]
-
-
 def _menu(tactics: str | Sequence[str] | None) -> list[tuple[str, ...]]:
-    """What an axis may be used for, from ``dp,megatron+sequence`` or a list."""
+    """The tactics that an axis may be used for, from ``dp,megatron+sequence`` or a list."""
     if tactics is None:
         return list(MENU)
     if not isinstance(tactics, str) and not tactics:
         return []
-    found = read_words(tactics if isinstance(tactics, str) else ",".join(tactics), PARTS)
-    for words in found:
+    menu = read_words(tactics if isinstance(tactics, str) else ",".join(tactics), PARTS)
+    for words in menu:
         if words.axes:
             what, axes = "+".join(words.names), "+".join(words.axes)
             raise DecisionError(
                 f"{what}:{axes}: every axis is compared with every tactic, so name tactics alone: {what}"
             )
-    return list(dict.fromkeys(words.names for words in found))
+    return list(dict.fromkeys(words.names for words in menu))
 
 
-class _Named(NamedTuple):
-    name: str
-    plan: Plan
-
-
-def _named(plans: Given | Iterable[Given], problems: list[ShardwiseError]) -> list[_Named]:
-    """The plans, loaded where they are files; those without a name are numbered."""
-    several: list[Any] = [plans] if isinstance(plans, Plan | str | os.PathLike) else list(plans)
-    if isinstance(plans, Mapping):
-        several = list(plans.items())
-    named: list[_Named] = []
-    taken: dict[str, object] = {}
-    for number, given in enumerate(several, start=1):
-        with _noted(problems):
-            name, source = _source(given, number)
-            if name in taken and taken[name] == source:
-                continue
-            if name in taken:
+def _named(plans: PlanLike | Iterable[PlanLike], problems: list[ShardwiseError]) -> dict[str, Plan]:
+    """The plans by name, loaded where they are files; those without a name are numbered."""
+    single = isinstance(plans, Plan | str | os.PathLike)
+    items: list[Any] = [plans] if single else list(plans.items() if isinstance(plans, Mapping) else plans)  # type: ignore[arg-type]
+    named: dict[str, Plan] = {}
+    for number, item in enumerate(items, start=1):
+        with _collected(problems):
+            match item:
+                case str() | os.PathLike():
+                    name = os.fspath(item)
+                    plan = named.get(name) or load_plan(name)
+                case Plan():
+                    name, plan = str(number), item
+                case (str(name), Plan() as plan):
+                    pass
+                case _:
+                    kinds = "Plan objects, (name, plan) pairs or paths of saved plans"
+                    raise PlanError(f"plans are {kinds}; number {number} is {type(item).__name__}")
+            if named.setdefault(name, plan) is not plan:
                 raise PlanError(f"two plans are called {name!r}: give each a name, as in plans=[('mine', plan), ...]")
-            taken[name] = source
-            named.append(_Named(name, source if isinstance(source, Plan) else load_plan(source)))
     return named
 
 
-def _source(given: Any, number: int) -> tuple[str, Any]:
-    if isinstance(given, Plan):
-        return str(number), given
-    if isinstance(given, str | os.PathLike):
-        return os.fspath(given), os.fspath(given)
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str) and isinstance(given[1], Plan):
-        return given
-    kind = type(given).__name__
-    raise PlanError(f"plans are Plan objects, (name, plan) pairs or paths of saved plans; number {number} is {kind}")
-
-
-def _place(mesh: Any, topology: str | Topology | Placement | None, named: Sequence[_Named]) -> Placement:
-    """Where strategies are compared: as was said, and else where the plans agree to be."""
-    if mesh is None and not isinstance(topology, Placement):
-        if not named:
-            raise MeshError("say what to compare on: mesh={'data': 4, 'model': 4}, or plans, which have one")
-        mesh = _agreed("mesh", "meshes", [(n.name, n.plan.mesh) for n in named])
-    if OpenMesh.of(mesh) is not None and not isinstance(topology, Placement):
-        raise MeshError(f"{OpenMesh.of(mesh)}: strategies are compared on one mesh, give all its sizes")
+def _place(mesh: Any, topology: str | Topology | Placement | None, named: Mapping[str, Plan]) -> Placement:
+    """Where strategies are compared: on the given mesh and topology, or else on those that all plans have."""
+    if isinstance(topology, Placement):
+        return placement_of(mesh, topology)
+    if mesh is None and not named:
+        raise MeshError("say what to compare on: mesh={'data': 4, 'model': 4}, or plans, which have one")
+    if mesh is None:
+        mesh = _agreed("mesh", "meshes", {name: plan.mesh for name, plan in named.items()})
+    if (open_mesh := OpenMesh.of(mesh)) is not None:
+        raise MeshError(f"{open_mesh}: strategies are compared on one mesh, give all its sizes")
     if topology is None and named:
-        # Plans that were made for no topology lie on none; what that comes to depends on the mesh.
-        lies = [(n.name, n.plan.predicted.hardware if n.plan.placement else None) for n in named]
-        topology = _agreed("topology", "devices", lies)
+        # Plans without a topology have no placement; their hardware depends on the mesh.
+        places = {name: plan.predicted.hardware if plan.placement else None for name, plan in named.items()}
+        topology = _agreed("topology", "devices", places)
     return placement_of(mesh, topology)
 
 
-def _agreed(what: str, several: str, said: Sequence[tuple[str, Any]]) -> Any:
-    first = said[0][1]
-    if any(other != first for _, other in said):
-        each = ", ".join(f"{name}: {value or 'no topology'}" for name, value in said)
-        raise MeshError(f"the plans are for different {several} ({each}): say which {what} is meant")
-    return first
-
-
-def _check_plan(one: _Named, program: _Programs, place: Placement | None) -> None:
-    """Raises why a plan cannot stand beside the others."""
-    name, made = one
-    check_version(made, program.analysis().program, name, lambda: program.analysis(made.variant).program)
-    if place is not None and made.predicted.hardware != place.topology.text:
-        raise PlanError(
-            f"{name} is a plan for {made.predicted.hardware}, and this is about {place.topology.text}: plan again for "
-            "those devices, or compare there"
-        )
+def _agreed(what: str, plural: str, values: Mapping[str, Any]) -> Any:
+    if len(set(values.values())) > 1:
+        each = ", ".join(f"{name}: {value or 'no topology'}" for name, value in values.items())
+        raise MeshError(f"the plans are for different {plural} ({each}): say which {what} is meant")
+    return next(iter(values.values()))

@@ -1,4 +1,4 @@
-"""Strategies and plans beside each other, the best first."""
+"""Named strategies and plans side by side, the best first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardwise.report.page import Page, table
 from shardwise.report.units import binary, plural, seconds
-from shardwise.report.wrapping import wrapped
 
 if TYPE_CHECKING:
     from shardwise.plans.plan import Plan
@@ -18,7 +17,7 @@ _MOST: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A strategy (``expert``) or a saved ``plan``, and what it is predicted to take."""
+    """A named strategy (``expert``) or a ``plan``, and its prediction. The name of a strategy can be given as ``tactics``."""
 
     kind: str
     name: str
@@ -30,28 +29,28 @@ class Row:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """What fits by time, then the rest by what it needs."""
+        """What fits by step time, then the rest by peak memory."""
         return not self.fits, self.time_s if self.fits else self.peak_bytes
 
 
 def expert_row(expert: Expert) -> Row:
     cost = expert.cost
     assert cost is not None
-    figures = (cost.time_s, cost.compute_ps * 1e-12, cost.comm_ps * 1e-12, cost.peak_bytes)
-    return Row("expert", expert.name, *figures, expert.fits)
+    times = cost.time_s, cost.compute_ps * 1e-12, cost.comm_ps * 1e-12
+    return Row("expert", expert.name, *times, cost.peak_bytes, expert.fits)
 
 
 def plan_row(name: str, plan: Plan, mesh: str) -> Row:
-    """The mesh is named where it is not the one that strategies are compared on."""
+    """The name says the mesh where that is not the one that strategies are compared on."""
     p = plan.predicted
     other = [f"on {plan.mesh}"] if str(plan.mesh) != mesh else []
-    words = ", ".join([f"plan {name}", *other, *plan.variant.lines()])
-    return Row("plan", words, p.time_s, p.compute_s, p.comm_s, p.peak_bytes, p.fits)
+    name = ", ".join([f"plan {name}", *other, *plan.variant.lines()])
+    return Row("plan", name, p.time_s, p.compute_s, p.comm_s, p.peak_bytes, p.fits)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that was compared, and what does not apply, with the reason. Made by :func:`shardwise.compare`."""
+    """The rows that were compared, and the strategies that do not apply, with the reason; see :func:`shardwise.compare`."""
 
     function: str
     mesh: str
@@ -62,7 +61,7 @@ class Comparison:
 
     @property
     def ranked(self) -> list[Row]:
-        """The best first; of equals plans before strategies, as they came."""
+        """The rows, the best first; of equals, plans come before strategies."""
         return sorted(self.rows, key=lambda row: row.rank)
 
     def __str__(self) -> str:
@@ -73,7 +72,7 @@ class Comparison:
         printer.text(str(self))
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain data, the best first."""
+        """The comparison as plain data, the best first."""
         return {
             "schema": 1,
             "function": self.function,
@@ -85,37 +84,23 @@ class Comparison:
         }
 
 
-def comparison_text(
-    compared: Comparison,
-    width: int = 80,
-    every: bool = False,
-    hints: tuple[str, str] = ("ranked has them", "refused says why"),
-) -> str:
-    """A line each. Strategies after the first few are left out, plans never are; ``hints`` say where the others are, and where
-    the reasons of those that are not possible."""
+def comparison_text(compared: Comparison, width: int = 80, every: bool = False) -> str:
+    """One line per row. Only the first strategies are listed unless ``every``, but all plans."""
     page = Page(width)
     page.print(
         f"{compared.function} on {compared.mesh}: {compared.hardware}, {binary(compared.usable_bytes)} a device\n"
     )
     ranked = compared.ranked
     shown = [row for k, row in enumerate(ranked) if every or k < _MOST or row.kind == "plan"]
-    rows = table(
-        ("time", "right"),
-        ("compute", "right"),
-        ("moved", "right"),
-        ("memory", "right"),
-        ("fits", "left"),
-        ("strategy or plan", "text"),
-    )
+    cells = []
     for row in shown:
         times = (seconds(t) for t in (row.time_s, row.compute_s, row.comm_s))
-        rows.add_row(*times, binary(row.peak_bytes), "yes" if row.fits else "no", row.name)
-    page.print(rows)
+        cells.append([*times, binary(row.peak_bytes), "yes" if row.fits else "no", row.name])
+    page.print(table([">step time", ">compute", ">communication", ">memory", "fits", "*strategy or plan"], cells))
     if len(shown) < len(ranked):
-        page.print(f"\nand {plural(len(ranked) - len(shown), 'combination')} more: {hints[0]}")
+        page.print(f"\nand {plural(len(ranked) - len(shown), 'combination')} more: --all or .ranked")
     if compared.refused and every:
-        page.print("\nNot possible")
-        page.print(wrapped("\n".join(f"  {name}: {reason}" for name, reason in compared.refused), width).rstrip())
+        page.print("\nNot possible\n" + "\n".join(f"  {name}: {reason}" for name, reason in compared.refused))
     elif compared.refused:
-        page.print(f"\n{plural(len(compared.refused), 'combination')} not possible: {hints[1]}")
+        page.print(f"\n{plural(len(compared.refused), 'combination')} not possible: --all or .refused says why")
     return page.text()

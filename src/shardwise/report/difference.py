@@ -1,154 +1,169 @@
-"""What differs between two plans: data first, then words.
+"""What differs between two plans, between a plan and the answer to a what-if question, and between a plan and the compiled
+program.
 
 Two plans are the same if they do the same on the same devices. How they were found, and by which versions, is no difference.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from shardwise.plans.codec import encode
 from shardwise.report.page import Page, table
-from shardwise.report.plan_text import spec_text
-from shardwise.report.units import binary, seconds
-from shardwise.report.wrapping import wrapped
+from shardwise.report.plan_text import axes_text, spec_text
+from shardwise.report.units import binary, plural, seconds, si
 
 if TYPE_CHECKING:
-    from shardwise.plans.plan import ArrayPlan, Plan
+    from rich.table import Table
+
+    from shardwise.cost.predict import Predicted
+    from shardwise.planner.what_if import WhatIf
+    from shardwise.plans.plan import Plan
+    from shardwise.verification.verify import Verification
+
+_MOST: Final = 8
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Two plans, the first and the second as ``one`` and ``other``."""
-
-    one: Plan
-    other: Plan
-
-    @property
-    def facts(self) -> tuple[tuple[str, str, str], ...]:
-        """What the plans are about, where it differs: (what, of one, of the other)."""
-        pairs = (
-            ("function", self.one.function, self.other.function),
-            ("program", self.one.fingerprint[:12], self.other.fingerprint[:12]),
-            ("devices", self.one.predicted.hardware, self.other.predicted.hardware),
-            ("placement", "; ".join(self.one.placement), "; ".join(self.other.placement)),
-            ("device order", _some(self.one.device_order), _some(self.other.device_order)),
-            ("donated", _donated(self.one, self.other), _donated(self.other, self.one)),
-        )
-        return tuple(pair for pair in pairs if pair[1] != pair[2])
-
-    @property
-    def computed(self) -> int:
-        """How many ops the two plans compute on other axes."""
-        mine, yours = (list(zip(p.sharded.factors, p.sharded.passed, strict=True)) for p in (self.one, self.other))
-        return sum(a != b for a, b in zip(mine, yours, strict=False)) + abs(len(mine) - len(yours))
-
-    @property
-    def arrays(self) -> tuple[tuple[str, ArrayPlan | None, ArrayPlan | None], ...]:
-        """Arguments and outputs whose shape, type or sharding is not the same, by path."""
-        mine, yours = ({a.path: a for a in (*p.arguments, *p.outputs)} for p in (self.one, self.other))
-        pairs = ((path, mine.get(path), yours.get(path)) for path in {**mine, **yours})
-        return tuple((path, a, b) for path, a, b in pairs if (a and spec_text(a)) != (b and spec_text(b)))
-
-    @property
-    def same(self) -> bool:
-        def done(plan: Plan) -> tuple[object, ...]:
-            p = plan.predicted
-            figures = (p.time_s, p.compute_s, p.comm_s, p.peak_bytes, p.usable_bytes)
-            return plan.mesh, plan.variant, _texts(plan), plan.device_order, plan.moved(), figures
-
-        return done(self.one) == done(self.other) and not (self.facts or self.arrays or self.computed)
-
-    def to_json(self) -> dict[str, Any]:
-        def figures(plan: Plan) -> dict[str, Any]:
-            p = plan.predicted
-            return {
-                "mesh": dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
-                "variant": encode(plan.variant),
-                "time_s": p.time_s,
-                "compute_s": p.compute_s,
-                "comm_s": p.comm_s,
-                "peak_bytes": p.peak_bytes,
-                "fits": p.fits,
-                "moved": [
-                    {"kind": kind, "axes": list(axes), "count": count, "bytes": nbytes}
-                    for (kind, axes), (count, nbytes) in plan.moved().items()
-                ],
-            }
-
-        one, other = self.one, self.other
-        return {
-            "schema": 1,
-            "same": self.same,
-            "one": figures(one),
-            "other": figures(other),
-            "facts": [{"what": what, "one": a, "other": b} for what, a, b in self.facts],
-            "decisions": {
-                "one": [text for text in _texts(one) if text not in _texts(other)],
-                "other": [text for text in _texts(other) if text not in _texts(one)],
-            },
-            "arrays": [
-                {"path": path, "one": a and spec_text(a), "other": b and spec_text(b)} for path, a, b in self.arrays
-            ],
-            "computed": self.computed,
-        }
+def difference_data(one: Plan, other: Plan) -> dict[str, Any]:
+    """The figures of both plans, and everything that differs."""
+    plans = one, other
+    figures, decisions = [_figures(plan) for plan in plans], [list(map(str, plan.decisions)) for plan in plans]
+    arrays = [{a.path: spec_text(a) for a in (*plan.arguments, *plan.outputs)} for plan in plans]
+    moved = [
+        {f"{kind} over {'·'.join(axes)}": nbytes for (kind, axes), (_, nbytes) in plan.moved().items()}
+        for plan in plans
+    ]
+    computed = [list(zip(plan.sharded.factors, plan.sharded.passed, strict=True)) for plan in plans]
+    data: dict[str, Any] = {
+        "facts": _rows("what", _facts(one, other), _facts(other, one)),
+        "decisions": {
+            "one": [text for text in decisions[0] if text not in decisions[1]],
+            "other": [text for text in decisions[1] if text not in decisions[0]],
+        },
+        "arrays": _rows("path", *arrays),
+        "moved": _rows("what", *moved),
+        "computed": sum(a != b for a, b in zip(*computed, strict=False)) + abs(len(computed[0]) - len(computed[1])),
+    }
+    differs = any(data[key] for key in ("facts", "arrays", "moved", "computed")) or decisions[0] != decisions[1]
+    same = not differs and figures[0] == figures[1] and one.device_order == other.device_order
+    return {"schema": 1, "same": same, "one": figures[0], "other": figures[1], **data}
 
 
-def _texts(plan: Plan) -> list[str]:
-    return list(map(str, plan.decisions))
+def _figures(plan: Plan) -> dict[str, Any]:
+    keys = ("time_s", "compute_s", "comm_s", "peak_bytes", "usable_bytes", "fits")
+    mesh = dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
+    return {"mesh": mesh, "variant": encode(plan.variant)} | {key: getattr(plan.predicted, key) for key in keys}
 
 
-def difference(one: Plan, other: Plan) -> Difference:
-    """What differs between two plans."""
-    return Difference(one, other)
+def _facts(plan: Plan, other: Plan) -> dict[str, str]:
+    donated = {a.path for a in other.arguments if a.donated}
+    more = [a.path for a in plan.arguments if a.donated and a.path not in donated]
+    order = plan.device_order
+    return {
+        "function": plan.function,
+        "program": plan.fingerprint[:12],
+        "devices": plan.predicted.hardware,
+        "placement": "; ".join(plan.placement),
+        "device order": f"{' '.join(map(str, order[:8]))}{' …' if len(order) > 8 else ''}",
+        "donated": f"{more[0]}{f' and {len(more) - 1} more' if more[1:] else ''}" if more else "nothing more",
+        "mesh": str(plan.mesh),
+        "variant": str(plan.variant),
+    }
 
 
-def difference_text(found: Difference, one: str, other: str, width: int = 80) -> str:
-    """The figures of both beside each other, then what ``Plan.diff`` says: ``one | other``, or - and +."""
-    if found.same:
+def _rows(name: str, one: dict[str, Any], other: dict[str, Any]) -> list[dict[str, Any]]:
+    """The keys whose values differ, with both values."""
+    keys = [key for key in one | other if one.get(key) != other.get(key)]
+    return [{name: key, "one": one.get(key), "other": other.get(key)} for key in keys]
+
+
+def difference_lines(data: dict[str, Any]) -> list[str]:
+    """What differs, one line each: ``what: one | other``, and decisions with - and +."""
+    lines = [f"{row['what']}: {row['one']} | {row['other']}" for row in data["facts"]]
+    lines += [f"- {text}" for text in data["decisions"]["one"]]
+    lines += [f"+ {text}" for text in data["decisions"]["other"]]
+    lines += [f"{row['path']}: {row['one'] or 'not there'} | {row['other'] or 'not there'}" for row in data["arrays"]]
+    lines += [f"{row['what']}: {si(row['one'] or 0, 'B')} | {si(row['other'] or 0, 'B')}" for row in data["moved"]]
+    return lines + ([f"ops computed on other axes: {data['computed']:,}"] if data["computed"] else [])
+
+
+def diff_text(one: Plan, other: Plan) -> str:
+    """See :meth:`Plan.diff`."""
+    lines = difference_lines(difference_data(one, other))
+    return "\n".join(lines or ["the plans are the same"]) + "\n"
+
+
+def difference_text(one: Plan, other: Plan, names: tuple[str, str], width: int = 80) -> str:
+    """The figures of two plans, then what differs."""
+    data = difference_data(one, other)
+    if data["same"]:
         return "the plans are the same\n"
     page = Page(width)
-    page.print(f"{one} | {other}\n")
-    rows = table(("", "left"), ("one", "right"), ("other", "right"), ("", "text"))
-    rows.show_header = False
-    a, b = found.one.predicted, found.other.predicted
-    for what, x, y in (
-        ("time", a.time_s, b.time_s),
-        ("compute", a.compute_s, b.compute_s),
-        ("moved", a.comm_s, b.comm_s),
-    ):
-        rows.add_row(what, seconds(x), seconds(y), _change(x, y))
-    memory = (f"{binary(p.peak_bytes)}{'' if p.fits else ', too much'}" for p in (a, b))
-    rows.add_row("memory", *memory, _change(a.peak_bytes, b.peak_bytes))
-    page.print(rows)
-    lines = [f"{what}: {x} | {y}" for what, x, y in found.facts]
-    if found.computed:
-        lines.append(f"ops computed on other axes: {found.computed:,}")
-    words = found.one.diff(found.other)
-    if words != found.one.diff(found.one):
-        lines += words.splitlines()
-    return page.text() + ("\n" + wrapped("\n".join(lines), width) if lines else "")
+    page.print(f"{names[0]} | {names[1]}\n")
+    page.print(figures_table("one", one.predicted, "other", other.predicted))
+    page.print("\n" + "\n".join(difference_lines(data)))
+    return page.text()
 
 
-def _some(order: tuple[int, ...]) -> str:
-    """
-    >>> _some((0, 2, 1, 3)), _some(tuple(range(16)))
-    ('0 2 1 3', '0 1 2 3 4 5 6 7 …')
-    """
-    return " ".join([*map(str, order[:8]), *(["…"] if len(order) > 8 else [])])
+def figures_table(first: str, before: Predicted, second: str, after: Predicted) -> Table:
+    """Step time, compute, communication and memory of two predictions, with the change."""
+    figures = (
+        ("step time", "time_s", seconds),
+        ("compute", "compute_s", seconds),
+        ("communication", "comm_s", seconds),
+        ("peak memory", "peak_bytes", binary),
+    )
+    rows = []
+    for name, key, unit in figures:
+        x, y = getattr(before, key), getattr(after, key)
+        rows.append([name, unit(x), unit(y), f"{y / x - 1:+.1%}" if x and x != y else ""])
+    rows.append(["fits", *("yes" if p.fits else "no" for p in (before, after)), ""])
+    return table(["", f">{first}", f">{second}", ">change"], rows)
 
 
-def _donated(plan: Plan, other: Plan) -> str:
-    """What one plan donates and the other does not."""
-    theirs = {a.path for a in other.arguments if a.donated}
-    own = [a.path for a in plan.arguments if a.donated and a.path not in theirs]
-    return f"{own[0]}{f' and {len(own) - 1} more' if own[1:] else ''}" if own else "nothing that the other does not"
+def what_if_text(asked: WhatIf, width: int = 80) -> str:
+    """The figures before and after, what makes the difference, and which arrays change their sharding."""
+    page = Page(width)
+    for line in asked.changes or ("nothing changes: the plan has these decisions already",):
+        page.print(line)
+    page.print()
+    page.print(figures_table("before", asked.before, "after", asked.after))
+    for title, causes, unit in (("Time", asked.times, seconds), ("Bytes at the peak", asked.memory, binary)):
+        rows = [[unit(cause.before), unit(cause.after), cause.what] for cause in causes]
+        _print_first(page, f"{title}, by what changes most", [">before", ">after", "*"], rows)
+    specs = [[spec.path, axes_text(spec.before), axes_text(spec.after)] for spec in asked.specs]
+    _print_first(page, "Arrays with another sharding", ["*path", "before", "after"], specs)
+    return page.text()
 
 
-def _change(before: float, after: float) -> str:
-    """
-    >>> _change(2.0, 2.5), _change(2.0, 2.0), _change(0, 1)
-    ('+25.0%', '', '')
-    """
-    return "" if before == after or not before else f"{after / before - 1:+.1%}"
+def _print_first(page: Page, title: str, titles: list[str], rows: list[list[str]]) -> None:
+    if rows:
+        page.print(f"\n{title}\n")
+        page.print(table(titles, rows[:_MOST]))
+    if len(rows) > _MOST:
+        page.print(f"and {plural(len(rows) - _MOST, 'smaller change')}")
+
+
+def verification_text(verified: Verification, width: int = 80) -> str:
+    """Predicted and compiled bytes side by side, and how far the results agree."""
+    page, compiled, predicted = Page(width), verified.compiled, verified.plan.predicted
+    page.print(f"{verified.plan.function} on {verified.plan.mesh}, compiled for {compiled.backend}")
+    if not compiled.fits:
+        page.print(f"does not fit: {compiled.out_of_memory}")
+        return page.text()
+    rows = [[r.kind, "·".join(r.axes), si(r.predicted_bytes, "B"), si(r.compiled_bytes, "B")] for r in verified.rows]
+    page.print()
+    page.print(table(["kind", "axes", ">predicted", ">compiled"], rows) if rows else "no collectives, as predicted")
+    page.print(f"\n{verified.matched:.1%} of bytes as predicted")
+    if compiled.memory is not None:
+        expected = f"{si(predicted.peak_bytes, 'B')} predicted for {predicted.hardware}"
+        page.print(f"peak memory {si(compiled.memory.peak_bytes, 'B')} a device; {expected}")
+    if verified.differences is None:
+        page.print("compiled, not run: results are compared on host devices, for arguments that are arrays")
+        return page.text()
+    wrong = sorted((d for d in verified.differences if not d.explained), key=lambda d: -d.relative)
+    equal = len(verified.differences) - len(wrong)
+    page.print(f"{equal} of {plural(len(verified.differences), 'output')} as in the plain run, up to rounding")
+    for d in wrong[:8]:
+        page.print(f"  {d.path} differs by {d.relative:.1e} of its largest value (rounding: {d.sensitivity:.1e})")
+    return page.text()

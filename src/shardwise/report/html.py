@@ -1,85 +1,79 @@
-"""A plan as one HTML page that needs nothing else. A view is a template under ``templates/tabs`` and a row in ``TABS``."""
+"""A plan as one HTML page that needs no network, and pages of text as HTML for a notebook. A view is a template under
+``templates/tabs`` and a row in ``TABS``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from shardwise.report.charts import memory_area, search_front, search_steps
-from shardwise.report.color_drawing import drawn_colors
+from shardwise.report.charts import color_graph, memory_area, search_front, search_steps
 from shardwise.report.data import report_data
 from shardwise.report.units import binary, change, plural, seconds, si
 
 if TYPE_CHECKING:
     from shardwise.plans.plan import Plan
+    from shardwise.report.page import Page
+
+#: In a notebook a table with more rows is folded away, and no more than these are put into a cell.
+_FOLDED: Final = 12
+_MOST: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Tab:
-    """A view: its template's name, its title, and whether there is anything to show."""
+class Tab(NamedTuple):
+    """A view: the name of its template, its title, and whether there is anything to show."""
 
     name: str
     title: str
-    shown: Callable[[dict[str, Any]], bool] = lambda data: True
+    shown: Callable[[dict[str, Any]], Any] = lambda data: True
 
 
 TABS: Final = (
     Tab("summary", "Summary"),
     Tab("plan", "Plan"),
     Tab("program", "Program"),
-    Tab("local", "Device program", lambda data: data["program"] is not None),
+    Tab("local", "Device program", lambda data: data["program"]),
     Tab("memory", "Memory"),
     Tab("time", "Time"),
     Tab("mesh", "Mesh"),
-    Tab("colors", "Colors", lambda data: data["colors"] is not None),
-    Tab("search", "Search", lambda data: data["search"] is not None),
-    Tab("decisions", "Decisions", lambda data: bool(data["effects"])),
-    Tab("experts", "Experts", lambda data: bool(data["experts"])),
+    Tab("colors", "Colors", lambda data: data["colors"]),
+    Tab("search", "Search", lambda data: data["search"]),
+    Tab("decisions", "Decisions", lambda data: data["effects"]),
+    Tab("experts", "Strategies", lambda data: data["experts"]),
 )
 
 
 def page_html(plan: Plan) -> str:
-    """The page. Every text of the plan is escaped, in the markup and in the data."""
+    """The page of a plan. All text of the plan is escaped, in the markup and in the data."""
     data = report_data(plan)
-    tabs = [tab for tab in TABS if tab.shown(data)]
-    text = environment().get_template("page.html").render(data=data, tabs=tabs)
-    # A path may hold half a surrogate pair, which no file can.
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return _rendered("page.html", data=data, tabs=[tab for tab in TABS if tab.shown(data)])
 
 
-def environment() -> Environment:
-    """Templates that escape every text, with figures as people read them."""
-    made = Environment(
+def notebook_html(page: Page) -> str:
+    """A page of text as HTML that brings its style and takes the colors of the notebook."""
+    return _rendered("notebook.html", items=page.items, folded=_FOLDED, most=_MOST)
+
+
+def _rendered(template: str, **values: object) -> str:
+    environment = Environment(
         loader=PackageLoader("shardwise.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":")}
-    made.filters |= {
-        "seconds": seconds,
-        "si": si,
-        "binary": binary,
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":")}
+    environment.filters |= {f.__name__: f for f in (seconds, si, binary, plural, change)} | {
         "axes": "·".join,
-        "plural": plural,
         "share": _share,
-        "change": change,
     }
-    made.globals |= {
-        "seconds": seconds,
-        "binary": binary,
-        "memory_area": memory_area,
-        "search_steps": search_steps,
-        "search_front": search_front,
-        "drawn_colors": drawn_colors,
-    }
-    return made
+    functions = (seconds, binary, memory_area, search_steps, search_front, color_graph)
+    environment.globals |= {f.__name__: f for f in functions}
+    # A path may hold half a surrogate pair, which no file can.
+    return environment.get_template(template).render(values).encode("utf-8", "replace").decode("utf-8")
 
 
-def _share(part: float, whole: float) -> float:
+def _share(part: float, total: float) -> float:
     """Percent, for the length of a bar."""
-    return round(100 * min(1.0, part / whole), 2) if whole else 0.0
+    return round(100 * min(1.0, part / total), 2) if total else 0.0

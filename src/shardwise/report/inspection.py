@@ -11,27 +11,26 @@ from shardwise.report.units import plural, si
 
 if TYPE_CHECKING:
     from shardwise.dims.analysis import Analysis, CompatibilitySet, Place
-    from shardwise.ir.program import Region
+    from shardwise.ir.program import Program, Region
 
 SCHEMA: Final = 1
-_WIDTH: Final = 80
 
 
 def analysis_json(analysis: Analysis) -> dict[str, Any]:
-    """Everything ``shardwise inspect`` knows, as plain data in a stable order."""
-    program = analysis.program
+    """Everything ``shardwise inspect`` shows, as plain data in a stable order."""
+    program, loops = analysis.program, _loops(analysis)
     return {
         "schema": SCHEMA,
         "program": {
             "name": program.name,
             "ops": len(program.ops),
             "values": len(program.values),
-            "loops": len(_loops(analysis)),
-            "loops_of_unknown_trips": sum(not r.trips_known for r in _loops(analysis)),
+            "loops": len(loops),
+            "loops_of_unknown_trips": sum(not r.trips_known for r in loops),
             "arguments": len(program.arguments),
             "outputs": len(program.outputs),
-            "argument_bytes": sum(program.values[a.value].nbytes for a in program.arguments),
-            "flops": total_flops(analysis),
+            "argument_bytes": _argument_bytes(program),
+            "flops": _total_flops(program),
         },
         "counts": {
             "colors": len(analysis.colors),
@@ -43,42 +42,17 @@ def analysis_json(analysis: Analysis) -> dict[str, Any]:
             "opaque_ops": len(analysis.opaque_ops),
         },
         "groups": [
-            {
-                "id": g.id,
-                "matters": g.matters,
-                "sizes": list(g.sizes),
-                "colors": list(g.colors),
-                "bits": list(g.bits),
-                "values": g.values,
-                "bytes": g.nbytes,
-                "flops": g.flops,
-            }
+            _fields(g, "id matters sizes colors bits values") | {"bytes": g.nbytes, "flops": g.flops}
             for g in analysis.groups
         ],
         "colors": [
-            {
-                "id": c.id,
-                "group": c.group,
-                "matters": c.matters,
-                "loop": c.loop,
-                "sizes": list(c.sizes),
-                "values": c.values,
-                "bytes": c.nbytes,
-                "flops": c.flops,
-                "places": [{"path": p.label, "dim": p.dim} for p in c.places],
-            }
+            _fields(c, "id group matters loop sizes values")
+            | {"bytes": c.nbytes, "flops": c.flops, "places": [{"path": p.label, "dim": p.dim} for p in c.places]}
             for c in analysis.colors
         ],
         "compatibility_sets": [
-            {
-                "id": s.id,
-                "color": s.color,
-                "bit": s.bit,
-                "flipped": s.flipped,
-                "consistent": s.consistent,
-                "conflicts": len(s.conflicts),
-                "lines": conflict_lines(analysis, s),
-            }
+            _fields(s, "id color bit flipped consistent")
+            | {"conflicts": len(s.conflicts), "lines": _conflict_lines(analysis, s)}
             for s in analysis.compatibility_sets
         ],
         "opaque_ops": [
@@ -87,127 +61,109 @@ def analysis_json(analysis: Analysis) -> dict[str, Any]:
     }
 
 
+def _fields(thing: Any, names: str) -> dict[str, Any]:
+    values = {name: getattr(thing, name) for name in names.split()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
 def _loops(analysis: Analysis) -> list[Region]:
     """The bodies of the loops that are left after dead code is gone."""
     return [r for r in analysis.program.regions if r.kind.endswith(".body") and r.owner >= 0]
 
 
-def total_flops(analysis: Analysis) -> float:
-    program = analysis.program
+def _total_flops(program: Program) -> float:
     return float(sum(op.flops * program.runs[op.region] for op in program.ops))
 
 
-def conflict_lines(analysis: Analysis, family: CompatibilitySet) -> list[str]:
+def _argument_bytes(program: Program) -> int:
+    return sum(program.values[a.value].nbytes for a in program.arguments)
+
+
+def _conflict_lines(analysis: Analysis, family: CompatibilitySet) -> list[str]:
     """The source lines of a family's conflicts, most frequent first."""
     program = analysis.program
     counts = Counter(str(program.source_of(program.ops[c.op])) for c in family.conflicts)
     counts.pop("?", None)
-    return [line for line, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    return sorted(counts, key=lambda line: (-counts[line], line))
 
 
-def analysis_text(analysis: Analysis, width: int = _WIDTH, everything: bool = False) -> str:
-    """The analysis as text for a terminal of ``width`` columns; ``everything`` lists what does not matter too."""
-    page = Page(width)
-    program = analysis.program
-    held = sum(program.values[a.value].nbytes for a in program.arguments)
+def analysis_page(analysis: Analysis, width: int = 80, everything: bool = False) -> Page:
+    """The analysis for a terminal of ``width`` columns; ``everything`` includes groups that do not matter."""
+    page, program = Page(width), analysis.program
     page.print(
-        f"{program.name}: {plural(len(program.ops), 'op')}, {si(total_flops(analysis), 'FLOP')}, "
-        f"{plural(len(program.arguments), 'argument')} of {si(held, 'B')}"
+        f"{program.name}: {plural(len(program.ops), 'op')}, {si(_total_flops(program), 'FLOP')}, "
+        f"{plural(len(program.arguments), 'argument')} of {si(_argument_bytes(program), 'B')}"
     )
-    unknown = sum(not r.trips_known for r in _loops(analysis))
-    if unknown:
+    if unknown := sum(not r.trips_known for r in _loops(analysis)):
         page.print(f"{plural(unknown, 'loop')} of unknown length counted as one trip")
-    _groups(page, analysis, everything)
-    _conflicts(page, analysis)
-    _opaque(page, analysis)
-    return page.text()
+    _print_groups(page, analysis, everything)
+    _print_conflicts(page, analysis)
+    _print_opaque(page, analysis)
+    return page
 
 
-def _groups(page: Page, analysis: Analysis, everything: bool) -> None:
+def _print_groups(page: Page, analysis: Analysis, everything: bool) -> None:
     shown = [g for g in analysis.groups if g.matters or everything]
-    shown.sort(key=lambda g: (-g.flops, -g.nbytes, g.id))
-    colors = sum(c.matters for c in analysis.colors)
-    page.print()
     if not shown:
-        page.print("Nothing to shard: no dimension is larger than one and computable in parts.")
+        page.print("\nNothing to shard: no dimension is larger than one and computable in parts.")
         return
-    page.print(f"What can be sharded: {plural(len(shown), 'group')} of {plural(colors, 'color')} that matter")
-    page.print()
-    rows = table(
-        ("group", "right"),
-        ("size", "right"),
-        ("values", "right"),
-        ("bytes", "right"),
-        ("FLOP", "right"),
-        ("where", "text"),
-    )
-    for g in shown:
+    colors = sum(c.matters for c in analysis.colors)
+    page.print(f"\nWhat can be sharded: {plural(len(shown), 'group')} of {plural(colors, 'color')} that matter\n")
+    rows = []
+    for g in sorted(shown, key=lambda g: (-g.flops, -g.nbytes, g.id)):
         size = f"{g.size:,}" + ("…" if len(g.sizes) > 1 else "")
         count = f" ×{len(g.colors)}" if len(g.colors) > 1 else ""
         where = _where(analysis, g.places, page.width - 42)
-        rows.add_row(f"{g.id}{count}", size, f"{g.values:,}", si(g.nbytes, "B"), si(g.flops), where)
-    page.print(rows)
-    hidden = [g for g in analysis.groups if g not in shown]
-    if hidden:
+        rows.append([f"{g.id}{count}", size, f"{g.values:,}", si(g.nbytes, "B"), si(g.flops), where])
+    page.print(table([">group", ">size", ">values", ">bytes", ">FLOP", "*where"], rows))
+    if hidden := [g for g in analysis.groups if g not in shown]:
         loops = sum(analysis.colors[g.colors[0]].loop for g in hidden)
         parts = [plural(loops, "loop dimension")] * bool(loops)
-        parts += [plural(len(hidden) - loops, "group") + " that every op needs whole"] * (len(hidden) > loops)
+        parts += [plural(len(hidden) - loops, "group") + " that every op needs replicated"] * (len(hidden) > loops)
         page.print(f"\nNot shown: {', '.join(parts)}")
 
 
-def named_places(analysis: Analysis, places: tuple[Place, ...]) -> list[str]:
-    """Those of arguments; of outputs where there are none."""
-    arguments = [str(p) for p in places if analysis.program.values[p.value].origin is Origin.ARGUMENT]
-    return arguments or [str(p) for p in places]
-
-
 def _where(analysis: Analysis, places: tuple[Place, ...], width: int, most: int = 3) -> str:
-    """The first few arguments, one a line; a long path loses its beginning, which says least."""
-    named = named_places(analysis, places)
-    if not named:
-        return "(inner values only)"
-    more = f" +{len(named) - most}" if len(named) > most else ""
+    """The first few arguments, or outputs where there are none, one per line; a long path loses its beginning."""
+    values = analysis.program.values
+    names = [str(p) for p in places if values[p.value].origin is Origin.ARGUMENT] or [str(p) for p in places]
+    more = f" +{len(names) - most}" if len(names) > most else ""
     room = [width] * (most - 1) + [width - len(more)]
-    lines = [name if len(name) <= w else "…" + name[1 - w :] for name, w in zip(named, room, strict=False)]
-    return "\n".join(lines) + more
+    lines = [name if len(name) <= w else "…" + name[1 - w :] for name, w in zip(names, room, strict=False)]
+    return "\n".join(lines) + more or "(inner values only)"
 
 
-def _conflicts(page: Page, analysis: Analysis) -> None:
-    page.print()
+def _print_conflicts(page: Page, analysis: Analysis) -> None:
     families: dict[int, list[CompatibilitySet]] = {}
     for s in analysis.compatibility_sets:
         families.setdefault(s.bit, []).append(s)
     if not families:
-        page.print("No conflicts: every color can be sharded without a choice.")
+        page.print("\nNo conflicts: every color can be sharded without a choice.")
         return
     page.print(
-        f"Conflicts: {plural(len(analysis.conflicts), 'place')} in {plural(len(families), 'family', 'families')}, "
-        f"{plural(analysis.bits, 'bit')} to decide"
+        f"\nConflicts: {plural(len(analysis.conflicts), 'place')} in {plural(len(families), 'family', 'families')}, "
+        f"{plural(analysis.bits, 'bit')} to decide\n"
     )
-    page.print()
-    rows = table(("bit", "right"), ("group", "right"), ("sets", "right"), ("places", "right"), ("source lines", "text"))
+    rows = []
     for bit, sets in families.items():
-        lines = conflict_lines(analysis, sets[0])
+        lines = _conflict_lines(analysis, sets[0])
         text = " ".join(lines[:4]) + (f" +{len(lines) - 4}" if len(lines) > 4 else "")
         if not sets[0].consistent:
-            text = "(no consistent side, kept whole) " + text
-        group = analysis.colors[sets[0].color].group
-        rows.add_row(str(bit), str(group), str(len(sets)), str(sum(len(s.conflicts) for s in sets)), text)
-    page.print(rows)
+            text = "(no consistent side, replicated) " + text
+        places = sum(len(s.conflicts) for s in sets)
+        rows.append([str(bit), str(analysis.colors[sets[0].color].group), str(len(sets)), str(places), text])
+    page.print(table([">bit", ">group", ">sets", ">places", "*source lines"], rows))
 
 
-def _opaque(page: Page, analysis: Analysis) -> None:
-    page.print()
+def _print_opaque(page: Page, analysis: Analysis) -> None:
     if not analysis.opaque_ops:
-        page.print("No opaque ops: every operation has a rule.")
+        page.print("\nNo opaque ops: every operation has a rule.")
         return
-    page.print(f"Opaque: {plural(len(analysis.opaque_ops), 'op')} whose arrays must be whole")
-    page.print()
-    rows = table(("kind", "left"), ("count", "right"), ("first at", "left"), ("why", "text"))
+    page.print(f"\nOpaque: {plural(len(analysis.opaque_ops), 'op')} whose arrays must be replicated\n")
     kinds: dict[str, list[Any]] = {}
     for op in analysis.opaque_ops:
         kernel = op.attribute("kernel")
         kinds.setdefault(f"{op.kind}:{kernel}" if kernel else op.kind, []).append(op)
-    for kind, ops in kinds.items():
-        rows.add_row(kind, str(len(ops)), str(analysis.program.source_of(ops[0])), ops[0].opaque)
-    page.print(rows)
+    source = analysis.program.source_of
+    rows = [[kind, str(len(ops)), str(source(ops[0])), ops[0].opaque] for kind, ops in kinds.items()]
+    page.print(table(["kind", ">count", "first at", "*why"], rows))

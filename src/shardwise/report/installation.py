@@ -1,8 +1,7 @@
 """What is installed, and whether it works: the facts behind ``shardwise doctor``.
 
-What must be there and what the extras are is read from the metadata of the installed package, which pip made from
-``pyproject.toml``. Devices are asked for, and the tiny plan is made, in a process of its own: a backend that aborts or hangs
-takes nobody along. This module needs nothing but Python: it is there to say what else is missing.
+Requirements and extras are read from the metadata of the installed package. JAX is asked for its devices, and a tiny plan is
+made, in another process: a backend may abort or hang. This module needs nothing but Python, as it says what else is missing.
 """
 
 from __future__ import annotations
@@ -15,18 +14,19 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections import Counter
 from importlib import metadata
 from typing import Any, Final
 
 import shardwise
+from shardwise.report.units import binary, plural, seconds, wrapped
 
 #: Shown even if no requirement names them.
 _SHOWN: Final = ("jax", "jaxlib", "numpy", "scipy")
 _TESTED_JAX: Final = "tested from 0.9.0 to 0.12"
 _PYTHON: Final = (3, 11)
 _EXTRAS: Final = ("tpu", "zoo", "recipes", "programs")
-_PATIENCE_S: Final = 120.0
+_TIMEOUT_S: Final = 120.0
 
 _PROBE: Final = """
 import json, jax
@@ -41,140 +41,102 @@ print(json.dumps({"works": bool(same)}), flush=True)
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Package:
-    """A package that is needed: its version, empty where it is missing, and what is ``wanted`` of it."""
-
-    name: str
-    version: str
-    wanted: str
-
-    @property
-    def problem(self) -> str:
-        if not self.version:
-            return f'{self.name} is missing: pip install "{self.name}{self.wanted}"'
-        if not _satisfies(self.version, self.wanted):
-            return f'{self.name} is {self.version}: pip install "{self.name}{self.wanted}"'
-        return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Extra:
-    """An optional set of packages, and those of it that are missing."""
-
-    name: str
-    missing: tuple[str, ...]
-
-    @property
-    def install(self) -> str:
-        return f'pip install "shardwise[{self.name}]"'
-
-
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """What came of asking JAX: (platform, kind) of each device, ``trouble`` if that or the tiny plan failed. Nothing was asked
-    where packages are missing."""
-
-    devices: tuple[tuple[str, str], ...]
-    trouble: str
-    time_s: float
+def examine() -> dict[str, Any]:
+    """Versions, devices, extras and problems of this installation, as plain data; takes some seconds."""
+    python = sys.version.split()[0]
+    needed = {**dict.fromkeys(_SHOWN, ""), **dict(_requirements("shardwise"))}
+    packages = [{"name": name, "version": _version(name), "wanted": wanted} for name, wanted in needed.items()]
+    extras = [
+        {"name": name, "missing": _missing(required), "install": f'pip install "shardwise[{name}]"'}
+        for name in _EXTRAS
+        if (required := _requirements("shardwise", name))
+    ]
+    problems = []
+    if sys.version_info < _PYTHON:
+        problems.append(f"Python is {python}, and {'.'.join(map(str, _PYTHON))} or newer is needed")
+    for name in _missing(needed.items()):
+        state = f"is {version}" if (version := _version(name)) else "is missing"
+        problems.append(f'{name} {state}: pip install "{name}{needed[name]}"')
+    devices, problem, time_s = probe() if all(map(_version, needed)) else ([], "", 0.0)
+    return {
+        "schema": 1,
+        "shardwise": shardwise.__version__,
+        "python": python,
+        "jax_range": ", ".join(filter(None, (needed["jax"], _TESTED_JAX))),
+        "packages": packages,
+        "extras": extras,
+        "devices": [{"platform": platform, "kind": kind} for platform, kind in devices],
+        "works": bool(devices) and not problem,
+        "time_s": time_s,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "memory_bytes": _memory_bytes(),
+        "problems": [*problems, *filter(None, [problem])],
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class Installation:
-    """Everything. ``cores`` and ``memory_bytes`` are what this process may use and what the machine has."""
-
-    python: str
-    packages: tuple[Package, ...]
-    extras: tuple[Extra, ...]
-    probed: Probed
-    cores: int
-    memory_bytes: int
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """What is needed and is not there or does not work."""
-        found = [p.problem for p in self.packages if p.problem]
-        if sys.version_info < _PYTHON:
-            found.insert(0, f"Python is {self.python}, and {'.'.join(map(str, _PYTHON))} or newer is needed")
-        return (*found, *([self.probed.trouble] if self.probed.trouble else []))
-
-    @property
-    def jax_range(self) -> str:
-        wanted = next((p.wanted for p in self.packages if p.name == "jax"), "")
-        return ", ".join(filter(None, (wanted, _TESTED_JAX)))
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": 1,
-            "shardwise": shardwise.__version__,
-            "python": self.python,
-            "jax_range": self.jax_range,
-            "packages": [asdict(p) for p in self.packages],
-            "extras": [asdict(e) | {"install": e.install} for e in self.extras],
-            "devices": [{"platform": platform, "kind": kind} for platform, kind in self.probed.devices],
-            "works": bool(self.probed.devices) and not self.probed.trouble,
-            "cores": self.cores,
-            "memory_bytes": self.memory_bytes,
-            "problems": list(self.problems),
-        }
+def doctor_text(data: dict[str, Any], width: int = 80) -> str:
+    """One fact per line, then the problems. Without Rich, which may be what is missing."""
+    lines = [f"shardwise  {data['shardwise']}", f"python     {data['python']}"]
+    for package in data["packages"]:
+        wanted = data["jax_range"] if package["name"] == "jax" else package["wanted"]
+        lines.append(f"{package['name']:10} {package['version'] or 'missing':10} {wanted}".rstrip())
+    kinds = Counter((device["kind"], device["platform"]) for device in data["devices"])
+    devices = ", ".join(f"{count} × {kind} ({platform})" for (kind, platform), count in kinds.items()) or "not known"
+    platforms = os.environ.get("JAX_PLATFORMS")
+    lines += [
+        "",
+        f"devices    {devices}{f', JAX_PLATFORMS={platforms}' if platforms else ''}",
+        f"machine    {plural(data['cores'], 'core')}, {binary(data['memory_bytes'])}",
+        "",
+    ]
+    for extra in data["extras"]:
+        missing = ", ".join(extra["missing"])
+        state = f"{missing} missing: {extra['install']}" if missing else "installed"
+        lines.append(f"extra {extra['name']:9} {state}")
+    works = f"a tiny plan was made, compiled and run: all well ({seconds(data['time_s'])})"
+    lines += ["", *([f"problem: {problem}" for problem in data["problems"]] or [works])]
+    return wrapped("\n".join(lines), width)
 
 
-def examine() -> Installation:
-    """Looks at everything; takes some seconds."""
-    wanted = {**dict.fromkeys(_SHOWN, ""), **dict(_requirements("shardwise"))}
-    packages = tuple(Package(name, _version(name), specifier) for name, specifier in wanted.items())
-    extras = tuple(
-        Extra(name, tuple(_missing("shardwise", name))) for name in _EXTRAS if _requirements("shardwise", name)
-    )
-    missing = [p.name for p in packages if not p.version]
-    probed = Probed((), "", 0.0) if missing else probe()
-    return Installation(sys.version.split()[0], packages, extras, probed, _cores(), _memory_bytes())
-
-
-def probe(command: tuple[str, ...] = (sys.executable, "-P", "-c", _PROBE), patience_s: float = _PATIENCE_S) -> Probed:
-    """Asks JAX for its devices and has a tiny plan made, compiled and run, in another process."""
+def probe(
+    command: tuple[str, ...] = (sys.executable, "-P", "-c", _PROBE), timeout_s: float = _TIMEOUT_S
+) -> tuple[list[tuple[str, str]], str, float]:
+    """Lets another process ask JAX for its devices and make, compile and run a tiny plan. Returns (platform, kind) of each
+    device, the problem if there was one, and the seconds it took."""
     started = time.perf_counter()
-    # A GPU that somebody else computes on has little memory left.
+    # A GPU that another process uses has little memory left.
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
+    options: dict[str, Any] = {"env": environment, "capture_output": True, "check": False, "timeout": timeout_s}
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace", timeout=patience_s, check=False
-        )
-        out, code, said = done.stdout, done.returncode, done.stderr
+        done = subprocess.run(command, **options)
+        out, code, error = done.stdout, done.returncode, done.stderr.decode(errors="replace")
     except subprocess.TimeoutExpired as late:
-        out = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
-        code, said = 1, f"no answer within {patience_s:g} s"
-    except OSError as error:
-        out, code, said = "", 1, str(error)
-    told: dict[str, Any] = {}
+        out, code, error = late.stdout or b"", 1, f"no answer within {timeout_s:g} s"
+    answer: dict[str, Any] = {}
     for line in out.splitlines():
         with contextlib.suppress(ValueError):
-            told |= json.loads(line) if line.startswith("{") else {}
-    devices = tuple((str(platform), str(kind)) for platform, kind in told.get("devices", ()))
-    trouble = ""
-    if code or "works" not in told:
+            answer |= json.loads(line) if line.startswith(b"{") else {}
+    devices = [(str(platform), str(kind)) for platform, kind in answer.get("devices", ())]
+    problem = ""
+    if code or "works" not in answer:
         what = "a tiny plan cannot be made and run here" if devices else "JAX cannot start"
-        trouble = f"{what}: {_last_words(code, said)}"
-    elif not told["works"]:
-        trouble = "a tiny plan gave other numbers than the plain program"
-    return Probed(devices, trouble, time.perf_counter() - started)
+        problem = f"{what}: {_reason(code, error)}"
+    elif not answer["works"]:
+        problem = "a tiny plan gave other numbers than the plain program"
+    return devices, problem, time.perf_counter() - started
 
 
-def _last_words(code: int, said: str) -> str:
+def _reason(code: int, error: str) -> str:
     """Why a process failed: its signal, or the exception at the end of its traceback."""
     if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"ended by {signal.Signals(-code).name}"
-    lines = [line for line in said.splitlines() if line.strip()]
+        return f"ended by {signal.Signals(-code).name}"
+    lines = [line for line in error.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
     return (errors or lines or [f"exit code {code}"])[-1]
 
 
-# Packages.
-
-
 def _version(name: str) -> str:
+    """The installed version of a package, empty if there is none."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -189,61 +151,42 @@ def _requires(package: str) -> list[str]:
 
 
 def _requirements(package: str, extra: str = "") -> list[tuple[str, str]]:
-    """(name, specifier) of what a package requires, always or for an extra. ``a[b]`` is what a requires for b as well."""
-    found: list[tuple[str, str]] = []
+    """(name, specifier) of what a package requires, always or for an extra. ``a[b]`` includes what a requires for b."""
+    requirements: list[tuple[str, str]] = []
     for line in _requires(package):
         requirement, _, marker = line.partition(";")
         named = re.search(r"""extra\s*==\s*["']([^"']+)""", marker)
         parts = re.match(r"\s*([\w.-]+)(?:\[([\w.,-]+)\])?\s*(.*)", requirement)
-        if parts is None or (named.group(1) if named else "") != extra:
-            continue
-        name, inner, specifier = parts.groups()
-        found.append((name, specifier.strip(" ()")))
-        for more in (inner or "").split(",") if inner else []:
-            found += _requirements(name, more)
-    return found
+        if parts is not None and (named[1] if named else "") == extra:
+            name, inner, specifier = parts.groups()
+            requirements.append((name, specifier.strip(" ()")))
+            for more in inner.split(",") if inner else []:
+                requirements += _requirements(name, more)
+    return requirements
 
 
-def _missing(package: str, extra: str) -> list[str]:
-    return [
-        name for name, wanted in _requirements(package, extra) if not (v := _version(name)) or not _satisfies(v, wanted)
-    ]
+def _missing(requirements: Any) -> list[str]:
+    return [name for name, wanted in requirements if not (v := _version(name)) or not _satisfies(v, wanted)]
 
 
 def _satisfies(version: str, wanted: str) -> bool:
-    """Lower and upper bounds; of what else a specifier may say pip takes care.
+    """Checks lower and upper bounds; pip takes care of the rest of a specifier.
 
     >>> _satisfies("0.10.2", ">=0.9"), _satisfies("0.8.1", ">=0.9"), _satisfies("0.9", ">=0.9,<0.9")
     (True, False, False)
     """
     have = _numbers(version)
-    for bound in filter(None, (part.strip() for part in wanted.split(","))):
-        if bound.startswith(">=") and have < _numbers(bound):
-            return False
-        if bound.startswith("<") and not bound.startswith("<=") and have >= _numbers(bound):
-            return False
-    return True
+    bounds = re.findall(r"(>=|<(?!=))\s*([\w.]+)", wanted)
+    return all(have >= _numbers(v) if sign == ">=" else have < _numbers(v) for sign, v in bounds)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     """
-    >>> _numbers(">=0.9.0"), _numbers("0.10.2.dev3+cpu")
+    >>> _numbers("0.9.0"), _numbers("0.10.2.dev3+cpu")
     ((0, 9), (0, 10, 2))
     """
-    numbers = [int(n) for n in re.findall(r"\d+", re.split(r"[a-z+]", version.lstrip("<>=! "))[0])]
-    while numbers and not numbers[-1]:
-        numbers.pop()
-    return tuple(numbers)
-
-
-# The machine.
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
+    release = re.sub(r"(\.0)+$", "", re.match(r"[\d.]*\d|", version)[0])  # type: ignore[index]
+    return tuple(map(int, filter(None, release.split("."))))
 
 
 def _memory_bytes() -> int:

@@ -1,112 +1,104 @@
 """A plan's specs as rules from logical axes to mesh axes, as Flax (``logical_to_mesh_axes``) and MaxText have them.
 
-A rule gives all dimensions of one name the same mesh axes. Where a model has names already, a name may need two shardings in a
-plan: the one of more bytes becomes the rule, and the others are listed.
+A rule gives all dimensions of one name the same mesh axes. With the names of a model a plan may shard a name in two ways: the
+one of more elements becomes the rule, and the other arrays are listed.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.errors import PlanError, QueryError
 from shardwise.ir.paths import find_paths
-from shardwise.plans.plan import ArrayPlan, Plan
+from shardwise.plans.plan import ArrayPlan, Plan, Spec
+from shardwise.report.plan_text import axes_text, dims
 
 #: What a logical axis is mapped to: no mesh axis, one, or several.
 Mapped = str | tuple[str, ...] | None
+Names = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """``rules`` in the form that Flax takes; ``names``: the logical axes of arguments by path; ``others``: what these rules do
-    not give as planned, in words."""
+    """``rules`` in the form that Flax takes; ``names``: the logical axes of arguments by path; ``others``: arguments that these
+    rules do not shard as planned, in words."""
 
     rules: tuple[tuple[str, Mapped], ...]
-    names: dict[str, tuple[str | None, ...]]
+    names: dict[str, Names]
     others: tuple[str, ...]
 
     def __str__(self) -> str:
         lines = ["rules = (", *(f"    {rule!r}," for rule in self.rules), ")", "names = {"]
-        lines += [f"    {path!r}: {own!r}," for path, own in self.names.items()]
+        lines += [f"    {path!r}: {names!r}," for path, names in self.names.items()]
         lines += ["}", *(f"# not as planned: {text}" for text in self.others)]
         return "\n".join(lines) + "\n"
 
 
 def logical_rules(plan: Plan, names: Mapping[str, Sequence[str | None]] | None) -> Rules:
     """See :meth:`Plan.rules`."""
-    given = _made_up(plan) if names is None else _checked(plan, names)
-    arrays = {a.path: a for a in plan.arguments if a.path in given}
-    wanted: dict[str, dict[tuple[str, ...], int]] = {}  # by name and mesh axes: bytes
-    for path, own in given.items():
-        for name, axes in zip(own, _dims(arrays[path]), strict=True):
+    arrays = {a.path: a for a in plan.arguments}
+    names_of = _generated(plan) if names is None else _checked(arrays, names)
+    elements: defaultdict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
+    for path, axis_names in names_of.items():
+        for name, axes in zip(axis_names, dims(arrays[path]), strict=True):
             if name is not None:
-                weights = wanted.setdefault(name, {})
-                weights[axes] = weights.get(axes, 0) + math.prod(arrays[path].shape)
-    chosen = {name: max(weights, key=lambda axes: (weights[axes], axes)) for name, weights in wanted.items()}
+                elements[name][axes] += math.prod(arrays[path].shape)
+    chosen = {name: max(counts, key=lambda axes: (counts[axes], axes)) for name, counts in elements.items()}
     others = [
-        f"{path} is {_words(_dims(arrays[path]))}, the rules make it {_words(made)}"
-        for path, own in given.items()
-        if (made := _applied(own, chosen)) != _dims(arrays[path])
+        f"{path} is {axes_text(dims(arrays[path]))}, the rules make it {axes_text(spec)}"
+        for path, axis_names in names_of.items()
+        if (spec := _applied(axis_names, chosen)) != dims(arrays[path])
     ]
     rules = tuple((name, axes[0] if len(axes) == 1 else axes or None) for name, axes in chosen.items())
-    return Rules(rules, given, tuple(others))
+    return Rules(rules, names_of, tuple(others))
 
 
-def _dims(array: ArrayPlan) -> tuple[tuple[str, ...], ...]:
-    return (*array.spec, *((),) * (len(array.shape) - len(array.spec)))
-
-
-def _words(dims: tuple[tuple[str, ...], ...]) -> str:
-    return f"[{', '.join('·'.join(axes) or '-' for axes in dims)}]"
-
-
-def _applied(names: Sequence[str | None], rules: Mapping[str, tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    """What the rules make of an array; a mesh axis is given once, to the first dimension that may have it."""
+def _applied(names: Names, rules: Mapping[str, tuple[str, ...]]) -> Spec:
+    """The spec that the rules give an array; a mesh axis goes to the first dimension that may have it."""
     used: set[str] = set()
-    made = []
+    spec = []
     for name in names:
-        axes = rules[name] if name is not None else ()
-        axes = () if used & set(axes) else axes
+        axes = rules[name] if name is not None and not used & set(rules[name]) else ()
         used.update(axes)
-        made.append(axes)
-    return tuple(made)
+        spec.append(axes)
+    return tuple(spec)
 
 
-def _checked(plan: Plan, names: Mapping[str, Sequence[str | None]]) -> dict[str, tuple[str | None, ...]]:
+def _checked(arrays: Mapping[str, ArrayPlan], names: Mapping[str, Sequence[str | None]]) -> dict[str, Names]:
     problems = []
-    arguments = {a.path: a for a in plan.arguments}
-    found: dict[str, tuple[str | None, ...]] = {}
-    for asked, own in names.items():
+    names_of: dict[str, Names] = {}
+    for pattern, axis_names in names.items():
         try:
-            paths = find_paths(asked, arguments, what="argument")
+            paths = find_paths(pattern, arrays, what="argument")
         except QueryError as error:
             problems.append(str(error))
             continue
         for path in paths:
-            found[path], rank = tuple(own), len(arguments[path].shape)
-            if len(own) != rank:
-                problems.append(f"{path} has {rank} dimensions, and {len(own)} names are given")
+            names_of[path], rank = tuple(axis_names), len(arrays[path].shape)
+            if len(axis_names) != rank:
+                problems.append(f"{path} has {rank} dimensions, and {len(axis_names)} names are given")
     if problems:
         raise PlanError("\n".join(problems))
-    return found
+    return names_of
 
 
-def _made_up(plan: Plan) -> dict[str, tuple[str | None, ...]]:
-    """A name for each color and each way in which the plan shards it, after the largest argument that has it."""
-    found: dict[tuple[int, tuple[str, ...]], str] = {}
-    taken: dict[str, int] = {}
+def _generated(plan: Plan) -> dict[str, Names]:
+    """A name for each color and each of its shardings, after the largest argument that has it."""
+    names: dict[tuple[int, tuple[str, ...]], str] = {}
+    used: Counter[str] = Counter()
     for array in sorted(plan.arguments, key=lambda a: -math.prod(a.shape)):
         for d, key in enumerate(_keys(array)):
-            if key is not None and key not in found:
+            if key is not None and key not in names:
                 base = f"{re.split(r'[/.]', array.path)[-1]}_{d}"
-                taken[base] = count = taken.get(base, 0) + 1
-                found[key] = base if count == 1 else f"{base}_{count}"
-    return {a.path: tuple(None if k is None else found[k] for k in _keys(a)) for a in plan.arguments}
+                used[base] += 1
+                names[key] = base if used[base] == 1 else f"{base}_{used[base]}"
+    return {a.path: tuple(None if k is None else names[k] for k in _keys(a)) for a in plan.arguments}
 
 
 def _keys(array: ArrayPlan) -> list[tuple[int, tuple[str, ...]] | None]:
     colors = array.colors or (-1,) * len(array.shape)
-    return [None if c < 0 else (c, axes) for c, axes in zip(colors, _dims(array), strict=True)]
+    return [None if c < 0 else (c, axes) for c, axes in zip(colors, dims(array), strict=True)]

@@ -1,43 +1,56 @@
-"""Plain text of a given width: what all reports print on, in a terminal, a file or a notebook alike."""
+"""What reports are printed on: paragraphs and tables, shown as plain text in a terminal and as HTML in a notebook."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from shardwise.report.units import wrapped
+
 
 class Page:
-    """Lines of text, collected.
+    """Paragraphs and tables for a terminal of ``width`` columns.
 
     >>> page = Page(40)
-    >>> shown = table(("kind", "left"), ("bytes", "right"))
-    >>> shown.add_row("all-gather", "512 B")
-    >>> page.print("moved"); page.print(shown); print(page.text(), end="")
-    moved
+    >>> page.print("Collectives")
+    >>> page.print(table(["kind", ">bytes"], [["all-gather", "512 B"]]))
+    >>> print(page.text(), end="")
+    Collectives
     kind        bytes
     all-gather  512 B
     """
 
-    def __init__(self, width: int):
+    def __init__(self, width: int = 80):
         self.width = width
-        self._out = io.StringIO()
-        # Without these two, Rich writes escape codes in a notebook.
-        plain = {"force_jupyter": False, "color_system": None}
-        self._console = Console(file=self._out, width=width, highlight=False, emoji=False, markup=False, **plain)  # type: ignore[arg-type]
+        self.items: list[str | Table] = []
 
-    def print(self, shown: str | Table = "") -> None:
-        self._console.print(shown)
+    def print(self, item: str | Table = "") -> None:
+        self.items.append(item)
 
     def text(self) -> str:
-        return "\n".join(line.rstrip() for line in self._out.getvalue().splitlines()) + "\n"
+        return "".join(wrapped(f"{x}\n", self.width) if isinstance(x, str) else self._text(x) for x in self.items)
+
+    def _text(self, shown: Table) -> str:
+        # Without these two, Rich writes escape codes in a notebook.
+        plain = {"force_jupyter": False, "color_system": None}
+        out = io.StringIO()
+        console = Console(file=out, width=self.width, highlight=False, emoji=False, markup=False, **plain)  # type: ignore[arg-type]
+        console.print(shown)
+        return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
-def table(*columns: tuple[str, str]) -> Table:
-    """A table without lines. Columns are (title, ``left``, ``right`` or ``text``); the last may be text that wraps."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
-    for title, justify in columns:
-        last = justify == "text"
-        made.add_column(title, justify="left" if last else justify, no_wrap=not last, overflow="fold")  # type: ignore[arg-type]
-    return made
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table without lines. The cells under ``>title`` are right-aligned, those under ``*title`` may wrap; without any
+    titles there is no header."""
+    result = Table(
+        box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, show_header=any(t.strip(">*") for t in titles)
+    )
+    for title in titles:
+        justify = "right" if title.startswith(">") else "left"
+        result.add_column(title.lstrip(">*"), justify=justify, no_wrap=not title.startswith("*"), overflow="fold")  # type: ignore[arg-type]
+    for row in rows:
+        result.add_row(*row)
+    return result

@@ -24,7 +24,7 @@ _PATHS: Final = 0.5
 _TYPES: Final = 0.26
 _BORDERS: Final = ("argument", "output")
 
-LEGEND: Final = (
+_LEGEND: Final = (
     "Lines with > communicate, with the bytes that one device moves. f32[16·data,512] is this device's block, 16 × 512, of an "
     "array whose first dimension is sharded over data; where it is partial over model, the array is the sum of such blocks "
     "along model. %7.a is %7 in another sharding, w[i] what one trip of a loop reads of w, _ a scalar in the source."
@@ -32,20 +32,16 @@ LEGEND: Final = (
 
 
 def program_text(program: Program, sharded: ShardedProgram, width: int = 120) -> str:
-    """What one device computes, line by line, and the collectives of a step by kind and axes."""
+    """The ops of one device, line by line, and the collectives of a step by kind and axes."""
     lines, page = program_lines(program, sharded), Page(width)
-    head = [
-        f"{program.name} on {sharded.mesh}, one device of {sharded.mesh.devices}",
-        "",
-        *textwrap.wrap(LEGEND, width),
-    ]
-    moved = table(("kind", "left"), ("axes", "left"), ("count", "right"), ("bytes", "right"))
-    for (kind, axes), (count, nbytes) in totals(lines).items():
-        moved.add_row(kind, "·".join(axes), str(count), si(nbytes, "B"))
-    page.print("Collectives a step, one device\n")
-    page.print(moved if moved.row_count else "none")
-    rows, given = laid_out(lines, width), sum(line.kind == "argument" for line in lines)
-    return "\n".join([*head, "", *rows[:given], "", *rows[given:], "", page.text()])
+    title = f"{program.name} on {sharded.mesh}, one device of {sharded.mesh.devices}"
+    head = [title, "", *textwrap.wrap(_LEGEND, width)]
+    moved = totals(lines).items()
+    cells = [[kind, "·".join(axes), str(count), si(nbytes, "B")] for (kind, axes), (count, nbytes) in moved]
+    page.print("Collectives of one device in a step\n")
+    page.print(table(["kind", "axes", ">count", ">bytes"], cells) if cells else "none")
+    rows, arguments = laid_out(lines, width), sum(line.kind == "argument" for line in lines)
+    return "\n".join([*head, "", *rows[:arguments], "", *rows[arguments:], "", page.text()])
 
 
 def program_data(program: Program, sharded: ShardedProgram) -> dict[str, Any]:
@@ -115,8 +111,8 @@ def _row(line: Line, end: str, columns: tuple[int, int], room: int) -> str:
     left = f"{label:<{columns[0]}}  {line.type:<{columns[1]}}  " if line.name else label
     compact = f"{label} {line.type} " if line.name else label
     about = line.about if line.kind not in _BORDERS else ""
-    notes = [[n for n in own if n] for own in ((line.note, about), (line.note,))]
-    rights = [equals + line.expression + (f"  # {'; '.join(own)}" if own else "") for own in notes]
+    notes = [[n for n in texts if n] for texts in ((line.note, about), (line.note,))]
+    rights = [equals + line.expression + (f"  # {'; '.join(texts)}" if texts else "") for texts in notes]
     for text in (left + rights[0], left + rights[1], compact + rights[1]):
         if len(text.rstrip()) <= room:
             return f"{text.rstrip():<{room}}{end}".rstrip()

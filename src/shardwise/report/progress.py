@@ -1,88 +1,74 @@
-"""How far a search is: the best so far, written over and over. The same on a terminal and in a notebook's cell."""
+"""The progress of a search: the best plan so far, on a terminal or in the cell of a notebook."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from shardwise.report.units import seconds
+from shardwise.report.units import binary, seconds
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from rich.live import Live
+
     from shardwise.search.result import Improvement
 
 _WIDTH: Final = 79
-_TICK_S: Final = 0.2
-#: Puts the cursor one line up.
-_UP: Final = "\x1b[A"
-
-
-def _nothing() -> None:
-    """There is nothing to tidy up."""
 
 
 class ProgressLine:
     """Given to ``progress=``, and ended when the search is over; ``progress="auto"`` does both.
 
-    On a terminal the line is gone afterwards, in a notebook it stays. Where there is neither, or ``shown`` is false, nothing
-    is written. With ``lines`` each improvement is a line of its own on standard error, wherever that goes.
+    On a terminal the lines are removed afterwards, in a notebook they stay. Where there is neither, or ``shown`` is false,
+    nothing is written. With ``lines`` each improvement is a line on standard error, wherever that goes.
 
     >>> with ProgressLine(shown=False) as line:
     ...     line(None, 0.5)
     """
 
     def __init__(self, shown: bool = True, lines: bool = False):
-        self._write: Callable[[str, float], None] | None = None
-        self._end: Callable[[], None] = _nothing
-        self._last, self._words, self._at = "", "", 0.0
-        if lines and sys.stderr is not None:
-            self._write = self._line
-        elif shown and _kernel() is not None:
-            self._write, self._end = self._cell, self._leave_cell
-        elif shown and sys.stderr is not None and sys.stderr.isatty():
-            self._write, self._end = self._terminal, self._leave_terminal
+        self._lines = lines and sys.stderr is not None
+        self._notebook = shown and not lines and _in_notebook()
+        self._terminal = shown and not lines and not self._notebook and sys.stderr is not None and sys.stderr.isatty()
+        self._live: Live | None = None
         self._display: Any = None
-        self._start, self._share = time.monotonic(), 0.0
-        self._lock, self._over = threading.Lock(), threading.Event()
-        self._ticker: threading.Thread | None = None
+        self._figures, self._words, self._share, self._at = "", "", 0.0, 0.0
+        self._start = time.monotonic()
 
     def __call__(self, improvement: Improvement, share: float) -> None:
-        if self._write is None:
+        if not (self._lines or self._notebook or self._terminal):
             return
-        best = improvement.best.cost
-        figures = f"best {seconds(best.time_s)}, {best.peak_bytes / 2**30:.1f} GiB"
-        with self._lock:
-            if share < self._share:  # another search
-                self._start = time.monotonic()
-            self._last = f"{improvement.evaluations:,} evaluated, {figures}"
-            self._words, self._share, self._at = improvement.words, share, time.monotonic() - self._start
-            self._write(self._last, share)
-        if self._ticker is None and self._end != _nothing:
-            self._ticker = threading.Thread(target=self._tick, daemon=True)
-            self._ticker.start()
+        if share < self._share:  # another search
+            self._start = time.monotonic()
+        cost = improvement.best.cost
+        self._figures = f"{improvement.evaluations:,} evaluated, best {seconds(cost.time_s)}, {binary(cost.peak_bytes)}"
+        self._words, self._share, self._at = improvement.words, share, time.monotonic() - self._start
+        if self._lines:
+            print(self._figures, file=sys.stderr, flush=True)
+        elif self._notebook:
+            self._show(f"{_bar(share)} {self._figures}")
+        elif self._live is None:
+            self._live = _live(self._text)
+            self._live.start()
 
-    def _tick(self) -> None:
-        """Between improvements time goes by as well."""
-        while not self._over.wait(_TICK_S):
-            with self._lock:
-                now = time.monotonic() - self._start
-                share = min(0.99, self._share * now / self._at) if self._at else self._share
-                left = (now / share - now) if share else 0.0
-                if self._last and self._write is not None and not self._over.is_set():
-                    self._write(f"{self._last}, {left:.0f} s left" if share > 0.05 else self._last, share)
+    def _text(self) -> str:
+        """Two lines: figures, and what is sharded. Between improvements the share is extrapolated."""
+        now = time.monotonic() - self._start
+        share = min(0.99, self._share * now / self._at) if self._at else self._share
+        left = f", {now / share - now:.0f} s left" if share > 0.05 else ""
+        words = self._words if len(self._words) <= _WIDTH else f"{self._words[: _WIDTH - 1]}…"
+        return f"{_bar(share)} {self._figures}{left}\n{words}"
 
     def end(self) -> None:
         """The search is over. May be called again."""
-        self._over.set()
-        with self._lock:
-            if self._last:
-                self._end()
-            self._last = ""
+        if self._live is not None:
+            self._live.stop()
+        elif self._notebook and self._figures:
+            self._show(self._figures)
+        self._live, self._figures = None, ""
 
     def __enter__(self) -> ProgressLine:
         return self
@@ -92,34 +78,21 @@ class ProgressLine:
     ) -> None:
         self.end()
 
-    def _line(self, text: str, share: float) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    def _terminal(self, text: str, share: float) -> None:
-        """Two lines: figures, and what is sharded. The cursor stays at the beginning of the first."""
-        words = self._words if len(self._words) <= _WIDTH else f"{self._words[: _WIDTH - 1]}…"
-        sys.stderr.write(f"\r{f'{_bar(share)} {text}':<{_WIDTH}}\n{words:<{_WIDTH}}\r{_UP}")
-        sys.stderr.flush()
-
-    def _leave_terminal(self) -> None:
-        sys.stderr.write(f"\r{'':<{_WIDTH}}\n{'':<{_WIDTH}}\r{_UP}")
-        sys.stderr.flush()
-
-    def _cell(self, text: str, share: float) -> None:
-        self._show(
-            f"{_bar(share)} {text}", f'<progress max="1" value="{share:.3f}" aria-label="search"></progress> {text}'
-        )
-
-    def _leave_cell(self) -> None:
-        self._show(self._last, self._last)
-
-    def _show(self, plain: str, html: str) -> None:
-        display = importlib.import_module("IPython.display").display
-        data = {"text/plain": plain, "text/html": f"<span>{html}</span>"}
+    def _show(self, text: str) -> None:
         if self._display is None:
-            self._display = display(data, raw=True, display_id=True)
+            display = importlib.import_module("IPython.display").display
+            self._display = display({"text/plain": text}, raw=True, display_id=True)
         else:
-            self._display.update(data, raw=True)
+            self._display.update({"text/plain": text}, raw=True)
+
+
+def _live(text: Any) -> Live:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=sys.stderr, width=_WIDTH, highlight=False, emoji=False, markup=False, color_system=None)
+    refresh: dict[str, Any] = {"refresh_per_second": 5, "redirect_stdout": False, "redirect_stderr": False}
+    return Live(console=console, get_renderable=text, transient=True, **refresh)
 
 
 def _bar(share: float) -> str:
@@ -127,12 +100,11 @@ def _bar(share: float) -> str:
     >>> _bar(0.5)
     '[##########..........]'
     """
-    done = round(20 * share)
-    return f"[{'#' * done}{'.' * (20 - done)}]"
+    return f"[{'#' * round(20 * share):.<20}]"
 
 
-def _kernel() -> Any:
-    """The notebook's kernel, None outside of one. Nothing is imported: in a notebook IPython is there."""
-    made = sys.modules.get("IPython")
-    shell = made.get_ipython() if made is not None else None
-    return getattr(shell, "kernel", None)
+def _in_notebook() -> bool:
+    """Nothing is imported: in a notebook IPython is there."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    return getattr(shell, "kernel", None) is not None

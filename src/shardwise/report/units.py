@@ -1,7 +1,8 @@
-"""Figures as people read them."""
+"""Figures with units, and lines that fit a terminal. Needs nothing but Python."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 
 
@@ -11,15 +12,12 @@ def si(value: float, unit: str = "") -> str:
     >>> si(1.969e15, "FLOP"), si(1280), si(0)
     ('1.97 PFLOP', '1.28 k', '0')
     """
-    prefixes = ["", "k", "M", "G", "T", "P", "E", "Z"]
-    if value == 0:
-        return f"0 {unit}".rstrip()
-    k = 0
-    while value >= 999.5 and k < len(prefixes) - 1:
+    for prefix in ("", "k", "M", "G", "T", "P", "E", "Z"):
+        if value < 999.5 or prefix == "Z":
+            break
         value /= 1000
-        k += 1
     digits = 0 if value >= 100 or value == int(value) else 1 if value >= 10 else 2
-    return f"{value:.{digits}f} {prefixes[k]}{unit}".rstrip()
+    return f"{value:.{digits}f} {prefix}{unit}".rstrip()
 
 
 def seconds(value: float) -> str:
@@ -62,3 +60,17 @@ def plural(count: int, noun: str, many: str = "") -> str:
     ('1 color', '2 families')
     """
     return f"{count:,} {noun if count == 1 else many or noun + 's'}"
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text with long lines continued below, indented; a word is broken only where it alone is longer.
+
+    >>> print(wrapped("  all-gather over data, for dot_general at train.py:12", 40), end="")
+      all-gather over data, for dot_general
+        at train.py:12
+    """
+    lines: list[str] = []
+    for line in text.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(line, width, subsequent_indent=indent + "  ", break_on_hyphens=False) or [""]
+    return "".join(f"{line}\n" for line in lines)

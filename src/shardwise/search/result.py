@@ -15,8 +15,8 @@ class Ended(enum.Enum):
 
     CONVERGED = "nothing better was found for a while"
     EXHAUSTED = "all states were tried"
-    SECONDS = "the time budget was exhausted"
-    EVALUATIONS = "the evaluation budget was exhausted"
+    SECONDS = "time budget exhausted"
+    EVALUATIONS = "evaluation budget exhausted"
     INTERRUPTED = "it was interrupted"
     NOTHING = "there is nothing to decide"
     INFEASIBLE = "no state can fit"

@@ -60,7 +60,9 @@ class Expert:
 
     @property
     def name(self) -> str:
-        return " + ".join(f"{part} {axis}" for part, axis in self.parts) or "replicated"
+        """Text that :func:`shardwise.plan` takes as ``tactics``, or ``replicated``."""
+        axes = {part: "+".join(axis for other, axis in self.parts if other == part) for part, _ in self.parts}
+        return ",".join(f"{part}:{axes[part]}" for part in axes) or "replicated"
 
     @property
     def applies(self) -> bool:

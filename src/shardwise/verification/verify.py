@@ -88,7 +88,7 @@ class Verification:
         return tuple(r for r in self.rows if r.compiled_bytes > 1.01 * r.predicted_bytes)
 
     def __str__(self) -> str:
-        from shardwise.report.verification_text import verification_text
+        from shardwise.report.difference import verification_text
 
         return verification_text(self)
 

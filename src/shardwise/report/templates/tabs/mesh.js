@@ -50,7 +50,7 @@
     const size = array.shape.map((s, d) => s / pieces(array)[d]);
     const copies = order.length / array.shards;
     const each = copies === 1 ? "on one device each" : `on ${copies} devices each`;
-    const cut = array.shards === 1 ? `whole on ${copies === 1 ? "the device" : "every device"}`
+    const cut = array.shards === 1 ? `replicated on ${copies === 1 ? "the device" : "every device"}`
       : `${array.shards} shards of [${size.join(", ")}], ${each}`;
     document.getElementById("shards").textContent = `${array.text}: ${cut}, ` +
       `${array.device_bytes_text} a device.` + (order.length > count ? ` The first ${count} devices are shown.` : "");

@@ -1,0 +1,235 @@
+"""Commands about saved plans: ``explain``, ``what-if``, ``diff``, ``verify`` and ``report``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from shardwise.cli import completers, options
+from shardwise.cli.options import Result
+from shardwise.errors import ShardwiseError
+
+if TYPE_CHECKING:
+    from shardwise.plans.plan import Plan
+
+
+def _loaded(arguments: argparse.Namespace, target: str | None) -> Plan:
+    """The saved plan; bound to its target, if that was given."""
+    from shardwise.cli.targets import load_target, without_devices
+    from shardwise.plans.load import load_plan
+
+    plan = load_plan(arguments.plan)
+    if target is None:
+        return plan
+    without_devices()
+    loaded = load_target(target)
+    return plan.bind(loaded.fn, *loaded.args, kwargs=loaded.kwargs)
+
+
+def _mesh(plan: Plan) -> dict[str, int]:
+    return dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
+
+
+def add_explain(commands: Any) -> None:
+    explain = options.add_command(commands, "explain", _explain)
+    options.add_plan(explain)
+    help = "an argument or output by its path, or by the end of it; with --program TARGET comes here"
+    explain.add("path", metavar="PATH", help=help, by=completers.paths)
+    options.add_target(explain, "with it also what each decision is worth, and the lines of the device-local program")
+    help = "print the device-local program: local shapes, collectives, source lines; needs TARGET"
+    explain.add_flag("--program", help=help)
+    options.add_json(explain)
+
+
+def _explain(arguments: argparse.Namespace) -> Result:
+    """Say how an argument or output is sharded under a saved plan, and what moves for it.
+
+    Says how an argument or output is sharded, in how many shards, and which collectives it causes, with the
+    lines of the source that need them; or prints the whole program of one device.
+
+      shardwise explain plan.json params/first/kernel
+      shardwise explain plan.json params/first/kernel zoo:mlp
+      shardwise explain plan.json zoo:mlp --program
+    """
+    from shardwise.report.program_text import program_data
+    from shardwise.report.units import wrapped
+
+    if arguments.program:
+        if arguments.target is not None:
+            arguments.parser.error("--program prints the whole program: leave PATH out")
+        plan = _loaded(arguments, arguments.path)
+        if not arguments.json:
+            return plan.program(options.width())
+        return {"schema": 1, "mesh": _mesh(plan), **program_data(plan.inquiry.analysis.program, plan.sharded)}
+    plan = _loaded(arguments, arguments.target)
+    text, array = plan.explain(arguments.path), plan.array(arguments.path)
+    if not arguments.json:
+        return wrapped(text, options.width())
+    return {
+        "schema": 1,
+        "mesh": _mesh(plan),
+        **asdict(array),
+        "collectives": [asdict(c) for c in plan.collectives if c.value == array.path],
+        "notes": [note for note in plan.notes if note.startswith(f"{array.path}[")],
+        "explained": text.splitlines(),
+    }
+
+
+def add_what_if(commands: Any) -> None:
+    what_if = options.add_command(commands, "what-if", _what_if)
+    options.add_plan(what_if)
+    options.add_target(what_if)
+    many: dict[str, Any] = {"action": "append", "default": []}
+    what_if.add("--without", metavar="DECISION", help="a decision to leave out: its number, or words of it", **many)
+    help = "give a dimension, and all that need the same sharding, a mesh axis"
+    what_if.add("--shard", metavar="PATH,DIM,AXIS", help=help, **many)
+    what_if.add("--keep", metavar="PATH,AXIS", help="store an argument replicated on an axis", **many)
+    options.add_tactics(what_if, "tactics to apply after the plan's decisions, such as megatron:model")
+    help = "other devices for the same mesh, such as v5p:4x4"
+    what_if.add("--topology", metavar="T", help=help, by=completers.topologies)
+    options.add_json(what_if)
+    options.add_loudness(what_if)
+
+
+def _what_if(arguments: argparse.Namespace) -> Result:
+    """Say what a saved plan would take with other decisions.
+
+    Leaves decisions of a saved plan out, adds others or takes other devices, and says what time and memory
+    would be, and what makes the difference. Nothing is searched.
+
+      shardwise what-if plan.json zoo:t2b --without 2
+      shardwise what-if plan.json train.py:make_step --shard params/w,0,model
+      shardwise what-if plan.json zoo:t2b --topology v5p:4x4
+    """
+    changed = arguments.without or arguments.tactics or arguments.shard or arguments.keep or arguments.topology
+    plan = _loaded(arguments, arguments.target if changed else None)
+    if not changed:
+        decisions = "".join(f"\n  {k}. {text}" for k, text in enumerate(plan.choices, 1))
+        raise ShardwiseError(
+            f"say what to change: --without, --tactics, --shard, --keep or --topology; the decisions are:{decisions}"
+        )
+    from shardwise.report.difference import what_if_text
+    from shardwise.tactics.strategies import Keep, Shard
+
+    tactics: list[Any] = [arguments.tactics] if arguments.tactics else []
+    for text in arguments.shard:
+        path, dim, axis = _parts(text, 3, "--shard PATH,DIM,AXIS, such as --shard params/w,0,model")
+        if not dim.isdigit():
+            raise ShardwiseError(f"{text!r}: {dim!r} is no dimension; they are counted from 0")
+        tactics.append(Shard(path, int(dim), axis))
+    tactics += [Keep(*_parts(text, 2, "--keep PATH,AXIS, such as --keep params/w,data")) for text in arguments.keep]
+    without = [int(text) if text.isdigit() else text for text in arguments.without]
+    asked = plan.what_if(*tactics, without=without, topology=arguments.topology)
+    return asked.to_json() if arguments.json else what_if_text(asked, options.width())
+
+
+def _parts(text: str, count: int, form: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != count or not all(parts):
+        raise ShardwiseError(f"{text!r} is not understood: write {form}")
+    return parts
+
+
+def add_diff(commands: Any) -> None:
+    diff = options.add_command(commands, "diff", _diff)
+    options.add_plan(diff, "one", "A")
+    options.add_plan(diff, "other", "B", help="another")
+    options.add_json(diff)
+    diff.set_defaults(trouble=2)
+
+
+def _diff(arguments: argparse.Namespace) -> Result:
+    """Say what differs between two saved plans.
+
+    Says what differs between two saved plans: predicted figures, mesh, decisions, specs, bytes moved. As with
+    diff, the exit code is 0 if they are the same, 1 if they differ, 2 if there was trouble.
+
+      shardwise diff before.json after.json
+    """
+    from shardwise.plans.load import load_plan
+    from shardwise.report.difference import difference_data, difference_text
+
+    names = arguments.one, arguments.other
+    one, other = map(load_plan, names)
+    data = difference_data(one, other)
+    return data if arguments.json else difference_text(one, other, names, options.width()), 1 - data["same"]
+
+
+def add_verify(commands: Any) -> None:
+    verify = options.add_command(commands, "verify", _verify)
+    options.add_plan(verify)
+    options.add_target(verify)
+    help = "host (default) or a TPU topology such as v5e:4x4"
+    verify.add("--backend", metavar="B", default="host", help=help, by=completers.backends)
+    options.add_json(verify)
+    options.add_loudness(verify)
+
+
+def _verify(arguments: argparse.Namespace) -> Result:
+    """Compile a program under a saved plan and compare with what the plan predicts.
+
+    Compiles a program under a saved plan, reads the collectives of the compiled program, and sets them beside
+    the predicted ones. On host devices it can also run both programs and compare their results.
+
+      shardwise verify plan.json train.py:make_step --backend v5e:4x4
+    """
+    from shardwise.cli.targets import load_target, without_devices
+    from shardwise.plans.load import load_plan
+
+    plan = load_plan(arguments.plan)
+    # As many host devices as the plan needs; JAX reads this when it is imported.
+    count = f"--xla_force_host_platform_device_count={plan.mesh.devices}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()
+    without_devices()
+    from shardwise.verification.verify import verify
+
+    target = load_target(arguments.target)
+    verified = verify(plan, target.fn, *target.args, backend=arguments.backend, kwargs=target.kwargs)
+    compiled, differences = verified.compiled, verified.differences
+    if not compiled.fits:
+        raise ShardwiseError(str(verified))
+    if not arguments.json:
+        return str(verified)
+    return {
+        "schema": 1,
+        "function": plan.function,
+        "mesh": _mesh(plan),
+        "backend": compiled.backend,
+        "matched": verified.matched,
+        "collectives": [asdict(row) for row in verified.rows],
+        "memory": asdict(compiled.memory) if compiled.memory is not None else None,
+        "outputs": differences and [asdict(d) | {"explained": d.explained} for d in differences],
+    }
+
+
+def add_report(commands: Any) -> None:
+    report = options.add_command(commands, "report", _report)
+    options.add_plan(report, type=Path)
+    options.add_target(report, "with it the page also has times by line, memory over time, effects and strategies")
+    help = "where it goes (default: PLAN.html beside it)"
+    report.add("--output", metavar="FILE.html", type=Path, help=help, by=completers.files("html"))
+    options.add_json(report, "the page's data as JSON and write no page")
+
+
+def _report(arguments: argparse.Namespace) -> Result:
+    """Write a saved plan as one HTML page that needs no network.
+
+    shardwise report plan.json
+    shardwise report plan.json zoo:t2b --output plan.html
+    """
+    from shardwise.report.data import report_data
+
+    plan = _loaded(arguments, arguments.target)
+    if arguments.json:
+        return report_data(plan)
+    output = arguments.output or arguments.plan.with_suffix(".html")
+    if output.exists() and output.samefile(arguments.plan):
+        raise ShardwiseError(f"the page would take the place of the plan {output}: give another --output")
+    plan.report(output)
+    return f"written to {output}\n"
+
+
+COMMANDS: Final = (add_explain, add_what_if, add_diff, add_verify, add_report)

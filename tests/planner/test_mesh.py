@@ -14,7 +14,8 @@ import pytest
 import shardwise
 from shardwise.errors import DecisionError, InfeasibleError, MeshError
 from shardwise.hardware.topology import topology
-from shardwise.planner.mesh import OpenMesh, meshes, race
+from shardwise.planner.mesh import OpenMesh, meshes
+from shardwise.planner.racing import race
 from shardwise.search.budget import Budget
 from shardwise.search.result import Ended, Improvement
 from shardwise.search.searcher import Purse
@@ -77,7 +78,7 @@ def test_the_better_half_goes_on_with_more() -> None:
     given: dict[int, list[int]] = {}
     dropped: list[int] = []
 
-    def run(number: int, turn: int, budget: Budget) -> Outcome:
+    def run(number: int, turn: int, budget: Budget) -> Any:
         given.setdefault(number, []).append(budget.evaluations)
         purse.spend(budget.evaluations)
         return Outcome((0, abs(number - 3)), evaluations=budget.evaluations)
@@ -92,7 +93,7 @@ def test_the_better_half_goes_on_with_more() -> None:
 def test_what_is_settled_is_not_searched_again_and_what_fails_drops_out() -> None:
     calls: list[int] = []
 
-    def run(number: int, turn: int, budget: Budget) -> Outcome:
+    def run(number: int, turn: int, budget: Budget) -> Any:
         calls.append(number)
         if number == 0:
             raise DecisionError("no")
@@ -103,11 +104,11 @@ def test_what_is_settled_is_not_searched_again_and_what_fails_drops_out() -> Non
 
 
 def test_a_worse_second_look_is_not_taken() -> None:
-    def run(number: int, turn: int, budget: Budget) -> Outcome:
+    def run(number: int, turn: int, budget: Budget) -> Any:
         return Outcome((0, 5 + turn))
 
     found = race(2, run, lambda _: None, Purse(Budget(math.inf, 10)), lambda: False)
-    assert found.outcomes[0].rank == (0, 5)
+    assert found.results[0].rank == (0, 5)
 
 
 def planned(**asked: Any) -> shardwise.Plan:

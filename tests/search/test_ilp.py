@@ -23,7 +23,6 @@ from shardwise.hardware.topology import topology
 from shardwise.lowering.candidates import Candidates
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.sharding import Sharding, reshard
-from shardwise.lowering.structure import Structure
 from shardwise.search.ilp import Option, ilp, local_s, options, shardings
 from shardwise.search.problem import Problem
 from shardwise.search.run import SearchError
@@ -59,7 +58,7 @@ def analyzed(fn: Callable[..., Any], hidden: int = 4096) -> Analysis:
 
 def model_of(analysis: Analysis, **mesh: int) -> tuple[CostModel, MeshAxes]:
     axes = MeshAxes.of(mesh)
-    return CostModel(Structure.of(analysis), HardwareCost(place(axes, topology("v5e:2x2")))), axes
+    return CostModel.of(analysis, HardwareCost(place(axes, topology("v5e:2x2")))), axes
 
 
 def assignment_s(model: CostModel, mesh: MeshAxes, lies: dict[int, Sharding], chosen: dict[int, Option]) -> float:
@@ -116,7 +115,7 @@ def test_a_solution_costs_what_it_says(fn: Callable[..., Any], mesh: dict[str, i
 def test_no_state_costs_less_than_the_bound(fn: Callable[..., Any], mesh: dict[str, int]) -> None:
     analysis = analyzed(fn)
     model, axes = model_of(analysis, **mesh)
-    problem = Problem(analysis, model.cost, keeps=False)  # so that some of few random states are good
+    problem = Problem(model, keeps=False)  # so that some of few random states are good
     bound = ilp(model, axes).bound_s
     rng, times = random.Random(0), []
     for _ in range(150):

@@ -28,7 +28,7 @@ LONG = Budget(seconds=600, evaluations=10**6)
 def test_a_solution_that_is_a_state_is_found(fn: Any) -> None:
     analysis = analyzed(fn)
     model, mesh = model_of(analysis, x=4)
-    problem, optimum = Problem(analysis, model.cost), ilp(model, mesh)
+    problem, optimum = Problem(model), ilp(model, mesh)
     *_, nearest = _towards(Run(problem, LONG, None), optimum.lies)
     own = local_s(model, problem.evaluator.lowered(nearest))
     assert own == pytest.approx(optimum.bound_s, rel=2e-3)
@@ -42,8 +42,8 @@ def test_a_solution_that_is_a_state_is_found(fn: Any) -> None:
 def test_it_is_near_the_best_state(mesh: dict[str, int]) -> None:
     analysis = analyzed(step)
     model, _ = model_of(analysis, **mesh)
-    found = ilp_state(Problem(analysis, model.cost), LONG)
-    best = exhaustive(Problem(analysis, model.cost, keeps=False), LONG).best.cost.time_s
+    found = ilp_state(Problem(model), LONG)
+    best = exhaustive(Problem(model, keeps=False), LONG).best.cost.time_s
     assert found.best.cost.time_s <= 1.15 * best
     assert found.evaluations < 200
 
@@ -51,7 +51,7 @@ def test_it_is_near_the_best_state(mesh: dict[str, int]) -> None:
 def test_the_bound_stands_beside_it() -> None:
     analysis = analyzed(sums)
     model, mesh = model_of(analysis, x=4)
-    (note,) = ilp_state(Problem(analysis, model.cost), LONG).notes
+    (note,) = ilp_state(Problem(model), LONG).notes
     assert note.startswith("ilp: in local costs") and f"{ilp(model, mesh, gap=1e-3).bound_s:.4g} s (" in note
 
 
@@ -78,7 +78,7 @@ def test_no_state_on_top_of_a_base_costs_less_than_its_bound(name: str) -> None:
     analysis = analyzed(step)
     model, mesh = model_of(analysis, x=2, y=2)
     free, bound = ilp(model, mesh).bound_s, ilp(model, mesh, base=base, axes=axes).bound_s
-    problem = Problem(analysis, model.cost, base, axes, keeps=False)
+    problem = Problem(model, base, axes, keeps=False)
     rng, times = random.Random(0), []
     for _ in range(300):
         state: tuple[int, ...] = ()
@@ -103,7 +103,7 @@ def test_what_cannot_fit_is_proven_and_a_small_state_is_given() -> None:
     model, mesh = model_of(analysis, x=4)
     with pytest.raises(NoShardingError):
         ilp(model, mesh)
-    problem = Problem(analysis, model.cost)
+    problem = Problem(model)
     found = ilp_state(problem, LONG)
     assert found.ended is Ended.INFEASIBLE and not found.fits and not found.notes
     assert found.best.cost.peak_bytes < problem.cost(()).peak_bytes / 2
@@ -120,7 +120,7 @@ def test_an_interrupt_while_it_is_solved(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(scipy.optimize, "milp", deaf)
     analysis = analyzed(forward)
-    found = ilp_state(Problem(analysis, model_of(analysis, x=4)[0].cost), LONG)
+    found = ilp_state(Problem(model_of(analysis, x=4)[0]), LONG)
     over.set()
     assert found.ended is Ended.INTERRUPTED and found.best.state == () and found.seconds < 20
 

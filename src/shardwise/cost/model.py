@@ -18,6 +18,7 @@ Memory. The largest sum of what is alive at one point of the program.
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,7 @@ from shardwise.cost.memory import (
     use_points,
     value_allocations,
 )
+from shardwise.dims.analysis import Analysis
 from shardwise.ir.program import Op
 from shardwise.ir.traits import MANUAL
 from shardwise.lowering.local_cost import HardwareCost
@@ -115,6 +117,18 @@ class CostModel:
         object.__setattr__(self, "life", lifetimes(self.structure.program, self.cost.profile.calls_library))
         object.__setattr__(self, "kernels", kernels(self.life.clusters, self.cost.profile.turns))
         object.__setattr__(self, "terms", tuple(self._terms()))
+
+    @staticmethod
+    def of(analysis: Analysis, cost: HardwareCost) -> CostModel:
+        return CostModel(Structure.of(analysis), cost)
+
+    def on(self, cost: HardwareCost) -> CostModel:
+        """The model of the same program on another mesh. Terms depend on the profile, not on the mesh, and are shared."""
+        if cost.profile != self.cost.profile:
+            return CostModel(self.structure, cost)
+        other = copy.copy(self)
+        object.__setattr__(other, "cost", cost)
+        return other
 
     @property
     def usable_blocks(self) -> int:

@@ -21,7 +21,7 @@ from shardwise.partitioner.propagation import Constrain
 from shardwise.partitioner.quirks import failing_convolutions
 from shardwise.planner.devices import automatic, named_sharding, under_mesh
 from shardwise.planner.fingerprint import check_version
-from shardwise.planner.relower import relowered
+from shardwise.planner.inquiry import relowered
 from shardwise.plans.plan import Plan
 from shardwise.spmd.program import LocalProgram, check_expressible
 from shardwise.transforms.variants import trace_variant

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,8 +18,8 @@ from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered
 from shardwise.planner.apply import static_options
 from shardwise.planner.fingerprint import check_version
-from shardwise.planner.inquiry import Inquiry, described
-from shardwise.planner.relower import inquiry_of
+from shardwise.planner.inquiry import Inquiry, described, inquiry_of
+from shardwise.planner.planning import stored_spec
 from shardwise.plans.plan import Plan, Spec
 from shardwise.tactics.named import Given, as_tactics
 from shardwise.tactics.pins import make_pins
@@ -94,28 +95,31 @@ def what_if(
     topology: str | None = None,
 ) -> WhatIf:
     """See :meth:`Plan.what_if`."""
-    own = plan.inquiry
+    inquiry: Inquiry = plan.inquiry
+    analysis, mesh = inquiry.analysis, inquiry.cost.placement.mesh
+    elsewhere = inquiry
+    if topology is not None:
+        cost = HardwareCost(place(mesh, topology_of(topology)))
+        elsewhere = Inquiry(inquiry.model.on(cost), inquiry.roles)
     dropped = _numbers(without, plan.choices)
-    given = own if topology is None else _elsewhere(own, topology)
-    new_pins = make_pins(own.analysis, own.cost.placement.mesh, pins or {}) if pins else ()
+    new_pins = make_pins(analysis, mesh, pins) if pins else ()
     pinned = {p.value for p in new_pins if isinstance(p, Pin)}
-    kept = [
-        d for k, d in enumerate(plan.choices) if k not in dropped and not (isinstance(d, Pin) and d.value in pinned)
-    ]
-    decisions = decide(given.context, as_tactics(tactics), [*new_pins, *kept])
-    before = plan.predicted if plan.predicted.rows else own.settle(plan.choices).predicted
-    after = given.settle(decisions)
+    kept = [d for k, d in enumerate(plan.choices) if k not in dropped]
+    kept = [d for d in kept if not (isinstance(d, Pin) and d.value in pinned)]
+    decisions = decide(elsewhere.context, as_tactics(tactics), [*new_pins, *kept])
+    before = plan.predicted if plan.predicted.rows else inquiry.settle(plan.choices).predicted
+    after = elsewhere.settle(decisions)
     changes = [f"without {plan.choices[k]}" for k in sorted(dropped)]
-    changes += [str(described(own.analysis, d)) for d in decisions if d not in plan.choices]
+    changes += [str(described(analysis, d)) for d in decisions if d not in plan.choices]
     changes += [f"on {topology}"] if topology is not None else []
     return WhatIf(
         tuple(changes),
-        tuple(described(own.analysis, d) for d in decisions),
+        tuple(described(analysis, d) for d in decisions),
         before,
         after.predicted,
         tuple(_respecs(plan, after.lowered)),
-        tuple(_times(before, after.predicted)),
-        tuple(_memory(before, after.predicted)),
+        tuple(_causes(_times(before), _times(after.predicted))),
+        tuple(_causes(_memory(before), _memory(after.predicted))),
     )
 
 
@@ -146,11 +150,6 @@ def bound(plan: Plan, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     )
 
 
-def _elsewhere(own: Inquiry, topology: str) -> Inquiry:
-    mesh = own.cost.placement.mesh
-    return Inquiry(own.analysis, HardwareCost(place(mesh, topology_of(topology))), own.roles)
-
-
 def _numbers(which: Which, decisions: Sequence[Decision]) -> set[int]:
     """The places of decisions, from 0."""
     asked = [which] if isinstance(which, int | str | Shard | Keep | Pin) else list(which)
@@ -167,40 +166,28 @@ def _numbers(which: Which, decisions: Sequence[Decision]) -> set[int]:
 
 
 def _respecs(plan: Plan, after: Lowered) -> list[Respec]:
-    program, mesh = after.program, after.mesh
-    values = [*(a.value for a in program.arguments), *program.outputs]
-    found = []
-    for array, value in zip((*plan.arguments, *plan.outputs), values, strict=True):
-        spec = tuple(tuple(mesh.names[a] for a in axes) for axes in after.storage[value].dims)
-        if spec != array.spec:
-            found.append(Respec(array.path, array.spec, spec))
-    return list(dict.fromkeys(found))
+    values = [*(a.value for a in after.program.arguments), *after.program.outputs]
+    pairs = zip((*plan.arguments, *plan.outputs), values, strict=True)
+    respecs = [Respec(array.path, array.spec, stored_spec(after, value)) for array, value in pairs]
+    return list(dict.fromkeys(r for r in respecs if r.before != r.after))
 
 
-def _times(before: Predicted, after: Predicted) -> list[Cause]:
-    parts: list[dict[str, float]] = []
-    for predicted in (before, after):
-        found: dict[str, float] = {}
-        for row in predicted.rows:
-            what = row.op if row.kind == "compute" else f"{row.kind} over {'·'.join(row.axes)}"
-            name = f"{what} at {row.source}" if row.source else what
-            found[name] = found.get(name, 0.0) + row.time_s
-        parts.append(found)
-    return _causes(*parts)
+def _times(predicted: Predicted) -> dict[str, float]:
+    """Seconds of ops and of kinds of collectives, by source line."""
+    seconds: dict[str, float] = defaultdict(float)
+    for row in predicted.rows:
+        what = row.op if row.kind == "compute" else f"{row.kind} over {'·'.join(row.axes)}"
+        seconds[f"{what} at {row.source}" if row.source else what] += row.time_s
+    return seconds
 
 
-def _memory(before: Predicted, after: Predicted) -> list[Cause]:
-    parts: list[dict[str, float]] = []
-    for predicted in (before, after):
-        found: dict[str, float] = {}
-        for row in predicted.alive:
-            name = f"{row.label} at {row.source}" if row.source else "all that is smaller"
-            found[name] = found.get(name, 0.0) + row.nbytes
-        parts.append(found)
-    return _causes(*parts)
+def _memory(predicted: Predicted) -> dict[str, float]:
+    nbytes: dict[str, float] = defaultdict(float)
+    for row in predicted.alive:
+        nbytes[f"{row.label} at {row.source}" if row.source else "all that is smaller"] += row.nbytes
+    return nbytes
 
 
 def _causes(before: dict[str, float], after: dict[str, float]) -> list[Cause]:
-    names = dict.fromkeys([*before, *after])
-    causes = [Cause(name, before.get(name, 0.0), after.get(name, 0.0)) for name in names]
+    causes = [Cause(name, before[name], after[name]) for name in {**before, **after}]
     return sorted((c for c in causes if c.change), key=lambda c: -abs(c.change))

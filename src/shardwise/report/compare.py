@@ -7,18 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions
-from shardwise.cost.model import CostModel
-from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.errors import DecisionError, MeshError, PlanError, ShardwiseError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
-from shardwise.lowering.local_cost import HardwareCost
-from shardwise.lowering.structure import Structure
-from shardwise.planner.deciding import placement_of
+from shardwise.planner.captured import Variants
 from shardwise.planner.fingerprint import check_version
-from shardwise.planner.mesh import OpenMesh
+from shardwise.planner.mesh import OpenMesh, placement_of
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
 from shardwise.report.comparison import Comparison, expert_row, plan_row
@@ -26,9 +21,7 @@ from shardwise.tactics.experts import MENU, experts
 from shardwise.tactics.named import PARTS, read_words
 from shardwise.tactics.roles import Given as GivenRoles
 from shardwise.tactics.roles import Roles, complete_roles
-from shardwise.tactics.tactic import Context
-from shardwise.transforms.variant import AS_IS, Variant
-from shardwise.transforms.variants import trace_variant
+from shardwise.transforms.variant import AS_IS
 
 #: A plan, one with a name, or the path of a saved one.
 Given = Plan | tuple[str, Plan] | str | os.PathLike[str]
@@ -80,9 +73,8 @@ def compare(
     >>> [row.name for row in compared.ranked]
     ['plan found', 'dp data', 'fsdp data', 'replicated']
     """
-    program = _Programs(
-        fn, args, kwargs or {}, JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
-    )
+    options = JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
+    variants = Variants(fn, args, kwargs or {}, options)
     problems: list[ShardwiseError] = []
     menu: list[tuple[str, ...]] = []
     place: Placement | None = None
@@ -91,25 +83,24 @@ def compare(
     named = _named(plans, problems)
     with _noted(problems):
         place = _place(mesh, topology, named)
-    analysis = program.analysis()
+    analysis = variants[AS_IS].analysis
     paths: Roles = {}
     with _noted(problems):
         paths = complete_roles(analysis, roles)
     for one in named:
         with _noted(problems):
-            _check_plan(one, program, place)
+            _check_plan(one, variants, place)
     if problems:
         raise problems[0] if len(problems) == 1 else PlanError("\n".join(map(str, problems)))
     assert place is not None
-    cost = HardwareCost(place)
-    context = Context(analysis, place.mesh, cost, paths)
-    found = experts(context, CostModel(Structure.of(analysis), cost), menu)
-    shown = str(context.mesh)
+    inquiry = variants[AS_IS].inquiry(place, paths)
+    found = experts(inquiry.context, inquiry.model, menu)
+    shown = str(place.mesh)
     return Comparison(
         analysis.program.name,
         shown,
-        cost.placement.topology.text,
-        cost.profile.usable_bytes,
+        place.topology.text,
+        inquiry.cost.profile.usable_bytes,
         (
             *(plan_row(one.name, one.plan, shown) for one in named),
             *(expert_row(expert) for expert in found if expert.applies),
@@ -125,19 +116,6 @@ def _noted(problems: list[ShardwiseError]) -> Iterator[None]:
         yield
     except ShardwiseError as error:
         problems.append(error)
-
-
-class _Programs:
-    """The function's variants, each traced and analysed once."""
-
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: JitOptions):
-        self._traced = fn, args, kwargs, options
-        self._known: dict[Variant, Analysis] = {}
-
-    def analysis(self, variant: Variant = AS_IS) -> Analysis:
-        if variant not in self._known:
-            self._known[variant] = analyze_program(lower(trace_variant(*self._traced, variant)))
-        return self._known[variant]
 
 
 def _menu(tactics: str | Sequence[str] | None) -> list[tuple[str, ...]]:
@@ -214,10 +192,10 @@ def _agreed(what: str, several: str, said: Sequence[tuple[str, Any]]) -> Any:
     return first
 
 
-def _check_plan(one: _Named, program: _Programs, place: Placement | None) -> None:
+def _check_plan(one: _Named, variants: Variants, place: Placement | None) -> None:
     """Raises why a plan cannot stand beside the others."""
     name, made = one
-    check_version(made, program.analysis().program, name, lambda: program.analysis(made.variant).program)
+    check_version(made, variants[AS_IS].analysis.program, name, lambda: variants[made.variant].analysis.program)
     if place is not None and made.predicted.hardware != place.topology.text:
         raise PlanError(
             f"{name} is a plan for {made.predicted.hardware}, and this is about {place.topology.text}: plan again for "

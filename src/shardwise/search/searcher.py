@@ -19,11 +19,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
 
-from shardwise.cost.model import Cost
-from shardwise.dims.analysis import Analysis
+from shardwise.cost.model import Cost, CostModel
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Decision
-from shardwise.lowering.local_cost import HardwareCost
 from shardwise.search.bounds import peak_bound
 from shardwise.search.budget import Budget
 from shardwise.search.front import Front, Points
@@ -215,17 +213,17 @@ class Journal:
 class Searcher:
     """Searches on one mesh. Its problems are kept: taken up again, a search pays for no state twice."""
 
-    def __init__(self, analysis: Analysis, cost: HardwareCost, journal: Journal):
-        self.analysis, self.cost, self.journal = analysis, cost, journal
+    def __init__(self, model: CostModel, journal: Journal):
+        self.model, self.journal = model, journal
         self.done: list[Searched] = []
         self._problems: dict[tuple[tuple[Decision, ...], tuple[str, ...]], Problem] = {}
         self._purse, self._left, self._method = journal.purse, 1, journal.options.method
 
     @staticmethod
-    def alone(analysis: Analysis, cost: HardwareCost, options: Options | None = None) -> Searcher:
+    def alone(model: CostModel, options: Options | None = None) -> Searcher:
         """A searcher with a purse and a journal of its own."""
         asked = options or Options()
-        return Searcher(analysis, cost, Journal(asked, Purse(asked.budget())))
+        return Searcher(model, Journal(asked, Purse(asked.budget())))
 
     def begin(self, budget: Budget, searches: int, method: str | None = None) -> None:
         """The next searches share a budget; ``method`` where it is not the one that was asked for."""
@@ -243,7 +241,7 @@ class Searcher:
         tell = self.journal.options.tell
         if tell is not None:
             for note in made.found.notes:
-                tell(self.cost.placement.mesh, note)
+                tell(self.model.cost.placement.mesh, note)
         return made
 
     @property
@@ -254,7 +252,7 @@ class Searcher:
         key = (base, axes)
         if key not in self._problems:
             start = time.perf_counter()
-            self._problems[key] = Problem(self.analysis, self.cost, base, axes)
+            self._problems[key] = Problem(self.model, base, axes)
             # Tables of a large program take seconds: a search must not be over before it has begun.
             self._purse.wait(time.perf_counter() - start)
         problem = self._problems[key]

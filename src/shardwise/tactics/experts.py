@@ -106,10 +106,10 @@ def experts(context: Context, model: CostModel, menu: Sequence[tuple[str, ...]] 
     return [*sorted(found.values(), key=_rank), *refused]
 
 
-def usual(context: Context, model: CostModel, seconds: float = 1.0) -> list[Expert]:
+def usual(context: Context, model: CostModel, seconds: float = 1.0, memo: Memo | None = None) -> list[Expert]:
     """The few that everybody tries first, over all axes or with the last for tensors; those that fit and are fast first. As
     many are tried as there is time for, one at least."""
-    tried, end = _Tried(context, model), time.perf_counter() + seconds
+    tried, end = _Tried(context, model, memo), time.perf_counter() + seconds
     axes = [n for n, size in zip(context.mesh.names, context.mesh.sizes, strict=True) if size > 1]
     found: dict[object, Expert] = {}
     for words, last in USUAL if axes else ():
@@ -132,9 +132,9 @@ def _rank(expert: Expert) -> tuple[int, int, int, int]:
 class _Tried:
     """What was decided and costed already: combinations share their beginnings."""
 
-    def __init__(self, context: Context, model: CostModel):
+    def __init__(self, context: Context, model: CostModel, memo: Memo | None = None):
         self.context, self.model = context, model
-        self._known = Memo(Candidates(model.structure, context.mesh, model.cost))
+        self._known = memo or Memo(Candidates(model.structure, context.mesh, model.cost))
         self._decided: dict[tuple[Part, ...], tuple[Decision, ...] | str] = {(): ()}
         self._tactics: dict[Part, Tactic] = {}
         self._costs: dict[object, Cost] = {}

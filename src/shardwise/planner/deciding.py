@@ -139,7 +139,7 @@ class _OnMesh:
         if len(results) == self._searches > 0 and isinstance(self._tactics[-1], Auto):
             total = results[-1].best.cost
         elif compare:
-            total = model.evaluate(self._inquiry.lower(decisions))
+            total = model.evaluate(self._context.lower(decisions))
         return Decided(
             self._inquiry,
             decisions,
@@ -188,7 +188,7 @@ def _best_placement(captured: Captured, asked: Asked, best: Decided) -> Decided:
     others = placements(default.mesh, default.topology, limit=_MOST_PLACEMENTS)[1:]
     for other in (p for p in others if cuts(p) <= cuts(default)):
         inquiry = captured.inquiry(other, asked.roles)
-        total = inquiry.model.evaluate(inquiry.lower(best.decisions))
+        total = inquiry.model.evaluate(inquiry.context.lower(best.decisions))
         fits = total.peak_blocks <= inquiry.model.usable_blocks
         best = min(best, replace(best, inquiry=inquiry, total=total, fits=fits), key=lambda one: one.rank)
     return best

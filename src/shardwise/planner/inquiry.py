@@ -15,7 +15,7 @@ from shardwise.hardware.layout import Placement, place, placements
 from shardwise.hardware.topology import topology as topology_of
 from shardwise.ir.program import Program
 from shardwise.lowering.candidates import Candidates
-from shardwise.lowering.decisions import Decision, Keep, Pin, Shard, State
+from shardwise.lowering.decisions import Decision, Keep, Pin, Shard
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, Memo
 from shardwise.lowering.small import keep_small
@@ -48,28 +48,20 @@ class Inquiry:
         self.analysis, self.cost = model.structure.analysis, model.cost
         self._usual: list[Expert] | None = None
 
-    @property
-    def context(self) -> Context:
-        return Context(self.analysis, self.cost.placement.mesh, self.cost, self.roles)
-
     @cached_property
-    def _memo(self) -> Memo:
-        return Memo(Candidates(self.model.structure, self.cost.placement.mesh, self.cost))
-
-    def lower(self, decisions: Sequence[Decision]) -> Lowered:
-        state = State(self.cost.placement.mesh, tuple(decisions))
-        lowered = Lowered(self.model.structure, state, self.cost, self._memo)
-        lowered.lower_all()
-        return lowered
+    def context(self) -> Context:
+        mesh = self.cost.placement.mesh
+        memo = Memo(Candidates(self.model.structure, mesh, self.cost))
+        return Context(self.analysis, mesh, self.cost, self.roles, memo=memo)
 
     def settle(self, decisions: Sequence[Decision]) -> Settled:
         """Lowers decisions and predicts their cost. Small arguments are replicated, unless that is slower or does not fit."""
-        lowered = self.lower(decisions)
+        lowered = self.context.lower(decisions)
         plain = Settled(lowered, (), predict(self.model, lowered))
         small = keep_small(lowered, self.cost)
         if not small:
             return plain
-        lowered = self.lower((*decisions, *small))
+        lowered = self.context.lower((*decisions, *small))
         kept = Settled(lowered, small, predict(self.model, lowered))
         before, after = plain.predicted, kept.predicted
         worse = after.time_s > before.time_s or (before.fits and not after.fits)
@@ -78,7 +70,7 @@ class Inquiry:
     def usual(self, limit_s: float = 1.0) -> list[Expert]:
         """The usual strategies, the best first: as many as can be tried within the limit the first time this is asked."""
         if self._usual is None:
-            self._usual = usual(self.context, self.model, limit_s, self._memo)
+            self._usual = usual(self.context, self.model, limit_s)
         return self._usual
 
 

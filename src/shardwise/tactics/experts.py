@@ -14,14 +14,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shardwise.cost.model import Cost, CostModel
 from shardwise.errors import DecisionError
 from shardwise.lowering.candidates import Candidates
 from shardwise.lowering.decisions import Decision, State
-from shardwise.lowering.lowered import Lowered, Memo
+from shardwise.lowering.lowered import Memo
 from shardwise.lowering.small import keep_small
 from shardwise.tactics.named import PARTS, named
 from shardwise.tactics.tactic import Context, Tactic
@@ -106,10 +106,10 @@ def experts(context: Context, model: CostModel, menu: Sequence[tuple[str, ...]] 
     return [*sorted(found.values(), key=_rank), *refused]
 
 
-def usual(context: Context, model: CostModel, seconds: float = 1.0, memo: Memo | None = None) -> list[Expert]:
+def usual(context: Context, model: CostModel, seconds: float = 1.0) -> list[Expert]:
     """The few that everybody tries first, over all axes or with the last for tensors; those that fit and are fast first. As
     many are tried as there is time for, one at least."""
-    tried, end = _Tried(context, model, memo), time.perf_counter() + seconds
+    tried, end = _Tried(context, model), time.perf_counter() + seconds
     axes = [n for n, size in zip(context.mesh.names, context.mesh.sizes, strict=True) if size > 1]
     found: dict[object, Expert] = {}
     for words, last in USUAL if axes else ():
@@ -132,9 +132,9 @@ def _rank(expert: Expert) -> tuple[int, int, int, int]:
 class _Tried:
     """What was decided and costed already: combinations share their beginnings."""
 
-    def __init__(self, context: Context, model: CostModel, memo: Memo | None = None):
-        self.context, self.model = context, model
-        self._known = memo or Memo(Candidates(model.structure, context.mesh, model.cost))
+    def __init__(self, context: Context, model: CostModel):
+        memo = context.memo or Memo(Candidates(model.structure, context.mesh, model.cost))
+        self.context, self.model = replace(context, memo=memo), model
         self._decided: dict[tuple[Part, ...], tuple[Decision, ...] | str] = {(): ()}
         self._tactics: dict[Part, Tactic] = {}
         self._costs: dict[object, Cost] = {}
@@ -177,11 +177,6 @@ class _Tried:
         return made
 
     def _cost(self, decisions: tuple[Decision, ...]) -> Cost:
-        lowered = self._lowered(decisions)
+        lowered = self.context.lower(decisions)
         small = keep_small(lowered, self.model.cost)
-        return self.model.evaluate(self._lowered((*decisions, *small)) if small else lowered)
-
-    def _lowered(self, decisions: tuple[Decision, ...]) -> Lowered:
-        lowered = Lowered(self.model.structure, State(self.context.mesh, decisions), self.model.cost, self._known)
-        lowered.lower_all()
-        return lowered
+        return self.model.evaluate(self.context.lower((*decisions, *small)) if small else lowered)

@@ -1,4 +1,4 @@
-"""What a plan would take if something were decided otherwise."""
+"""The predicted cost of a plan with other decisions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Which = int | str | Decision | Sequence[int | str | Decision]
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A part of the step before and after: seconds of an op or a kind of collective by source line, or bytes at the peak."""
+    """A part of the step before and after: seconds of ops or collectives at a source line, or bytes at the peak."""
 
     what: str
     before: float
@@ -45,7 +45,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Respec:
-    """An argument or output that is sharded otherwise."""
+    """An argument or output with another spec."""
 
     path: str
     before: Spec
@@ -54,8 +54,8 @@ class Respec:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A plan beside what it would be with some changes. ``times`` and ``memory`` are what changes, the most first; the times
-    add up to the change of ``serial_s``, and what hides behind compute is the rest of the change of ``time_s``."""
+    """A plan before and after some changes. ``times`` and ``memory`` list the differences, the largest first; the times add up
+    to the change of ``serial_s``, and overlapped communication is the rest of the change of ``time_s``."""
 
     changes: tuple[str, ...]
     decisions: tuple[Decision, ...]
@@ -66,7 +66,6 @@ class WhatIf:
     memory: tuple[Cause, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         parts = {name: [asdict(row) for row in getattr(self, name)] for name in ("specs", "times", "memory")}
         both = {"before": self.before.to_json(), "after": self.after.to_json()}
         return {"schema": 1, "changes": list(self.changes), "decisions": list(map(str, self.decisions))} | both | parts
@@ -79,7 +78,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What the plan would take without one of its decisions."""
+    """The predicted cost of the plan without one of its decisions."""
 
     decision: Decision
     time_s: float
@@ -125,15 +124,15 @@ def what_if(
 
 def effects(plan: Plan) -> tuple[Effect, ...]:
     """See :attr:`Plan.effects`."""
-    found = []
+    rows = []
     for k, decision in enumerate(plan.choices):
-        p = plan.inquiry.settle([d for j, d in enumerate(plan.choices) if j != k]).predicted
-        found.append(Effect(decision, p.time_s, p.peak_bytes, p.fits))
-    return tuple(found)
+        p = plan.inquiry.settle([*plan.choices[:k], *plan.choices[k + 1 :]]).predicted
+        rows.append(Effect(decision, p.time_s, p.peak_bytes, p.fits))
+    return tuple(rows)
 
 
 def bound(plan: Plan, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
-    """A plan that was loaded, with what is not saved of it, from the function that it is one of."""
+    """A loaded plan with what is not saved, from its function."""
     traced = trace_variant(fn, args, kwargs, static_options(plan, fn), plan.variant)
     program = lower(traced)
     check_version(plan, program)
@@ -151,18 +150,15 @@ def bound(plan: Plan, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def _numbers(which: Which, decisions: Sequence[Decision]) -> set[int]:
-    """The places of decisions, from 0."""
-    asked = [which] if isinstance(which, int | str | Shard | Keep | Pin) else list(which)
-    found: set[int] = set()
-    for one in asked:
-        own = {
-            k for k, d in enumerate(decisions) if (one in str(d) if isinstance(one, str) else one == k + 1 or one == d)
-        }
-        if not own:
+    """The numbers of decisions, from 0."""
+    numbers: set[int] = set()
+    for one in [which] if isinstance(which, int | str | Shard | Keep | Pin) else which:
+        matches = {k for k, d in enumerate(decisions) if one in (k + 1, d) or (isinstance(one, str) and one in str(d))}
+        if not matches:
             listed = "".join(f"\n  {k}. {d}" for k, d in enumerate(decisions, 1)) or " none"
             raise PlanError(f"the plan has no decision {one!r}; it has:{listed}")
-        found |= own
-    return found
+        numbers |= matches
+    return numbers
 
 
 def _respecs(plan: Plan, after: Lowered) -> list[Respec]:

@@ -147,6 +147,7 @@ class _OnMesh:
             fits=all(r.fits for r in results) if total is None else total.peak_blocks <= model.usable_blocks,
             evaluations=sum(r.evaluations for r in results),
             ended=tuple(r.ended for r in results),
+            notes=tuple(note for r in results for note in r.notes),
             quick=method is not None,
         )
 

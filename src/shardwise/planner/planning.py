@@ -13,7 +13,6 @@ import shardwise
 from shardwise.capture.trace import Call, JitOptions, Traced
 from shardwise.errors import InfeasibleError
 from shardwise.hardware.layout import Placement
-from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.interruption import interruptible
 from shardwise.ir.traits import VIEWS
@@ -147,9 +146,7 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
     # 1. Trace and analyze the function; find the roles of its arguments.
     variants = Variants(fn, args, dict(kwargs), asked.jit)
-    method_notes: dict[MeshAxes, str] = {}
-    search = replace(asked.search, tell=method_notes.__setitem__)
-    asked = replace(asked, search=search, roles=complete_roles(variants[AS_IS].analysis, asked.roles))
+    asked = replace(asked, roles=complete_roles(variants[AS_IS].analysis, asked.roles))
     # 2. Choose the variant, the mesh and the decisions.
     if asked.wanted.open:
         best, tried = best_variant(variants, asked)
@@ -162,7 +159,7 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     placement = decided.inquiry.cost.placement
     notes += [f"{t.variant}: {t.why}" for t in tried if t.why]
     notes += [f"{t.variant} it does not fit: {_peak(t)} a device" for t in tried[:1] if t.peak_bytes and not t.fits]
-    notes += [method_notes[placement.mesh]] if placement.mesh in method_notes else []
+    notes += decided.notes
     # 4. Say what to do if nothing fits.
     if log is not None and not decided.fits and not settled.predicted.fits:
         message = does_not_fit(

@@ -33,8 +33,9 @@ RACE_S: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The decisions for a program on one mesh. ``ended``: why each search among the tactics did; ``quick``: whether that was
-    only a first look; ``total`` is None where no search computed it and no mesh is compared."""
+    """The decisions for a program on one mesh. ``ended``: why each search among the tactics did; ``notes``: remarks of the
+    search methods; ``quick``: whether this was only a first look; ``total`` is None where no search computed it and no mesh is
+    compared."""
 
     inquiry: Inquiry
     decisions: tuple[Decision, ...]
@@ -42,6 +43,7 @@ class Decided:
     fits: bool
     evaluations: int
     ended: tuple[Ended, ...]
+    notes: tuple[str, ...] = ()
     quick: bool = False
 
     @property

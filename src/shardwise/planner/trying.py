@@ -170,7 +170,7 @@ class _Tries:
 
 def _short_search(asked: Asked) -> Options:
     """An eighth of the budget; where there is none, a quarter of the seconds that a plan has by default."""
-    search = replace(asked.search, tell=None)
+    search = asked.search
     if search.budget_s is None and search.budget_evals is None:
         budget = search.budget(RACE_S) if OpenMesh.of(asked.mesh) is not None else search.budget()
         return replace(search, budget_s=budget.seconds / 4)

@@ -39,15 +39,13 @@ SETTLED: Final = (Ended.CONVERGED, Ended.EXHAUSTED, Ended.NOTHING, Ended.INFEASI
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to search. Without a budget, a few seconds; with one in evaluations alone the result is the same on every machine.
-    ``progress`` may be ``"auto"`` until somebody who can show it takes its place. ``tell`` is called with a mesh and what a
-    method has to say beside its state."""
+    ``progress`` may be ``"auto"`` until somebody who can show it takes its place."""
 
     method: str = "mcts"
     seed: int = 0
     budget_s: float | None = None
     budget_evals: int | None = None
     progress: Progress | Literal["auto"] | None = None
-    tell: Callable[[MeshAxes, str], object] | None = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -238,10 +236,6 @@ class Searcher:
         self._purse.spend(made.found.evaluations)
         self._left -= 1
         self.done.append(made)
-        tell = self.journal.options.tell
-        if tell is not None:
-            for note in made.found.notes:
-                tell(self.model.cost.placement.mesh, note)
         return made
 
     @property

@@ -255,7 +255,7 @@ def test_the_smallest_relaxations_are_checked() -> None:
     text = said(0.4 * bound().peak_bytes)
     (more,) = section(text, "would do (checked):")
     assert more.startswith("v5e:4x4, mesh x 16: ")
-    assert "to try:\n  remat='auto'\n  microbatches='auto'\n" in text
+    assert "to try" not in text
     assert section(text, "would not do (checked):")[0].startswith("moments in bfloat16: at least ")
 
 
@@ -290,7 +290,6 @@ def test_variants_that_the_caller_can_make() -> None:
     text = said(0.4 * bound().peak_bytes, changes=[smaller(32768), smaller(8192), smaller(4096)])
     assert made == [8192, 32768], "the smallest change that does, by bisection"
     assert section(text, "would do (checked):")[0].startswith("microbatches=8: ")
-    assert "to try:\n  remat='auto'\nallow" in text
 
 
 def test_a_variant_that_cannot_be_made_is_not_named() -> None:
@@ -298,7 +297,6 @@ def test_a_variant_that_cannot_be_made_is_not_named() -> None:
         raise shardwise.ShardwiseError("there is no loop")
 
     assert "remat" not in said(2**10, changes=[Change("remat", "remat=True", make)])
-    assert "remat" not in said(2**10, untried=[], check=False)
 
 
 def test_the_largest_change_that_can_be_made_is_named_where_none_does() -> None:
@@ -317,7 +315,7 @@ def test_the_largest_change_that_can_be_made_is_named_where_none_does() -> None:
 def test_changes_are_combined_where_none_alone_does() -> None:
     def changes(one: int) -> list[Change]:
         sizes = {"one": one, "both": 4096}
-        return [Change(kind, kind, lambda n=n: trained(1024, n), kind == "both") for kind, n in sizes.items()]  # type: ignore[misc]
+        return [Change(kind, kind, lambda n=n: trained(1024, n)) for kind, n in sizes.items()]  # type: ignore[misc]
 
     least = 0.3 * bound().peak_bytes
     assert section(said(least, changes=changes(65536)), "would do (checked):")[0].startswith("both: ")

@@ -68,13 +68,12 @@ _MESHES: Final = 2
 
 
 class Change(NamedTuple):
-    """A variant of the function that might fit. Of one kind the smaller change comes first; a ``combined`` one is checked only
-    if no change before it fits."""
+    """A variant of the function that might fit. Of one kind the smaller change comes first; those of kind ``both`` are checked
+    only if no change before them fits."""
 
     kind: str
     what: str
     analyze: Callable[[], Analysis]
-    combined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ def variant_changes(variants: Variants, variant: Variant, wanted: Wanted, roles:
     """Changes to a variant that were not asked for, the smallest of each kind first."""
 
     def change(kind: str, what: str, other: Variant) -> Change:
-        return Change(kind, what, lambda: variants[other].analysis, combined=kind == "both")
+        return Change(kind, what, lambda: variants[other].analysis)
 
     if wanted.remat is None:
         yield change("remat", "remat=True", replace(variant, remat=True))
@@ -115,12 +114,7 @@ def variant_changes(variants: Variants, variant: Variant, wanted: Wanted, roles:
 
 
 def does_not_fit(
-    model: CostModel,
-    settled: Settled,
-    log: SearchLog,
-    changes: Sequence[Change] = (),
-    untried: Sequence[str] = ("remat", "microbatches"),
-    check: bool = True,
+    model: CostModel, settled: Settled, log: SearchLog, changes: Sequence[Change] = (), check: bool = True
 ) -> str:
     """The message for the state with the smallest peak that was found.
 
@@ -128,7 +122,6 @@ def does_not_fit(
       model, settled: the program, and that state.
       log: how it was searched for; a search that was cut short might have found more.
       changes: variants of the function that are checked as well.
-      untried: options that would make other variants, to be proposed.
       check: whether relaxations are checked, which takes seconds.
     """
     lowered, predicted = settled.lowered, settled.predicted
@@ -144,12 +137,9 @@ def does_not_fit(
     checked = list(_Relaxing(model, base, changes).run()) if check else []
     lines += _list("would do (checked):", [str(c) for c in checked if c.fits])
     lines += _list("would not do (checked):", [str(c) for c in checked if not c.fits])
-    tried = {change.kind for change in changes}
-    proposals = [f"{option}='auto'" for option in untried if option not in tried]
     if not proven and log.ended in _SHORT:
         spent = f"  {log.ended.value} after {log.evaluations:,} evaluations"
-        proposals = ["a longer search (budget_s, budget_evals):", spent, *proposals]
-    lines += _list("to try:", proposals)
+        lines += _list("to try:", ["a longer search (budget_s, budget_evals):", spent])
     lines.append("allow_infeasible=True gives this plan all the same")
     return "\n".join(lines)
 
@@ -204,15 +194,14 @@ class _Relaxing:
         by_kind: dict[str, list[Change]] = {}
         for change in self.changes:
             by_kind.setdefault(change.kind, []).append(change)
-        kinds = [(False, self._moments())]
-        kinds += [(changes[0].combined, self._changed(changes)) for changes in by_kind.values()]
-        kinds += [(False, self._more_devices())]
+        changed = {kind: self._changed(changes) for kind, changes in by_kind.items()}
+        kinds = {"moments": self._moments(), **changed, "devices": self._more_devices()}
         fits = False
         end = time.perf_counter() + _ALL_S
-        for k, (combined, checks) in enumerate(kinds):
+        for k, (kind, checks) in enumerate(kinds.items()):
             now = time.perf_counter()
             self._end = now + max(0.0, end - now) / (len(kinds) - k)
-            checked = None if combined and fits else self._first_that_fits(checks)
+            checked = None if kind == "both" and fits else self._first_that_fits(checks)
             if checked is not None:
                 fits |= checked.fits
                 yield checked

@@ -167,7 +167,6 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
             settled,
             log,
             list(variant_changes(variants, captured.variant, asked.wanted, asked.roles)),
-            untried=[option for option in ("remat", "microbatches") if getattr(asked.wanted, option) is None],
             check=not asked.allow_infeasible,
         )
         if not asked.allow_infeasible:

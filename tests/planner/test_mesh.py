@@ -72,6 +72,7 @@ class Outcome:
     rank: tuple[int, int]
     settled: bool = False
     evaluations: int = 0
+    ended: tuple[Ended, ...] = ()
 
 
 def test_the_better_half_goes_on_with_more() -> None:
@@ -84,7 +85,7 @@ def test_the_better_half_goes_on_with_more() -> None:
         return Outcome((0, abs(number - 3)), evaluations=budget.evaluations)
 
     purse = Purse(Budget(math.inf, 800))
-    found = race(8, run, dropped.append, purse, lambda: False)
+    found = race(8, run, dropped.append, purse)
     assert found.order[0] == 3 and [len(given[k]) for k in range(8)] == [1, 2, 3, 4, 2, 1, 1, 1]
     assert dropped == [0, 5, 6, 7, 4, 1, 2]
     assert sum(map(sum, given.values())) == 800 and given[3][1:] == sorted(given[3][1:])
@@ -99,7 +100,7 @@ def test_what_is_settled_is_not_searched_again_and_what_fails_drops_out() -> Non
             raise DecisionError("no")
         return Outcome((0, number), settled=number == 1)
 
-    found = race(3, run, lambda _: None, Purse(Budget(math.inf, 100)), lambda: False)
+    found = race(3, run, lambda _: None, Purse(Budget(math.inf, 100)))
     assert calls == [0, 1, 2, 2] and found.order[0] == 1 and str(found.failed[0]) == "no"
 
 
@@ -107,7 +108,7 @@ def test_a_worse_second_look_is_not_taken() -> None:
     def run(number: int, turn: int, budget: Budget) -> Any:
         return Outcome((0, 5 + turn))
 
-    found = race(2, run, lambda _: None, Purse(Budget(math.inf, 10)), lambda: False)
+    found = race(2, run, lambda _: None, Purse(Budget(math.inf, 10)))
     assert found.results[0].rank == (0, 5)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -125,19 +126,16 @@ class PlannedFunction:
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         """Passes keyword arguments by position where the plan was made so."""
         if kwargs:
-            names, count = self._names, len(args)
-            while count < len(names) and names[count] in kwargs:
-                count += 1
-            moved = {name: kwargs[name] for name in names[len(args) : count]}
-            if moved and self._ordered(names[: len(args)], kwargs) != self._roots:
-                rest = {name: value for name, value in kwargs.items() if name not in moved}
-                if self._ordered(names[:count], rest) == self._roots:
-                    args, kwargs = (*args, *moved.values()), rest
+            positional, named = list(args), dict(kwargs)
+            for name in itertools.takewhile(named.__contains__, self._names[len(args) :]):
+                positional.append(named.pop(name))
+            if self._ordered(args, kwargs) != self._roots == self._ordered(positional, named):
+                args, kwargs = tuple(positional), named
         return Flat.of(args, kwargs, self._static)
 
-    def _ordered(self, positional: Sequence[str], named: Collection[str]) -> list[str]:
+    def _ordered(self, args: Sequence[Any], kwargs: Collection[str]) -> list[str]:
         """The plan's arguments in the order in which a call has them."""
-        return [name for name in (*positional, *sorted(named)) if name in self._roots]
+        return [name for name in (*self._names[: len(args)], *sorted(kwargs)) if name in self._roots]
 
     def call(self, flat: Flat) -> Any:
         """Calls the function with arguments that are flat already."""

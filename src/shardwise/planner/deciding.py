@@ -163,7 +163,7 @@ def _raced(captured: Captured, asked: Asked, placed: Sequence[Placement]) -> tup
         quick = turn == 0 and len(placed) > 1
         return searches[number].run(budget, compare=True, method="greedy" if quick else None)
 
-    raced = race(len(placed), run, searches.pop, journal.purse, lambda: journal.interrupted)
+    raced = race(len(placed), run, searches.pop, journal.purse)
     if not raced.results:
         reasons = {str(error): error for error in raced.failed.values()}
         if len(reasons) == 1:

@@ -72,18 +72,9 @@ class Race:
         return sorted(self.results, key=lambda k: (self.results[k].rank, k))
 
 
-def race(
-    count: int,
-    run: Callable[[int, int, Budget], Decided],
-    drop: Callable[[int], object],
-    purse: Purse,
-    stopped: Callable[[], bool],
-) -> Race:
+def race(count: int, run: Callable[[int, int, Budget], Decided], drop: Callable[[int], object], purse: Purse) -> Race:
     """Successive halving: ``run`` searches a mesh, by number, in a round, by number, within a budget; ``drop`` is called for
-    meshes that will not be searched again, and ``stopped`` says whether the search was interrupted.
-
-    A mesh on which ``run`` raises one of our errors drops out.
-    """
+    meshes that will not be searched again. A mesh on which ``run`` raises one of our errors drops out."""
     state = Race()
     alive = list(range(count))
     rounds = math.ceil(math.log2(count)) + 1
@@ -106,7 +97,7 @@ def race(
             round_purse.spend(result.evaluations)
             if before is None or result.rank <= before.rank:
                 state.results[number] = result
-            if stopped():
+            if Ended.INTERRUPTED in result.ended:
                 state.interrupted = True
                 return state
         best = state.order[: -(-len(alive) // 2)]

@@ -290,7 +290,7 @@ def static_options(plan: Plan, fn: Callable[..., Any]) -> JitOptions:
 
 
 def static_split(fn: Callable[..., Any], options: JitOptions) -> frozenset[int | str]:
-    """Positions and names of static arguments, each both ways where the function's signature tells."""
+    """Positions and names of static arguments, both for each argument in the function's signature."""
     if not options.static:
         return frozenset()
     names = list(inspect.signature(fn).parameters)

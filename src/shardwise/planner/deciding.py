@@ -1,4 +1,4 @@
-"""From tactics to decisions: on the mesh that was given, or on the best of those that could be."""
+"""From tactics to decisions: on the given mesh, or on the best of the possible ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MOST_PLACEMENTS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The options of ``shardwise.plan``. ``roles`` are those given, until the program tells the others."""
+    """The options of ``shardwise.plan``. ``roles`` are completed by the planner from the program."""
 
     mesh: Any
     topology: str | Topology | Placement | None

@@ -1,4 +1,4 @@
-"""``shardwise.jit``: plans at the first call from the arguments' shapes, and then is ``jax.jit``."""
+"""``shardwise.jit``: plans at the first call from the arguments' shapes, and then works like ``jax.jit``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardwise.transforms.variants import Wanted
 
 
 class Planned:
-    """A function that is planned once for each combination of argument shapes, and of meshes that are set."""
+    """A function that is planned once for each combination of argument shapes and current mesh."""
 
     def __init__(self, fn: Callable[..., Any], asked: Asked):
         self._fn, self._asked = fn, asked
@@ -84,8 +84,8 @@ def jit(
     Args:
       fn: the function; leave it out to use this as a decorator.
       mesh, topology, tactics, pins, roles, budget_s, budget_evals, seed, method, progress,
-        allow_infeasible, microbatches, remat: as in :func:`shardwise.plan`. A mesh of sizes takes the devices that are
-        there. Without tactics the first call with new shapes searches.
+        allow_infeasible, microbatches, remat: as in :func:`shardwise.plan`. A dict of axis sizes is a mesh of
+        ``jax.devices()``. Without tactics the first call with new shapes searches.
       **jit_options: ``static_argnums``, ``static_argnames``, ``donate_argnums``, ``donate_argnames``.
 
     >>> import jax.numpy as jnp, shardwise

@@ -232,16 +232,16 @@ class _Relaxing:
             return models[k]
 
         def may_fit(k: int) -> bool:
-            own = model(k)
-            return own is None or peak_bound(own, self._pins(own)).peak_bytes <= self._usable
+            changed = model(k)
+            return changed is None or peak_bound(changed, self._pins(changed)).peak_bytes <= self._usable
 
         left = range(bisect.bisect_left(range(len(changes)), True, key=may_fit), len(changes))
         able = (k for k in left if time.perf_counter() < self._end and model(k) is not None)
-        first = next(able, max((k for k, own in models.items() if own is not None), default=None))
+        first = next(able, max((k for k in models if models[k] is not None), default=None))
         for k in itertools.chain([] if first is None else [first], able):
-            own = models[k]
-            assert own is not None
-            yield self._check(changes[k].what, own, self._pins(own))
+            changed = models[k]
+            assert changed is not None
+            yield self._check(changes[k].what, changed, self._pins(changed))
 
     def _pins(self, model: CostModel) -> tuple[Pin, ...]:
         """The same pins on another program, as far as they are on arguments and outputs."""

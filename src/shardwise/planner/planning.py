@@ -62,52 +62,51 @@ def plan(
     donate_argnums: Any = None,
     donate_argnames: Any = None,
 ) -> Plan:
-    """Plans how a function is split over a mesh: as tactics say, or as a search finds.
+    """Plans how a function is sharded over a mesh, by tactics or by a search.
 
     Args:
       fn: a function that ``jax.jit`` can trace.
       args, kwargs: its arguments, arrays or ``ShapeDtypeStruct``s, by position and by name.
-      mesh: a ``jax.sharding.Mesh``, an ``AbstractMesh`` or a dict of axis sizes. No device is needed. A size of None is found.
-        Without a mesh it is that of ``jax.set_mesh``, and else its shape is found, if there is a topology.
+      mesh: a ``jax.sharding.Mesh``, an ``AbstractMesh`` or a dict of axis sizes. No device is needed. Sizes of None are
+        searched for. Without a mesh, that of ``jax.set_mesh`` is used, or the shape is searched for on the topology.
       topology: the devices and links, such as ``"v5e:4x4"``, ``"16 v5e"`` or ``"h100:8x4"``
         (``shardwise.hardware.topology``). Without one, TPU v5e chips with a row of links for every mesh axis.
       tactics: strategies, applied in order, as objects or as text: ``[FSDP("data"), Auto("model")]`` is
         ``"fsdp:data,auto:model"``, ``"fsdp:data+model"`` has two axes and ``"fsdp"`` all of the mesh. ``Auto`` searches.
         Without any, all axes are searched; with an empty list nothing is decided but the pins.
-      pins: PartitionSpecs that hold whatever else is decided: by path of arguments and outputs, and else by the names that
-        inner values are marked with (``jax.ad_checkpoint.checkpoint_name``, ``jax.named_call``). Shardings that arguments
-        have already, and ``with_sharding_constraint``s in the program, are pins too.
-      roles: paths of the arguments that play a role, such as ``{"batch": "x", "params": "w"}``. Roles that are not given are
-        inferred from the structure of the program (``shardwise.tactics.roles``); ``plan.roles`` has all of them.
-      budget_s, budget_evals: when a search stops, in seconds or in states evaluated, if nothing better turns up for a while
-        it stops by itself. With a budget in evaluations alone the plan is the same on every machine.
-      seed: of the search.
+      pins: PartitionSpecs that no decision changes: by path of arguments and outputs, or by the names that mark inner values
+        (``jax.ad_checkpoint.checkpoint_name``, ``jax.named_call``). Shardings that arguments already have, and
+        ``with_sharding_constraint``s in the program, are pins too.
+      roles: paths of the arguments with a role, such as ``{"batch": "x", "params": "w"}``. Other roles are inferred from the
+        structure of the program (``shardwise.tactics.roles``); ``plan.roles`` has all of them.
+      budget_s, budget_evals: when a search stops, in seconds or in evaluated states; it stops earlier if nothing improves for
+        a while. With a budget in evaluations alone the plan is the same on every machine.
+      seed: the seed of the search.
       method: ``"mcts"``, or one of ``shardwise.search.methods``: ``"beam"``, ``"greedy"``, ``"random"``, ``"exhaustive"``,
         ``"ilp"``.
       progress: called with every improvement (``shardwise.search.result``) and the share of the budget that is spent;
-        ``"auto"`` shows them in a line of the terminal or of a notebook's cell. An interrupt (Ctrl-C) keeps the best plan so
-        far.
-      allow_infeasible: if no plan is found that fits the memory, give the one with the smallest peak instead of an
+        ``"auto"`` shows them in a line of the terminal or notebook. An interrupt (Ctrl-C) keeps the best plan so far.
+      allow_infeasible: whether to return the plan with the smallest peak memory if none is found that fits, instead of raising
         ``InfeasibleError``.
-      microbatches: compute the batch (the arguments of that role, whose first dimension counts the examples) in so many
-        parts, one after the other, with the same result; ``"auto"`` tries how many, if it takes any to fit.
-      remat: loops and repeated blocks (layers, scanned or unrolled) keep only what they carry, and the backward pass computes
-        the rest again; ``"auto"`` tries it.
+      microbatches: the number of parts in which the batch (the arguments of that role, whose first dimension counts the
+        examples) is computed, one after the other, with the same result; ``"auto"`` tries some if it does not fit otherwise.
+      remat: loops and repeated blocks (layers, scanned or unrolled) keep only what they carry, and the backward pass recomputes
+        the rest; ``"auto"`` tries it.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
 
     >>> import jax, shardwise
     >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (65536, 64)]]
-    >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, budget_evals=100)
-    >>> made.spec("x"), made.spec("w"), made.search.ended.value
+    >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, budget_evals=100)
+    >>> plan.spec("x"), plan.spec("w"), plan.search.ended.value
     (P('data',), P(), 'all states were tried')
 
     By a tactic:
 
-    >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, tactics="dp:data")
-    >>> made.spec("x"), made.spec("w"), made.roles
+    >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, tactics="dp:data")
+    >>> plan.spec("x"), plan.spec("w"), plan.roles
     (P('data',), P(), {'batch': ('x',), 'params': ('w',)})
 
-    An inner value, marked and pinned, and nothing else decided:
+    With a marked and pinned inner value, and nothing else decided:
 
     >>> from jax.ad_checkpoint import checkpoint_name
     >>> P = jax.sharding.PartitionSpec
@@ -216,7 +215,7 @@ def _peak(tried: VariantTried) -> str:
 
 
 def assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequence[Decision]) -> Plan:
-    """The plan of settled decisions, without what is known of the search and the call."""
+    """The plan of settled decisions, without its search log and call."""
     lowered = settled.lowered
     analysis, mesh, program = lowered.analysis, lowered.mesh, lowered.program
     donated = {a.value: a.donated for a in program.arguments}

@@ -1,7 +1,7 @@
 """Searches as a plan asks for them: with options of a person, on top of what was decided, one after another on one budget.
 
 A plan may take several searches: tactics may ask for more than one, and where the mesh is open each mesh is searched, the
-better ones again and again (``shardwise.planner.mesh``). They share a budget (``Purse``) and a log (``Journal``); what was
+better ones again and again (``shardwise.planner.racing``). They share a budget (``Purse``) and a log (``Journal``); what was
 worked out on a mesh is kept (``Searcher``).
 
 An interrupt ends the search that is under way with the best state so far, and the searches after it do nothing.

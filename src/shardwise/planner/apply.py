@@ -32,9 +32,9 @@ PARTITIONERS: Final = ("shardwise", "xla")
 
 
 class Applied:
-    """A function under a plan on a mesh, as a function of flat arrays. XLA's partitioner executes programs that cannot be
-    written for local blocks. ``rounds``: reshard operands of float32 products in bfloat16 if the plan was made for devices
-    that read them so; by default on TPUs only, where the results are the same."""
+    """A function under a plan on a mesh, as a function of flat arrays. ``reason`` says why XLA's partitioner executes it where
+    it was not asked for. ``rounds``: reshard operands of float32 products in bfloat16 if the plan was made for devices that
+    read them so; by default on TPUs only, where the results are the same."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Applied:
         rounds: bool | None = None,
     ):
         check_version(plan, program)
-        self.program, self.mesh = program, mesh
+        self.program, self.mesh, self.reason = program, mesh, ""
         self.in_shardings = [named_sharding(a, mesh) for a in plan.arguments]
         self.out_shardings = [named_sharding(a, mesh) for a in plan.outputs]
         self.donated = tuple(k for k, a in enumerate(plan.arguments) if a.donated)
@@ -55,8 +55,9 @@ class Applied:
         if partitioner == "shardwise":
             try:
                 check_expressible(program)
-            except SpmdError:
-                partitioner = "xla"
+            except SpmdError as error:
+                self.reason, partitioner = str(error), "xla"
+        self.partitioner = partitioner
         self._run = self._explicit() if partitioner == "shardwise" else self._constrained()
 
     def __call__(self, *arrays: Any) -> list[Any]:

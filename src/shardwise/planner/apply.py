@@ -3,6 +3,7 @@ constraints for XLA's partitioner."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -116,7 +117,9 @@ class PlannedFunction:
         self._fn, self._options = fn, static_options(plan, fn)
         self._static = static_split(fn, self._options)
         self._calls: dict[Any, _Call] = {}
-        self._names = _parameters(fn)
+        self._names: list[str] = []
+        with contextlib.suppress(TypeError, ValueError):  # it has no signature
+            self._names = list(inspect.signature(fn).parameters)
         self._roots = list(dict.fromkeys(a.path.partition("/")[0] for a in plan.arguments))
         functools.update_wrapper(self, fn)
 
@@ -194,14 +197,6 @@ class Stage:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
-
-
-def _parameters(fn: Callable[..., Any]) -> list[str]:
-    """The names of a function's parameters; empty if it has no signature."""
-    try:
-        return list(inspect.signature(fn).parameters)
-    except (TypeError, ValueError):
-        return []
 
 
 class Flat(NamedTuple):

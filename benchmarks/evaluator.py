@@ -17,6 +17,7 @@ from typing import Final
 from shardwise import __version__, zoo
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
+from shardwise.cost.model import CostModel
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
@@ -39,7 +40,7 @@ def measure(target: str) -> tuple[str, bool]:
     analysis = analyze_program(lower(trace(program.fn, program.args, {}, options)))
     start = time.process_time()
     cost = HardwareCost(place(MeshAxes.of({"data": 4, "model": 4}), topology("v5e:4x4")))
-    problem = Problem(analysis, cost)
+    problem = Problem(CostModel.of(analysis, cost))
     build_s = time.process_time() - start
     start = time.process_time()
     found = mcts(problem, Budget(seconds=1e9, evaluations=EVALUATIONS))

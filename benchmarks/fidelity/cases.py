@@ -215,9 +215,10 @@ class _Search:
     evaluations: int = 1000
 
     def decide(self, context: Any, taken: Any) -> list[Any]:
+        from shardwise.cost.model import CostModel
         from shardwise.search.searcher import Options, Searcher
 
-        searcher = Searcher.alone(context.analysis, context.cost, Options(budget_evals=self.evaluations))
+        searcher = Searcher.alone(CostModel.of(context.analysis, context.cost), Options(budget_evals=self.evaluations))
         found = searcher.search(taken, context.mesh.names)
         return [] if found is None else list(found.decisions)
 

@@ -20,6 +20,7 @@ from typing import Final
 
 import numpy as np
 
+from shardwise.cost.model import CostModel
 from shardwise.dims.analysis import Analysis
 from shardwise.dims.groups import find_groups
 from shardwise.lowering.decisions import Decision
@@ -48,7 +49,7 @@ class Ablation:
             analysis = unresolved(analysis)
         if not self.groups:
             analysis = ungrouped(analysis)
-        return Problem(analysis, cost, base, axes, self.keeps, self.inner)
+        return Problem(CostModel.of(analysis, cost), base, axes, self.keeps, self.inner)
 
 
 ABLATIONS: Final[dict[str, Ablation]] = {

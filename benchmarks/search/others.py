@@ -98,6 +98,7 @@ def prepared(
 
 
 def regret() -> list[Row]:
+    from shardwise.cost.model import CostModel
     from shardwise.search.budget import Budget
     from shardwise.search.exhaustive import count_states, exhaustive
     from shardwise.search.mcts import mcts
@@ -106,14 +107,14 @@ def regret() -> list[Row]:
     rows: list[Row] = []
     for target, topology, sizes in SMALL:
         given = prepared(target, topology, sizes)
-        problem = Problem(*given)
+        problem = Problem(CostModel.of(*given))
         states = count_states(problem)
         start = time.perf_counter()
         best = exhaustive(problem, Budget(seconds=1e9, evaluations=10**9))
         row: Row = {"program": target, "topology": topology, "mesh": sizes, "states": states, "fits": best.fits}
         row |= {"best": problem.rank(best.best)[:2], "exhaustive_s": time.perf_counter() - start, "seeds": []}
         for seed in SEEDS:
-            own = Problem(*given)
+            own = Problem(CostModel.of(*given))
             found = mcts(own, seed=seed)
             over = own.rank(found.best)[1] / row["best"][1] - 1 if own.rank(found.best)[0] == row["best"][0] else None
             row["seeds"].append({"over": over, "evaluations": found.evaluations, "seconds": found.seconds})
@@ -125,6 +126,7 @@ def regret() -> list[Row]:
 def ilp() -> list[Row]:
     from benchmarks.search.ilp import ilp as solve
     from benchmarks.search.ilp_state import ilp_state
+    from shardwise.cost.model import CostModel
     from shardwise.search.budget import Budget
     from shardwise.search.mcts import mcts
     from shardwise.search.problem import Problem
@@ -132,14 +134,14 @@ def ilp() -> list[Row]:
     rows: list[Row] = []
     for target, topology, sizes in LARGE:
         given = prepared(target, topology, sizes)
-        problem = Problem(*given)
+        problem = Problem(CostModel.of(*given))
         start = time.perf_counter()
         bound = solve(problem.model, problem.mesh, seconds=300.0)
         row: Row = {"program": target, "topology": topology, "mesh": sizes, "bound_s": bound.bound_s}
         row |= {"ilp_s": time.perf_counter() - start, "seeds": [], "over": [], "across": []}
         best = problem.rank(ilp_state(problem, Budget(seconds=300.0)).best)
         for seed in SEEDS:
-            own, local = Problem(*given), local_problem(*given)
+            own, local = Problem(CostModel.of(*given)), local_problem(*given)
             found = mcts(own, seed=seed)
             rank = own.rank(found.best)
             row["over"].append(rank[1] / best[1] - 1 if rank[0] == best[0] else float(rank[0] - best[0]))
@@ -155,7 +157,7 @@ def ilp() -> list[Row]:
 def local_problem(analysis: Analysis, cost: HardwareCost) -> Problem:
     """A problem whose time is what the integer program minimises."""
     from benchmarks.search.ilp import local_s
-    from shardwise.cost.model import Cost
+    from shardwise.cost.model import Cost, CostModel
     from shardwise.search.problem import Problem
 
     class Local(Problem):
@@ -164,7 +166,7 @@ def local_problem(analysis: Analysis, cost: HardwareCost) -> Problem:
             peaks = [cost.peak_blocks for cost in super().costs_once(states)]
             return [Cost(round(s * 1e12), 0, 0, peak) for s, peak in zip(seconds, peaks, strict=True)]
 
-    return Local(analysis, cost)
+    return Local(CostModel.of(analysis, cost))
 
 
 def ablations() -> list[Row]:
@@ -192,6 +194,7 @@ def ablations() -> list[Row]:
 
 
 def grouping() -> list[Row]:
+    from shardwise.cost.model import CostModel
     from shardwise.search.budget import Budget
     from shardwise.search.exhaustive import count_states, exhaustive
     from shardwise.search.mcts import mcts
@@ -199,12 +202,12 @@ def grouping() -> list[Row]:
 
     rows: list[Row] = []
     for target, topology, sizes in UNROLLED:
-        problem = Problem(*prepared(target, topology, sizes))
+        problem = Problem(CostModel.of(*prepared(target, topology, sizes)))
         best = exhaustive(problem, Budget(seconds=1e9, evaluations=10**9))
         row: Row = {"program": target, "topology": topology, "mesh": sizes, "states": count_states(problem)}
         row |= {"grouped": problem.rank(best.best)[:2], "actions": len(problem.actions), "free": []}
         for seed in range(3):
-            free = Problem(*prepared(target, topology, sizes, grouping=False))
+            free = Problem(CostModel.of(*prepared(target, topology, sizes, grouping=False)))
             row["free"].append(free.rank(mcts(free, Budget(1e9, FREE, 10**6), seed).best)[:2])
         row["free_actions"] = len(free.actions)
         rows.append(row)

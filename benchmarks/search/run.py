@@ -130,6 +130,7 @@ def _run(
     from shardwise import zoo
     from shardwise.capture.lower import lower
     from shardwise.capture.trace import JitOptions, trace
+    from shardwise.cost.model import CostModel
     from shardwise.dims.analysis import analyze_program
     from shardwise.hardware.layout import place
     from shardwise.hardware.mesh import MeshAxes
@@ -153,7 +154,7 @@ def _run(
     sizes = MESHES[topology]
     mesh = MeshAxes.of(dict(zip(("a", "b"), sizes, strict=True)))
     cost = HardwareCost(place(mesh, topology_of(topology)))
-    problem = Problem(analysis, cost)
+    problem = Problem(CostModel.of(analysis, cost))
     found = mcts(problem, Budget(math.inf, evaluations), seed)
     decisions = problem.decisions(found.best.state)
     # As a plan does, and as the experts below do: small arguments are kept whole where that is no worse.

@@ -25,7 +25,6 @@ from shardwise.hardware.topology import topology
 from shardwise.lowering.candidates import Candidates
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.sharding import Sharding, reshard
-from shardwise.lowering.structure import Structure
 from shardwise.search.budget import Budget
 from shardwise.search.exhaustive import exhaustive
 from shardwise.search.problem import Problem
@@ -62,7 +61,7 @@ def analyzed(fn: Callable[..., Any], hidden: int = 4096) -> Analysis:
 
 def model_of(analysis: Analysis, **mesh: int) -> tuple[CostModel, MeshAxes]:
     axes = MeshAxes.of(mesh)
-    return CostModel(Structure.of(analysis), HardwareCost(place(axes, topology("v5e:2x2")))), axes
+    return CostModel.of(analysis, HardwareCost(place(axes, topology("v5e:2x2")))), axes
 
 
 def assignment_s(model: CostModel, mesh: MeshAxes, lies: dict[int, Sharding], chosen: dict[int, Option]) -> float:
@@ -119,7 +118,7 @@ def test_a_solution_costs_what_it_says(fn: Callable[..., Any], mesh: dict[str, i
 def test_no_state_costs_less_than_the_bound(fn: Callable[..., Any], mesh: dict[str, int]) -> None:
     analysis = analyzed(fn)
     model, axes = model_of(analysis, **mesh)
-    problem = Problem(analysis, model.cost, keeps=False)  # so that some of few random states are good
+    problem = Problem(model, keeps=False)  # so that some of few random states are good
     bound = ilp(model, axes).bound_s
     rng, times = random.Random(0), []
     for _ in range(150):
@@ -155,7 +154,7 @@ def test_what_cannot_fit_is_said() -> None:
 def test_the_nearest_state_is_near_the_best(mesh: dict[str, int]) -> None:
     analysis, budget = analyzed(step), Budget(seconds=600, evaluations=10**6)
     model, _ = model_of(analysis, **mesh)
-    found = ilp_state(Problem(analysis, model.cost), budget)
-    best = exhaustive(Problem(analysis, model.cost, keeps=False), budget).best.cost.time_s
+    found = ilp_state(Problem(model), budget)
+    best = exhaustive(Problem(model, keeps=False), budget).best.cost.time_s
     assert found.best.cost.time_s <= 1.15 * best
     assert found.evaluations < 200

@@ -20,8 +20,8 @@ from shardwise.capture.trace import JitOptions, trace
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Shard
-from shardwise.planner.planning import plan_decisions
 from tests.fuzz.generate import Drawn, arguments, drawn_programs, random_decisions, with_rings
+from tests.planner.decisions import plan_decisions
 
 MESHES = ({"x": 8}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})
 TOLERANCE = 5e-5

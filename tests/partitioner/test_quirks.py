@@ -13,7 +13,7 @@ from shardwise.capture.trace import JitOptions, trace
 from shardwise.dims.analysis import analyze_program
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.planner.planning import plan_decisions
+from tests.planner.decisions import plan_decisions
 from tests.planner.programs import CASES
 from tests.planner.test_apply import MESHES, check, random_decisions
 

@@ -13,7 +13,7 @@ from shardwise.capture.trace import JitOptions, trace
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Decision, Keep, Shard
-from shardwise.planner.planning import plan_decisions
+from tests.planner.decisions import plan_decisions
 from tests.planner.programs import CASES
 
 MESHES = ({"x": 8}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})

@@ -232,7 +232,7 @@ def test_states_on_top_of_decisions_cost_what_the_model_says() -> None:
     mesh = MeshAxes.of({"x": 2, "y": 2})
     cost = HardwareCost(place(mesh, topology("v5e:2x2")))
     base = DataParallel("x").decide(Context(analysis, mesh, cost, {"batch": ("x",)}), [])
-    problem = Problem(analysis, cost, base, ["x", "y"])
+    problem = Problem(CostModel.of(analysis, cost), base, ["x", "y"])
     rng = np.random.default_rng(0)
     model = CostModel(problem.model.structure, cost)
     for _ in range(12):

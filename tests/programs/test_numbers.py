@@ -14,9 +14,9 @@ from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.planner.planning import plan_decisions
 from shardwise.verification.verify import verify
 from tests.fuzz.generate import random_decisions
+from tests.planner.decisions import plan_decisions
 
 from .program import Program
 from .table import PROGRAMS

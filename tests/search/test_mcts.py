@@ -11,6 +11,7 @@ import pytest
 
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
+from shardwise.cost.model import CostModel
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
@@ -46,7 +47,7 @@ def analyzed(fn: Any, args: list[Any]) -> Analysis:
 
 def problem(width: int = 1024, batch: int = 65536, where: str = "v5e:2x2", **mesh: int) -> Problem:
     axes = MeshAxes.of(mesh or {"x": 4})
-    return Problem(analyzed(*sgd(width, batch)), HardwareCost(place(axes, topology(where))))
+    return Problem(CostModel.of(analyzed(*sgd(width, batch)), HardwareCost(place(axes, topology(where)))))
 
 
 def sharded(found: Problem, state: tuple[int, ...]) -> set[tuple[str, str]]:
@@ -114,7 +115,7 @@ def test_an_interrupt_keeps_the_best_so_far() -> None:
 def test_nothing_to_decide() -> None:
     analysis = analyzed(lambda x: jnp.sort(x), [jax.ShapeDtypeStruct((7,), "float32")])
     axes = MeshAxes.of({"x": 4})
-    made = Problem(analysis, HardwareCost(place(axes, topology("v5e:2x2"))))
+    made = Problem(CostModel.of(analysis, HardwareCost(place(axes, topology("v5e:2x2")))))
     assert mcts(made).ended is Ended.NOTHING
 
 

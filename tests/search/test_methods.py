@@ -15,6 +15,7 @@ from benchmarks.search.ablation import ABLATIONS
 from shardwise import zoo
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
+from shardwise.cost.model import CostModel
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
@@ -70,10 +71,10 @@ def cost(**mesh: int) -> HardwareCost:
 
 
 SMALL = {
-    "narrow": lambda: Problem(analyzed(mlp, 1024, 65536), cost(x=4)),
-    "wide": lambda: Problem(analyzed(mlp, 262144, 64), cost(x=4)),
-    "attention": lambda: Problem(analyzed(attention, 4, 4096), cost(x=4)),
-    "one long sequence": lambda: Problem(analyzed(attention, 1, 32768), cost(x=2, y=2), axes=["x"]),
+    "narrow": lambda: Problem(CostModel.of(analyzed(mlp, 1024, 65536), cost(x=4))),
+    "wide": lambda: Problem(CostModel.of(analyzed(mlp, 262144, 64), cost(x=4))),
+    "attention": lambda: Problem(CostModel.of(analyzed(attention, 4, 4096), cost(x=4))),
+    "one long sequence": lambda: Problem(CostModel.of(analyzed(attention, 1, 32768), cost(x=2, y=2)), axes=["x"]),
 }
 
 
@@ -88,7 +89,7 @@ def test_methods_in_the_order_of_what_they_try(name: str) -> None:
 
 
 def test_a_beam_finds_what_greedy_does_not() -> None:
-    made = Problem(analyzed(mlp, 2048, 4096), cost(x=2, y=2), keeps=False)
+    made = Problem(CostModel.of(analyzed(mlp, 2048, 4096), cost(x=2, y=2)), keeps=False)
     assert made.rank(beam(made, LONG).best)[:2] < made.rank(greedy(made, LONG).best)[:2]
 
 
@@ -97,7 +98,7 @@ def test_the_tree_search_finds_the_best_of_all_states_of_a_language_model() -> N
     traced = trace(program.fn, program.args, {}, JitOptions(donate_argnums=program.donate_argnums))
     analysis = analyze_program(lower(traced))
     where = HardwareCost(place(MeshAxes.of({"x": 8}), topology("v5e:2x4")))
-    made = [Problem(analysis, where, keeps=False) for _ in range(4)]
+    made = [Problem(CostModel.of(analysis, where), keeps=False) for _ in range(4)]
     best, tree, some, one = (
         METHODS[name](p, LONG).best for name, p in zip(("exhaustive", "mcts", "beam", "greedy"), made, strict=True)
     )
@@ -120,7 +121,7 @@ def test_every_state_is_tried_once(name: str) -> None:
 
 
 def test_states_of_two_axes_are_tried_once() -> None:
-    made = Problem(analyzed(mlp, 4096, 512), cost(x=2, y=2))
+    made = Problem(CostModel.of(analyzed(mlp, 4096, 512), cost(x=2, y=2)))
     words = {
         made.canonical(word): word
         for depth in range(4)
@@ -154,14 +155,14 @@ def same(a: Found, b: Found) -> bool:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_seed_gives_the_same_search(method: str) -> None:
     budget = Budget(seconds=600, evaluations=120)
-    made = (Problem(analyzed(mlp, 4096, 512), cost(x=2, y=2)) for _ in range(2))
+    made = (Problem(CostModel.of(analyzed(mlp, 4096, 512), cost(x=2, y=2))) for _ in range(2))
     assert same(*(METHODS[method](p, budget, 5) for p in made))
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("evaluations", [1, 7, 100])
 def test_no_more_evaluations_than_the_budget_has(method: str, evaluations: int) -> None:
-    made = Problem(analyzed(mlp, 4096, 512), cost(x=2, y=2))
+    made = Problem(CostModel.of(analyzed(mlp, 4096, 512), cost(x=2, y=2)))
     found = METHODS[method](made, Budget(seconds=600, evaluations=evaluations))
     assert found.evaluations == made.evaluations <= evaluations
     assert found.ended is Ended.EVALUATIONS or method == "greedy"
@@ -189,7 +190,7 @@ def test_an_interrupt_keeps_the_best_so_far(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_to_decide(method: str) -> None:
     analysis = analyze_program(lower(trace(jnp.sort, (shape((7,), "float32"),), {}, JitOptions())))
-    assert METHODS[method](Problem(analysis, cost(x=4)), LONG).ended is Ended.NOTHING
+    assert METHODS[method](Problem(CostModel.of(analysis, cost(x=4))), LONG).ended is Ended.NOTHING
 
 
 def test_improvements_are_improvements() -> None:

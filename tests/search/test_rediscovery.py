@@ -15,6 +15,7 @@ from typing import Any
 from shardwise import zoo
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
+from shardwise.cost.model import CostModel
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
@@ -90,7 +91,7 @@ class Searched:
         context = Context(analysis, self.problem.mesh, model.cost, ROLES)
         (best,) = [e for e in experts(context, model, [strategy]) if e.applies and e.parts]
         assert best.cost is not None
-        settled = Inquiry(analysis, model.cost).settle(self.problem.decisions(self.found.best.state)).predicted
+        settled = Inquiry(model).settle(self.problem.decisions(self.found.best.state)).predicted
         return (settled.fits, -settled.time_s) >= (best.fits, -1.005 * best.cost.time_s)
 
 
@@ -106,7 +107,7 @@ def search(
         memory = int(memory_bytes / found.profile.usable_share)
         found = replace(found, profile=replace(found.profile, memory_bytes=memory))
     cost = HardwareCost(place(MeshAxes.of(mesh or {"x": 8}), found))
-    problem = Problem(analysis, cost)
+    problem = Problem(CostModel.of(analysis, cost))
     best = mcts(problem, Budget(seconds=600, evaluations=evaluations), seed=0)
     assert best.fits
     return Searched(problem, best, lower_state(analysis, State(problem.mesh, problem.decisions(best.best.state)), cost))

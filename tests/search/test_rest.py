@@ -12,6 +12,7 @@ import pytest
 from shardwise import zoo
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
+from shardwise.cost.model import CostModel
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
@@ -46,7 +47,7 @@ def many_sizes(batch: int = 16384) -> Problem:
     shape = jax.ShapeDtypeStruct
     params = [(shape((m, n), "float32"), shape((n,), "float32")) for m, n in itertools.pairwise(WIDTHS)]
     analysis = analyzed(step, [params, params, params, shape((batch, WIDTHS[0]), "float32")])
-    return Problem(analysis, HardwareCost(place(MeshAxes.of({"x": 2, "y": 4}), topology("v5e:2x4"))))
+    return Problem(CostModel.of(analysis, HardwareCost(place(MeshAxes.of({"x": 2, "y": 4}), topology("v5e:2x4")))))
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_axes_with_strategies_that_are_second_best_alone() -> None:
     program = zoo.load("mlp", layers=4)
     analysis = analyze_program(lower(trace(program.fn, program.args, {}, JitOptions(donate_argnums=(0, 1)))))
     cost = HardwareCost(place(MeshAxes.of({"x": 4, "y": 4}), topology("v5e:4x4")))
-    problem = Problem(analysis, cost)
+    problem = Problem(CostModel.of(analysis, cost))
     width = {c: problem.model.structure.colors[analysis.program.paths[f"params/hidden/{c}/bias"]][0] for c in range(4)}
     first = problem.model.structure.colors[analysis.program.paths["params/first/bias"]][0]
     wanted = [(width[0], "y"), (first, "x"), (first, "y"), (width[3], "x"), (width[3], "y"), (width[1], "x")]

@@ -22,9 +22,9 @@ from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.planner.apply import Applied
 from shardwise.planner.devices import make_mesh
-from shardwise.planner.planning import plan_decisions
 from shardwise.plans.plan import Plan
 from tests.fuzz.generate import Drawn, drawn_programs, random_decisions, with_rings
+from tests.planner.decisions import plan_decisions
 from tests.spmd.emitted import emitted, predicted
 from tests.verification.strategy_rows import ROWS
 

@@ -22,7 +22,7 @@ from shardwise.dims.analysis import analyze_program
 from shardwise.errors import CaptureError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Decision, Shard
-from shardwise.planner.planning import plan_decisions
+from tests.planner.decisions import plan_decisions
 from tests.spmd.emitted import emitted, predicted
 
 MESHES = (pytest.param({"a": 4}, marks=pytest.mark.slow), {"a": 2, "b": 4})

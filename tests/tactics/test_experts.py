@@ -19,7 +19,6 @@ from shardwise.lowering.decisions import State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import lower_state
 from shardwise.lowering.small import keep_small
-from shardwise.lowering.structure import Structure
 from shardwise.tactics import strategies
 from shardwise.tactics.experts import MENU, Expert, combinations, experts
 from shardwise.tactics.named import PARTS
@@ -40,7 +39,7 @@ def setting(name: str, mesh: dict[str, int], **roles: Any) -> tuple[Context, Cos
     analysis, known = analyzed(name)
     axes = MeshAxes.of(mesh)
     cost = HardwareCost(place(axes, topology("v5e:2x4")))
-    return Context(analysis, axes, cost, roles or {r: (r,) for r in known}), CostModel(Structure.of(analysis), cost)
+    return Context(analysis, axes, cost, roles or {r: (r,) for r in known}), CostModel.of(analysis, cost)
 
 
 def options(*names: str) -> list[tuple[str, ...]]:

@@ -17,8 +17,8 @@ from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.planner.planning import plan_decisions
 from shardwise.verification.verify import _compare, verify
+from tests.planner.decisions import plan_decisions
 from tests.planner.test_apply import MESHES, random_decisions
 
 #: Compiled in seconds each.

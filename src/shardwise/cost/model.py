@@ -19,6 +19,7 @@ Memory. The largest sum of what is alive at one point of the program.
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ import numpy as np
 from shardwise.cost.compute import kernel_s
 from shardwise.cost.kernels import Edge, Kernel, Tensor, kernels
 from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, copy_allocations, value_allocations
+from shardwise.dims.analysis import Analysis
 from shardwise.ir.traits import MANUAL
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, Reshard
@@ -96,6 +98,18 @@ class CostModel:
         self.life: Lifetimes = Lifetimes(structure.program, cost.profile.calls_library)
         self.kernels: tuple[Kernel, ...] = kernels(self.life.clusters, cost.profile.transposes)
         self.terms: tuple[Term, ...] = tuple(self._terms())
+
+    @staticmethod
+    def of(analysis: Analysis, cost: HardwareCost) -> CostModel:
+        return CostModel(Structure.of(analysis), cost)
+
+    def on(self, cost: HardwareCost) -> CostModel:
+        """The model of the same program on another mesh. Terms depend on the profile, not on the mesh, and are shared."""
+        if cost.profile != self.cost.profile:
+            return CostModel(self.structure, cost)
+        other = copy.copy(self)
+        other.cost = cost
+        return other
 
     @property
     def usable_blocks(self) -> int:

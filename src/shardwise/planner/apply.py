@@ -3,8 +3,10 @@ constraints for XLA's partitioner."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +23,7 @@ from shardwise.partitioner.propagation import Constrain
 from shardwise.partitioner.quirks import failing_convolutions
 from shardwise.planner.devices import automatic, named_sharding, under_mesh
 from shardwise.planner.fingerprint import check_version
-from shardwise.planner.relower import relowered
+from shardwise.planner.inquiry import relowered
 from shardwise.plans.plan import Plan
 from shardwise.spmd.program import LocalProgram, check_expressible
 from shardwise.transforms.variants import trace_variant
@@ -31,9 +33,9 @@ PARTITIONERS: Final = ("shardwise", "xla")
 
 
 class Applied:
-    """One function under a plan on a mesh, as a function of flat arrays. ``reason`` says why XLA's partitioner executes it
-    where it was not asked for. ``rounds``: reshard operands of float32 products in bfloat16 if the plan was made for devices
-    that read them so; by default on TPUs only, which makes no difference to the results there."""
+    """A function under a plan on a mesh, as a function of flat arrays. ``reason`` says why XLA's partitioner executes it where
+    it was not asked for. ``rounds``: reshard operands of float32 products in bfloat16 if the plan was made for devices that
+    read them so; by default on TPUs only, where the results are the same."""
 
     def __init__(
         self,
@@ -74,7 +76,9 @@ class Applied:
             check_vma=False,
         )
         weak = [internals.is_weak(v.aval) for v in internals.split_jaxpr(self._traced.jaxpr)[0].outvars]
-        return lambda *arrays: [internals.as_weak(x) if own else x for x, own in zip(run(*arrays), weak, strict=True)]
+        return lambda *arrays: [
+            internals.as_weak(x) if is_weak else x for x, is_weak in zip(run(*arrays), weak, strict=True)
+        ]
 
     def _constrained(self) -> Callable[..., list[Any]]:
         """The original program with constraints, which XLA's partitioner reads."""
@@ -102,8 +106,8 @@ class Applied:
 class PlannedFunction:
     """``plan.jit(fn)``: called like ``fn``, computed as planned. Arguments of other shapes than the plan's are an error.
 
-    As under ``jax.jit``, the function is traced again where a Python number stands for an array or the reverse (a weak type is
-    part of a type); the plan holds for both if they lead to the same program.
+    As under ``jax.jit``, the function is traced again where a Python number replaces an array or the reverse (weak types); the
+    plan is for both if they lead to the same program.
     """
 
     def __init__(self, plan: Plan, fn: Callable[..., Any], mesh: Any, partitioner: str = "shardwise"):
@@ -112,8 +116,10 @@ class PlannedFunction:
         self.plan, self.mesh, self.partitioner = plan, automatic(mesh), partitioner
         self._fn, self._options = fn, static_options(plan, fn)
         self._static = static_split(fn, self._options)
-        self._known: dict[Any, _Call] = {}
-        self._names = _parameters(fn)
+        self._calls: dict[Any, _Call] = {}
+        self._names: list[str] = []
+        with contextlib.suppress(TypeError, ValueError):  # it has no signature
+            self._names = list(inspect.signature(fn).parameters)
         self._roots = list(dict.fromkeys(a.path.partition("/")[0] for a in plan.arguments))
         functools.update_wrapper(self, fn)
 
@@ -121,38 +127,35 @@ class PlannedFunction:
         return self.call(self._flat(args, kwargs))
 
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
-        """Keyword arguments stand where the plan has them: by position, if it was made so."""
+        """Passes keyword arguments by position where the plan was made so."""
         if kwargs:
-            names, count = self._names, len(args)
-            while count < len(names) and names[count] in kwargs:
-                count += 1
-            moved = {name: kwargs[name] for name in names[len(args) : count]}
-            if moved and self._ordered(names[: len(args)], kwargs) != self._roots:
-                rest = {name: value for name, value in kwargs.items() if name not in moved}
-                if self._ordered(names[:count], rest) == self._roots:
-                    args, kwargs = (*args, *moved.values()), rest
+            positional, named = list(args), dict(kwargs)
+            for name in itertools.takewhile(named.__contains__, self._names[len(args) :]):
+                positional.append(named.pop(name))
+            if self._ordered(args, kwargs) != self._roots == self._ordered(positional, named):
+                args, kwargs = tuple(positional), named
         return Flat.of(args, kwargs, self._static)
 
-    def _ordered(self, positional: Sequence[str], named: Collection[str]) -> list[str]:
+    def _ordered(self, args: Sequence[Any], kwargs: Collection[str]) -> list[str]:
         """The plan's arguments in the order in which a call has them."""
-        return [name for name in (*positional, *sorted(named)) if name in self._roots]
+        return [name for name in (*self._names[: len(args)], *sorted(kwargs)) if name in self._roots]
 
     def call(self, flat: Flat) -> Any:
-        """The same for arguments that are flat already."""
+        """Calls the function with arguments that are flat already."""
         with under_mesh(self.mesh):
-            known = self._find(flat)
+            call = self._find(flat)
             try:
-                found = known.jitted(*flat.leaves)
+                outputs = call.jitted(*flat.leaves)
             except ValueError:
                 placed = self._placed(flat.leaves)
                 if placed is None:
                     raise
-                found = known.jitted(*placed)
-            return known.outputs.unflatten(found)
+                outputs = call.jitted(*placed)
+            return call.outputs.unflatten(outputs)
 
     def _placed(self, leaves: Sequence[Any]) -> list[Any] | None:
-        """Arrays that were put elsewhere (``jax.set_mesh`` replicates new ones), moved to where the plan has them; None where
-        all lie as planned. Asked when ``jax.jit`` refuses a call: a check before each would take longer than the call."""
+        """The arrays with the plan's shardings (``jax.set_mesh`` replicates new ones); None if they have them already. Used
+        when ``jax.jit`` refuses a call: a check before each would take longer than the call."""
         shardings = [named_sharding(a, self.mesh) for a in self.plan.arguments]
         wrong = [
             isinstance(x, jax.Array)
@@ -164,61 +167,36 @@ class PlannedFunction:
             return None
         return [jax.device_put(x, s) if w else x for x, s, w in zip(leaves, shardings, wrong, strict=True)]
 
-    def inline(self, *args: Any, **kwargs: Any) -> Any:
-        """The same without ``jax.jit``: constraints only, for use inside another jitted function."""
+    def lower(self, *args: Any, **kwargs: Any) -> Stage:
+        """As ``lower`` of ``jax.jit``."""
         flat = self._flat(args, kwargs)
         with under_mesh(self.mesh):
-            known = self._find(flat)
-            return known.outputs.unflatten(known.run(*flat.leaves))
-
-    def lower(self, *args: Any, **kwargs: Any) -> LoweredCall:
-        """As ``jax.jit``'s ``lower``: what is compiled is called with arguments of the same structure."""
-        flat = self._flat(args, kwargs)
-        with under_mesh(self.mesh):
-            known = self._find(flat)
-            return LoweredCall(known.jitted.lower(*flat.leaves), self, known.outputs)
+            call = self._find(flat)
+            return Stage(call.jitted.lower(*flat.leaves), self, call.outputs)
 
     def _find(self, flat: Flat) -> _Call:
-        known = self._known.get((flat.tree, flat.static))
-        if known is None:
-            known = _Call(self, flat.tree, dict(flat.static))
-            known.applied(flat.leaves)
-            self._known[flat.tree, flat.static] = known
-        return known
+        call = self._calls.get((flat.tree, flat.static))
+        if call is None:
+            call = _Call(self, flat.tree, dict(flat.static))
+            call.applied(flat.leaves)
+            self._calls[flat.tree, flat.static] = call
+        return call
 
 
-class LoweredCall:
-    """``jax.stages.Lowered`` of a planned function; :meth:`compile` gives a call with the function's own structure."""
+class Stage:
+    """A ``jax.stages.Lowered`` or ``Compiled`` of a planned function. Compiled, it is called with the function's arguments."""
 
-    def __init__(self, lowered: Any, planned: PlannedFunction, outputs: Any):
-        self._lowered, self._planned, self._outputs = lowered, planned, outputs
+    def __init__(self, stage: Any, planned: PlannedFunction, outputs: Any):
+        self._stage, self._planned, self._outputs = stage, planned, outputs
 
-    def compile(self, *args: Any, **kwargs: Any) -> CompiledCall:
-        return CompiledCall(self._lowered.compile(*args, **kwargs), self._planned, self._outputs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lowered, name)
-
-
-class CompiledCall:
-    """``jax.stages.Compiled`` of a planned function, called with arguments as the function itself."""
-
-    def __init__(self, compiled: Any, planned: PlannedFunction, outputs: Any):
-        self._compiled, self._planned, self._outputs = compiled, planned, outputs
+    def compile(self, *args: Any, **kwargs: Any) -> Stage:
+        return Stage(self._stage.compile(*args, **kwargs), self._planned, self._outputs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._outputs.unflatten(self._compiled(*self._planned._flat(args, kwargs).leaves))
+        return self._outputs.unflatten(self._stage(*self._planned._flat(args, kwargs).leaves))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._compiled, name)
-
-
-def _parameters(fn: Callable[..., Any]) -> list[str]:
-    """The names of a function's parameters; none of one that does not tell."""
-    try:
-        return list(inspect.signature(fn).parameters)
-    except (TypeError, ValueError):
-        return []
+        return getattr(self._stage, name)
 
 
 class Flat(NamedTuple):
@@ -238,34 +216,34 @@ class Flat(NamedTuple):
 
 
 class _Call:
-    """A planned function for one structure of arguments: what ``jax.jit`` holds, and a rewritten program for each combination
-    of types that it was traced for."""
+    """A planned function for one structure of arguments: one jitted function, and a program for each combination of types."""
 
     def __init__(self, planned: PlannedFunction, tree: Any, static: dict[int | str, Any]):
         self._planned, self._tree, self._static = planned, tree, static
-        self._known: dict[Any, Applied] = {}
+        self._applied: dict[Any, Applied] = {}
         self.outputs: Any = None
         self.jitted: Any = None
 
     def applied(self, leaves: Sequence[Any]) -> Applied:
-        """The rewritten function for leaves of these types, which may be tracers of another trace."""
+        """The program for leaves of these types, which may be tracers of another trace."""
         types = tuple(map(array_type, leaves))
-        if types not in self._known:
+        if types not in self._applied:
             args, kwargs = self._tree.unflatten(map(_shape, leaves))
             for k in sorted(k for k in self._static if isinstance(k, int)):
                 args.insert(k, self._static[k])
             kwargs |= {k: v for k, v in self._static.items() if isinstance(k, str)}
             planned = self._planned
             traced = trace_variant(planned._fn, tuple(args), kwargs, planned._options, planned.plan.variant)
-            made = self._known[types] = Applied(planned.plan, traced, lower(traced), planned.mesh, planned.partitioner)
+            applied = Applied(planned.plan, traced, lower(traced), planned.mesh, planned.partitioner)
+            self._applied[types] = applied
             self.outputs = traced.outputs
-            self.jitted = self.jitted or made.jitted(run=self.run)
-        return self._known[types]
+            self.jitted = self.jitted or applied.jitted(run=self.run)
+        return self._applied[types]
 
     def run(self, *arrays: Any) -> list[Any]:
-        """Called by ``jax.jit`` once for each combination of types: a shape that is not the plan's is found here."""
-        found: list[Any] = _not_differentiated(self.applied(arrays), self._planned.plan.function)(*arrays)
-        return found
+        """Traced by ``jax.jit`` once for each combination of types; raises if a shape is not the plan's."""
+        outputs: list[Any] = _not_differentiated(self.applied(arrays), self._planned.plan.function)(*arrays)
+        return outputs
 
 
 def _not_differentiated(run: Callable[..., Any], name: str) -> Any:
@@ -286,12 +264,12 @@ def _not_differentiated(run: Callable[..., Any], name: str) -> Any:
 
 
 def array_type(leaf: Any) -> Any:
-    """Shape, dtype, and whether the dtype gives way to others; not where it lies."""
+    """Shape, dtype and weak type, without the sharding."""
     try:
-        found: Any = jax.typeof(leaf)
+        aval: Any = jax.typeof(leaf)
     except TypeError:  # no array: tracing says so, with its path
         return type(leaf)
-    return found.shape, found.dtype, found.weak_type
+    return aval.shape, aval.dtype, aval.weak_type
 
 
 def _shape(leaf: Any) -> Any:
@@ -307,16 +285,12 @@ def static_options(plan: Plan, fn: Callable[..., Any]) -> JitOptions:
 
 
 def static_split(fn: Callable[..., Any], options: JitOptions) -> frozenset[int | str]:
-    """Positions and names of static arguments, as far as they can be told without a call."""
-    if not options.static_argnums and not options.static_argnames:
+    """Positions and names of static arguments, both for each argument in the function's signature."""
+    if not options.static:
         return frozenset()
     names = list(inspect.signature(fn).parameters)
-    numbers = options.static_argnums
-    given_numbers = [numbers] if isinstance(numbers, int) else numbers or ()
-    found: set[int | str] = {k + len(names) if k < 0 else k for k in given_numbers}
-    given = options.static_argnames
-    found |= set([given] if isinstance(given, str) else given or ())
+    static = {k + len(names) if isinstance(k, int) and k < 0 else k for k in options.static}
     for k, name in enumerate(names):
-        if k in found or name in found:
-            found |= {k, name}
-    return frozenset(found)
+        if k in static or name in static:
+            static |= {k, name}
+    return frozenset(static)

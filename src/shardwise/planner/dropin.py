@@ -1,12 +1,10 @@
-"""``shardwise.jit``: plans at the first call from the arguments' shapes, and then is ``jax.jit``."""
+"""``shardwise.jit``: plans at the first call from the arguments' shapes, and then works like ``jax.jit``."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
-
-import jax
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions
@@ -25,13 +23,13 @@ from shardwise.transforms.variants import Wanted
 
 
 class Planned:
-    """A function that is planned once for each combination of argument shapes, and of meshes that are set."""
+    """A function that is planned once for each combination of argument shapes and current mesh."""
 
     def __init__(self, fn: Callable[..., Any], asked: Asked):
         self._fn, self._asked = fn, asked
         self._static = static_split(fn, asked.jit)
-        self._known: dict[Any, PlannedFunction] = {}  # by JAX's types, which are quick to compare
-        self._planned: dict[Any, PlannedFunction] = {}  # by shape, dtype and weak type
+        self._by_type: dict[Any, PlannedFunction] = {}  # by JAX's types, which are quick to compare
+        self._by_shape: dict[Any, PlannedFunction] = {}  # by shape, dtype and weak type
         functools.update_wrapper(self, fn)
 
     def planned(self, *args: Any, **kwargs: Any) -> PlannedFunction:
@@ -39,17 +37,15 @@ class Planned:
         return self._find(Flat.of(args, kwargs, self._static), args, kwargs)
 
     def _find(self, flat: Flat, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:
-        where = internals.current_mesh() if self._asked.mesh is None else None
-        key = where, flat.tree, flat.static, *map(internals.type_key, flat.leaves)
-        found = self._known.get(key)
-        if found is None:
-            # JAX's types also tell where arrays lie, as results that are passed in again do; the plan is the same.
-            types = where, flat.tree, flat.static, *map(array_type, flat.leaves)
-            found = self._planned.get(types)
-            if found is None:
-                found = self._planned[types] = self._make(args, kwargs)
-            self._known[key] = found
-        return found
+        mesh = internals.current_mesh() if self._asked.mesh is None else None
+        key = mesh, flat.tree, flat.static, *map(internals.type_key, flat.leaves)
+        if key not in self._by_type:
+            # JAX's types contain shardings, which results that are passed in again have; the plan is the same.
+            types = mesh, flat.tree, flat.static, *map(array_type, flat.leaves)
+            if types not in self._by_shape:
+                self._by_shape[types] = self._make(args, kwargs)
+            self._by_type[key] = self._by_shape[types]
+        return self._by_type[key]
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments of these shapes."""
@@ -60,10 +56,8 @@ class Planned:
         return self._find(flat, args, kwargs).call(flat)
 
     def _make(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:
-        asked = self._asked
-        made = plan_asked(self._fn, tuple(args), kwargs, asked)
-        made = made.on_mesh(asked.mesh) if isinstance(asked.mesh, jax.sharding.Mesh) else made
-        return PlannedFunction(made, self._fn, real_mesh(made))
+        plan = plan_asked(self._fn, tuple(args), kwargs, self._asked)
+        return PlannedFunction(plan, self._fn, real_mesh(plan))
 
 
 def jit(
@@ -90,8 +84,8 @@ def jit(
     Args:
       fn: the function; leave it out to use this as a decorator.
       mesh, topology, tactics, pins, roles, budget_s, budget_evals, seed, method, progress,
-        allow_infeasible, microbatches, remat: as in :func:`shardwise.plan`. A mesh of sizes takes the devices that are
-        there. Without tactics the first call with new shapes searches.
+        allow_infeasible, microbatches, remat: as in :func:`shardwise.plan`. A dict of axis sizes is a mesh of
+        ``jax.devices()``. Without tactics the first call with new shapes searches.
       **jit_options: ``static_argnums``, ``static_argnames``, ``donate_argnums``, ``donate_argnames``.
 
     >>> import jax.numpy as jnp, shardwise
@@ -100,11 +94,15 @@ def jit(
     >>> double(jnp.arange(4)).tolist()
     [0, 2, 4, 6]
     """
-    search = Options(method, seed, budget_s, budget_evals, progress)
-    options = JitOptions(**jit_options)
     asked = Asked.of(
-        mesh, topology, tactics, pins, roles, search, allow_infeasible, options, Wanted(microbatches, remat)
+        mesh=mesh,
+        topology=topology,
+        tactics=tactics,
+        pins=pins,
+        roles=roles,
+        search=Options(method, seed, budget_s, budget_evals, progress),
+        allow_infeasible=allow_infeasible,
+        jit=JitOptions(**jit_options),
+        wanted=Wanted(microbatches, remat),
     )
-    if fn is None:
-        return functools.partial(Planned, asked=asked)
-    return Planned(fn, asked)
+    return functools.partial(Planned, asked=asked) if fn is None else Planned(fn, asked)

@@ -1,4 +1,4 @@
-"""What tells one version of a program from another."""
+"""Whether a plan is one of a program."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ def fingerprint(program: Program) -> str:
 def check_version(
     plan: Plan, program: Program, name: str = "the plan", variant: Callable[[], Program] | None = None
 ) -> None:
-    """Raises what differs, if a plan is not one of this program; ``variant`` gives the program that it is turned into first,
-    where that is another one."""
-    here = {program.values[a.value].path: program.values[a.value] for a in program.arguments}
+    """Raises what differs if a plan is not one of this program, or of the ``variant`` that the plan is for."""
+    values = {a.path: program.values[a.value] for a in program.arguments}
     for array in plan.arguments:
-        value = here.get(array.path)
+        value = values.get(array.path)
         if value is None:
             raise PlanError(f"{name} is for another program: {array.path} is no argument of {program.name}; plan again")
         if value.shape != array.shape or value.dtype != array.dtype:

@@ -1,15 +1,14 @@
 """What is said where nothing fits: whether that is proven, what takes the memory, and the smallest changes that would do.
 
-Proof. A lower bound over all states (``shardwise.search.bounds``) that is above what a device has. It is asked before a search
-starts (``shardwise.search.searcher``), so that a hopeless one ends at once with a small state instead of the smallest.
+Proof. A lower bound over all states (``shardwise.search.bounds``) that is above what a device has. It is computed before a
+search starts (``shardwise.search.searcher``), so that a hopeless one ends at once with a small state instead of the smallest.
 
 Relaxations. Each is checked, by the same bound and, where that lets it pass, by a short search that stops at the first state
 that fits:
 
 - more devices: up to 16 times as many in their natural shape, on the same mesh axes, some of them longer;
 - moments in bfloat16, by structure: float32 arguments that outputs replace and that no product or lookup uses;
-- variants of the function (remat, micro-batches), where the caller can make them; both together where nothing before them
-  fits.
+- variants of the function that were not asked for: ``remat=True``, ``microbatches=4``, and both where nothing before fits.
 
 Weak: others are not combined, and a short search may miss a state that fits: then the next larger change is named.
 """
@@ -28,7 +27,7 @@ from typing import Final, NamedTuple
 from shardwise.cost.model import CostModel
 from shardwise.cost.predict import Alive, Predicted
 from shardwise.dims.analysis import Analysis
-from shardwise.errors import HardwareError, MeshError, ShardwiseError
+from shardwise.errors import HardwareError, MeshError, ShardwiseError, VariantError
 from shardwise.hardware.layout import Placement, ideal, place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
@@ -38,6 +37,9 @@ from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.storage import views
 from shardwise.lowering.structure import Structure
+from shardwise.planner.captured import Variants
+from shardwise.planner.inquiry import Settled
+from shardwise.plans.search_log import SearchLog
 from shardwise.search.bounds import Bound, finest, peak_bound
 from shardwise.search.budget import Budget
 from shardwise.search.mcts import mcts
@@ -45,6 +47,9 @@ from shardwise.search.problem import Problem
 from shardwise.search.result import Ended, Improvement
 from shardwise.search.run import Stop
 from shardwise.search.simple import greedy
+from shardwise.tactics.roles import Roles
+from shardwise.transforms.variant import AS_IS, Variant
+from shardwise.transforms.variants import AUTO, Wanted, batch_of
 
 #: How many of the tensors alive at the peak are named, and in how many columns.
 _NAMED: Final = 6
@@ -63,18 +68,17 @@ _MESHES: Final = 2
 
 
 class Change(NamedTuple):
-    """A variant of the function that might fit: of what kind, what it is in words, and how to make its analysis. Of one kind
-    the smaller change comes first; a ``combined`` one is checked only if no change before it fits."""
+    """A variant of the function that might fit. Of one kind the smaller change comes first; those of kind ``both`` are checked
+    only if no change before them fits."""
 
     kind: str
     what: str
-    make: Callable[[], Analysis]
-    combined: bool = False
+    analyze: Callable[[], Analysis]
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A change that was checked: the peak of a state that fits, or the least that was seen; ``proven`` where none fits."""
+    """A change that was checked: the peak of a state that fits, or the smallest peak; ``proven`` if no state fits."""
 
     what: str
     fits: bool
@@ -86,59 +90,70 @@ class Checked:
         return f"{self.what}: {how}{size(self.peak_bytes)} a device"
 
 
+def variant_changes(variants: Variants, variant: Variant, wanted: Wanted, roles: Roles) -> Iterator[Change]:
+    """Changes to a variant that were not asked for, the smallest of each kind first."""
+
+    def change(kind: str, what: str, other: Variant) -> Change:
+        return Change(kind, what, lambda: variants[other].analysis)
+
+    if wanted.remat is None:
+        yield change("remat", "remat=True", replace(variant, remat=True))
+    if wanted.microbatches is not None:
+        return
+    traced = variants[AS_IS].traced
+    try:
+        batch, _ = batch_of(traced, roles)
+    except VariantError:
+        return
+    _, *rounds = Wanted(AUTO).rounds(traced, roles)
+    parted = [replace(variant, microbatches=first.microbatches, batch=batch) for first, *_ in rounds]
+    for other in parted:
+        yield change("microbatches", f"microbatches={other.microbatches}", other)
+    for other in parted if wanted.remat is None else ():
+        yield change("both", f"remat=True, microbatches={other.microbatches}", replace(other, remat=True))
+
+
 def does_not_fit(
-    lowered: Lowered,
-    predicted: Predicted,
-    arguments_bytes: int,
-    ended: Ended,
-    evaluations: int,
-    others: Sequence[str] = (),
-    changes: Sequence[Change] = (),
-    untried: Sequence[str] = ("remat", "microbatches"),
-    check: bool = True,
+    model: CostModel, settled: Settled, log: SearchLog, changes: Sequence[Change] = (), check: bool = True
 ) -> str:
     """The message for the state with the smallest peak that was found.
 
     Args:
-      lowered, predicted: that state, and what it is predicted to take.
-      arguments_bytes: what the arguments take of it on one device.
-      ended, evaluations: why the search stopped, and after how much; one that was cut short might have found more.
-      others: lines about other meshes that were tried.
-      changes: variants of the function that may be checked as well.
-      untried: options that would make others, to be proposed.
+      model, settled: the program, and that state.
+      log: how it was searched for; a search that was cut short might have found more.
+      changes: variants of the function that are checked as well.
       check: whether relaxations are checked, which takes seconds.
     """
-    cost = lowered.cost
-    assert isinstance(cost, HardwareCost)
+    lowered, predicted = settled.lowered, settled.predicted
     base = tuple(d for d in lowered.state.decisions if isinstance(d, Pin))
-    model = CostModel(lowered.structure, cost)
-    every = finest(lowered.mesh.devices) if others and not base else None
-    bound = peak_bound(model, base, mesh=every)
+    others = [f"{t.mesh}: {size(t.peak_bytes) if t.peak_bytes is not None else t.why}" for t in log.meshes[1:]]
+    bound = peak_bound(model, base, mesh=finest(lowered.mesh.devices) if others and not base else None)
     proven = bound.peak_bytes > predicted.usable_bytes
-    lines = [*_proof(bound, predicted, proven, ended), *_named(bound.alive if proven else predicted.alive)]
+    lines = [*_proof(bound, predicted, proven, log.ended), *_named(bound.alive if proven else predicted.alive)]
     if proven:
         lines.append(f"the smallest peak found is {size(predicted.peak_bytes)} a device")
-    lines.append(f"the arguments take {size(arguments_bytes)} of it")
-    if others:
-        lines += ["on other meshes:", *(f"  {line}" for line in others)]
+    lines.append(f"the arguments take {size(_arguments_bytes(lowered))} of it")
+    lines += _list("on other meshes:", others)
     checked = list(_Relaxing(model, base, changes).run()) if check else []
     lines += _list("would do (checked):", [str(c) for c in checked if c.fits])
     lines += _list("would not do (checked):", [str(c) for c in checked if not c.fits])
-    tried = {change.kind for change in changes}
-    ways = [f"{option}='auto'" for option in untried if option not in tried]
-    if not proven and ended in _SHORT:
-        ways = [
-            "a longer search (budget_s, budget_evals):",
-            f"  {ended.value} after {evaluations:,} evaluations",
-            *ways,
-        ]
-    lines += _list("to try:", ways)
+    if not proven and log.ended in _SHORT:
+        spent = f"  {log.ended.value} after {log.evaluations:,} evaluations"
+        lines += _list("to try:", ["a longer search (budget_s, budget_evals):", spent])
     lines.append("allow_infeasible=True gives this plan all the same")
     return "\n".join(lines)
 
 
+def _arguments_bytes(lowered: Lowered) -> int:
+    total, sizes = 0, lowered.mesh.sizes
+    for argument in lowered.program.arguments:
+        parts = math.prod(sizes[a] for axes in lowered.storage[argument.value].dims for a in axes)
+        total += lowered.program.values[argument.value].nbytes // parts
+    return int(total)
+
+
 def _proof(bound: Bound, predicted: Predicted, proven: bool, ended: Ended) -> list[str]:
-    """What is known, and the heading of what is to blame."""
+    """What is known, and the heading of the list of tensors."""
     least, limit = size(bound.peak_bytes), f"{predicted.hardware} has {size(predicted.usable_bytes)}"
     where = f" at {bound.source}" if bound.source else ""
     if proven:
@@ -167,139 +182,126 @@ def _list(heading: str, lines: Sequence[str]) -> list[str]:
 
 
 class _Relaxing:
-    """Changes that are checked one by one, the smallest of each kind."""
+    """Checks changes, of each kind the smallest that fits."""
 
     def __init__(self, model: CostModel, base: Sequence[Pin], changes: Sequence[Change]):
         self.model, self.base, self.changes = model, tuple(base), changes
-        self.analysis = model.structure.analysis
         self._usable = model.cost.profile.usable_bytes
         self._end = 0.0
 
     def run(self) -> Iterator[Checked]:
-        """What is left of the time is shared by the kinds that are left."""
+        """Checks all kinds. The time that is left is shared by the kinds that are left."""
         by_kind: dict[str, list[Change]] = {}
         for change in self.changes:
             by_kind.setdefault(change.kind, []).append(change)
-        kinds = [self._moments(), *map(self._changed, by_kind.values()), self._more()]
-        last = {k for k, own in enumerate(by_kind.values(), 1) if own[0].combined}
+        changed = {kind: self._changed(changes) for kind, changes in by_kind.items()}
+        kinds = {"moments": self._moments(), **changed, "devices": self._more_devices()}
         fits = False
         end = time.perf_counter() + _ALL_S
-        for k, checks in enumerate(kinds):
+        for k, (kind, checks) in enumerate(kinds.items()):
             now = time.perf_counter()
             self._end = now + max(0.0, end - now) / (len(kinds) - k)
-            for checked in self._smallest(checks) if k not in last or not fits else ():
+            checked = None if kind == "both" and fits else self._first_that_fits(checks)
+            if checked is not None:
                 fits |= checked.fits
                 yield checked
 
+    def _first_that_fits(self, checks: Iterator[Checked]) -> Checked | None:
+        """The first that fits, or else the last within the time."""
+        checked = None
+        for checked in checks:
+            if checked.fits or time.perf_counter() > self._end:
+                break
+        return checked
+
     def _moments(self) -> Iterator[Checked]:
-        smaller = with_small_moments(self.analysis)
+        smaller = with_small_moments(self.model.structure)
         if smaller is not None:
-            yield self._check("moments in bfloat16", smaller, self.base)
+            yield self._check("moments in bfloat16", CostModel.of(smaller, self.model.cost), self.base)
 
     def _changed(self, changes: Sequence[Change]) -> Iterator[Checked]:
-        """Changes of one kind, the larger the smaller the bound: from the first whose bound lets it pass, or the largest."""
-        known: dict[int, Analysis | None] = {}
+        """Changes of one kind, the larger the smaller the bound: from the first whose bound fits, or the largest."""
+        models: dict[int, CostModel | None] = {}
 
-        def made(k: int) -> Analysis | None:
-            if k not in known:
+        def model(k: int) -> CostModel | None:
+            if k not in models:
                 try:
-                    known[k] = changes[k].make()
-                except ShardwiseError:  # it cannot be made of this program
-                    known[k] = None
-            return known[k]
+                    models[k] = CostModel.of(changes[k].analyze(), self.model.cost)
+                except ShardwiseError:  # this program has no such variant
+                    models[k] = None
+            return models[k]
 
-        def kernels(k: int) -> bool:
-            analysis = made(k)
-            return analysis is None or self._bound(analysis) <= self._usable
+        def may_fit(k: int) -> bool:
+            changed = model(k)
+            return changed is None or peak_bound(changed, self._pins(changed)).peak_bytes <= self._usable
 
-        left = range(bisect.bisect_left(range(len(changes)), True, key=kernels), len(changes))
-        able = (k for k in left if time.perf_counter() < self._end and made(k) is not None)
-        first = next(able, max((k for k, own in known.items() if own is not None), default=None))
+        left = range(bisect.bisect_left(range(len(changes)), True, key=may_fit), len(changes))
+        able = (k for k in left if time.perf_counter() < self._end and model(k) is not None)
+        first = next(able, max((k for k in models if models[k] is not None), default=None))
         for k in itertools.chain([] if first is None else [first], able):
-            analysis = known[k]
-            assert analysis is not None
-            yield self._check(changes[k].what, analysis, self._pins(analysis))
+            changed = models[k]
+            assert changed is not None
+            yield self._check(changes[k].what, changed, self._pins(changed))
 
-    def _bound(self, analysis: Analysis) -> int:
-        return peak_bound(CostModel(Structure.of(analysis), self.model.cost), self._pins(analysis)).peak_bytes
-
-    def _pins(self, analysis: Analysis) -> tuple[Pin, ...]:
+    def _pins(self, model: CostModel) -> tuple[Pin, ...]:
         """The same pins on another program, as far as they are on arguments and outputs."""
-        colors, paths = Structure.of(analysis).colors, analysis.program.paths
-        named = [(self.analysis.program.values[pin.value].path, pin) for pin in self.base]
+        colors, paths = model.structure.colors, model.structure.program.paths
+        named = [(self.model.structure.program.values[pin.value].path, pin) for pin in self.base]
         return tuple(Pin(paths[path], pin.spec, colors[paths[path]]) for path, pin in named if path in paths)
 
-    def _smallest(self, checks: Iterator[Checked]) -> Iterator[Checked]:
-        """The first that fits, or else the last."""
-        last = None
-        for last in checks:
-            if last.fits or time.perf_counter() > self._end:
-                break
-        if last is not None:
-            yield last
-
-    def _check(self, what: str, analysis: Analysis, base: Sequence[Pin]) -> Checked:
-        bound = peak_bound(CostModel(Structure.of(analysis), self.model.cost), base)
+    def _check(self, what: str, model: CostModel, base: Sequence[Pin]) -> Checked:
+        bound = peak_bound(model, base)
         if bound.peak_bytes > self._usable:
             return Checked(what, False, bound.peak_bytes, proven=True)
-        peak = self._search(analysis, self.model.cost, base)
-        return Checked(what, peak <= self._usable, peak)
+        return self._search(what, model, base)
 
-    def _search(self, analysis: Analysis, cost: HardwareCost, base: Sequence[Pin]) -> int:
-        """The peak of the first state that fits, or of the smallest."""
-        problem = Problem(analysis, cost, base)
+    def _search(self, what: str, model: CostModel, base: Sequence[Pin]) -> Checked:
+        """Searches for the first state that fits, or for the smallest."""
+        problem = Problem(model, base)
         left = self._end - time.perf_counter()
         budget = replace(_CHECK, seconds=max(_LEAST_S, min(_CHECK.seconds, left)))
 
-        def watch(made: Improvement, share: float) -> None:
-            if problem.fits(made.best.cost):
+        def stop_if_fits(improvement: Improvement, share: float) -> None:
+            if problem.fits(improvement.best.cost):
                 raise Stop(Ended.CONVERGED)
 
-        least = math.inf
+        least, fits = math.inf, False
         for method in (greedy, mcts):
-            found = method(problem, budget, progress=watch)
-            least = min(least, found.best.cost.peak_bytes)
-            if found.fits:
-                break
-        return int(least)
+            if not fits:
+                result = method(problem, budget, progress=stop_if_fits)
+                least, fits = min(least, result.best.cost.peak_bytes), result.fits
+        return Checked(what, fits, int(least))
 
-    def _more(self) -> Iterator[Checked]:
+    def _more_devices(self) -> Iterator[Checked]:
         """More devices, by doublings: for each number the better meshes."""
         for power in range(1, _DOUBLINGS + 1):
-            placed = [p for mesh in _longer(self._mesh, power) if (p := self._placed(mesh)) is not None]
+            longer = _longer(self.model.cost.placement.mesh, power)
+            placed = [p for mesh in longer if (p := self._placed(mesh)) is not None]
             bounds = [peak_bound(self.model, self.base, mesh=p.mesh).peak_bytes for p in placed]
             order = sorted(zip(bounds, placed, strict=True), key=lambda pair: (pair[0], max(pair[1].mesh.sizes)))
-            hopeful = [own for least, own in order if least <= self._usable]
-            if order and not hopeful:
+            may_fit = [placement for least, placement in order if least <= self._usable]
+            if order and not may_fit:
                 yield Checked(_where(order[0][1]), False, order[0][0], proven=True)
-            for own in hopeful[:_MESHES]:
-                peak = self._search(self.analysis, HardwareCost(own), self.base)
-                yield Checked(_where(own), peak <= self._usable, peak)
-
-    @property
-    def _mesh(self) -> MeshAxes:
-        return self.model.cost.placement.mesh
+            for placement in may_fit[:_MESHES]:
+                yield self._search(_where(placement), self.model.on(HardwareCost(placement)), self.base)
 
     def _placed(self, mesh: MeshAxes) -> Placement | None:
         """A larger mesh on devices of the same kind; None where there is none, or pins do not divide."""
-        own = self.model.cost.placement.topology
-        values = self.analysis.program.values
+        ours = self.model.cost.placement.topology
         for pin in self.base:
-            for count, axes in zip(values[pin.value].shape, pin.spec, strict=False):
-                parts = 1
-                for axis in axes or ():
-                    parts *= mesh.sizes[mesh.index(axis)]
-                if count % parts:
+            shape = self.model.structure.program.values[pin.value].shape
+            for count, axes in zip(shape, pin.spec, strict=False):
+                if count % math.prod(mesh.sizes[mesh.index(axis)] for axis in axes or ()):
                     return None
-        name, colon, _ = own.text.rpartition(":")
+        name, colon, _ = ours.text.rpartition(":")
         try:
             if not colon:  # no topology was given
-                found = ideal(mesh, own.profile.name)
+                placement = ideal(mesh, ours.profile.name)
             else:
-                found = place(mesh, topology(f"{mesh.devices} {re.sub(r'^[0-9]+[*]', '', name)}"))
+                placement = place(mesh, topology(f"{mesh.devices} {re.sub(r'^[0-9]+[*]', '', name)}"))
         except (HardwareError, MeshError):
             return None
-        return replace(found, topology=replace(found.topology, profile=own.profile))
+        return replace(placement, topology=replace(placement.topology, profile=ours.profile))
 
 
 def _longer(mesh: MeshAxes, power: int) -> Iterator[MeshAxes]:
@@ -309,20 +311,20 @@ def _longer(mesh: MeshAxes, power: int) -> Iterator[MeshAxes]:
             yield MeshAxes(mesh.names, tuple(s << p for s, p in zip(mesh.sizes, powers, strict=True)))
 
 
-def _where(placed: Placement) -> str:
-    return f"{placed.topology.text}, mesh {placed.mesh}"
+def _where(placement: Placement) -> str:
+    return f"{placement.topology.text}, mesh {placement.mesh}"
 
 
-def with_small_moments(analysis: Analysis) -> Analysis | None:
+def with_small_moments(structure: Structure) -> Analysis | None:
     """The same program with its moments in bfloat16; None where it has none.
 
     A moment is a float32 argument that an output of the same type and colors replaces and that no product or lookup uses,
     directly or as a view.
     """
-    program, colors = analysis.program, Structure.of(analysis).colors
-    made = {op.results[0]: op.operands[0] for op in program.ops if op.kind == "output"}
+    program, colors = structure.program, structure.colors
+    computed = {op.results[0]: op.operands[0] for op in program.ops if op.kind == "output"}
     users = [op for op in program.ops if op.unit in HEAVY or op.kind == "gather"]
-    looked_at = {v for op in users for v in op.operands}
+    used = {v for op in users for v in op.operands}
     outputs: dict[object, list[int]] = {}
     for out in program.outputs:
         outputs.setdefault((program.values[out].type_text, colors[out]), []).append(out)
@@ -333,12 +335,12 @@ def with_small_moments(analysis: Analysis) -> Analysis | None:
         if not matches:
             continue
         out = matches.pop(0)
-        if v.dtype == "float32" and not looked_at & views(program, [v.id]):
-            small |= {v.id, out, made.get(out, out)}
+        if v.dtype == "float32" and not used & views(program, [v.id]):
+            small |= {v.id, out, computed.get(out, out)}
     if not small:
         return None
     values = tuple(replace(v, dtype="bfloat16", itemsize=2) if v.id in small else v for v in program.values)
-    return replace(analysis, program=replace(program, values=values))
+    return replace(structure.analysis, program=replace(program, values=values))
 
 
 def size(nbytes: float) -> str:

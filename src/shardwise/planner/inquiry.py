@@ -1,128 +1,149 @@
-"""A program and the hardware that it was planned for, kept so that a plan can be asked what other decisions would take."""
+"""A program on a placed mesh: what decisions cost there, and how they are named."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from shardwise.cost.model import CostModel
 from shardwise.cost.predict import Predicted, predict
-from shardwise.dims.analysis import Analysis
+from shardwise.dims.analysis import Analysis, analyze_program
+from shardwise.hardware.layout import Placement, place, placements
+from shardwise.hardware.topology import topology as topology_of
+from shardwise.ir.program import Program
 from shardwise.lowering.candidates import Candidates
-from shardwise.lowering.decisions import Decision, Keep, Pin, Shard, State
+from shardwise.lowering.decisions import Decision, Keep, Pin, Shard
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, Memo
 from shardwise.lowering.small import keep_small
-from shardwise.lowering.structure import Structure
+from shardwise.planner.mesh import placement_of
+from shardwise.plans.plan import Plan
+from shardwise.tactics.experts import Expert, usual
 from shardwise.tactics.roles import Roles
 from shardwise.tactics.tactic import Context
 
-#: Places beside each other that are named.
-_BESIDE: Final = 3
+#: Siblings of a place that are named.
+_SIBLINGS: Final = 3
+#: Placements of a mesh among which that of a loaded plan is looked for.
+_PLACEMENTS: Final = 50
 
 
 class Settled(NamedTuple):
-    """Decisions carried out: with those for small arguments, and with what they are predicted to take."""
+    """Decisions lowered, with those added for small arguments, and the predicted cost."""
 
     lowered: Lowered
     small: tuple[Keep, ...]
     predicted: Predicted
 
 
-@dataclass(frozen=True)
 class Inquiry:
-    """What it takes to carry out decisions. What was worked out for some is kept for the next."""
+    """The owner of what is built once for a program and a placed mesh: the cost model and the memo of lowering. A plan keeps
+    that of its program, to be asked about other decisions."""
 
-    analysis: Analysis
-    cost: HardwareCost
-    roles: Roles = field(default_factory=dict)
+    def __init__(self, model: CostModel, roles: Roles | None = None):
+        self.model, self.roles = model, roles or {}
+        self.analysis, self.cost = model.structure.analysis, model.cost
+        self._usual: list[Expert] | None = None
 
-    @property
+    @cached_property
     def context(self) -> Context:
-        """What tactics are told."""
-        return Context(self.analysis, self.cost.placement.mesh, self.cost, self.roles)
-
-    @cached_property
-    def model(self) -> CostModel:
-        return CostModel(Structure.of(self.analysis), self.cost)
-
-    @cached_property
-    def _known(self) -> Memo:
-        return Memo(Candidates(self.model.structure, self.cost.placement.mesh, self.cost))
+        mesh = self.cost.placement.mesh
+        memo = Memo(Candidates(self.model.structure, mesh, self.cost))
+        return Context(self.analysis, mesh, self.cost, self.roles, memo=memo)
 
     def settle(self, decisions: Sequence[Decision]) -> Settled:
-        """Small arguments are kept whole, unless the plan is the worse for it: slower, or too large."""
-        lowered = self._lowered(decisions)
+        """Lowers decisions and predicts their cost. Small arguments are replicated, unless that is slower or does not fit."""
+        lowered = self.context.lower(decisions)
         plain = Settled(lowered, (), predict(self.model, lowered))
         small = keep_small(lowered, self.cost)
         if not small:
             return plain
-        lowered = self._lowered((*decisions, *small))
+        lowered = self.context.lower((*decisions, *small))
         kept = Settled(lowered, small, predict(self.model, lowered))
         before, after = plain.predicted, kept.predicted
         worse = after.time_s > before.time_s or (before.fits and not after.fits)
         return plain if worse else kept
 
-    def _lowered(self, decisions: Sequence[Decision]) -> Lowered:
-        state = State(self.cost.placement.mesh, tuple(decisions))
-        lowered = Lowered(self.model.structure, state, self.cost, self._known)
-        lowered.lower_all()
-        return lowered
+    def usual(self, limit_s: float = 1.0) -> list[Expert]:
+        """The usual strategies, the best first: as many as can be tried within the limit the first time this is asked."""
+        if self._usual is None:
+            self._usual = usual(self.context, self.model, limit_s)
+        return self._usual
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"analysis": self.analysis, "cost": self.cost, "roles": self.roles}
+
+def relowered(plan: Plan, program: Program) -> Lowered:
+    """Lowers the decisions of a plan again."""
+    inquiry = plan.asked if plan.asked is not None else inquiry_of(plan, program)
+    lowered: Lowered = inquiry.settle(plan.choices).lowered
+    return lowered
+
+
+def inquiry_of(plan: Plan, program: Program) -> Inquiry:
+    """The inquiry of a loaded plan, from its program."""
+    donated = {a.path: a.donated for a in plan.arguments}
+    arguments = tuple(replace(a, donated=donated[a.path]) for a in program.arguments)
+    analysis = analyze_program(replace(program, arguments=arguments))
+    return Inquiry(CostModel.of(analysis, HardwareCost(_placement(plan))), dict(plan.roles))
+
+
+def _placement(plan: Plan) -> Placement:
+    if not plan.placement:
+        return placement_of(plan.mesh, None)
+    topology = topology_of(plan.predicted.hardware)
+    candidates = placements(plan.mesh, topology, limit=_PLACEMENTS)
+    return next((p for p in candidates if p.lines() == plan.placement), place(plan.mesh, topology))
 
 
 def described(analysis: Analysis, decision: Decision) -> Decision:
-    """A decision that says what it is about."""
+    """The decision with the text of what it is about."""
     if isinstance(decision, Pin):
         return replace(decision, what=analysis.program.label(decision.value))
     if isinstance(decision, Keep):
         first, more = analysis.program.label(decision.values[0]), len(decision.values) - 1
         return replace(decision, what=f"{first}{f' and {more} more' if more else ''}")
     size = analysis.colors[decision.colors[0]].size
-    return replace(decision, what=f"{places_words(_places(analysis, decision))} (size {size:,})")
+    return replace(decision, what=f"{places_text(_places(analysis, decision))} (size {size:,})")
 
 
-def decisions_words(analysis: Analysis, decisions: Sequence[Decision]) -> str:
+def decisions_text(analysis: Analysis, decisions: Sequence[Decision]) -> str:
     """Several decisions in one line: what is sharded, with all its axes in order."""
     axes: dict[str, list[str]] = {}
     for decision in decisions:
         if isinstance(decision, Shard):
-            axes.setdefault(_beside(_places(analysis, decision))[0], []).append(decision.axis)
-    return "; ".join(f"{what} over {'·'.join(own)}" for what, own in axes.items()) or "nothing sharded"
+            axes.setdefault(_siblings(_places(analysis, decision))[0], []).append(decision.axis)
+    return "; ".join(f"{what} over {'·'.join(names)}" for what, names in axes.items()) or "nothing sharded"
 
 
 def _places(analysis: Analysis, decision: Shard) -> list[str]:
-    """The dimensions of arguments that a decision is about; outputs are named where no argument can be."""
-    given = {a.path for a in analysis.program.arguments}
-    found = [p for c in decision.colors for p in analysis.colors[c].places]
-    return [str(p) for p in found if p.label in given] or [str(p) for p in found]
+    """The dimensions of arguments that a decision is about, or those of outputs if there are none."""
+    arguments = {a.path for a in analysis.program.arguments}
+    places = [p for c in decision.colors for p in analysis.colors[c].places]
+    return [str(p) for p in places if p.label in arguments] or [str(p) for p in places]
 
 
-def places_words(places: Sequence[str]) -> str:
-    """The first of some places with those beside it, and where the others are.
+def places_text(places: Sequence[str]) -> str:
+    """The first of some places with its siblings, and a count of the others.
 
-    >>> places_words(["params/mlp/down[0]", "params/mlp/up[1]", "moments/mlp/down[0]", "moments/mlp/up[1]"])
+    >>> places_text(["params/mlp/down[0]", "params/mlp/up[1]", "moments/mlp/down[0]", "moments/mlp/up[1]"])
     'params/mlp/{down[0], up[1]} and 2 in moments'
-    >>> places_words(["x[0]"]), places_words([])
+    >>> places_text(["x[0]"]), places_text([])
     ('x[0]', 'inner values')
     """
-    words, others = _beside(places)
-    rest = Counter(p.partition("/")[0].partition("[")[0] for p in others)
-    more = ", ".join(f"{count} in {name}" for name, count in rest.items())
-    return f"{words} and {more}" if more else words
+    text, others = _siblings(places)
+    counts = Counter(p.partition("/")[0].partition("[")[0] for p in others)
+    more = ", ".join(f"{count} in {name}" for name, count in counts.items())
+    return f"{text} and {more}" if more else text
 
 
-def _beside(places: Sequence[str]) -> tuple[str, list[str]]:
-    """The first of some places with those beside it, and the others."""
+def _siblings(places: Sequence[str]) -> tuple[str, list[str]]:
+    """The text of the first of some places with its siblings, and the other places."""
     if not places:
         return "inner values", []
     parent, slash, first = places[0].rpartition("/")
-    beside = [p for p in places if p.rpartition("/")[:2] == (parent, slash)][:_BESIDE] if slash else [first]
-    shown = [p.rpartition("/")[2] for p in beside]
-    words = f"{parent}{slash}{{{', '.join(shown)}}}" if len(shown) > 1 else places[0]
-    return words, [p for p in places if p not in beside]
+    beside = [p for p in places if p.rpartition("/")[:2] == (parent, slash)][:_SIBLINGS] if slash else [first]
+    names = [p.rpartition("/")[2] for p in beside]
+    text = f"{parent}{slash}{{{', '.join(names)}}}" if len(names) > 1 else places[0]
+    return text, [p for p in places if p not in beside]

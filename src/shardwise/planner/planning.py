@@ -1,9 +1,9 @@
-"""From a function, a mesh and tactics to a plan."""
+"""From a function, a mesh and tactics to a plan: the order of things."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
@@ -11,36 +11,29 @@ import jax
 
 import shardwise
 from shardwise.capture.trace import Call, JitOptions, Traced
-from shardwise.dims.analysis import Analysis
 from shardwise.errors import InfeasibleError
 from shardwise.hardware.layout import Placement
-from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.interruption import interruptible
-from shardwise.ir.program import Program
 from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import Decision
-from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, collectives
 from shardwise.lowering.sharded_program import ShardedProgram
-from shardwise.lowering.sharding import Sharding
+from shardwise.planner.captured import Variants
 from shardwise.planner.deciding import Asked
 from shardwise.planner.fingerprint import fingerprint
-from shardwise.planner.infeasible import Change, does_not_fit, size
+from shardwise.planner.infeasible import does_not_fit, size, variant_changes
 from shardwise.planner.inquiry import Inquiry, Settled, described
-from shardwise.planner.relaxations import variant_changes
-from shardwise.planner.trying import Attempt, Captured, attempted, best_variant, capture_variant
+from shardwise.planner.trying import Attempt, attempted, best_variant
 from shardwise.plans.colors import color_graph
 from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec
-from shardwise.plans.search_log import SearchLog, VariantTried
+from shardwise.plans.search_log import VariantTried
 from shardwise.search.result import Ended, Progress
 from shardwise.search.searcher import Options
-from shardwise.tactics.experts import usual
 from shardwise.tactics.named import Given
 from shardwise.tactics.roles import Given as GivenRoles
 from shardwise.tactics.roles import complete_roles
-from shardwise.tactics.strategies import Auto
-from shardwise.transforms.variant import Variant
+from shardwise.transforms.variant import AS_IS
 from shardwise.transforms.variants import Wanted
 
 _SMALL: Final = "small, so that gathering costs more than keeping"
@@ -69,51 +62,50 @@ def plan(
     donate_argnums: Any = None,
     donate_argnames: Any = None,
 ) -> Plan:
-    """Plans how a function is split over a mesh: as tactics say, or as a search finds.
+    """Plans how a function is sharded over a mesh, by tactics or by a search.
 
     Args:
       fn: a function that ``jax.jit`` can trace.
       args, kwargs: its arguments, arrays or ``ShapeDtypeStruct``s, by position and by name.
-      mesh: a ``jax.sharding.Mesh``, an ``AbstractMesh`` or a dict of axis sizes. No device is needed. A size of None is found.
-        Without a mesh it is that of ``jax.set_mesh``, and else its shape is found, if there is a topology.
+      mesh: a ``jax.sharding.Mesh``, an ``AbstractMesh`` or a dict of axis sizes. No device is needed. Sizes of None are
+        searched for. Without a mesh, that of ``jax.set_mesh`` is used, or the shape is searched for on the topology.
       topology: the devices and links, such as ``"v5e:4x4"``, ``"16 v5e"`` or ``"h100:8x4"``
         (``shardwise.hardware.topology``). Without one, TPU v5e chips with a row of links for every mesh axis.
       tactics: strategies, applied in order, as objects or as text: ``[FSDP("data"), Auto("model")]`` is
         ``"fsdp:data,auto:model"``, ``"fsdp:data+model"`` has two axes and ``"fsdp"`` all of the mesh. ``Auto`` searches.
         Without any, all axes are searched; with an empty list nothing is decided but the pins.
-      pins: PartitionSpecs that hold whatever else is decided: by path of arguments and outputs, and else by the names that
-        inner values are marked with (``jax.ad_checkpoint.checkpoint_name``, ``jax.named_call``). Shardings that arguments
-        have already, and ``with_sharding_constraint``s in the program, are pins too.
-      roles: paths of the arguments that play a role, such as ``{"batch": "x", "params": "w"}``. Roles that are not given are
-        inferred from the structure of the program (``shardwise.tactics.roles``); ``plan.roles`` has all of them.
-      budget_s, budget_evals: when a search stops, in seconds or in states evaluated, if nothing better turns up for a while
-        it stops by itself. With a budget in evaluations alone the plan is the same on every machine.
-      seed: of the search.
+      pins: PartitionSpecs that no decision changes: by path of arguments and outputs, or by the names that mark inner values
+        (``jax.ad_checkpoint.checkpoint_name``, ``jax.named_call``). Shardings that arguments already have, and
+        ``with_sharding_constraint``s in the program, are pins too.
+      roles: paths of the arguments with a role, such as ``{"batch": "x", "params": "w"}``. Other roles are inferred from the
+        structure of the program (``shardwise.tactics.roles``); ``plan.roles`` has all of them.
+      budget_s, budget_evals: when a search stops, in seconds or in evaluated states; it stops earlier if nothing improves for
+        a while. With a budget in evaluations alone the plan is the same on every machine.
+      seed: the seed of the search.
       method: ``"mcts"``, or one of ``shardwise.search.methods``: ``"beam"``, ``"greedy"``, ``"random"``, ``"exhaustive"``.
       progress: called with every improvement (``shardwise.search.result``) and the share of the budget that is spent;
-        ``"auto"`` shows them in a line of the terminal or of a notebook's cell. An interrupt (Ctrl-C) keeps the best plan so
-        far.
-      allow_infeasible: if no plan is found that fits the memory, give the one with the smallest peak instead of an
+        ``"auto"`` shows them in a line of the terminal or notebook. An interrupt (Ctrl-C) keeps the best plan so far.
+      allow_infeasible: whether to return the plan with the smallest peak memory if none is found that fits, instead of raising
         ``InfeasibleError``.
-      microbatches: compute the batch (the arguments of that role, whose first dimension counts the examples) in so many
-        parts, one after the other, with the same result; ``"auto"`` tries how many, if it takes any to fit.
-      remat: loops and repeated blocks (layers, scanned or unrolled) keep only what they carry, and the backward pass computes
-        the rest again; ``"auto"`` tries it.
+      microbatches: the number of parts in which the batch (the arguments of that role, whose first dimension counts the
+        examples) is computed, one after the other, with the same result; ``"auto"`` tries some if it does not fit otherwise.
+      remat: loops and repeated blocks (layers, scanned or unrolled) keep only what they carry, and the backward pass recomputes
+        the rest; ``"auto"`` tries it.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
 
     >>> import jax, shardwise
     >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (65536, 64)]]
-    >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, budget_evals=100)
-    >>> made.spec("x"), made.spec("w"), made.search.ended.value
+    >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, budget_evals=100)
+    >>> plan.spec("x"), plan.spec("w"), plan.search.ended.value
     (P('data',), P(), 'all states were tried')
 
     By a tactic:
 
-    >>> made = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, tactics="dp:data")
-    >>> made.spec("x"), made.spec("w"), made.roles
+    >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, tactics="dp:data")
+    >>> plan.spec("x"), plan.spec("w"), plan.roles
     (P('data',), P(), {'batch': ('x',), 'params': ('w',)})
 
-    An inner value, marked and pinned, and nothing else decided:
+    With a marked and pinned inner value, and nothing else decided:
 
     >>> from jax.ad_checkpoint import checkpoint_name
     >>> P = jax.sharding.PartitionSpec
@@ -121,16 +113,22 @@ def plan(
     >>> shardwise.plan(fn, *shapes, mesh={"data": 4}, tactics=[], pins={"product": P(None, "data")}).spec("w")
     P(None, 'data')
     """
-    search = Options(method, seed, budget_s, budget_evals, progress)
-    options = JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
     asked = Asked.of(
-        mesh, topology, tactics, pins, roles, search, allow_infeasible, options, Wanted(microbatches, remat)
+        mesh=mesh,
+        topology=topology,
+        tactics=tactics,
+        pins=pins,
+        roles=roles,
+        search=Options(method, seed, budget_s, budget_evals, progress),
+        allow_infeasible=allow_infeasible,
+        jit=JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames),
+        wanted=Wanted(microbatches, remat),
     )
     return plan_asked(fn, args, kwargs or {}, asked)
 
 
 def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
-    """The plan of a function for some arguments. Without a mesh it is that of ``jax.set_mesh``, where there is one."""
+    """Plans a function for some arguments. Without a mesh, the mesh is that of ``jax.set_mesh``, if there is one."""
     current = jax.sharding.get_abstract_mesh()
     if asked.mesh is None and not isinstance(asked.topology, Placement) and not current.empty:
         asked = replace(asked, mesh=current)
@@ -144,70 +142,69 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
-    def captured(variant: Variant) -> Captured:
-        return capture_variant(fn, args, dict(kwargs), asked, variant)
-
-    plain = captured(Variant())
-    asked = replace(asked, roles=complete_roles(plain.analysis, asked.roles))
+    # 1. Trace and analyze the function; find the roles of its arguments.
+    variants = Variants(fn, args, dict(kwargs), asked.jit)
+    asked = replace(asked, roles=complete_roles(variants[AS_IS].analysis, asked.roles))
+    # 2. Choose the variant, the mesh and the decisions.
     if asked.wanted.open:
-        best, tried = best_variant(plain, captured, asked)
+        best, tried = best_variant(variants, asked)
     else:
-        ((variant,),) = asked.wanted.rounds(plain.traced, asked.roles)
-        best, tried = attempted(plain if variant == plain.variant else captured(variant), asked), ()
-    best, taken = _or_usual(best, asked)
-    made, log, settled = best.made, best.log, best.settled
-    notes = [*taken, *(f"{t.variant}: {t.why}" for t in tried if t.why), *_left_as_it_was(tried)]
-    if log is not None and not made.fits and not settled.predicted.fits:
-        others = variant_changes(
-            asked.wanted,
-            asked.roles,
-            best.captured.variant,
-            plain.traced,
-            lambda variant: captured(variant).analysis,
+        ((variant,),) = asked.wanted.rounds(variants[AS_IS].traced, asked.roles)
+        best, tried = attempted(variants[variant], asked), ()
+    # 3. Compare with the usual strategies.
+    best, notes = _or_usual(best, asked)
+    captured, decided, log, settled = best
+    placement = decided.inquiry.cost.placement
+    notes += [f"{t.variant}: {t.why}" for t in tried if t.why]
+    notes += [f"{t.variant} it does not fit: {_peak(t)} a device" for t in tried[:1] if t.peak_bytes and not t.fits]
+    # 4. Say what to do if nothing fits.
+    if log is not None and not decided.fits and not settled.predicted.fits:
+        message = does_not_fit(
+            decided.inquiry.model,
+            settled,
+            log,
+            list(variant_changes(variants, captured.variant, asked.wanted, asked.roles)),
+            check=not asked.allow_infeasible,
         )
-        message = _does_not_fit(settled, log, asked, tuple(others))
         if not asked.allow_infeasible:
-            raise InfeasibleError("\n".join([message, *_variants_tried(tried)]))
+            assumed = "no topology was given, so TPU v5e chips were taken: topology='h100:8' names others"
+            lines = [message, *([assumed] if asked.topology is None else ())]
+            lines += [f"tried {t.variant}: {_peak(t) if t.peak_bytes is not None else t.why}" for t in tried[1:]]
+            raise InfeasibleError("\n".join(lines))
         notes.append(message.partition("\n")[0])
     if log is not None and log.ended is Ended.INTERRUPTED:
         notes.append(f"the search was interrupted: this is the best plan of {log.evaluations:,} evaluations")
-    found = _assemble(best.captured.traced, best.inquiry, settled, made.decisions)
-    log = log if log is None else replace(log, variants=tried)
-    call, static = Call.of(fn, args, kwargs), asked.jit.static
-    found = replace(
-        found, notes=(*notes, *found.notes), search=log, variant=best.captured.variant, call=call, static=static
+    # 5. Write the plan.
+    plan = assemble(captured.traced, decided.inquiry, settled, decided.decisions)
+    plan = replace(
+        plan,
+        notes=(*notes, *plan.notes),
+        search=log and replace(log, variants=tried),
+        variant=captured.variant,
+        call=Call.of(fn, args, kwargs),
+        static=asked.jit.static,
     )
     if isinstance(asked.mesh, jax.sharding.Mesh):
-        found = found.on_mesh(asked.mesh)
+        plan = plan.on_mesh(asked.mesh)
     if asked.topology is None:
-        return found
-    where = made.cost.placement
-    return replace(found, placement=where.lines(), device_order=tuple(where.order().reshape(-1).tolist()))
+        return plan
+    return replace(plan, placement=placement.lines(), device_order=tuple(placement.order().reshape(-1).tolist()))
 
 
-def _or_usual(found: Attempt, asked: Asked) -> tuple[Attempt, list[str]]:
-    """What was found, or the best of the usual strategies where a short search has missed it; and a note of that. They need a
-    batch and parameters. Under a budget in evaluations all are tried, else as many as a second is enough for."""
-    searched = (
-        found.log is not None
-        and not found.interrupted
-        and all(isinstance(t, Auto) and not t.axes for t in asked.tactics)
-    )
-    if not searched or asked.pins or not {"batch", "params"} <= found.inquiry.roles.keys():
-        return found, []
-    limit_s = 1.0 if asked.search.budget_evals is None else math.inf
-    for expert in usual(found.inquiry.context, found.inquiry.model, limit_s)[:1]:
-        settled = found.inquiry.settle(expert.decisions)
-        made = replace(found.made, decisions=expert.decisions, total=expert.cost, fits=settled.predicted.fits)
-        other = found._replace(made=made, settled=settled)
-        if other.rank < found.rank:
-            return other, [f"this is {expert.name}: the search found nothing better within its budget"]
-    return found, []
-
-
-def _left_as_it_was(tried: Sequence[VariantTried]) -> list[str]:
-    """Why the program is not left as it is."""
-    return [f"{t.variant} it does not fit: {_peak(t)} a device" for t in tried[:1] if t.peak_bytes and not t.fits]
+def _or_usual(best: Attempt, asked: Asked) -> tuple[Attempt, list[str]]:
+    """The best of the usual strategies with a note, if a short search has missed it; else the attempt itself. Strategies need
+    a batch and parameters. Under a budget in evaluations all are tried, else as many as fit into a second."""
+    inquiry = best.decided.inquiry
+    searched = best.log is not None and not best.interrupted and asked.searches_all
+    if not searched or not {"batch", "params"} <= inquiry.roles.keys():
+        return best, []
+    for expert in inquiry.usual(1.0 if asked.search.budget_evals is None else math.inf)[:1]:
+        settled = inquiry.settle(expert.decisions)
+        decided = replace(best.decided, decisions=expert.decisions, total=expert.cost, fits=settled.predicted.fits)
+        usual = best._replace(decided=decided, settled=settled)
+        if usual.rank < best.rank:
+            return usual, [f"this is {expert.name}: the search found nothing better within its budget"]
+    return best, []
 
 
 def _peak(tried: VariantTried) -> str:
@@ -215,50 +212,15 @@ def _peak(tried: VariantTried) -> str:
     return f"{'at least ' if tried.time_s is None else ''}{size(tried.peak_bytes)}"
 
 
-def _variants_tried(tried: Sequence[VariantTried]) -> list[str]:
-    return [f"tried {t.variant}: {_peak(t) if t.peak_bytes is not None else t.why}" for t in tried[1:]]
-
-
-def plan_decisions(
-    traced: Traced,
-    analysis: Analysis,
-    mesh: MeshAxes,
-    decisions: Sequence[Decision],
-    cost: HardwareCost | None = None,
-) -> Plan:
-    """The plan of a list of decisions."""
-    inquiry = Inquiry(analysis, cost or HardwareCost.of(mesh))
-    return _assemble(traced, inquiry, inquiry.settle(decisions), decisions)
-
-
-def _does_not_fit(settled: Settled, log: SearchLog, asked: Asked, changes: Sequence[Change]) -> str:
-    lowered, predicted = settled.lowered, settled.predicted
-    program, mesh = lowered.program, lowered.mesh
-    at_rest = 0
-    for argument in program.arguments:
-        pieces = 1
-        for axis in (a for axes in lowered.storage[argument.value].dims for a in axes):
-            pieces *= mesh.sizes[axis]
-        at_rest += program.values[argument.value].nbytes // pieces
-    others = [f"{t.mesh}: {size(t.peak_bytes) if t.peak_bytes is not None else t.why}" for t in log.meshes[1:]]
-    told, check = (log.ended, log.evaluations, others), not asked.allow_infeasible
-    untried = [option for option in ("remat", "microbatches") if getattr(asked.wanted, option) is None]
-    message = does_not_fit(lowered, predicted, at_rest, *told, changes, untried, check)
-    if asked.topology is None:
-        message += "\nno topology was given, so TPU v5e chips were taken: topology='h100:8' names others"
-    return message
-
-
-def _assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequence[Decision]) -> Plan:
-    lowered, small = settled.lowered, settled.small
-    analysis, mesh = lowered.analysis, lowered.mesh
-    program = analysis.program
+def assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequence[Decision]) -> Plan:
+    """The plan of settled decisions, without its search log and call."""
+    lowered = settled.lowered
+    analysis, mesh, program = lowered.analysis, lowered.mesh, lowered.program
     donated = {a.value: a.donated for a in program.arguments}
 
     def array(value: int) -> ArrayPlan:
-        v = program.values[value]
-        spec, colors = _spec(lowered.storage[value], mesh), lowered.structure.colors[value]
-        return ArrayPlan(v.path, v.shape, v.dtype, spec, donated.get(value, False), colors)
+        v, colors = program.values[value], lowered.structure.colors[value]
+        return ArrayPlan(v.path, v.shape, v.dtype, stored_spec(lowered, value), donated.get(value, False), colors)
 
     return Plan(
         function=traced.name,
@@ -267,13 +229,13 @@ def _assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Seq
         arguments=tuple(array(a.value) for a in program.arguments),
         outputs=tuple(array(v) for v in program.outputs),
         sharded=ShardedProgram.of(lowered),
-        collectives=tuple(_predicted(lowered)),
+        collectives=tuple(_collectives(lowered)),
         predicted=settled.predicted,
         notes=lowered.refused,
         versions={"shardwise": shardwise.__version__, "jax": jax.__version__},
         colors=color_graph(analysis, lowered.state),
         choices=tuple(described(analysis, d) for d in decisions),
-        small=tuple(replace(d, what=described(analysis, d).what, why=_SMALL) for d in small),
+        small=tuple(replace(d, what=described(analysis, d).what, why=_SMALL) for d in settled.small),
         roles=inquiry.roles,
         trees=(traced.inputs, traced.outputs),
         jaxpr=traced.jaxpr,
@@ -281,29 +243,26 @@ def _assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Seq
     )
 
 
-def _spec(sharding: Sharding, mesh: MeshAxes) -> Spec:
-    return tuple(tuple(mesh.names[a] for a in axes) for axes in sharding.dims)
+def stored_spec(lowered: Lowered, value: int) -> Spec:
+    """The spec in which a value is stored."""
+    return tuple(tuple(lowered.mesh.names[a] for a in axes) for axes in lowered.storage[value].dims)
 
 
-def _predicted(lowered: Lowered) -> list[PredictedCollective]:
-    program, mesh = lowered.program, lowered.state.mesh
-    made_of = _made_of(program)
-    found = []
-    for kind, axes, nbytes, times, reshard in collectives(lowered):
-        op = program.ops[reshard.op]
-        names = tuple(mesh.names[a] for a in axes)
-        source = str(program.source_of(op))
-        value = program.values[reshard.value]
-        argument = made_of.get(reshard.value)
-        label = value.path or (f"{argument} as {value.type_text}" if argument else value.type_text)
-        found.append(PredictedCollective(kind.value, names, nbytes, times, op.kind, source, label))
-    return found
-
-
-def _made_of(program: Program) -> dict[int, str]:
-    """By value: the path of the argument that it is a view of, a cast for one."""
-    root = {a.value: a.path for a in program.arguments}
+def _collectives(lowered: Lowered) -> Iterator[PredictedCollective]:
+    program, names = lowered.program, lowered.mesh.names
+    argument = {a.value: a.path for a in program.arguments}  # by value, the argument that it is a view or a cast of
     for op in program.schedule:
-        if op.kind in VIEWS and op.operands[0] in root:
-            root.update((v, root[op.operands[0]]) for v in op.results)
-    return root
+        if op.kind in VIEWS and op.operands[0] in argument:
+            argument.update((v, argument[op.operands[0]]) for v in op.results)
+    for kind, axes, nbytes, times, reshard in collectives(lowered):
+        op, value = program.ops[reshard.op], program.values[reshard.value]
+        view = f"{argument[value.id]} as {value.type_text}" if value.id in argument else value.type_text
+        yield PredictedCollective(
+            kind.value,
+            tuple(names[a] for a in axes),
+            nbytes,
+            times,
+            op.kind,
+            str(program.source_of(op)),
+            value.path or view,
+        )

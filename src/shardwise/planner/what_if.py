@@ -1,7 +1,8 @@
-"""What a plan would take if something were decided otherwise."""
+"""The predicted cost of a plan with other decisions."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,8 +18,8 @@ from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered
 from shardwise.planner.apply import static_options
 from shardwise.planner.fingerprint import check_version
-from shardwise.planner.inquiry import Inquiry, described
-from shardwise.planner.relower import inquiry_of
+from shardwise.planner.inquiry import Inquiry, described, inquiry_of
+from shardwise.planner.planning import stored_spec
 from shardwise.plans.plan import Plan, Spec
 from shardwise.tactics.named import Given, as_tactics
 from shardwise.tactics.pins import make_pins
@@ -31,7 +32,7 @@ Which = int | str | Decision | Sequence[int | str | Decision]
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A part of the step before and after: seconds of an op or a kind of collective by source line, or bytes at the peak."""
+    """A part of the step before and after: seconds of ops or collectives at a source line, or bytes at the peak."""
 
     what: str
     before: float
@@ -44,7 +45,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Respec:
-    """An argument or output that is sharded otherwise."""
+    """An argument or output with another spec."""
 
     path: str
     before: Spec
@@ -53,8 +54,8 @@ class Respec:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A plan beside what it would be with some changes. ``times`` and ``memory`` are what changes, the most first; the times
-    add up to the change of ``serial_s``, and what hides behind compute is the rest of the change of ``time_s``."""
+    """A plan before and after some changes. ``times`` and ``memory`` list the differences, the largest first; the times add up
+    to the change of ``serial_s``, and overlapped communication is the rest of the change of ``time_s``."""
 
     changes: tuple[str, ...]
     decisions: tuple[Decision, ...]
@@ -65,7 +66,6 @@ class WhatIf:
     memory: tuple[Cause, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         parts = {name: [asdict(row) for row in getattr(self, name)] for name in ("specs", "times", "memory")}
         both = {"before": self.before.to_json(), "after": self.after.to_json()}
         return {"schema": 1, "changes": list(self.changes), "decisions": list(map(str, self.decisions))} | both | parts
@@ -78,7 +78,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What the plan would take without one of its decisions."""
+    """The predicted cost of the plan without one of its decisions."""
 
     decision: Decision
     time_s: float
@@ -94,42 +94,45 @@ def what_if(
     topology: str | None = None,
 ) -> WhatIf:
     """See :meth:`Plan.what_if`."""
-    own = plan.inquiry
+    inquiry: Inquiry = plan.inquiry
+    analysis, mesh = inquiry.analysis, inquiry.cost.placement.mesh
+    elsewhere = inquiry
+    if topology is not None:
+        cost = HardwareCost(place(mesh, topology_of(topology)))
+        elsewhere = Inquiry(inquiry.model.on(cost), inquiry.roles)
     dropped = _numbers(without, plan.choices)
-    given = own if topology is None else _elsewhere(own, topology)
-    new_pins = make_pins(own.analysis, own.cost.placement.mesh, pins or {}) if pins else ()
+    new_pins = make_pins(analysis, mesh, pins) if pins else ()
     pinned = {p.value for p in new_pins if isinstance(p, Pin)}
-    kept = [
-        d for k, d in enumerate(plan.choices) if k not in dropped and not (isinstance(d, Pin) and d.value in pinned)
-    ]
-    decisions = decide(given.context, as_tactics(tactics), [*new_pins, *kept])
-    before = plan.predicted if plan.predicted.rows else own.settle(plan.choices).predicted
-    after = given.settle(decisions)
+    kept = [d for k, d in enumerate(plan.choices) if k not in dropped]
+    kept = [d for d in kept if not (isinstance(d, Pin) and d.value in pinned)]
+    decisions = decide(elsewhere.context, as_tactics(tactics), [*new_pins, *kept])
+    before = plan.predicted if plan.predicted.rows else inquiry.settle(plan.choices).predicted
+    after = elsewhere.settle(decisions)
     changes = [f"without {plan.choices[k]}" for k in sorted(dropped)]
-    changes += [str(described(own.analysis, d)) for d in decisions if d not in plan.choices]
+    changes += [str(described(analysis, d)) for d in decisions if d not in plan.choices]
     changes += [f"on {topology}"] if topology is not None else []
     return WhatIf(
         tuple(changes),
-        tuple(described(own.analysis, d) for d in decisions),
+        tuple(described(analysis, d) for d in decisions),
         before,
         after.predicted,
         tuple(_respecs(plan, after.lowered)),
-        tuple(_times(before, after.predicted)),
-        tuple(_memory(before, after.predicted)),
+        tuple(_causes(_times(before), _times(after.predicted))),
+        tuple(_causes(_memory(before), _memory(after.predicted))),
     )
 
 
 def effects(plan: Plan) -> tuple[Effect, ...]:
     """See :attr:`Plan.effects`."""
-    found = []
+    rows = []
     for k, decision in enumerate(plan.choices):
-        p = plan.inquiry.settle([d for j, d in enumerate(plan.choices) if j != k]).predicted
-        found.append(Effect(decision, p.time_s, p.peak_bytes, p.fits))
-    return tuple(found)
+        p = plan.inquiry.settle([*plan.choices[:k], *plan.choices[k + 1 :]]).predicted
+        rows.append(Effect(decision, p.time_s, p.peak_bytes, p.fits))
+    return tuple(rows)
 
 
 def bound(plan: Plan, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
-    """A plan that was loaded, with what is not saved of it, from the function that it is one of."""
+    """A loaded plan with what is not saved, from its function."""
     traced = trace_variant(fn, args, kwargs, static_options(plan, fn), plan.variant)
     program = lower(traced)
     check_version(plan, program)
@@ -146,61 +149,41 @@ def bound(plan: Plan, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     )
 
 
-def _elsewhere(own: Inquiry, topology: str) -> Inquiry:
-    mesh = own.cost.placement.mesh
-    return Inquiry(own.analysis, HardwareCost(place(mesh, topology_of(topology))), own.roles)
-
-
 def _numbers(which: Which, decisions: Sequence[Decision]) -> set[int]:
-    """The places of decisions, from 0."""
-    asked = [which] if isinstance(which, int | str | Shard | Keep | Pin) else list(which)
-    found: set[int] = set()
-    for one in asked:
-        own = {
-            k for k, d in enumerate(decisions) if (one in str(d) if isinstance(one, str) else one == k + 1 or one == d)
-        }
-        if not own:
+    """The numbers of decisions, from 0."""
+    numbers: set[int] = set()
+    for one in [which] if isinstance(which, int | str | Shard | Keep | Pin) else which:
+        matches = {k for k, d in enumerate(decisions) if one in (k + 1, d) or (isinstance(one, str) and one in str(d))}
+        if not matches:
             listed = "".join(f"\n  {k}. {d}" for k, d in enumerate(decisions, 1)) or " none"
             raise PlanError(f"the plan has no decision {one!r}; it has:{listed}")
-        found |= own
-    return found
+        numbers |= matches
+    return numbers
 
 
 def _respecs(plan: Plan, after: Lowered) -> list[Respec]:
-    program, mesh = after.program, after.mesh
-    values = [*(a.value for a in program.arguments), *program.outputs]
-    found = []
-    for array, value in zip((*plan.arguments, *plan.outputs), values, strict=True):
-        spec = tuple(tuple(mesh.names[a] for a in axes) for axes in after.storage[value].dims)
-        if spec != array.spec:
-            found.append(Respec(array.path, array.spec, spec))
-    return list(dict.fromkeys(found))
+    values = [*(a.value for a in after.program.arguments), *after.program.outputs]
+    pairs = zip((*plan.arguments, *plan.outputs), values, strict=True)
+    respecs = [Respec(array.path, array.spec, stored_spec(after, value)) for array, value in pairs]
+    return list(dict.fromkeys(r for r in respecs if r.before != r.after))
 
 
-def _times(before: Predicted, after: Predicted) -> list[Cause]:
-    parts: list[dict[str, float]] = []
-    for predicted in (before, after):
-        found: dict[str, float] = {}
-        for row in predicted.rows:
-            what = row.op if row.kind == "compute" else f"{row.kind} over {'·'.join(row.axes)}"
-            name = f"{what} at {row.source}" if row.source else what
-            found[name] = found.get(name, 0.0) + row.time_s
-        parts.append(found)
-    return _causes(*parts)
+def _times(predicted: Predicted) -> dict[str, float]:
+    """Seconds of ops and of kinds of collectives, by source line."""
+    seconds: dict[str, float] = defaultdict(float)
+    for row in predicted.rows:
+        what = row.op if row.kind == "compute" else f"{row.kind} over {'·'.join(row.axes)}"
+        seconds[f"{what} at {row.source}" if row.source else what] += row.time_s
+    return seconds
 
 
-def _memory(before: Predicted, after: Predicted) -> list[Cause]:
-    parts: list[dict[str, float]] = []
-    for predicted in (before, after):
-        found: dict[str, float] = {}
-        for row in predicted.alive:
-            name = f"{row.label} at {row.source}" if row.source else "all that is smaller"
-            found[name] = found.get(name, 0.0) + row.nbytes
-        parts.append(found)
-    return _causes(*parts)
+def _memory(predicted: Predicted) -> dict[str, float]:
+    nbytes: dict[str, float] = defaultdict(float)
+    for row in predicted.alive:
+        nbytes[f"{row.label} at {row.source}" if row.source else "all that is smaller"] += row.nbytes
+    return nbytes
 
 
 def _causes(before: dict[str, float], after: dict[str, float]) -> list[Cause]:
-    names = dict.fromkeys([*before, *after])
-    causes = [Cause(name, before.get(name, 0.0), after.get(name, 0.0)) for name in names]
+    causes = [Cause(name, before[name], after[name]) for name in {**before, **after}]
     return sorted((c for c in causes if c.change), key=lambda c: -abs(c.change))

@@ -327,11 +327,10 @@ class Plan(Execution):
         ['dp:data', 'fsdp:data']
         """
         from shardwise.report.comparison import expert_row
-        from shardwise.tactics.experts import usual
 
         if self.asked is None or not self.asked.roles:
             return ()
-        return tuple(expert_row(expert) for expert in usual(self.asked.context, self.asked.model))
+        return tuple(expert_row(expert) for expert in self.asked.usual())
 
     # JSON.
 

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions
-from shardwise.cost.model import CostModel
-from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.errors import DecisionError, MeshError, PlanError, ShardwiseError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
-from shardwise.lowering.local_cost import HardwareCost
-from shardwise.lowering.structure import Structure
-from shardwise.planner.deciding import placement_of
+from shardwise.planner.captured import Variants
 from shardwise.planner.fingerprint import check_version
-from shardwise.planner.mesh import OpenMesh
+from shardwise.planner.mesh import OpenMesh, placement_of
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
 from shardwise.report.comparison import Comparison, expert_row, plan_row
@@ -27,9 +21,7 @@ from shardwise.tactics.experts import MENU, experts
 from shardwise.tactics.named import PARTS, read_words
 from shardwise.tactics.roles import Given as GivenRoles
 from shardwise.tactics.roles import Roles, complete_roles
-from shardwise.tactics.tactic import Context
-from shardwise.transforms.variant import AS_IS, Variant
-from shardwise.transforms.variants import trace_variant
+from shardwise.transforms.variant import AS_IS
 
 #: A plan, one with a name, or the path of a saved one.
 PlanLike = Plan | tuple[str, Plan] | str | os.PathLike[str]
@@ -82,11 +74,7 @@ def compare(
     ['plan found', 'dp:data', 'fsdp:data', 'replicated']
     """
     options = JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
-
-    @functools.cache
-    def analysis(variant: Variant) -> Analysis:
-        return analyze_program(lower(trace_variant(fn, args, kwargs or {}, options, variant)))
-
+    variants = Variants(fn, args, kwargs or {}, options)
     problems: list[ShardwiseError] = []
     menu: list[tuple[str, ...]] = []
     place: Placement | None = None
@@ -96,12 +84,12 @@ def compare(
     named = _named(plans, problems)
     with _collected(problems):
         place = _place(mesh, topology, named)
-    plain = analysis(AS_IS)
+    plain = variants[AS_IS].analysis
     with _collected(problems):
         paths = complete_roles(plain, roles)
 
     def check(name: str, plan: Plan) -> None:
-        check_version(plan, plain.program, name, lambda: analysis(plan.variant).program)
+        check_version(plan, plain.program, name, lambda: variants[plan.variant].analysis.program)
         if place is not None and plan.predicted.hardware != place.topology.text:
             raise PlanError(
                 f"{name} is a plan for {plan.predicted.hardware}, and strategies are compared on "
@@ -114,15 +102,14 @@ def compare(
     if problems:
         raise problems[0] if len(problems) == 1 else PlanError("\n".join(map(str, problems)))
     assert place is not None
-    cost, mesh_text = HardwareCost(place), str(place.mesh)
-    model = CostModel(Structure.of(plain), cost)
-    tried = experts(Context(plain, place.mesh, cost, paths), model, menu)
+    inquiry = variants[AS_IS].inquiry(place, paths)
+    tried, mesh_text = experts(inquiry.context, inquiry.model, menu), str(place.mesh)
     rows = [plan_row(name, plan, mesh_text) for name, plan in named.items()]
     return Comparison(
         function=plain.program.name,
         mesh=mesh_text,
         hardware=place.topology.text,
-        usable_bytes=cost.profile.usable_bytes,
+        usable_bytes=inquiry.cost.profile.usable_bytes,
         rows=(*rows, *(expert_row(expert) for expert in tried if expert.applies)),
         refused=tuple((expert.name, expert.reason) for expert in tried if not expert.applies),
     )

@@ -25,9 +25,7 @@ from shardwise.evaluator.space import Space
 from shardwise.ir.program import HEAVY
 from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import Decision, Keep, State
-from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.small import small_together
-from shardwise.lowering.structure import Structure
 from shardwise.search.front import Points, pareto
 
 #: Groups with more conflicts than this have not all their resolutions tried, but those with all alike or one different.
@@ -49,8 +47,7 @@ class Problem:
 
     def __init__(
         self,
-        analysis: Analysis,
-        cost: HardwareCost,
+        model: CostModel,
         base: Sequence[Decision] = (),
         axes: Sequence[str] | None = None,
         keeps: bool = True,
@@ -59,11 +56,11 @@ class Problem:
         """Without ``keeps`` there are no decisions that keep arguments replicated; without ``inner`` only groups with a
         dimension of an argument are decided. ``keeping`` is, by axis, the action that keeps all small arguments, which is only
         taken together with others (``shardwise.search.rest``)."""
-        self.analysis, self.mesh = analysis, cost.placement.mesh
+        self.model, cost = model, model.cost
+        self.analysis, self.mesh = model.structure.analysis, cost.placement.mesh
+        analysis = self.analysis
         self.base = tuple(base)
         self.axes = tuple(self.mesh.names if axes is None else axes)
-        structure = Structure.of(analysis)
-        self.model = CostModel(structure, cost)
         arguments = {a.value for a in analysis.program.arguments}
         reached = (g for g in analysis.groups if inner or any(p.value in arguments for p in g.places))
         groups = [g for g in reached if g.matters]

@@ -1,7 +1,7 @@
 """The searches of one plan: on top of what was decided before, one after another on one budget.
 
 A plan may take several searches: tactics may ask for more than one, and where the mesh is open each mesh is searched, the
-better ones again and again (``shardwise.planner.mesh``). They share a budget (``Purse``) and a log (``Journal``); a
+better ones again and again (``shardwise.planner.racing``). They share a budget (``Purse``) and a log (``Journal``); a
 ``Searcher`` keeps the problems of one mesh.
 
 An interrupt ends the running search with the best state so far, and the searches after it do nothing.
@@ -18,10 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from shardwise.dims.analysis import Analysis
+from shardwise.cost.model import CostModel
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Decision
-from shardwise.lowering.local_cost import HardwareCost
 from shardwise.search.bounds import peak_bound
 from shardwise.search.budget import Budget
 from shardwise.search.front import Points, pareto
@@ -160,15 +159,15 @@ class Journal:
 class Searcher:
     """Searches on one mesh. It keeps its problems, so that a search that is continued evaluates no state twice."""
 
-    def __init__(self, analysis: Analysis, cost: HardwareCost, journal: Journal):
-        self.analysis, self.cost, self.journal = analysis, cost, journal
+    def __init__(self, model: CostModel, journal: Journal):
+        self.model, self.journal = model, journal
         self._problems: dict[tuple[tuple[Decision, ...], tuple[str, ...]], Problem] = {}
 
     @staticmethod
-    def alone(analysis: Analysis, cost: HardwareCost, options: Options | None = None) -> Searcher:
+    def alone(model: CostModel, options: Options | None = None) -> Searcher:
         """Returns a searcher for one search, with its own budget."""
         options = options or Options()
-        searcher = Searcher(analysis, cost, Journal(options, Purse(options.budget())))
+        searcher = Searcher(model, Journal(options, Purse(options.budget())))
         searcher.begin(options.budget(), 1)
         return searcher
 
@@ -196,7 +195,7 @@ class Searcher:
     def _problem(self, base: tuple[Decision, ...], axes: tuple[str, ...]) -> Problem:
         if (base, axes) not in self._problems:
             start = time.perf_counter()
-            self._problems[base, axes] = Problem(self.analysis, self.cost, base, axes)
+            self._problems[base, axes] = Problem(self.model, base, axes)
             # The tables of a large program take seconds, which are not the search's.
             self._purse.wait(time.perf_counter() - start)
         return self._problems[base, axes]

@@ -13,14 +13,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shardwise.cost.model import Cost, CostModel
 from shardwise.errors import DecisionError
 from shardwise.lowering.candidates import Candidates
 from shardwise.lowering.decisions import Decision, State
-from shardwise.lowering.lowered import Lowered, Memo
+from shardwise.lowering.lowered import Memo
 from shardwise.lowering.small import keep_small
 from shardwise.tactics.named import PARTS, named
 from shardwise.tactics.tactic import Context, Tactic
@@ -125,8 +125,8 @@ class _Evaluated:
     """Decisions and costs of combinations: many share their first strategies, and some decide the same."""
 
     def __init__(self, context: Context, model: CostModel):
-        self.context, self.model = context, model
-        self._memo = Memo(Candidates(model.structure, context.mesh, model.cost))
+        memo = context.memo or Memo(Candidates(model.structure, context.mesh, model.cost))
+        self.context, self.model = replace(context, memo=memo), model
         self._decided: dict[tuple[Part, ...], tuple[Decision, ...] | str] = {(): ()}
         self._costs: dict[object, Cost] = {}
 
@@ -172,11 +172,6 @@ class _Evaluated:
         return decisions
 
     def _cost(self, decisions: tuple[Decision, ...]) -> Cost:
-        lowered = self._lowered(decisions)
+        lowered = self.context.lower(decisions)
         small = keep_small(lowered, self.model.cost)
-        return self.model.evaluate(self._lowered((*decisions, *small)) if small else lowered)
-
-    def _lowered(self, decisions: tuple[Decision, ...]) -> Lowered:
-        lowered = Lowered(self.model.structure, State(self.context.mesh, decisions), self.model.cost, self._memo)
-        lowered.lower_all()
-        return lowered
+        return self.model.evaluate(self.context.lower((*decisions, *small)) if small else lowered)

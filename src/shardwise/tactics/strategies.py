@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardwise.cost.model import CostModel
 from shardwise.errors import DecisionError
 from shardwise.ir.program import Value
 from shardwise.lowering.decisions import Decision
@@ -333,6 +334,6 @@ class Auto(Listed):
                 f"Auto(): every axis is taken by the tactics before it; Auto({', '.join(map(repr, context.mesh.names))}) "
                 f"searches axes in spite of that"
             )
-        searcher = context.searcher or Searcher.alone(context.analysis, context.cost)
+        searcher = context.searcher or Searcher.alone(CostModel.of(context.analysis, context.cost))
         found = searcher.search(taken, axes)
         return list(found.decisions) if found is not None else []

@@ -9,8 +9,7 @@ from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
 from shardwise.ir.program import HEAVY, Value
 from shardwise.ir.rule import Kind
-from shardwise.lowering.decisions import Decision, State
-from shardwise.lowering.lowered import lower_state
+from shardwise.lowering.decisions import Decision
 from shardwise.lowering.sharding import Kind as Move
 from shardwise.lowering.storage import views
 from shardwise.tactics.tactic import Context
@@ -88,7 +87,7 @@ def inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
 
 def communication_s(context: Context, decisions: Sequence[Decision]) -> float:
     """The communication time of a step under some decisions."""
-    lowered = lower_state(context.analysis, State(context.mesh, tuple(decisions)), context.cost)
+    lowered = context.lower(decisions)
     return sum(
         context.cost.communication_s(r.steps, False) * float(lowered.program.trips[r.region]) for r in lowered.reshards
     )
@@ -96,7 +95,7 @@ def communication_s(context: Context, decisions: Sequence[Decision]) -> float:
 
 def scattered_values(context: Context, decisions: Sequence[Decision], axis: str) -> list[int]:
     """Values that are reduced into shards on an axis, and what an op makes of one such value alone."""
-    lowered = lower_state(context.analysis, State(context.mesh, tuple(decisions)), context.cost)
+    lowered = context.lower(decisions)
     number, program = context.mesh.index(axis), context.analysis.program
     scattered: dict[int, None] = {}
     for r in lowered.reshards:

@@ -17,9 +17,12 @@ from shardwise.errors import DecisionError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.paths import find_paths
 from shardwise.ir.program import Value
-from shardwise.lowering.decisions import Decision
+from shardwise.lowering.candidates import Candidates
+from shardwise.lowering.decisions import Decision, State
 from shardwise.lowering.decisions import Shard as ShardDecision
 from shardwise.lowering.local_cost import HardwareCost
+from shardwise.lowering.lowered import Lowered, Memo
+from shardwise.lowering.structure import Structure
 from shardwise.search.searcher import Searcher
 from shardwise.tactics.places import PathDim, Places, find_places
 from shardwise.tactics.roles import UNTOLD, Roles
@@ -30,13 +33,21 @@ Axes = str | Sequence[str]
 
 @dataclass(frozen=True)
 class Context:
-    """What tactics decide with. ``roles`` are path prefixes by role: ``batch``, ``params``, ``optimizer``."""
+    """What tactics decide with. ``roles`` are path prefixes by role: ``batch``, ``params``, ``optimizer``; ``searcher`` is for
+    tactics that search, and ``memo`` for those that lower decisions."""
 
     analysis: Analysis
     mesh: MeshAxes
     cost: HardwareCost
     roles: Roles = field(default_factory=dict)
     searcher: Searcher | None = None
+    memo: Memo | None = None
+
+    def lower(self, decisions: Sequence[Decision]) -> Lowered:
+        memo = self.memo or Memo(Candidates(Structure.of(self.analysis), self.mesh, self.cost))
+        lowered = Lowered(memo.candidates.structure, State(self.mesh, tuple(decisions)), self.cost, memo)
+        lowered.lower_all()
+        return lowered
 
     def role(self, name: str, tactic: str) -> list[Value]:
         """The arguments of a role."""

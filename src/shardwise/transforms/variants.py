@@ -85,10 +85,19 @@ def batch_of(traced: Traced, roles: Roles) -> tuple[tuple[str, ...], int]:
 
 
 def trace_variant(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: JitOptions, variant: Variant
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: JitOptions,
+    variant: Variant,
+    traces: dict[int, Traced] | None = None,
 ) -> Traced:
-    """Traces a variant of a function."""
-    plain = trace(fn, args, kwargs, options)
+    """Traces a variant of a function. ``traces`` is a cache for all its variants: the function at the size of one micro-batch,
+    by their number."""
+    traces = {} if traces is None else traces
+    if 1 not in traces:
+        traces[1] = trace(fn, args, kwargs, options)
+    plain = traces[1]
     traced = rematerialize(plain, variant.but) if variant.remat else plain
     if variant.microbatches == 1:
         return traced
@@ -103,8 +112,9 @@ def trace_variant(
         return struct((shape.shape[0] // count, *shape.shape[1:]), shape.dtype, weak_type=shape.weak_type)
 
     try:
-        part = trace(fn, args, kwargs, options, cut)
-        part = rematerialize(part, variant.but, like=plain) if variant.remat else part
+        if count not in traces:
+            traces[count] = trace(fn, args, kwargs, options, cut)
+        part = rematerialize(traces[count], variant.but, like=plain) if variant.remat else traces[count]
         return microbatched(traced, part, variant.batch, count)
     except (CaptureError, VariantError) as error:
         raise VariantError(f"{traced.name} cannot be computed in {count} micro-batches: {error}") from None

@@ -1,0 +1,62 @@
+"""Facts about a program are computed once for a plan, whatever the number of meshes, searches and questions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import shardwise
+from shardwise.cost.model import CostModel
+from shardwise.lowering.structure import Structure
+from shardwise.transforms import variants
+from tests.planner.test_plan_search import shapes, small_memory, step
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts what is built while a test runs."""
+    counts: Counter[str] = Counter()
+
+    def count(owner: Any, name: str, label: str) -> None:
+        build = getattr(owner, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            counts[label] += 1
+            return build(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(Structure, "__init__", "structures")
+    count(CostModel, "__post_init__", "models")
+    count(variants, "trace", "traces")
+    return counts
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mesh": {"x": 4}},
+        {"mesh": {"x": 2, "y": 2}, "tactics": "dp:x,auto:y"},
+        {"mesh": {"x": 4}, "tactics": "fsdp"},
+        {},
+        {"mesh": {"x": None, "y": None}, "tactics": "dp:x,megatron:y"},
+    ],
+    ids=str,
+)
+def test_one_structure_and_one_cost_model(built: Counter[str], options: dict[str, Any]) -> None:
+    plan = shardwise.plan(step, *shapes(), topology="v5e:2x2", budget_evals=20, **options)
+    assert built == {"structures": 1, "models": 1, "traces": 1}
+    assert plan.experts and plan.effects and plan.what_if(without=1)
+    assert built == {"structures": 1, "models": 1, "traces": 1}
+    plan.what_if(topology="h100:4")
+    assert built["structures"] == 1 and built["models"] == 2, "other devices have other kernels"
+
+
+def test_one_for_each_variant(built: Counter[str]) -> None:
+    tight = small_memory("v5e:2x2", 150 * 2**20)
+    plan = shardwise.plan(step, *shapes(), topology=tight, microbatches="auto", budget_evals=80)
+    assert plan.predicted.fits and plan.search is not None
+    count = len(plan.search.variants)
+    assert count > 1 and built == {"structures": count, "models": count, "traces": count}

@@ -29,7 +29,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, counted)
 
     count(Structure, "__init__", "structures")
-    count(CostModel, "__post_init__", "models")
+    count(CostModel, "__init__", "models")
     count(variants, "trace", "traces")
     return counts
 

@@ -306,7 +306,7 @@ def decode(config: itx.ITXConfig, axes: Axes, scatter: Scatter) -> Written:
         keys = jax.lax.dynamic_update_slice_in_dim(cache["k"], k, position, axis=1)
         values = jax.lax.dynamic_update_slice_in_dim(cache["v"], v, position, axis=1)
         scores = jnp.einsum("bshk,btk->bhst", q, keys).astype(jnp.float32) * config.head**-0.5
-        scores = jnp.where(jnp.arange(config.length) <= position, scores, -1e30)
+        scores = jnp.where(jnp.arange(config.seq + config.generate) <= position, scores, -1e30)
         y = jnp.einsum("bhst,btk->bshk", cast(jax.nn.softmax(scores, axis=-1)), values)
         x = x + jax.lax.psum(jnp.einsum("bshk,hkd->bsd", y, p["o"]), model)
         hidden = jax.nn.gelu(jnp.einsum("bsd,df->bsf", rms_norm(x, p["mlp_norm"]), p["up"]))
@@ -399,7 +399,7 @@ def check(case: Case, mesh: Any, scatter: Scatter) -> float:
     of the gradient, and where the gradient is nothing but rounding its sign is too.
     """
     program = case.program
-    args = list(program.make(0))
+    args = list(program.make_args(0))
     if "optimizer" in program.roles:
         moments, *others = args[1]
         args[1] = (moments._replace(nu=jax.tree.map(lambda x: x + 0.01, moments.nu)), *others)

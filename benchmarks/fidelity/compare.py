@@ -156,7 +156,7 @@ def times(case: Case, predicted: Predicted, record: Record) -> Times:
     true_s, moving_s = record["cycles"]["total"] / profile.clock_hz, moved_s(record, placement)
     hidden = moving_s - exposed_s(record, placement)
     gathers, scatters = (
-        sum(r.hidden_s / profile.hidden_share(r.kind) for r in predicted.rows if r.hidden_s and r.kind == kind)
+        sum(r.overlapped_s / profile.hidden_share(r.kind) for r in predicted.rows if r.overlapped_s and r.kind == kind)
         for kind in ("all-gather", "reduce-scatter")
     )
     return Times(case, predicted.compute_s, predicted.comm_s, true_s, moving_s, gathers, scatters, hidden)

@@ -38,8 +38,6 @@ VARYING: Final = ("pvary", "pbroadcast", "vary_unreduced_cast", "reduced_vary_ca
 
 REMAT: Final = ("remat", "remat2", "checkpoint")
 JIT: Final = ("jit", "pjit")
-#: The name scope of what is computed again for a backward pass.
-AGAIN: Final = "rematted_computation"
 
 
 def split_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

@@ -69,6 +69,8 @@ _RANGES: Final = frozenset({"bfloat16", "float32", "float64"})
 
 # Types.
 
+#: JAX's name scope of what is rematerialized for a backward pass.
+REMATERIALIZED: Final = "rematted_computation"
 #: Types that hold every value of a narrower one; all of them hold those of ``bool``.
 WIDER: Final = {
     "bfloat16": ("float32", "float64"),

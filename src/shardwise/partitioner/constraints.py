@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from shardwise.capture.jax_internals import AGAIN
 from shardwise.ir.program import Op, Unit
+from shardwise.ir.traits import REMATERIALIZED
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.sharding import Sharding, is_moved, reshard, result_sharding, tensor_sharding
 from shardwise.partitioner.interpret import Place
@@ -149,7 +149,7 @@ def stated_constraints(lowered: Lowered, jaxpr: Any) -> tuple[StatedConstraint, 
         op = program.ops[program.definitions[place.number][0] if stored else place.number]
         value = place.number if stored else (op.operands if place.place == "used" else op.results)[place.index]
         source = program.source_of(op)
-        backward = " (backward)" if "transpose(" in source.names or AGAIN in source.names else ""
+        backward = " (backward)" if "transpose(" in source.names or REMATERIALIZED in source.names else ""
         where = f"{source}{backward}", program.values[value].shape
         spec = tuple(tuple(mesh.names[a] for a in axes) for axes in sharding.dims)
         stated.append(StatedConstraint(place.place, place.number, place.index, op.kind, *where, spec))

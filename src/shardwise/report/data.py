@@ -109,12 +109,12 @@ def _lines(plan: Plan) -> list[dict[str, Any]]:
     else:
         rows = [(c.source, c.kind, c.axes, 0.0, 0.0, c.nbytes * c.times) for c in plan.collectives]
     by_line: dict[str, dict[tuple[str, tuple[str, ...]], dict[str, Any]]] = {}
-    for source, kind, axes, time_s, hidden_s, nbytes in rows:
-        empty = {"kind": kind, "axes": list(axes), "count": 0, "time_s": 0.0, "hidden_s": 0.0, "nbytes": 0.0}
+    for source, kind, axes, time_s, overlapped_s, nbytes in rows:
+        empty = {"kind": kind, "axes": list(axes), "count": 0, "time_s": 0.0, "overlapped_s": 0.0, "nbytes": 0.0}
         part = by_line.setdefault(source, {}).setdefault((kind, axes), empty)
         part["count"] += 1
         part["time_s"] += time_s
-        part["hidden_s"] += hidden_s
+        part["overlapped_s"] += overlapped_s
         part["nbytes"] += nbytes
     texts = _source_texts(plan)
     lines = [

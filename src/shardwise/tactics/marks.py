@@ -14,8 +14,8 @@ import itertools
 import re
 from functools import cached_property
 
-from shardwise.capture.jax_internals import AGAIN
 from shardwise.ir.program import Op, Program
+from shardwise.ir.traits import REMATERIALIZED
 
 
 class Marks:
@@ -105,7 +105,7 @@ class Marks:
     @cached_property
     def _backward(self) -> list[bool]:
         names = (self.program.source_of(op).names for op in self.program.ops)
-        return ["transpose(" in stack.rpartition(AGAIN)[2] for stack in names]
+        return ["transpose(" in stack.rpartition(REMATERIALIZED)[2] for stack in names]
 
 
 def _crosses(op: Op) -> bool:

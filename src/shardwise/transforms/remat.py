@@ -22,6 +22,7 @@ import jax
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import Traced
 from shardwise.errors import VariantError
+from shardwise.ir.traits import REMATERIALIZED
 from shardwise.transforms.blocks import Block, blocks_by_step, find_families
 from shardwise.transforms.flat import Flat, read_atoms
 from shardwise.transforms.scans import RematerializedScans, Residuals, find_residuals, find_scans
@@ -76,7 +77,7 @@ def rematerialized(
         with internals.standing_at(flat.steps[block.at].equation):
             arrays = internals.barrier([env[v] for v in values])
         local = ChainMap(dict(zip(values, arrays, strict=True)), env)
-        with jax.named_scope(internals.AGAIN):
+        with jax.named_scope(REMATERIALIZED):
             for number in block.steps:
                 run_step(number, local)
         env.update((v, local[v]) for v in (*block.dropped, block.cotangent))

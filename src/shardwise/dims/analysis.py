@@ -189,7 +189,13 @@ class Analysis:
 
     @cached_property
     def value_colors(self) -> tuple[tuple[int, ...], ...]:
-        """By value: the colors of its dimensions, -1 for dimensions of size one."""
+        """By value: the colors of its dimensions, -1 for dimensions of size one.
+
+        >>> import jax.numpy as jnp, shardwise
+        >>> analysis = shardwise.analyze(lambda x: x.sum(1), jnp.ones((4, 6)))
+        >>> analysis.value_colors[analysis.program.paths["x"]]
+        (0, 1)
+        """
         names = self.names
         colors = [[-1] * len(v.shape) for v in self.program.values]
         rows = (names.member_value, names.member_dim, names.color[names.member_node])

@@ -167,6 +167,13 @@ class PlannedFunction:
             return None
         return [jax.device_put(x, s) if w else x for x, s, w in zip(leaves, shardings, wrong, strict=True)]
 
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function without ``jax.jit``, for use inside another jitted function (``Plan.apply``)."""
+        flat = self._flat(args, kwargs)
+        with under_mesh(self.mesh):
+            call = self._find(flat)
+            return call.outputs.unflatten(call.run(*flat.leaves))
+
     def lower(self, *args: Any, **kwargs: Any) -> Stage:
         """As ``lower`` of ``jax.jit``."""
         flat = self._flat(args, kwargs)

@@ -230,7 +230,7 @@ def test_jit_plans_once_for_each_shape() -> None:
         x = jnp.arange(rows * 2.0).reshape(rows, 2)
         np.testing.assert_allclose(power(x), x**2)
         np.testing.assert_allclose(power(x, power=3), x**3)
-    assert len(power._known) == 4
+    assert len(power._by_type) == 4
     assert power.plan(jnp.ones((16, 2))).array("x").spec == (("data",), ())
     assert power(jnp.ones((16, 2))).sharding.spec == jax.sharding.PartitionSpec("data")
 

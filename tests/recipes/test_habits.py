@@ -22,14 +22,14 @@ def test_a_learning_rate_as_a_python_number_is_planned_once() -> None:
     state, batch = {"w": jnp.ones((16, 16))}, jnp.ones((32, 16))
     for rate in (0.1, 0.2, 0.3):
         np.testing.assert_allclose(step(state, batch, rate)["w"], 1 - 32 * rate, rtol=1e-5)
-    assert len(step._known) == 1
+    assert len(step._by_type) == 1
 
 
 def test_static_arguments_by_position_from_the_end_and_by_name() -> None:
     where = {"mesh": {"data": 8}, "tactics": [DataParallel("data")], "roles": {"batch": "batch"}}
     batch = jnp.ones(32)
     last = shardwise.jit(lambda batch, n: batch * (n + 0), static_argnums=-1, **where)
-    assert [float(last(batch, n)[0]) for n in (2, 3, 2)] == [2, 3, 2] and len(last._known) == 2
+    assert [float(last(batch, n)[0]) for n in (2, 3, 2)] == [2, 3, 2] and len(last._by_type) == 2
     named = shardwise.jit(lambda batch, n, m=1: batch * n * m, static_argnames=("n", "m"), **where)
     calls = (named(batch, 2), named(batch, n=3), named(batch, 3, 2), named(batch, 3, m=2), named(batch, m=5, n=2))
     assert [float(result[0]) for result in calls] == [2, 3, 6, 6, 10]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from functools import cache
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 from shardwise.capture.lower import lower
-from shardwise.capture.trace import JitOptions, trace
+from shardwise.capture.trace import JitOptions, Traced, trace
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Decision, Keep, Shard
@@ -34,13 +36,18 @@ def random_decisions(analysis: Analysis, mesh: MeshAxes, seed: int) -> list[Deci
     return made
 
 
-def check(name: str, mesh: dict[str, int], seed: int, partitioner: str = "shardwise") -> None:
+@cache
+def plain(name: str) -> tuple[Any, tuple[Any, ...], Traced, Analysis, list[np.ndarray]]:
+    """A program, its arguments, its trace and analysis, and the results of the plain run."""
     fn, args = CASES[name]()
     traced = trace(fn, args, {}, JitOptions())
-    analysis = analyze_program(lower(traced))
+    return fn, args, traced, analyze_program(lower(traced)), jax.tree.leaves(jax.device_get(jax.jit(fn)(*args)))
+
+
+def check(name: str, mesh: dict[str, int], seed: int, partitioner: str = "shardwise") -> None:
+    fn, args, traced, analysis, expected = plain(name)
     axes = MeshAxes.of(mesh)
     plan = plan_decisions(traced, analysis, axes, random_decisions(analysis, axes, seed))
-    expected = jax.tree.leaves(jax.jit(fn)(*args))
     found = jax.tree.leaves(plan.jit(fn, partitioner=partitioner)(*args))
     for array, want, have in zip(plan.outputs, expected, found, strict=True):
         want, have = np.asarray(want), np.asarray(have)

@@ -78,7 +78,7 @@ def test_a_kernel_is_no_product() -> None:
 
 
 def test_a_shard_map_over_other_axes_is_refused() -> None:
-    mesh = jax.sharding.AbstractMesh((4,), ("rows",))
+    mesh = jax.sharding.AbstractMesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
     spec: Any = PartitionSpec
 
     def mapped(x: jax.Array) -> jax.Array:

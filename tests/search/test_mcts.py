@@ -79,7 +79,7 @@ def test_it_finds_the_best_of_all_states_of_a_small_problem() -> None:
         state
         for depth in range(4)
         for state in itertools.permutations(made.actions, depth)
-        if len({made._place(n) for n in state}) == len(state)
+        if len({made._slots[n] for n in state}) == len(state)
     ]
     costs = made.costs(all_states)
     best = min((Scored(s, c) for s, c in zip(all_states, costs, strict=True)), key=made.rank)

@@ -199,7 +199,14 @@ class Analysis:
 
     @cached_property
     def value_colors(self) -> tuple[tuple[int, ...], ...]:
-        """By value: the colors of its dimensions, -1 for dimensions of size one."""
+        """By value: the colors of its dimensions, -1 for dimensions of size one.
+
+        >>> import jax, shardwise
+        >>> x, w = jax.ShapeDtypeStruct((32, 8), "float32"), jax.ShapeDtypeStruct((8, 4), "float32")
+        >>> analysis = shardwise.analyze(lambda x, w: x @ w, x, w)
+        >>> [analysis.value_colors[analysis.program.paths[path]] for path in ("x", "w", "out")]
+        [(0, 1), (1, 2), (0, 2)]
+        """
         names = self.names
         colors = [[-1] * len(v.shape) for v in self.program.values]
         rows = (names.member_value, names.member_dim, names.color[names.member_node])

@@ -399,7 +399,7 @@ def check(case: Case, mesh: Any, scatter: Scatter) -> float:
     of the gradient, and where the gradient is nothing but rounding its sign is too.
     """
     program = case.program
-    args = list(program.make(0))
+    args = list(program.make_args(0))
     if "optimizer" in program.roles:
         moments, *others = args[1]
         args[1] = (moments._replace(nu=jax.tree.map(lambda x: x + 0.01, moments.nu)), *others)

@@ -146,6 +146,6 @@ def test_decisions_are_data_with_text(plan: shardwise.Plan, tmp_path: Path) -> N
     assert list(map(str, loaded.decisions)) == list(map(str, plan.decisions)) and loaded.decisions == plan.decisions
     effect = plan.effects[0]
     assert effect.decision is first and plan.what_if(without=[first]).after.time_s == effect.time_s
-    assert str(plan.what_if(shardwise.Keep("params/embed", "model")).decisions[-1]).endswith("whole on model")
+    assert str(plan.what_if(shardwise.Keep("params/embed", "model")).decisions[-1]).endswith("replicated on model")
     with pytest.raises(PlanError, match="the plan has no decision Shard"):
         plan.what_if(without=type(first)((99,), "data"))

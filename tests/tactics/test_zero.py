@@ -91,7 +91,7 @@ def test_the_stages_differ_in_what_they_say() -> None:
     assert bytes_of(two, "reduce-scatter") == gradients and not bytes_of(two, "all-reduce")
     assert any(plans[FSDP].array("params/in").spec) and not any(two.array("params/in").spec)
     (kept,) = [d for d in one.decisions if d not in two.decisions]
-    assert str(kept).startswith("%") and "whole on data" in str(kept), "inner values are named by what made them"
+    assert str(kept).startswith("%") and "replicated on data" in str(kept), "inner values are named by what made them"
 
 
 def test_zero1_after_another_tactic_on_another_axis() -> None:

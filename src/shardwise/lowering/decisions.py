@@ -37,7 +37,7 @@ class Keep:
 
     def __str__(self) -> str:
         reason = f": {self.why}" if self.why else ""
-        return f"{self.what or _numbered('value', self.values)} whole on {self.axis}{reason}"
+        return f"{self.what or _numbered('value', self.values)} replicated on {self.axis}{reason}"
 
 
 @dataclass(frozen=True, slots=True)

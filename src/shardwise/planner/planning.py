@@ -36,7 +36,7 @@ from shardwise.tactics.roles import complete_roles
 from shardwise.transforms.variant import AS_IS
 from shardwise.transforms.variants import Wanted
 
-_SMALL: Final = "small, so that gathering costs more than keeping"
+_SMALL: Final = "small, gathering would cost more"
 
 
 def plan(

@@ -6,6 +6,7 @@ Differences between the supported versions of JAX are handled here.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from typing import Any, Final
@@ -139,13 +140,18 @@ def abstract(leaf: Any) -> Any:
     return struct(leaf.shape, dtype, weak_type=is_weak(leaf), **kept)
 
 
-def type_key(leaf: Any) -> Any:
-    """Returns the key by which ``jax.jit`` distinguishes calls: shape, dtype, weak type and mesh. JAX caches the hash of an
-    abstract value."""
+def type_keys(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns the keys by which ``jax.jit`` distinguishes calls: shape, dtype, weak type and mesh of each array. JAX caches the
+    hash of an abstract value."""
     try:
-        return leaf.aval
-    except AttributeError:  # NumPy's arrays, Python's numbers
-        return (leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else type(leaf)
+        return tuple(map(_AVAL, leaves))
+    except AttributeError:  # there are NumPy arrays or Python numbers
+        return tuple(
+            x.aval if hasattr(x, "aval") else (x.shape, x.dtype) if hasattr(x, "shape") else type(x) for x in leaves
+        )
+
+
+_AVAL: Final = operator.attrgetter("aval")
 
 
 def is_jitted(fn: Any) -> bool:

@@ -38,14 +38,15 @@ class Planned:
 
     def _find(self, flat: Flat, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:
         mesh = internals.current_mesh() if self._asked.mesh is None else None
-        key = mesh, flat.tree, flat.static, *map(internals.type_key, flat.leaves)
-        if key not in self._by_type:
+        key = mesh, flat.tree, flat.static, *internals.type_keys(flat.leaves)
+        planned = self._by_type.get(key)  # one lookup: hashing the key is most of what a call takes
+        if planned is None:
             # JAX's types contain shardings, which results that are passed in again have; the plan is the same.
             types = mesh, flat.tree, flat.static, *map(array_type, flat.leaves)
             if types not in self._by_shape:
                 self._by_shape[types] = self._make(args, kwargs)
-            self._by_type[key] = self._by_shape[types]
-        return self._by_type[key]
+            planned = self._by_type[key] = self._by_shape[types]
+        return planned
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments of these shapes."""

@@ -3,8 +3,8 @@
 - *regret*: problems with at most a few million states are searched exhaustively, and by MCTS at its default budget under five
   seeds;
 - *ilp*: where states are too many, an integer program over the shardings of every value and the ways to compute every op
-  (``benchmarks.search.ilp``). It minimises the local costs of lowering, not the cost model's time. So the regret against its
-  bound is that of MCTS when told to minimise the same costs (*seeds*). Beside it stand the plan that MCTS finds for the cost
+  (``benchmarks.search.ilp``). It minimizes the local costs of lowering, not the cost model's time. So the regret against its
+  bound is that of MCTS when told to minimize the same costs (*seeds*). Beside it stand the plan that MCTS finds for the cost
   model against the optimum made a state (``ilp_state``), in the cost model's time (*over*), and the local costs of
   that plan above the bound (*across*), which is a distance between two measures and no regret;
 - *ablations*: the same search with parts of the analysis left out, and other methods, at the same number of evaluations;
@@ -155,7 +155,7 @@ def ilp() -> list[Row]:
 
 
 def local_problem(analysis: Analysis, cost: HardwareCost) -> Problem:
-    """A problem whose time is what the integer program minimises."""
+    """A problem whose time is what the integer program minimizes."""
     from benchmarks.search.ilp import local_s
     from shardwise.cost.model import Cost, CostModel
     from shardwise.search.problem import Problem

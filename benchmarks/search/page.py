@@ -38,7 +38,7 @@ model's ([how true it is](fidelity.md)), but for the part that XLA compiled."""
 EXPERTS: Final = """Every program of the zoo at full size on five topologies, with a mesh of two axes. Experts are data \
 parallelism, FSDP, ZeRO-1 and 2, Megatron with and without sequence parallelism, vocabulary, context, expert and edge \
 sharding, alone and combined over the axes; they are told which arguments are the batch and which the parameters, the search \
-is not. Where nothing fits at full size, layers are rematerialised, then the batch is cut to a quarter until something does. A \
+is not. Where nothing fits at full size, layers are rematerialized, then the batch is cut to a quarter until something does. A \
 ratio above one: the found plan is so many times faster. *Least* is what the program computes on one device over the number \
 of devices; an expert within a tenth of it is bound by arithmetic, and nothing could be faster by a tenth. The search was \
 worked on with these programs in view."""
@@ -55,7 +55,7 @@ search finds in {FREE:,} evaluations where each is decided alone, three seeds. W
 be tried, so that this is the best known, not the optimum."""
 BOUND: Final = """The integer program's currency are local costs, of ops and reshards one by one with nothing fused; every \
 value may lie and every op compute in its own way, whatever decisions could say. First the regret in that currency: the same \
-search, told to minimise these costs, above the bound that no plan can beat. Then two comparisons across currencies. The time, \
+search, told to minimize these costs, above the bound that no plan can beat. Then two comparisons across currencies. The time, \
 in the cost model, of the plan found for the cost model over that of the state nearest to the integer program's optimum, with \
 what that leaves open decided greedily (`benchmarks/search/ilp_state.py`): below zero the found plan is faster. And the local \
 costs of the plan \

@@ -1,7 +1,7 @@
 """``python -m benchmarks.search.run``: what the search finds with no hint, beside the best of all experts.
 
 A case is a program of the zoo at full size on a topology, with a mesh of two axes that lies on its links. Where nothing fits
-the devices, neither the search's plan nor any expert's, the next of ``variants`` is tried: layers rematerialised, then ever
+the devices, neither the search's plan nor any expert's, the next of ``variants`` is tried: layers rematerialized, then ever
 smaller batches. A line of ``results.jsonl`` is one case; known cases are not run again, so that a run can be stopped and gone
 on with. ``--only TEXT`` for some of them, ``--again`` to run known ones anew. Trying all experts takes several times as long as
 searching: where only the search has changed since, and not the cost model, ``--experts FILE`` takes them from other results.

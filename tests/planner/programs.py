@@ -40,7 +40,7 @@ def scanned_gradient() -> Case:
     return gradient(scanned), (drawn(attention_params(3)), array(8, 16, 16, seed=1))
 
 
-def rematerialised() -> Case:
+def rematerialized() -> Case:
     def fn(p, x):
         return scanned(p, x, jax.checkpoint)
 
@@ -103,7 +103,7 @@ CASES = {
         mlp,
         attention_gradient,
         scanned_gradient,
-        rematerialised,
+        rematerialized,
         unrolled_gradient,
         convolutions,
         graph,

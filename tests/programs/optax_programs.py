@@ -182,7 +182,7 @@ PROGRAMS = (
     Program(
         "optax-sam",
         "optax",
-        "sharpness-aware minimisation: gradients inside the update",
+        "sharpness-aware minimization: gradients inside the update",
         sharpness_aware,
         (*_FOUR_COLORS, no_conflict()),
     ),

@@ -1,4 +1,4 @@
-"""Rematerialisation of repeated blocks: layers that are unrolled in the program keep less, the numbers are the same."""
+"""Rematerialization of repeated blocks: layers that are unrolled in the program keep less, the numbers are the same."""
 
 from __future__ import annotations
 

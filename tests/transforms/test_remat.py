@@ -1,4 +1,4 @@
-"""Rematerialisation of scans: less is stacked, the numbers are the same."""
+"""Rematerialization of scans: less is stacked, the numbers are the same."""
 
 from __future__ import annotations
 

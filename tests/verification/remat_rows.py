@@ -1,5 +1,5 @@
 """``python -m tests.verification.remat_rows PROGRAM``: the peak of a program of the zoo, unrolled, under FSDP on v5e:4x4, as it
-is, rematerialised, and with ``jax.checkpoint`` by hand: predicted, and as XLA's TPU compiler has it."""
+is, rematerialized, and with ``jax.checkpoint`` by hand: predicted, and as XLA's TPU compiler has it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ TRAINED = [name for name in zoo.names() if name != "itx"]
 SCANNED = [name for name in zoo.names() if name not in ("unet", "wresnet", "dlrm")]
 FULL = [(name, config) for name in zoo.names() for config in zoo.configs(name) if "tiny" not in config]
 
-# The programs are run for their numbers, not for speed: most of the compile time is optimisation and fusion.
+# The programs are run for their numbers, not for speed: most of the compile time is optimization and fusion.
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 

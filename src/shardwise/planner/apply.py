@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -58,6 +59,7 @@ class Applied:
                 check_expressible(program)
             except SpmdError as error:
                 self.reason, partitioner = str(error), "xla"
+                warnings.warn(f"{error}; XLA's partitioner executes the program instead", stacklevel=2)
         self.partitioner = partitioner
         self._run = self._explicit() if partitioner == "shardwise" else self._constrained()
 

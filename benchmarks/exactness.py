@@ -142,10 +142,12 @@ def child(name: str, folder: Path) -> None:
     mesh, traced = make_mesh(MESH, TOPOLOGY), trace(fn, shapes, {}, JitOptions())
     lowered = Applied(plan, traced, lower(traced), mesh).jitted(donate=False).lower(*jax.tree.leaves(shapes))
     executable, oom, _ = truth._run_compiler(lowered, folder / "dump", False)
-    told: dict[str, Any] = {"predicted_peak": plan.predicted.peak_bytes} | ({"oom": truth.refusal(oom)} if oom else {})
-    told["predicted_bytes"] = [[kind, axes, nbytes] for (kind, axes), (_, nbytes) in plan.moved().items()]
-    told |= truth._read(executable, mesh, folder / "dump", folder / "hlo" / "program")
-    (folder / "part.json").write_text(json.dumps({k: told[k] for k in _KEPT if k in told}))
+    figures: dict[str, Any] = {"predicted_peak": plan.predicted.peak_bytes} | (
+        {"oom": truth.refusal(oom)} if oom else {}
+    )
+    figures["predicted_bytes"] = [[kind, axes, nbytes] for (kind, axes), (_, nbytes) in plan.moved().items()]
+    figures |= truth._read(executable, mesh, folder / "dump", folder / "hlo" / "program")
+    (folder / "part.json").write_text(json.dumps({k: figures[k] for k in _KEPT if k in figures}))
     (folder / "part.json").rename(folder / "result.json")
     os._exit(0)  # the compiler may still be at work in its thread
 

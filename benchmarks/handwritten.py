@@ -10,7 +10,8 @@ are reduced in the compute type, one mesh axis after another, by ``psum_scatter`
 local shards.
 
 ``--table`` writes the page from what is recorded, ``--only TEXT`` chooses cases by name, ``--how generated`` one of the
-programs, ``--again`` compiles what is known already.
+programs, ``--again`` compiles what is recorded already. The file is long because the programs share their helpers and are best
+read one below the other.
 """
 
 from __future__ import annotations
@@ -420,15 +421,15 @@ def child(name: str, how: str, folder: Path) -> None:
     from shardwise.verification.compiled import make_mesh
 
     case = CASES[name]
-    program, mesh, told = case.program, make_mesh(case.mesh, TOPOLOGY), {}
+    program, mesh, outcome = case.program, make_mesh(case.mesh, TOPOLOGY), {}
     if how in SCATTER:
         lowered = case.handwritten(mesh, SCATTER[how]).lower(*program.args)
     else:
         plan = partitioners.planned(program, case.mesh, tactics=list(case.tactics))
-        told["predicted"] = {"time_s": plan.predicted.time_s, "peak": plan.predicted.peak_bytes}
+        outcome["predicted"] = {"time_s": plan.predicted.time_s, "peak": plan.predicted.peak_bytes}
         lowered = partitioners.lowered_plan(program, plan, mesh)
     placement = place(MeshAxes.of(case.mesh), topology(TOPOLOGY))
-    partitioners.finish(told | partitioners.compiled_figures(lowered, mesh, placement, folder), folder)
+    partitioners.finish(outcome | partitioners.compiled_figures(lowered, mesh, placement, folder), folder)
 
 
 def page(records: dict[tuple[str, str], dict[str, Any]]) -> str:

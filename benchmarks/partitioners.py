@@ -107,9 +107,9 @@ def compiled_figures(lowered: Any, mesh: Any, placement: Any, folder: Path) -> d
     from benchmarks.fidelity.truth import _read, _run_compiler, refusal
 
     executable, oom, seconds = _run_compiler(lowered, folder / "dump", True)
-    told: dict[str, Any] = {"compile_s": round(seconds, 1), "reading": READING}
+    outcome: dict[str, Any] = {"compile_s": round(seconds, 1), "reading": READING}
     if oom:
-        return told | {"oom": refusal(oom)}
+        return outcome | {"oom": refusal(oom)}
     record = _read(executable, mesh, folder / "dump", folder / "hlo")
     compute = record["cycles"]["total"] / placement.topology.profile.clock_hz
     figures = {
@@ -120,12 +120,12 @@ def compiled_figures(lowered: Any, mesh: Any, placement: Any, folder: Path) -> d
         "by_kind": record["cycles"]["by_kind"],
         "collectives": record["collectives"][:12],
     }
-    return told | {"compiled": figures}
+    return outcome | {"compiled": figures}
 
 
-def finish(told: dict[str, Any], folder: Path) -> None:
+def finish(outcome: dict[str, Any], folder: Path) -> None:
     """Writes the result of a child process, and ends it: the compiler's threads may still be at work."""
-    (folder / "part.json").write_text(json.dumps(told))
+    (folder / "part.json").write_text(json.dumps(outcome))
     (folder / "part.json").rename(folder / "result.json")
     os._exit(0)
 
@@ -138,14 +138,14 @@ def child(name: str, how: str, folder: Path) -> None:
     program = zoo.parse(ZOO[name])
     plan = planned(program, MESH, budget_evals=1000)
     p = plan.predicted
-    told: dict[str, Any] = {
+    outcome: dict[str, Any] = {
         "predicted": {"time_s": p.time_s, "compute_s": p.compute_s, "comm_s": p.comm_s, "peak": p.peak_bytes},
         "specs": [str(d) for d in plan.decisions],
         "moved": {f"{kind} {'·'.join(axes)}": nbytes for (kind, axes), (_, nbytes) in plan.moved().items()},
     }
     mesh = make_mesh(MESH, TOPOLOGY)
     lowered = lowered_plan(program, plan, mesh, HOW[how])
-    finish(told | compiled_figures(lowered, mesh, plan.asked.cost.placement, folder), folder)
+    finish(outcome | compiled_figures(lowered, mesh, plan.asked.cost.placement, folder), folder)
 
 
 def run(name: str, how: str, module: str) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 XLA's ``auto_sharding`` (Alpa's integer program) is no longer in JAX or XLA; the last release that has it, ``jax[tpu]==0.10.0``,
 goes into an environment of its own. Both get the same function, the same mesh of 4 × 4 chips and the same compiler, and
 each has a process of its own. Of each, the seconds from function to executable; and for a step, the compiler's cycles and its
-collectives over the same links, one after another, as in ``benchmarks/search``. The peer is told how much memory there is.
+collectives over the same links, one after another, as in ``benchmarks/search``. The size of the memory is an option of
+the peer.
 
 ``--only TEXT`` for some programs. Results are appended to ``peer.jsonl``; the page is docs/benchmarks/peer.md.
 """
@@ -63,8 +64,8 @@ def child(who: str, target: str) -> Row:
         jax.config.update("jax_use_shardy_partitioner", False)
         options = {"in_shardings": AUTO(mesh), "out_shardings": AUTO(mesh), "donate_argnums": program.donate_argnums}
         usable = topology(TOPOLOGY).profile.usable_bytes // 2**30
-        told = {"xla_tpu_auto_spmd_partitioning_memory_budget_gb": usable}
-        executable = jax.jit(program.fn, **options).lower(*program.args).compile(compiler_options=told)
+        compiler_options = {"xla_tpu_auto_spmd_partitioning_memory_budget_gb": usable}
+        executable = jax.jit(program.fn, **options).lower(*program.args).compile(compiler_options=compiler_options)
     else:
         import shardwise
 

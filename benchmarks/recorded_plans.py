@@ -115,16 +115,16 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recorded_plans", description=__doc__)
-    parser.add_argument("--record", action="store_true", help="write the records instead of comparing with them")
+    parser.add_argument("--record", action="store_true", help="plan the cases that have no record, and write theirs")
     parser.add_argument("--only", default="")
     given = parser.parse_args()
     known = json.loads(RECORDS.read_text()) if RECORDS.exists() else {}
-    worse = 0
+    worse = compared = missing = 0
     for case in cases():
-        if given.only not in case.key:
+        if given.only not in case.key or (given.record and case.key in known):
             continue
         if case.key not in known and not given.record:
-            print(f"         {case.key}: not recorded", flush=True)
+            missing += 1
             continue
         start = time.perf_counter()
         now = json.loads(json.dumps(record(case)))
@@ -133,7 +133,7 @@ def main() -> int:
             known[case.key] = now
             print(f"{took:5.1f} s  {case.key}: {now['time_s'] * 1e3:.2f} ms", flush=True)
             continue
-        before = known[case.key]
+        before, compared = known[case.key], compared + 1
         changed = differences(before, now)
         better = now["time_s"] < before["time_s"]
         worse += bool(changed) and not better
@@ -142,6 +142,8 @@ def main() -> int:
         print(f"{took:5.1f} s  {case.key}: {verdict} {figures}".rstrip(), flush=True)
     if given.record:
         RECORDS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    else:
+        print(f"{compared} compared, {worse} worse, {missing} without a record")
     return 1 if worse else 0
 
 

@@ -54,7 +54,7 @@ class Ready:
     step: Callable[[Any], Any]
     feed: Callable[[Any, Any], Any]
     args: Any
-    told: Record
+    figures: Record
     times_s: list[float] = field(default_factory=list)
 
     def run(self, steps: int) -> None:
@@ -70,7 +70,7 @@ class Ready:
                 self.times_s.append(seconds)
 
     def line(self) -> Record:
-        return self.told | {
+        return self.figures | {
             "times_s": self.times_s,
             "median_s": statistics.median(self.times_s),
             "fastest_s": min(self.times_s),
@@ -110,10 +110,10 @@ def ready(case: Case, file: str, given: Any) -> Ready:
     shardings = plan.in_shardings
     start = time.perf_counter()
     compiled = plan.jit(loaded.fn).lower(*loaded.args).compile()
-    told: Record = {"donated": list(loaded.donate_argnums), "compile_s": time.perf_counter() - start}
-    told |= {"memory": memory(compiled), "cost": costs(compiled)}
-    told["collectives"] = collective_counts(compiled.as_text() or "")
-    told["moved"] = [[kind, list(axes), count, nbytes] for (kind, axes), (count, nbytes) in plan.moved().items()]
+    figures: Record = {"donated": list(loaded.donate_argnums), "compile_s": time.perf_counter() - start}
+    figures |= {"memory": memory(compiled), "cost": costs(compiled)}
+    figures["collectives"] = collective_counts(compiled.as_text() or "")
+    figures["moved"] = [[kind, list(axes), count, nbytes] for (kind, axes), (count, nbytes) in plan.moved().items()]
 
     def placed(args: Any) -> Any:
         return tuple(jax.device_put(a, s) for a, s in zip(args, shardings, strict=True))
@@ -124,7 +124,7 @@ def ready(case: Case, file: str, given: Any) -> Ready:
         lambda args: compiled(*args),
         lambda args, results: placed(fed(args, results, loaded.donate_argnums)),
         placed(given),
-        told,
+        figures,
     )
 
 
@@ -200,7 +200,7 @@ class Session:
                 except Exception as error:
                     self.say(f"{case.key} does not compile: {error}")
                     continue
-                found[case].told["plan_s"] = plan_s
+                found[case].figures["plan_s"] = plan_s
             processes.shutdown(wait=False, cancel_futures=True)
         return [found[case] for case in chosen if case in found]
 

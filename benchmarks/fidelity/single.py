@@ -191,23 +191,23 @@ def measure(program: Program) -> Record:
     device = jax.devices()[0]
     before = (device.memory_stats() or {}).get("peak_bytes_in_use")
     loaded = program.load()
-    told: Record = {"description": loaded.description, "donated": list(loaded.donate_argnums)}
+    outcome: Record = {"description": loaded.description, "donated": list(loaded.donate_argnums)}
     start = time.perf_counter()
     lowered = jax.jit(loaded.fn, donate_argnums=loaded.donate_argnums).lower(*loaded.args)
-    told["lower_s"] = time.perf_counter() - start
+    outcome["lower_s"] = time.perf_counter() - start
     start = time.perf_counter()
     compiled = lowered.compile()
-    told["compile_s"] = time.perf_counter() - start
-    told |= {"memory": memory(compiled), "cost": costs(compiled)}
+    outcome["compile_s"] = time.perf_counter() - start
+    outcome |= {"memory": memory(compiled), "cost": costs(compiled)}
     start = time.perf_counter()
     args = jax.block_until_ready(jax.device_put(make_args(loaded), device))  # type: ignore[no-untyped-call]
-    told["arguments_s"] = time.perf_counter() - start
+    outcome["arguments_s"] = time.perf_counter() - start
     times = timed(lambda a: compiled(*a), lambda a, r: fed(a, r, loaded.donate_argnums), args)
-    told |= {"times_s": times, "median_s": statistics.median(times)}
+    outcome |= {"times_s": times, "median_s": statistics.median(times)}
     after = (device.memory_stats() or {}).get("peak_bytes_in_use")
     # JAX keeps the peak of the process: it is this program's only where it rose.
-    told["peak_bytes_in_use"] = after if after is not None and after != before else None
-    return told
+    outcome["peak_bytes_in_use"] = after if after is not None and after != before else None
+    return outcome
 
 
 # Eight devices that are not there.
@@ -261,7 +261,7 @@ def compile8(program: Program, strategy: str, mesh_sizes: tuple[tuple[str, int],
         roles={"batch": "batch", "params": "params"},
         donate_argnums=loaded.donate_argnums,
     )
-    told: Record = {"plan_s": time.perf_counter() - start}
+    outcome: Record = {"plan_s": time.perf_counter() - start}
     traced = trace(loaded.fn, loaded.args, {}, JitOptions())
     applied = Applied(plan, traced, lower(traced), make_mesh(MeshAxes.of(dict(mesh_sizes)), devices))
     lowered = applied.jitted(donate=bool(loaded.donate_argnums)).lower(*jax.tree.leaves(loaded.args))
@@ -270,13 +270,13 @@ def compile8(program: Program, strategy: str, mesh_sizes: tuple[tuple[str, int],
         compiled = lowered.compile()
     except Exception as error:
         # Tuning kernels needs the device that is compiled for.
-        told["first_error"] = _words(error)
+        outcome["first_error"] = _words(error)
         compiled = lowered.compile(compiler_options={"xla_gpu_autotune_level": "0"})
-    told["compile_s"] = time.perf_counter() - start
-    told |= {"memory": memory(compiled), "cost": costs(compiled)}
+    outcome["compile_s"] = time.perf_counter() - start
+    outcome |= {"memory": memory(compiled), "cost": costs(compiled)}
     with contextlib.suppress(Exception):
-        told["collectives"] = collective_counts(compiled.as_text() or "")
-    return told
+        outcome["collectives"] = collective_counts(compiled.as_text() or "")
+    return outcome
 
 
 # Lines.
@@ -306,12 +306,14 @@ def record_all(out: Path, limit_s: float, work: Iterator[tuple[Record, Callable[
                 print(f"stopped after {limit_s:.0f} s before {' '.join(map(str, what.values()))[:80]}", flush=True)
                 break
             try:
-                told = run()
+                outcome = run()
             except Exception as error:
-                told, failed = {"error": _words(error)}, failed + 1
-            file.write(json.dumps({**what, **common, **told}) + "\n")
+                outcome, failed = {"error": _words(error)}, failed + 1
+            file.write(json.dumps({**what, **common, **outcome}) + "\n")
             file.flush()
-            time_s = f"{told['median_s'] * 1e3:.2f} ms" if "median_s" in told else told.get("error", "compiled")
+            time_s = (
+                f"{outcome['median_s'] * 1e3:.2f} ms" if "median_s" in outcome else outcome.get("error", "compiled")
+            )
             label = " ".join(str(what[key]) for key in ("program", "strategy", "mesh") if key in what)
             print(f"{time.perf_counter() - begun:6.1f} s  {label}  {time_s[:160]}", flush=True)
             jax.clear_caches()  # type: ignore[no-untyped-call]

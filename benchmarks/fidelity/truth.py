@@ -171,26 +171,26 @@ def _compile(case: Case, folder: Path, hlo: Path, cycles: bool) -> Record:
     except DecisionError as error:
         return {"plan": None, "no_case": str(error)[:300]}
     old = json.loads((folder / "given.json").read_text())
-    told: Record = {"plan": plan_digest(plan)}
-    if old["plan"] == told["plan"]:
-        return {"again": told}
-    told["plan_s"] = round(time.perf_counter() - start, 1)
-    told["predicted_bytes"] = [[kind, axes, nbytes] for (kind, axes), (_, nbytes) in plan.moved().items()]
+    outcome: Record = {"plan": plan_digest(plan)}
+    if old["plan"] == outcome["plan"]:
+        return {"again": outcome}
+    outcome["plan_s"] = round(time.perf_counter() - start, 1)
+    outcome["predicted_bytes"] = [[kind, axes, nbytes] for (kind, axes), (_, nbytes) in plan.moved().items()]
     try:
         mesh = make_mesh(dict(case.mesh), case.topology)
         traced = trace(program.fn, program.args, {}, JitOptions())
         applied = Applied(plan, traced, lower(traced), mesh)
         lowered = applied.jitted(donate=bool(program.donate_argnums)).lower(*jax.tree.leaves(program.args))
-        told["text"] = _digest(lowered.as_text())
-        if old["text"] == told["text"]:
-            return {"again": told}
+        outcome["text"] = _digest(lowered.as_text())
+        if old["text"] == outcome["text"]:
+            return {"again": outcome}
         executable, oom, seconds = _run_compiler(lowered, folder / "dump", cycles)
     except Exception as error:
-        return told | {"error": f"{type(error).__name__}: {str(error)[:400]}"}
-    told["compile_s"] = round(seconds, 1)
+        return outcome | {"error": f"{type(error).__name__}: {str(error)[:400]}"}
+    outcome["compile_s"] = round(seconds, 1)
     if oom:
-        told["oom"] = refusal(oom)
-    return told | _read(executable, mesh, folder / "dump", hlo / case.file)
+        outcome["oom"] = refusal(oom)
+    return outcome | _read(executable, mesh, folder / "dump", hlo / case.file)
 
 
 def refusal(message: str) -> Record:
@@ -252,7 +252,7 @@ def _read(executable: Any, mesh: Any, dump: Path, keep: Path) -> Record:
     module = hlo.read(text)
     axes = MeshAxes.of(mesh)
     reader, found = Reader(module), merge_windowed(module, axes, read_collectives(module, axes))
-    told: Record = {
+    outcome: Record = {
         "memory": assignment.figures() | reader.arguments(),
         "live": live(assignment, names(buffers, assignment), module),
         "loops": sorted((trips or 0 for trips in module.trips.values()), reverse=True)[:12],
@@ -263,10 +263,10 @@ def _read(executable: Any, mesh: Any, dump: Path, keep: Path) -> Record:
     }
     if executable is not None:
         stats, costs = executable.memory_analysis(), executable.cost_analysis() or {}
-        told["cycles"] = reader.cycles()
-        told["flops"], told["bytes_accessed"] = costs.get("flops", 0.0), costs.get("bytes accessed", 0.0)
-        told["memory"] |= {"temp": stats.temp_size_in_bytes, "analysis_peak": stats.peak_memory_in_bytes}
-    return told
+        outcome["cycles"] = reader.cycles()
+        outcome["flops"], outcome["bytes_accessed"] = costs.get("flops", 0.0), costs.get("bytes accessed", 0.0)
+        outcome["memory"] |= {"temp": stats.temp_size_in_bytes, "analysis_peak": stats.peak_memory_in_bytes}
+    return outcome
 
 
 def _zip(path: Path, text: str) -> None:

@@ -31,17 +31,17 @@ Row = dict[str, Any]
 #: As good as the best.
 NEAR: Final = 1.01
 
-INTRO: Final = """What `shardwise.plan` finds when it is told nothing but the devices, beside every strategy an expert would \
+INTRO: Final = """What `shardwise.plan` finds from the program and the devices alone, beside every strategy an expert would \
 try, all states where these can be tried, and what is left when parts of the analysis are taken away. Costs are the cost \
 model's ([how true it is](fidelity.md)), but for the part that XLA compiled."""
 
 EXPERTS: Final = """Every program of the zoo at full size on five topologies, with a mesh of two axes. Experts are data \
 parallelism, FSDP, ZeRO-1 and 2, Megatron with and without sequence parallelism, vocabulary, context, expert and edge \
-sharding, alone and combined over the axes; they are told which arguments are the batch and which the parameters, the search \
-is not. Where nothing fits at full size, layers are rematerialized, then the batch is cut to a quarter until something does. A \
-ratio above one: the found plan is so many times faster. *Least* is what the program computes on one device over the number \
-of devices; an expert within a tenth of it is bound by arithmetic, and nothing could be faster by a tenth. The search was \
-worked on with these programs in view."""
+sharding, alone and combined over the axes; they get the roles of the arguments (batch, parameters), the search \
+does not. Where nothing fits at full size, layers are rematerialized, then the batch is cut to a quarter until something \
+does. A ratio above one says how many times faster the found plan is. *Least* is what the program computes on one device over \
+the number of devices; an expert within a tenth of it is bound by arithmetic, and nothing could be faster by a tenth. The \
+search was worked on with these programs in view."""
 
 
 def read(part: str) -> list[Row]:
@@ -53,14 +53,14 @@ def read(part: str) -> list[Row]:
 GROUPING: Final = f"""The best of all states where the layers of an unrolled program are decided together, beside what the \
 search finds in {FREE:,} evaluations where each is decided alone, three seeds. With layers free there are more states than can \
 be tried, so that this is the best known, not the optimum."""
-BOUND: Final = """The integer program's currency are local costs, of ops and reshards one by one with nothing fused; every \
-value may lie and every op compute in its own way, whatever decisions could say. First the regret in that currency: the same \
-search, told to minimize these costs, above the bound that no plan can beat. Then two comparisons across currencies. The time, \
-in the cost model, of the plan found for the cost model over that of the state nearest to the integer program's optimum, with \
-what that leaves open decided greedily (`benchmarks/search/ilp_state.py`): below zero the found plan is faster. And the local \
-costs of the plan \
-found for the cost model above the bound, which is no regret, since it was found for another measure: it says how far apart \
-the two are."""
+BOUND: Final = """The integer program minimizes local costs, of ops and reshards one by one with nothing fused; every \
+value may have any sharding and every op any candidate, whether decisions could say so or not. First the regret in \
+local costs: the same search, with these costs as its objective, above the bound that no plan can beat. Then two \
+comparisons of different measures. The time, in the cost model, of the plan found for the cost model over that of the \
+state nearest to the integer program's optimum, with what that leaves open decided greedily \
+(`benchmarks/search/ilp_state.py`): below zero the found plan is faster. And the local costs of the plan found for the \
+cost model above the bound, which is no regret, since it was found for another measure: it says how far apart the two \
+are."""
 COMPILED: Final = """The compiler's cycles, and its collectives over the same links, in two readings. As the compiler \
 schedules them, where what runs between a collective's start and its end hides it, which is what plans are made for: the \
 profile's shares were fitted to the schedules of experts' plans ([Overlap](fidelity.md)). And one after another, for which \

@@ -236,9 +236,9 @@ def draw_conflicts(shown: Shown) -> str:
         top += 74
     top -= 22
     for fill, places, which in ((FIRST, family.first, "first"), (SECOND, family.second, "second")):
-        told = ", ".join(f"{shown.called[p.value]}[{p.dim}]" for p in places)
+        listed = ", ".join(f"{shown.called[p.value]}[{p.dim}]" for p in places)
         marks.append(f'<rect class="cell" x="20" y="{top:g}" width="18" height="18" fill="{fill}"/>')
-        marks.append(text(46, top + 14, f"{which} side: {told}", cls="note"))
+        marks.append(text(46, top + 14, f"{which} side: {listed}", cls="note"))
         top += 26
     return page("The conflicts of attention, and the two sides of their family", top + 8, marks)
 
@@ -274,14 +274,14 @@ def draw_resolution(shown: Shown, side: int) -> str:
             on = bool(state.factors[op.id][cell.factor])
             marks.append(box(cell.x, cell.y, fill if on else "", "" if on else "whole"))
             marks.append(text(cell.x + CELL / 2, cell.y + 19, letter(cell.factor), "middle", "on" if on else ""))
-        told = [
+        listed = [
             f"{step.kind.value} of {shown.called[r.value]}"
             for r in moves
             for step in r.steps
             if step.kind is not Move.SLICE
         ]
-        if told:
-            marks.append(text(60, top + HEIGHT + 18, ", ".join(told), cls="move"))
+        if listed:
+            marks.append(text(60, top + HEIGHT + 18, ", ".join(listed), cls="move"))
             top += 20
         top += 74
     name = ("first", "second")[side]

@@ -57,7 +57,7 @@ def passes(time_s: Callable[[float, float], float], round_s: float = 0.0) -> lis
 
 
 def readings(memory: list[Reading] | None = None) -> list[Reading]:
-    read = {"matrix.bf16": 7e14, "matrix.f32": 3.5e14, "vector": 3e13, "transcendentals": 4e12}
+    read = {"matrix.bf16": 7e14, "matrix.f32": 3.5e14, "vector": 3e13}
     found = [Reading(what, "", rate, 1.0) for what, rate in read.items()] + [Reading("launch", "", 1.0, 2e-6)]
     return found + (memory or passes(lambda nbytes, _: nbytes / 4e12))
 

@@ -37,7 +37,7 @@ def measured() -> Measured:
 def test_readings_are_positive_and_of_every_kind(measured: Measured) -> None:
     assert all(math.isfinite(r.time_s) and r.time_s > 0 and r.work > 0 for r in measured.readings)
     kinds = {r.what for r in measured.readings}
-    plain = {"memory", "straight", "transposed", "vector", "transcendentals", "launch", "between"}
+    plain = {"memory", "straight", "transposed", "vector", "launch", "between"}
     assert kinds == {"matrix.f32", "matrix.bf16", *THIN, *plain, *KINDS}
     assert not measured.notes
 
@@ -66,7 +66,7 @@ def test_fraction_of_memory_that_jax_preallocates(monkeypatch: pytest.MonkeyPatc
 
 def test_a_profile_of_the_readings_loads(measured: Measured, tmp_path: Path) -> None:
     profile = calibrate(measured, "ours").write(tmp_path / "ours.toml")
-    rates = [profile.memory_bytes_per_s, profile.vector_flops_per_s, profile.transcendentals_per_s]
+    rates = [profile.memory_bytes_per_s, profile.vector_flops_per_s]
     rates += [rate for _, rate in profile.matrix_flops_per_s] + [profile.links[0].bytes_per_s, profile.elements_per_s]
     assert all(math.isfinite(x) and x > 0 for x in (*rates, profile.launch_s))
     assert 0 < profile.matrix_efficiency <= 1 and 0 < profile.memory_efficiency <= 1

@@ -110,7 +110,7 @@ def test_costs_equal_the_specification_on_the_zoo(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "gpt"])
 def test_costs_equal_the_specification_on_a_measured_host(name: str) -> None:
-    """Its profile has figures that others have not: what is read the other way round is a pass of its own."""
+    """Its profile has a rate for transposed reads, which other profiles do not have: they are separate kernels."""
     program = zoo.load(name, "tiny")
     options = JitOptions(donate_argnums=program.donate_argnums)
     analysis = analyze_program(lower(trace(program.fn, program.args, {}, options)))

@@ -28,7 +28,6 @@ efficiency = 0.9
 tile = [8, 128, 128]
 [vector]
 flops_per_s = 1e12
-transcendentals_per_s = 1e11
 tile = [8, 128]
 [latency]
 launch_s = 1e-6

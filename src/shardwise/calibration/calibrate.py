@@ -217,7 +217,6 @@ def _figures(readings: Iterable[Reading], base: Profile, same_device: bool) -> d
     if rate := _transposed_rate(by_what):
         figures["memory.transposed_bytes_per_s"] = rate
     figures["vector.flops_per_s"] = by_what["vector"][0].rate
-    figures["vector.transcendentals_per_s"] = by_what["transcendentals"][0].rate
     if fit:
         figures["vector.elements_per_s"] = fit[1]
     return figures | {"latency.launch_s": by_what["launch"][0].time_s}

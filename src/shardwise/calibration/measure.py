@@ -10,7 +10,6 @@ all devices at once (``shardwise.calibration.timing``).
 | ``memory`` | kernels over arrays much larger than caches: one to three inputs, and fewer elements |
 | ``straight``, ``transposed`` | a kernel over two arrays, and the same with a transposed read of one of them |
 | ``vector`` | long chains of multiply-adds in one fusion; each counts once, as everywhere in profiles |
-| ``transcendentals`` | chains of exp and tanh in one fusion |
 | ``launch`` | programs of few and many dependent 32×32 products: the slope is one tiny kernel |
 | ``all-reduce``, … | collectives by kind, size and group of neighbors |
 | ``between`` | the product between small collectives |
@@ -228,13 +227,7 @@ def _vectors(bench: Bench) -> Iterator[Reading]:
             total = total + y
         return total * 0.2
 
-    def curved(x: Any) -> Any:
-        for _ in range(4):
-            x = jnp.tanh(jnp.exp(x * -0.5))
-        return x
-
     yield Reading("vector", f"{count} elements", float(count * _CHAINS * (_LINKS + 1)), bench.once(fused, x))
-    yield Reading("transcendentals", f"{count} elements", 8.0 * count, bench.once(curved, x))
 
 
 def _launches(bench: Bench) -> Iterator[Reading]:

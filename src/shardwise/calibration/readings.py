@@ -25,7 +25,7 @@ class Reading:
     """The time that one device takes for some work.
 
     ``what`` is ``"matrix.bf16"`` and so on (FLOPs), ``"thin.forward"`` and so on (FLOPs, and the ``elements`` of the operands),
-    ``"memory"`` (bytes that a kernel over ``elements`` reads and writes), ``"vector"`` and ``"transcendentals"`` (operations),
+    ``"memory"`` (bytes that a kernel over ``elements`` reads and writes), ``"vector"`` (operations),
     ``"launch"`` (kernels), ``"straight"`` and ``"transposed"`` (bytes of a kernel over ``elements``, without and with a
     transposed read), or one of ``KINDS`` (bytes) in groups of ``group`` devices, 0 for all. ``between``: it was measured
     between products, whose time is the reading ``"between"`` (FLOPs).

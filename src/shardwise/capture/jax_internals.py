@@ -38,7 +38,6 @@ _CALLED: Final = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "call", "call
 VARYING: Final = ("pvary", "pbroadcast", "vary_unreduced_cast", "reduced_vary_cast", "pcast")
 
 REMAT: Final = ("remat", "remat2", "checkpoint")
-JIT: Final = ("jit", "pjit")
 
 
 def split_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

@@ -48,10 +48,10 @@ from shardwise.lowering.sharding import ROUNDED_BYTES, Kind, Sharding
 
 #: Memory is counted in blocks of this many bytes.
 BLOCK: Final = 512
-#: One block in so many is lost to gaps between temporaries.
+#: One block in this many is lost to gaps between temporaries.
 GAPS: Final = 32
 #: XLA copies some arguments whose outputs are gathered at the end, for the whole step: a sixth to three quarters of them in the
-#: cases seen, in no order that we know. One part in so many of each is taken.
+#: cases seen, in no order that we know. One in this many is counted.
 COPIED: Final = 3
 
 

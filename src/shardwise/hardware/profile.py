@@ -168,7 +168,6 @@ class Profile:
     operand_bytes_per_s: float = _figure("matrix.operand_bytes_per_s", 1e6, 1e16, _FLOW, math.inf)
     matrix_tile: tuple[int, int, int] = _figure("matrix.tile")
     vector_flops_per_s: float = _figure("vector.flops_per_s", 1e6, 1e18, _RATE)
-    transcendentals_per_s: float = _figure("vector.transcendentals_per_s", 1e6, 1e18, _RATE)
     elements_per_s: float = _figure("vector.elements_per_s", 1e6, 1e18, "elements per second", math.inf)
     vector_tile: tuple[int, int] = _figure("vector.tile")
     launch_s: float = _figure("latency.launch_s", 0, 1, _TIME)

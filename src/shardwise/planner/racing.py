@@ -1,6 +1,6 @@
 """A race between meshes: which one is worth the budget.
 
-The problem: every mesh is a search of its own, and the budget is not enough for all of them.
+The problem: every mesh needs a search, and the budget is not enough for all of them.
 
 The idea: successive halving (Karnin, Koren and Somekh, 2013; Jamieson and Talwalkar, 2016). All meshes are searched for a
 little, the better half for longer, and so on, until one has what is left. A mesh keeps its problem, so that the next round

@@ -2,7 +2,7 @@
 
 Fields that do not count in comparisons are not written, except those of decisions, whose first field has the name of the class:
 a decision is ``{"shard": colors, ...}``, ``{"keep": values, ...}`` or ``{"pin": value, ...}``. A mesh is a mapping of sizes, an
-enum its name in lower case. A class with ``to_json`` has a form of its own.
+enum its name in lower case. A class with ``to_json`` is written by that method.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def make_pins(analysis: Analysis, mesh: MeshAxes, given: Mapping[str, Any]) -> l
             continue
         if len({len(program.values[v].shape) for v in values}) > 1:
             shown = ", ".join(map(marks.describe, values))
-            problems.append(f"{key!r} marks values of different ranks ({shown}): give them names of their own")
+            problems.append(f"{key!r} marks values of different ranks ({shown}): give each rank another name")
             continue
         for value in values:
             if _plain(specs.setdefault(value, read_spec(spec))) != _plain(read_spec(spec)):

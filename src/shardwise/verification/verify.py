@@ -83,10 +83,6 @@ class Verification:
         """Whether both programs were run and every difference is explained by rounding."""
         return self.differences is not None and all(d.explained for d in self.differences)
 
-    def unexpected(self) -> tuple[Row, ...]:
-        """Returns the kinds and axes with more compiled than predicted bytes."""
-        return tuple(r for r in self.rows if r.compiled_bytes > 1.01 * r.predicted_bytes)
-
     def __str__(self) -> str:
         from shardwise.report.difference import verification_text
 

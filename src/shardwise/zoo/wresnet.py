@@ -1,6 +1,6 @@
 """Wide ResNet-50 in Flax nnx: bottleneck blocks, batch normalization with running statistics.
 
-The statistics are an argument and a result of their own, after the usual ones:
+The statistics are an additional argument and result, after the usual ones:
 `step(params, opt_state, batch, stats) -> (params, opt_state, loss, stats)`.
 """
 

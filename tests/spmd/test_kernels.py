@@ -48,6 +48,13 @@ def check(fn: Callable[..., Any], args: Sequence[Any], mesh: dict[str, int], *ta
 # Pallas kernels.
 
 
+def grad(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def gradient(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+        return jax.grad(lambda *xs: (fn(*xs) ** 2).sum(), (0, 1, 2))(q, k, v)
+
+    return gradient
+
+
 def product(x: jax.Array, y: jax.Array, block: int = 8, **more: Any) -> jax.Array:
     (m, k), n = x.shape, y.shape[1]
 

@@ -20,7 +20,7 @@ import shardwise
 import shardwise.spmd.kernels
 from shardwise.ir.program import Op, Unit
 from shardwise.tactics.strategies import Shard
-from tests.spmd.test_kernels import BOTH, check, kernels, normal, struct
+from tests.spmd.test_kernels import BOTH, check, grad, kernels, normal, struct
 
 # Kernels of libraries.
 
@@ -46,13 +46,6 @@ def splash_kernel(heads: int) -> Any:
 
 def splash_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
     return jax.vmap(splash_kernel(q.shape[1]))(q, k, v)
-
-
-def grad(fn: Callable[..., Any]) -> Callable[..., Any]:
-    def gradient(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
-        return jax.grad(lambda *xs: (fn(*xs) ** 2).sum(), (0, 1, 2))(q, k, v)
-
-    return gradient
 
 
 def split_of_first(op: Op, tensor: int) -> list[int]:

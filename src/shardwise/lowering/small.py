@@ -1,88 +1,50 @@
 """Arguments so small that gathering them costs more than keeping them.
 
 A floating-point argument that is a thousandth of all arguments or less, and whose gather is mostly latency, stays replicated on
-that axis: sharding it saves next to nothing. So does every value with the same sharded colors that is no larger (its gradient,
-its moments, the output that replaces it), or the gather would only move to another place.
-
-A search has no state yet: there all small arguments are one action (``small_together``).
+that axis: sharding it saves next to nothing. So does every value with the same colors that is no larger (its gradient, its
+moments, the output that replaces it), or the gather would only move to another place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from shardwise.dims.analysis import Analysis
-from shardwise.lowering.decisions import Keep
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.lowering.decisions import Decision, Keep, Pin
 from shardwise.lowering.local_cost import LocalCost
-from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.sharding import Collective, Kind
 
 #: An argument is small if it is at most this share of the bytes of all arguments.
 SHARE: Final = 1e-3
 
 
-def small_together(analysis: Analysis, cost: LocalCost, axis: int) -> tuple[int, ...]:
-    """The arguments that are small on an axis, and the values of the same colors that are no larger."""
+def keep_small(analysis: Analysis, cost: LocalCost, mesh: MeshAxes, base: Sequence[Decision] = ()) -> tuple[Keep, ...]:
+    """For each axis the decision that keeps small values replicated, other than those that the base pins."""
     program, names = analysis.program, analysis.names
+    pinned = {d.value for d in base if isinstance(d, Pin)}
     colors: list[set[int]] = [set() for _ in program.values]
     for value, node in zip(names.member_value.tolist(), names.member_node.tolist(), strict=True):
         colors[value].add(int(names.color[node]))
+    kinds = [frozenset(c) for c in colors]
     arguments = [program.values[a.value] for a in program.arguments]
     share = SHARE * sum(v.nbytes for v in arguments)
-    most: dict[frozenset[int], int] = {}
-    for v in arguments:
-        gather = Collective(Kind.ALL_GATHER, (axis,), 0.0, v.nbytes)
-        if colors[v.id] and v.nbytes <= share and "float" in v.dtype and _is_quick(cost, [gather]):
-            kind = frozenset(colors[v.id])
-            most[kind] = max(most.get(kind, 0), v.nbytes)
-    return tuple(v.id for v in program.values if v.nbytes <= most.get(frozenset(colors[v.id]), -1))
-
-
-def _is_quick(cost: LocalCost, gathers: list[Collective]) -> bool:
-    """Is most of the time latency?"""
-    empty = [replace(s, bytes_in=0.0, bytes_out=0.0) for s in gathers]
-    return cost.communication_s(gathers, False) < 2 * cost.communication_s(empty, False)
-
-
-def keep_small(lowered: Lowered, cost: LocalCost) -> tuple[Keep, ...]:
-    """The Keep decisions for small arguments, one for each axis."""
-    program, state, names = lowered.program, lowered.state, lowered.analysis.names
-    sizes = {a.value: program.values[a.value].nbytes for a in program.arguments}
-    most = SHARE * sum(sizes.values())
-    root = {
-        v: v
-        for v, nbytes in sizes.items()
-        if v not in state.pinned and nbytes <= most and "float" in program.values[v].dtype
-    }
-    for op in program.schedule:
-        # What is computed from one small argument alone, and no larger, counts as the argument.
-        sources = {root.get(v, -1) for v in op.operands if v >= 0 and program.values[v].shape}
-        if len(sources) == 1 and (argument := sources.pop()) >= 0:
-            root.update((v, argument) for v in op.results if program.values[v].nbytes <= sizes[argument])
-    given = {color for color, _ in state.order}
-    colors: dict[int, set[int]] = {}
-    for value, node in zip(names.member_value.tolist(), names.member_node.tolist(), strict=True):
-        color = int(names.color[node])
-        if color in given:
-            colors.setdefault(value, set()).add(color)
-    small: dict[int, dict[frozenset[int], int]] = {}  # by axis: the sharded colors of an argument, and the most bytes
-    for reshard in lowered.reshards:
-        gathers = [s for s in reshard.steps if s.kind is Kind.ALL_GATHER]
-        if reshard.operand < 0 or reshard.value not in root or not gathers:
-            continue
-        if _is_quick(cost, gathers):
-            argument = root[reshard.value]
-            kind, nbytes = frozenset(colors.get(argument, ())), sizes[argument]
-            for axis in (a for s in gathers for a in s.axes):
-                kinds = small.setdefault(axis, {})
-                kinds[kind] = max(kinds.get(kind, 0), nbytes)
+    candidates = [v for v in arguments if kinds[v.id] and v.nbytes <= share and "float" in v.dtype]
     kept = []
-    for axis, kinds in sorted(small.items()):
-        values = [
-            v.id
-            for v in program.values
-            if v.id not in state.pinned and v.nbytes <= kinds.get(frozenset(colors.get(v.id, ())), -1)
-        ]
-        kept.append(Keep(tuple(values), state.mesh.names[axis]))
+    for axis, name in enumerate(mesh.names):
+        most: dict[frozenset[int], int] = {}
+        for v in candidates:
+            if _is_quick(cost, Collective(Kind.ALL_GATHER, (axis,), 0.0, v.nbytes)):
+                most[kinds[v.id]] = max(most.get(kinds[v.id], 0), v.nbytes)
+        values = [v.id for v in program.values if v.nbytes <= most.get(kinds[v.id], -1) and v.id not in pinned]
+        if values and mesh.sizes[axis] > 1:
+            kept.append(Keep(tuple(values), name))
     return tuple(kept)
+
+
+def _is_quick(cost: LocalCost, gather: Collective) -> bool:
+    """Is most of the time latency?"""
+    empty = replace(gather, bytes_in=0.0, bytes_out=0.0)
+    return cost.communication_s([gather], False) < 2 * cost.communication_s([empty], False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -15,13 +15,13 @@ from shardwise.hardware.layout import Placement, place, placements
 from shardwise.hardware.topology import topology as topology_of
 from shardwise.ir.program import Program
 from shardwise.lowering.candidates import Candidates
-from shardwise.lowering.decisions import Decision, Keep, Pin, Shard
+from shardwise.lowering.decisions import Decision, Keep, Pin, Shard, State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, Memo
 from shardwise.lowering.small import keep_small
 from shardwise.planner.mesh import placement_of
 from shardwise.plans.plan import Plan
-from shardwise.tactics.experts import Expert, usual
+from shardwise.tactics.experts import Expert, experts
 from shardwise.tactics.roles import Roles
 from shardwise.tactics.tactic import Context
 
@@ -58,7 +58,7 @@ class Inquiry:
         """Lowers decisions and predicts their cost. Small arguments are replicated, unless that is slower or does not fit."""
         lowered = self.context.lower(decisions)
         plain = Settled(lowered, (), predict(self.model, lowered))
-        small = keep_small(lowered, self.cost)
+        small = tuple(self._small(lowered.state))
         if not small:
             return plain
         lowered = self.context.lower((*decisions, *small))
@@ -67,10 +67,19 @@ class Inquiry:
         worse = after.time_s > before.time_s or (before.fits and not after.fits)
         return plain if worse else kept
 
+    def _small(self, state: State) -> Iterator[Keep]:
+        """Decisions that keep small values replicated, of those that the state would shard."""
+        colors = self.model.structure.colors
+        for keep in keep_small(self.analysis, self.cost, state.mesh, state.decisions):
+            sharded = {color for color, axis in state.order if axis == state.mesh.index(keep.axis)}
+            values = tuple(v for v in keep.values if not sharded.isdisjoint(colors[v]))
+            if values:
+                yield replace(keep, values=values)
+
     def usual(self, limit_s: float = 1.0) -> list[Expert]:
         """The usual strategies, the best first: as many as can be tried within the limit the first time this is asked."""
         if self._usual is None:
-            self._usual = usual(self.context, self.model, limit_s)
+            self._usual = [e for e in experts(self.context, self.model) if e.applies]
         return self._usual
 
 

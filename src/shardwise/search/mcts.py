@@ -80,7 +80,7 @@ class _Tree:
         self.polished: set[object] = set()
         self.gains: dict[Actions, tuple[float, int]] = {}
         self.idle = 0
-        unsharded = run.best.cost
+        unsharded = self.problem.cost(())
         self.scale_ps = max(1, unsharded.compute_ps // self.problem.mesh.devices)
         self.openings = find_openings(run)
         self.rest = Rest(self.problem)

@@ -46,9 +46,13 @@ def find_openings(run: Run) -> dict[Axes, list[Actions]]:
         first, *others = by_axis.values()
         shared = [key for key in first if all(key in actions for actions in others)]
         together = [tuple(actions[key] for actions in by_axis.values()) for key in shared]
-        scored = [*_beam(run, together, _WIDTH), *_combined(run, [openings[axis,] for axis in by_axis])]
+        scored = [*_beam(run, together, _WIDTH), *_combined(run, [openings[axis,] for axis in by_axis]), *_seeds(run)]
         openings[tuple(by_axis)] = _front(scored, _MOST)
     return openings
+
+
+def _seeds(run: Run) -> list[Scored]:
+    return [Scored(seed, run.problem.cost(seed)) for seed in run.problem.seeds]
 
 
 def _actions(problem: Problem, axis: int) -> dict[object, int]:

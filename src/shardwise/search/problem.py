@@ -14,7 +14,7 @@ go to the smaller or the faster, then to fewer decisions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +25,7 @@ from shardwise.evaluator.space import Space
 from shardwise.ir.program import HEAVY
 from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import Decision, Keep, State
-from shardwise.lowering.small import small_together
+from shardwise.lowering.small import keep_small
 from shardwise.search.front import Points, pareto
 
 #: Groups with more conflicts than this have not all their resolutions tried, but those with all alike or one different.
@@ -50,36 +50,44 @@ class Problem:
         model: CostModel,
         base: Sequence[Decision] = (),
         axes: Sequence[str] | None = None,
+        seeds: Sequence[Sequence[Decision]] = (),
         keeps: bool = True,
         inner: bool = True,
     ):
-        """Without ``keeps`` there are no decisions that keep arguments replicated; without ``inner`` only groups with a
-        dimension of an argument are decided. ``keeping`` is, by axis, the action that keeps all small arguments, which is only
-        taken together with others (``shardwise.search.rest``)."""
+        """``base`` is decided already, and small arguments are kept replicated. ``seeds`` are lists of decisions to start from.
+        Without ``keeps`` there are no decisions that keep arguments replicated; without ``inner`` only groups with a dimension
+        of an argument are decided."""
         self.model, cost = model, model.cost
         self.analysis, self.mesh = model.structure.analysis, cost.placement.mesh
         analysis = self.analysis
-        self.base = tuple(base)
+        self.given = tuple(base)
+        self.base = (*self.given, *keep_small(analysis, cost, self.mesh, base))
         self.axes = tuple(self.mesh.names if axes is None else axes)
         arguments = {a.value for a in analysis.program.arguments}
         reached = (g for g in analysis.groups if inner or any(p.value in arguments for p in g.places))
         groups = [g for g in reached if g.matters]
         kept = kept_together(analysis) if keeps else ()
-        small = {a: small_together(analysis, cost, self.mesh.index(a)) for a in self.axes} if keeps else {}
-        small = {axis: values for axis, values in small.items() if values}
+        of_seeds = dict.fromkeys(d for seed in seeds for d in seed if isinstance(d, Keep))
+        keep_sets = tuple(dict.fromkeys((*kept, *(d.values for d in of_seeds))))
         units, bits = tuple(g.colors for g in groups), tuple(tuple(g.bits) for g in groups)
-        self.space = Space(self.mesh, units, bits, tuple(dict.fromkeys((*kept, *small.values()))), self.base)
+        self.space = Space(self.mesh, units, bits, keep_sets, self.base)
         decisions = [shard for n, g in enumerate(groups) for shard in self._shards(n, g)]
         decisions += [Keep(values, axis) for values in kept for axis in self.axes]
         self.actions = range(len(decisions))
-        self.keeping = {self.mesh.index(axis): len(decisions) + k for k, axis in enumerate(small)}
-        decisions += [Keep(values, axis) for axis, values in small.items()]
+        decisions += [d for d in of_seeds if d not in decisions]
         self.evaluator = Evaluator(self.model, self.space, decisions)
+        self._numbers = {d: n for n, d in enumerate(decisions)}
         # Actions with one slot exclude each other: those of one unit on one axis. Keeps exclude only themselves.
         self._slots = [a.slot if a.slot >= 0 else ~n for n, a in enumerate(self.evaluator.actions)]
+        self.seeds = tuple(dict.fromkeys(state for seed in seeds if (state := self.state(seed)) is not None))
         self.evaluations = 0
         self.front: Points = ()
         self._costs: dict[object, Cost] = {}
+
+    def state(self, decisions: Iterable[Decision]) -> Actions | None:
+        """The state of some decisions on top of the base; None where one of them is no action."""
+        state = tuple(self._numbers.get(d, -1) for d in decisions)
+        return None if -1 in state else state
 
     def _shards(self, unit: int, group: Group) -> list[Decision]:
         """The decisions that shard a unit, other than those of the base."""
@@ -143,7 +151,8 @@ class Problem:
         return 1, scored.cost.peak_blocks, scored.cost.time_ps, len(scored.state)
 
     def decisions(self, state: Actions) -> tuple[Decision, ...]:
-        return (*self.base, *(self.evaluator.actions[n].decision for n in state))
+        """The decisions of a state, without those about small arguments."""
+        return (*self.given, *(self.evaluator.actions[n].decision for n in state))
 
 
 def _sides(bits: int) -> list[tuple[int, ...]]:

@@ -22,13 +22,12 @@ from shardwise.search.problem import Actions, Problem
 
 class _Axis(NamedTuple):
     """``actions`` that shard a group, each group once; ``covers`` which of them shards which argument; ``taken`` which
-    arguments the base shards; ``nbytes`` of the arguments, zero for those that ``keeping`` keeps."""
+    arguments the base shards; ``nbytes`` of the arguments, zero for those that the base keeps."""
 
     actions: list[int]
     covers: Array
     taken: Array
     nbytes: Array
-    keeping: int | None
 
 
 class Rest:
@@ -38,18 +37,17 @@ class Rest:
         self._problem, program = problem, problem.analysis.program
         self._arguments = [program.values[a.value] for a in program.arguments]
         self._covers = {n: self._covered(problem.evaluator.actions[n].decision) for n in problem.actions}
-        self._axes = [self._axis(n, name) for n, name in enumerate(problem.mesh.names)]
+        self._axes = [self._axis(name) for name in problem.mesh.names]
 
-    def _axis(self, number: int, name: str) -> _Axis:
+    def _axis(self, name: str) -> _Axis:
         decisions = [action.decision for action in self._problem.evaluator.actions]
         actions = [n for n in self._problem.actions if decisions[n].axis == name and _is_plain(decisions[n])]
-        keeping = self._problem.keeping.get(number)
-        kept = decisions[keeping] if keeping is not None else None
-        small = set(kept.values) if isinstance(kept, Keep) else set()
-        nbytes = np.array([0.0 if v.id in small else v.nbytes for v in self._arguments])
+        keeps = [d for d in self._problem.base if isinstance(d, Keep) and d.axis == name]
+        kept = {v for d in keeps for v in d.values}
+        nbytes = np.array([0.0 if v.id in kept else v.nbytes for v in self._arguments])
         base = [self._covered(d) for d in self._problem.base if not isinstance(d, Pin) and d.axis == name]
         taken = np.logical_or.reduce([np.zeros(len(nbytes), bool), *base])
-        return _Axis(actions, np.array([self._covers[n] for n in actions]), taken, nbytes, keeping)
+        return _Axis(actions, np.array([self._covers[n] for n in actions]), taken, nbytes)
 
     def _covered(self, decision: Decision) -> Array:
         """Which arguments have a dimension that the decision shards?"""
@@ -79,10 +77,7 @@ class Rest:
             fewest.append(axis.actions[most])
             left &= ~axis.covers[most]
             worth = (axis.covers & left) @ axis.nbytes
-        last = () if axis.keeping is None or axis.keeping in state else (axis.keeping,)
-        for step in (fewest, every):
-            if step:
-                yield (*step, *last)
+        yield from (tuple(step) for step in (fewest, every) if step)
 
 
 def _is_plain(decision: Decision) -> bool:

@@ -38,12 +38,15 @@ class Method(Protocol):
 
 
 class Run:
-    """A search while it runs. Evaluations count new states, and are never more than the budget allows."""
+    """A search while it runs. It starts from the best of the problem's seeds. Evaluations count new states other than the
+    seeds, and are never more than the budget allows."""
 
     def __init__(self, problem: Problem, budget: Budget, progress: Progress | None):
         self.problem, self.budget, self._progress = problem, budget, progress
-        self._start, self._first = time.perf_counter(), problem.evaluations
-        self.best = Scored((), problem.cost(()))
+        self._start = time.perf_counter()
+        starts = ((), *problem.seeds)
+        self.best = min(map(Scored, starts, problem.costs(starts)), key=problem.rank)
+        self._first = problem.evaluations
         self.log: list[Improvement] = []
 
     @property

@@ -185,7 +185,7 @@ class Searcher:
         found = unless_hopeless(
             problem, lambda budget: self._run(problem, budget), self._purse.part(max(1, self._left))
         )
-        found = replace(found, decisions=problem.decisions(found.best.state)[len(problem.base) :])
+        found = replace(found, decisions=problem.decisions(found.best.state)[len(problem.given) :])
         self.journal.close(problem, found)
         self._purse.spend(found.evaluations)
         self._left -= 1
@@ -209,7 +209,7 @@ class Searcher:
 
 def unless_hopeless(problem: Problem, search: Callable[[Budget], Found], budget: Budget) -> Found:
     """Searches a problem; where it is proven that no state fits, only for a small state."""
-    if peak_bound(problem.model, problem.base).peak_bytes <= problem.model.cost.profile.usable_bytes:
+    if peak_bound(problem.model, problem.given).peak_bytes <= problem.model.cost.profile.usable_bytes:
         return search(budget)
     found = search(replace(budget, evaluations=min(budget.evaluations, _HOPELESS)))
     return found if found.ended is Ended.INTERRUPTED else replace(found, ended=Ended.INFEASIBLE)

@@ -4,24 +4,20 @@ Every axis has an *option* of the menu, one strategy or several that belong toge
 is not used. Only one strategy that shards gradients and moments is used at a time. The strategies of a combination are applied
 in the order of ``PARTS``, those of one kind in the order of the mesh.
 
-Strategies may decide what is no action of a search's ``Problem``. So a combination is a list of decisions, evaluated by the
-cost model with small arguments kept replicated, as those of a plan are.
+Every combination is a seed of a search (``search/problem.py``), so that a plan is never worse than any of them.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from shardwise.cost.model import Cost, CostModel
 from shardwise.errors import DecisionError
-from shardwise.lowering.candidates import Candidates
 from shardwise.lowering.decisions import Decision, State
-from shardwise.lowering.lowered import Memo
-from shardwise.lowering.small import keep_small
+from shardwise.search.problem import Problem
 from shardwise.tactics.named import PARTS, named
 from shardwise.tactics.tactic import Context, Tactic
 
@@ -33,18 +29,12 @@ MENU: Final = tuple(
         "megatron+sequence+vocabulary vocabulary dp+vocabulary"
     ).split()
 )
-#: The usual combinations: strategies for all axes, or for all but the last and those for the last.
-USUAL: Final = (
-    (("dp",), ()),
-    (("fsdp",), ()),
-    (("fsdp",), ("megatron",)),
-    (("dp",), ("megatron",)),
-    (("fsdp",), ("megatron", "sequence")),
-)
 _SHARDED: Final = frozenset(("fsdp", "zero1", "zero2"))
 
 #: A strategy on an axis.
 Part = tuple[str, str]
+#: Strategies that share an axis.
+Option = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +56,23 @@ class Expert:
 
     @property
     def applies(self) -> bool:
-        return self.cost is not None
+        return not self.reason
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        """Smaller is better, as in ``Problem.rank``."""
+        assert self.cost is not None
+        figures = (self.cost.time_ps, self.cost.peak_blocks)
+        return (0, *figures, len(self.parts)) if self.fits else (1, *figures[::-1], len(self.parts))
+
+    def costed(self, problem: Problem, context: Context) -> Expert:
+        """The same with its cost, from a problem that has it among its seeds."""
+        state, model = problem.state(self.decisions), problem.model
+        if state is not None:
+            cost = problem.cost(state)
+        else:
+            cost = model.evaluate(context.lower((*problem.base, *self.decisions)))
+        return replace(self, cost=cost, fits=cost.peak_blocks <= model.usable_blocks)
 
 
 def combinations(axes: Sequence[str], menu: Sequence[tuple[str, ...]] = MENU) -> list[tuple[Part, ...]]:
@@ -85,93 +91,62 @@ def combinations(axes: Sequence[str], menu: Sequence[tuple[str, ...]] = MENU) ->
     return sorted(combined, key=len)
 
 
-def experts(context: Context, model: CostModel, menu: Sequence[tuple[str, ...]] = MENU) -> list[Expert]:
-    """All combinations that apply, those that fit and are fast first; then those that do not apply.
-
-    Of combinations that decide the same, the one with the fewest strategies is given.
-    """
-    evaluated, axes = _Evaluated(context, model), _used_axes(context)
-    alone = {(option, axis): evaluated.expert((part, axis) for part in option) for option in menu for axis in axes}
-    able = {axis: [(), *(o for o in menu if alone[o, axis].applies)] for axis in axes}
-    combined = [
-        evaluated.expert(parts)
-        for parts in combinations(axes, [o for o in menu if any(o in options for options in able.values())])
-        if all(tuple(p for p, a in parts if a == axis) in able[axis] for axis in axes)
+def decided(context: Context, axes: Sequence[str], taken: Sequence[Decision] = (), menu: Sequence[Option] = MENU) -> list[Expert]:
+    """All combinations over some axes, on top of what is taken; of those that decide the same the one with the fewest
+    strategies. They have no cost yet. Those that do not apply come last."""
+    combined = _Combined(context, tuple(taken))
+    used = [axis for axis in axes if context.mesh.sizes[context.mesh.index(axis)] > 1]
+    alone = {(o, axis): combined.expert((part, axis) for part in o) for o in menu for axis in used}
+    able = [o for o in menu if any(not alone[o, axis].reason for axis in used)]
+    together = [
+        combined.expert(parts)
+        for parts in combinations(used, able)
+        if not any(alone[o, axis].reason for axis in used if (o := tuple(p for p, a in parts if a == axis)))
     ]
-    refused = [expert for expert in (*alone.values(), *combined) if not expert.applies]
-    return [*evaluated.distinct(combined), *refused]
+    every = [*together, *alone.values()]
+    distinct = {combined.key(expert): expert for expert in reversed(every) if not expert.reason}
+    return [*reversed(distinct.values()), *(expert for expert in every if expert.reason)]
 
 
-def usual(context: Context, model: CostModel, seconds: float = 1.0) -> list[Expert]:
-    """The combinations of ``USUAL`` that apply, those that fit and are fast first: as many as there is time for, at least
-    one."""
-    evaluated, end, axes = _Evaluated(context, model), time.perf_counter() + seconds, _used_axes(context)
-
-    def tried() -> Iterator[Expert]:
-        for words, last in USUAL if axes else ():
-            parts = [(word, axis) for word in words for axis in (axes[:-1] if last else axes)]
-            yield evaluated.expert([*parts, *((part, axes[-1]) for part in last)])
-            if time.perf_counter() > end:
-                return
-
-    return evaluated.distinct(tried())
+def experts(context: Context, model: CostModel, menu: Sequence[Option] = MENU) -> list[Expert]:
+    """All combinations that apply, with their costs, those that fit and are fast first; then those that do not apply."""
+    every = decided(context, context.mesh.names, menu=menu)
+    able = [expert for expert in every if not expert.reason]
+    problem = Problem(model, seeds=[expert.decisions for expert in able])
+    costed = [expert.costed(problem, context) for expert in able]
+    return [*sorted(costed, key=lambda expert: expert.rank), *every[len(able) :]]
 
 
-def _used_axes(context: Context) -> list[str]:
-    return [name for name, size in zip(context.mesh.names, context.mesh.sizes, strict=True) if size > 1]
+class _Combined:
+    """The decisions of combinations: many share their first strategies."""
 
-
-class _Evaluated:
-    """Decisions and costs of combinations: many share their first strategies, and some decide the same."""
-
-    def __init__(self, context: Context, model: CostModel):
-        memo = context.memo or Memo(Candidates(model.structure, context.mesh, model.cost))
-        self.context, self.model = replace(context, memo=memo), model
+    def __init__(self, context: Context, taken: tuple[Decision, ...]):
+        self.context, self.taken = context, taken
         self._decided: dict[tuple[Part, ...], tuple[Decision, ...] | str] = {(): ()}
-        self._costs: dict[object, Cost] = {}
 
     def expert(self, parts: Iterable[Part]) -> Expert:
         parts = tuple(sorted(parts, key=lambda part: PARTS.index(part[0])))
-        decided = self._decide(parts)
-        if isinstance(decided, str):
-            return Expert(parts, reason=decided)
-        key = self._key(decided)
-        if key not in self._costs:
-            self._costs[key] = self._cost(decided)
-        cost, tactics = self._costs[key], tuple(named(*part) for part in parts)
-        return Expert(parts, tactics, decided, cost, cost.peak_blocks <= self.model.usable_blocks)
+        decisions = self._decide(parts)
+        if isinstance(decisions, str):
+            return Expert(parts, reason=decisions)
+        return Expert(parts, tuple(named(*part) for part in parts), decisions)
 
-    def distinct(self, experts: Iterable[Expert]) -> list[Expert]:
-        """Those that apply, the first of those that decide the same, in the order of ``Problem.rank``."""
-        ranked: dict[object, tuple[tuple[int, ...], Expert]] = {}
-        for expert in experts:
-            if expert.cost is not None:
-                figures = (expert.cost.time_ps, expert.cost.peak_blocks)
-                rank = (0, *figures) if expert.fits else (1, *figures[::-1])
-                ranked.setdefault(self._key(expert.decisions), ((*rank, len(expert.parts)), expert))
-        return [expert for _, expert in sorted(ranked.values(), key=lambda pair: pair[0])]
-
-    def _key(self, decisions: tuple[Decision, ...]) -> object:
-        """Equal for decisions that mean the same."""
-        state = State(self.context.mesh, decisions)
+    def key(self, expert: Expert) -> object:
+        """Equal for combinations that decide the same."""
+        state = State(self.context.mesh, (*self.taken, *expert.decisions))
         return state.order, state.kept, tuple(sorted(state.sides.items()))
 
     def _decide(self, parts: tuple[Part, ...]) -> tuple[Decision, ...] | str:
         """The decisions, or why there are none."""
         if parts not in self._decided:
-            taken = self._decide(parts[:-1])
-            self._decided[parts] = taken if isinstance(taken, str) else self._extended(taken, parts[-1])
+            before = self._decide(parts[:-1])
+            self._decided[parts] = before if isinstance(before, str) else self._extended(before, parts[-1])
         return self._decided[parts]
 
-    def _extended(self, taken: tuple[Decision, ...], part: Part) -> tuple[Decision, ...] | str:
+    def _extended(self, before: tuple[Decision, ...], part: Part) -> tuple[Decision, ...] | str:
         try:
-            decisions = (*taken, *named(*part).decide(self.context, taken))
-            State(self.context.mesh, decisions)
+            decisions = (*before, *named(*part).decide(self.context, [*self.taken, *before]))
+            State(self.context.mesh, (*self.taken, *decisions))
         except DecisionError as error:
             return str(error)
         return decisions
-
-    def _cost(self, decisions: tuple[Decision, ...]) -> Cost:
-        lowered = self.context.lower(decisions)
-        small = keep_small(lowered, self.model.cost)
-        return self.model.evaluate(self.context.lower((*decisions, *small)) if small else lowered)

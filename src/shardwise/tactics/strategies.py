@@ -6,12 +6,13 @@ All but ``Replicate`` are applied to mesh axes, one after another: ``FSDP("data"
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwise.cost.model import CostModel
+from shardwise.dims.analysis import Group
 from shardwise.errors import DecisionError
-from shardwise.ir.program import Value
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.decisions import Keep as KeepDecision
 from shardwise.lowering.decisions import Shard as ShardDecision
@@ -23,7 +24,7 @@ from shardwise.tactics.structure import (
     communication_s,
     covering_colors,
     inner_colors,
-    meeting_colors,
+    meeting_groups,
     scattered_values,
     with_outputs,
 )
@@ -138,23 +139,29 @@ class ZeRO1(Batched):
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
         zero2 = ZeRO2(dim=self.dim).on(axis, context, taken)
+        gradients = context.once(("gradients", axis, self.dim), lambda: self._gradients(axis, context))
+        return [*zero2, *([KeepDecision(gradients, axis)] if gradients else [])]
+
+    def _gradients(self, axis: str, context: Context) -> tuple[int, ...]:
+        """The values that ZeRO2 on this axis alone reduces into shards."""
+        zero2 = ZeRO2(dim=self.dim).on(axis, context, ())
         gradients: tuple[int, ...] = ()
         while True:
             kept = [KeepDecision(gradients, axis)] if gradients else []
-            scattered = scattered_values(context, [*taken, *zero2, *kept], axis)
+            scattered = scattered_values(context, [*zero2, *kept], axis)
             new = tuple(v for v in scattered if v not in gradients)
             if not new:
-                return [*zero2, *kept]
+                return gradients
             gradients += new
 
 
 class Megatron(Listed):
     """Hidden dimensions and heads on an axis.
 
-    By structure: colors that one product with a parameter makes and another contracts, other than residual streams (where a
-    product is added to something that is not one) and what a gather looks into. Of those, the ones with the least
-    communication for the bytes of parameters that they shard, no two of which meet in one op: that leaves out the head
-    dimensions, which are made and contracted as well.
+    By structure: groups that one product with a parameter makes and another contracts, other than residual streams (where a
+    product is added to something that is not one), the width of heads and what a gather looks into. Of those that the axis
+    divides, the ones with the least communication for the bytes of parameters that they shard, no two of which meet in one
+    op. Decisions before this one do not change the choice.
 
     >>> import jax, shardwise
     >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
@@ -165,24 +172,52 @@ class Megatron(Listed):
     """
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        parameters = context.role("params", "Megatron")
-        inner = inner_colors(context, parameters)
-        if not inner:
-            raise DecisionError("Megatron: no dimension is made by one parameter's product and contracted by another's")
-        covers = {c: {v for v in parameters if any(c == color for _, color in context.colors_of(v))} for c in inner}
-        price = {}
-        for color in inner:
-            decisions = shard_groups(context, [color], axis, taken)
-            nbytes = sum(v.nbytes for c in context.group(color) for v in covers.get(c, ()))
-            price[color] = (communication_s(context, [*taken, *decisions]) / nbytes, color)
-        meeting = meeting_colors(context.analysis)
+        sizes = dict(zip(context.mesh.names, context.mesh.sizes, strict=True))
+        sharded = {(c, d.axis) for d in taken if isinstance(d, ShardDecision) for c in d.colors}
+        colors = []
+        for color in context.once("megatron", lambda: self._ranked(context)):
+            before = math.prod(size for name, size in sizes.items() if (color, name) in sharded and name != axis)
+            if all(size % (before * sizes[axis]) == 0 for size in _group(context, color).sizes):
+                colors.append(color)
+        if not colors:
+            raise DecisionError(
+                "Megatron: no dimension is made by one parameter's product and contracted by another's, and can be divided by "
+                f"{axis} {sizes[axis]}"
+            )
+        meeting = context.once("meeting", lambda: meeting_groups(context.analysis))
+        covers = {c: _covered(context, c) for c in colors}
         chosen: list[int] = []
-        covered: set[Value] = set()
-        for color in sorted(inner, key=price.__getitem__):
-            if not covers[color] <= covered and not any((color, other) in meeting for other in chosen):
+        covered: set[int] = set()
+        for color in colors:
+            group = _group(context, color).id
+            if not covers[color] <= covered and not any((group, _group(context, c).id) in meeting for c in chosen):
                 chosen.append(color)
                 covered |= covers[color]
         return shard_groups(context, chosen, axis, taken)
+
+    def _ranked(self, context: Context) -> list[int]:
+        """One color of each group of inner colors, those first that take the least communication for the bytes they shard."""
+        inner = inner_colors(context, context.role("params", "Megatron"))
+        groups: dict[int, int] = {}
+        for color in sorted(inner):
+            groups.setdefault(context.analysis.colors[color].group, color)
+        price = {}
+        axis = max(zip(context.mesh.sizes, context.mesh.names, strict=True))[1]
+        for color in groups.values():
+            nbytes = sum(context.analysis.program.values[v].nbytes for v in _covered(context, color))
+            price[color] = communication_s(context, shard_groups(context, [color], axis, ())) / nbytes, color
+        return sorted(price, key=price.__getitem__)
+
+
+def _covered(context: Context, color: int) -> set[int]:
+    """The parameters that have a dimension of a color's group."""
+    group = set(context.group(color))
+    parameters = context.role("params", "Megatron")
+    return {v.id for v in parameters if any(c in group for _, c in context.colors_of(v))}
+
+
+def _group(context: Context, color: int) -> Group:
+    return context.analysis.groups[context.analysis.colors[color].group]
 
 
 @dataclass(frozen=True, slots=True)

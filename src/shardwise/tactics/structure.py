@@ -5,6 +5,8 @@ from __future__ import annotations
 import os.path
 from collections.abc import Sequence
 
+import numpy as np
+
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
 from shardwise.ir.program import HEAVY, Value
@@ -46,16 +48,17 @@ def covering_colors(context: Context, parameters: Sequence[Value], axis: str, wi
 
 
 def inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
-    """Colors that a product with a parameter makes and another one contracts, without those that a gather looks into, and
-    those of residual streams, into which a product is added."""
+    """Colors that a product with a parameter makes and another one contracts, without those that a gather looks into, those
+    that a product of two activations contracts alone (the width of heads), and those of residual streams, into which a product is
+    added, as it is or normalized."""
     analysis = context.analysis
     program = analysis.program
     weights = views(program, (v.id for v in parameters))
     kept: set[int] = set()  # colors of parameters that their products keep
     contracted: set[int] = set()
-    looked_up: set[int] = set()
-    streams: set[int] = set()
-    products: set[int] = set()  # results of products with parameters, also after a bias, a cast, a scale
+    of_weights = {c for v in parameters for _, c in context.colors_of(v)}
+    left_out: set[int] = set()
+    products: dict[int, int] = {}  # results of products with parameters, also after a bias, a cast, a norm: by value the product
     roots: dict[int, frozenset[int]] = {}  # by value: the products that it is computed from, position by position
     constant = set(weights)  # parameters, constants, and what is computed from them alone
     for op in program.schedule:
@@ -63,26 +66,32 @@ def inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
             continue
         color = analysis.names.factor_colors(op.id)
         kinds = dict(zip(color, (f.kind for f in op.rule.factors), strict=True))
-        looked_up |= {c for c, kind in kinds.items() if kind is Kind.INDEXED}
+        left_out |= {c for c, kind in kinds.items() if kind is Kind.INDEXED}
         with_weight = [t for t, v in enumerate(op.operands) if v in weights] if op.unit in HEAVY else []
         for c in {color[f] for t in with_weight for dim in op.rule.operands[t] for f in dim}:
             (contracted if kinds[c] is Kind.REDUCTION else kept).add(c)
         inputs = [v for v in op.operands if v >= 0]
-        others = [v for v in inputs if v not in constant]
+        others = {v for v in inputs if v not in constant}
         summands = [v for v in others if v in products]
+        if op.unit in HEAVY and not with_weight:
+            sums = {c for c, kind in kinds.items() if kind is Kind.REDUCTION}
+            left_out |= sums if sums <= of_weights else set()
         if op.kind in ("add", "add_any") and len(others) == 2 and len(summands) == 1:
-            (other,) = set(others) - set(summands)
+            (other,) = others - set(summands)
             apart = not roots.get(other, frozenset()) & roots.get(summands[0], frozenset())
             if apart and program.ops[program.definitions[other][0]].kind != "broadcast_in_dim":
-                streams |= {color[f] for dim in op.rule.results[0] for f in dim}
+                left_out |= {color[f] for dim in op.rule.results[0] for f in dim}
         root = frozenset({op.id}) if with_weight else frozenset().union(*(roots.get(v, frozenset()) for v in inputs))
         if with_weight or op.unit not in HEAVY:
             roots.update((v, root) for v in op.results)
-        if with_weight or (len(others) == 1 and summands and op.unit not in HEAVY):
-            products.update(op.results)
+        of_products = {products.get(v) for v in others}
+        if with_weight:
+            products.update((v, op.id) for v in op.results)
+        elif op.unit not in HEAVY and len(of_products) == 1 and (product := of_products.pop()) is not None:
+            products.update((v, product) for v in op.results)
         elif not others and op.kind not in ("argument", "output"):
             constant.update(op.results)
-    return {c for c in (kept & contracted) - looked_up - streams if analysis.colors[c].matters}
+    return {c for c in (kept & contracted) - left_out if analysis.colors[c].matters}
 
 
 def communication_s(context: Context, decisions: Sequence[Decision]) -> float:
@@ -106,10 +115,11 @@ def scattered_values(context: Context, decisions: Sequence[Decision], axis: str)
     return list(scattered)
 
 
-def meeting_colors(analysis: Analysis) -> set[tuple[int, int]]:
-    """Pairs of colors that one axis cannot shard at once in some op."""
+def meeting_groups(analysis: Analysis) -> set[tuple[int, int]]:
+    """Pairs of groups that one axis cannot shard at once in some op."""
     t, color = analysis.conflict_table, analysis.names.color
-    pairs = set(zip(color[t.rival_p].tolist(), color[t.rival_q].tolist(), strict=True))
+    group = np.array([c.group for c in analysis.colors])
+    pairs = set(zip(group[color[t.rival_p]].tolist(), group[color[t.rival_q]].tolist(), strict=True))
     return pairs | {(b, a) for a, b in pairs}
 
 

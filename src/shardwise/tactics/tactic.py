@@ -7,10 +7,9 @@ do is an error that says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
@@ -27,6 +26,7 @@ from shardwise.search.searcher import Searcher
 from shardwise.tactics.places import PathDim, Places, find_places
 from shardwise.tactics.roles import UNTOLD, Roles
 
+T = TypeVar("T")
 #: One mesh axis or several.
 Axes = str | Sequence[str]
 
@@ -42,6 +42,14 @@ class Context:
     roles: Roles = field(default_factory=dict)
     searcher: Searcher | None = None
     memo: Memo | None = None
+    cache: dict[object, Any] = field(default_factory=dict, compare=False)
+
+    def once(self, key: object, compute: Callable[[], T]) -> T:
+        """What a tactic finds out about the program, computed once for a key."""
+        if key not in self.cache:
+            self.cache[key] = compute()
+        found: T = self.cache[key]
+        return found
 
     def lower(self, decisions: Sequence[Decision]) -> Lowered:
         memo = self.memo or Memo(Candidates(Structure.of(self.analysis), self.mesh, self.cost))
@@ -58,11 +66,11 @@ class Context:
             )
         return self.arguments(prefixes)
 
-    @cached_property
+    @property
     def places(self) -> Places:
         """Sequences, vocabularies, experts and edges, by the roles of the batch and the parameters."""
         batch, params = (self.arguments(self.roles.get(role, ())) for role in ("batch", "params"))
-        return find_places(self.analysis, batch, params)
+        return self.once("places", lambda: find_places(self.analysis, batch, params))
 
     def arguments(self, prefixes: Sequence[str]) -> list[Value]:
         """The arguments that some paths name (``shardwise.ir.paths``)."""

@@ -79,9 +79,9 @@ if TYPE_CHECKING:
     from shardwise.report.compare import compare
     from shardwise.rules.call import OpCall
     from shardwise.rules.registry import register_rule, unregister_rule
+    from shardwise.tactics.auto import Auto
     from shardwise.tactics.strategies import (
         FSDP,
-        Auto,
         ContextParallel,
         DataParallel,
         EdgeSharding,
@@ -109,7 +109,8 @@ _HOMES: Final = {
     "report.compare": "compare",
     "rules.call": "OpCall",
     "rules.registry": "register_rule unregister_rule",
-    "tactics.strategies": """Auto ContextParallel DataParallel EdgeSharding ExpertParallel FSDP Keep Megatron Replicate
+    "tactics.auto": "Auto",
+    "tactics.strategies": """ContextParallel DataParallel EdgeSharding ExpertParallel FSDP Keep Megatron Replicate
     SequenceParallel Shard ZeRO1 ZeRO2""",
     "verification.verify": "verify",
 }

@@ -95,7 +95,7 @@ def _profiles(kind: str = "") -> list[str]:
 
 def tactics(prefix: str, **_: Any) -> list[str]:
     """The next of ``dp,megatron+sequence``; axes are not known here."""
-    from shardwise.tactics.named import NAMES
+    from shardwise.tactics.text import NAMES
 
     before = prefix[: max(prefix.rfind(","), prefix.rfind("+")) + 1]
     return [before + name for name in NAMES]

@@ -11,13 +11,13 @@ from shardwise.capture.trace import JitOptions
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
 from shardwise.planner.apply import Flat, PlannedFunction, array_type, static_split
-from shardwise.planner.deciding import Asked
+from shardwise.planner.asked import Asked
 from shardwise.planner.devices import real_mesh
 from shardwise.planner.planning import plan_asked
 from shardwise.plans.plan import Plan
 from shardwise.search.result import Progress
 from shardwise.search.searcher import Options
-from shardwise.tactics.named import Given
+from shardwise.tactics.text import Given
 from shardwise.tactics.roles import Given as GivenRoles
 from shardwise.transforms.variants import Wanted
 

@@ -21,7 +21,9 @@ from shardwise.lowering.lowered import Lowered, Memo
 from shardwise.lowering.small import keep_small
 from shardwise.planner.mesh import placement_of
 from shardwise.plans.plan import Plan
-from shardwise.tactics.experts import Expert, experts
+from shardwise.search.problem import Problem
+from shardwise.search.searcher import Problems
+from shardwise.tactics.baselines import Baseline, Combinations
 from shardwise.tactics.roles import Roles
 from shardwise.tactics.tactic import Context
 
@@ -46,7 +48,7 @@ class Inquiry:
     def __init__(self, model: CostModel, roles: Roles | None = None):
         self.model, self.roles = model, roles or {}
         self.analysis, self.cost = model.structure.analysis, model.cost
-        self._usual: list[Expert] | None = None
+        self.problems: Problems = {}
 
     @cached_property
     def context(self) -> Context:
@@ -76,11 +78,14 @@ class Inquiry:
             if values:
                 yield replace(keep, values=values)
 
-    def usual(self, limit_s: float = 1.0) -> list[Expert]:
-        """The usual strategies, the best first: as many as can be tried within the limit the first time this is asked."""
-        if self._usual is None:
-            self._usual = [e for e in experts(self.context, self.model) if e.applies]
-        return self._usual
+    @cached_property
+    def baselines(self) -> list[Baseline]:
+        """The named strategies that apply, the best first."""
+        problem, combinations = self.problems.get(((), self.context.mesh.names), (None, None))
+        if problem is None or not isinstance(combinations, Combinations):
+            combinations = Combinations(self.context, self.context.mesh.names)
+            problem = Problem(self.model, kept=combinations.decisions)
+        return sorted((b for b in combinations.costed(problem) if b.applies), key=lambda b: b.rank)
 
 
 def relowered(plan: Plan, program: Program) -> Lowered:

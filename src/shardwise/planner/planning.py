@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
@@ -15,22 +14,23 @@ from shardwise.errors import InfeasibleError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
 from shardwise.interruption import interruptible
+from shardwise.ir.collector import collector_paused
 from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.lowered import Lowered, collectives
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.planner.captured import Variants
-from shardwise.planner.deciding import Asked
+from shardwise.planner.asked import Asked
 from shardwise.planner.fingerprint import fingerprint
 from shardwise.planner.infeasible import does_not_fit, size, variant_changes
 from shardwise.planner.inquiry import Inquiry, Settled, described
-from shardwise.planner.trying import Attempt, attempted, best_variant
+from shardwise.planner.racing import choose
 from shardwise.plans.colors import color_graph
 from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec
 from shardwise.plans.search_log import VariantTried
 from shardwise.search.result import Ended, Progress
 from shardwise.search.searcher import Options
-from shardwise.tactics.named import Given
+from shardwise.tactics.text import Given
 from shardwise.tactics.roles import Given as GivenRoles
 from shardwise.tactics.roles import complete_roles
 from shardwise.transforms.variant import AS_IS
@@ -137,7 +137,7 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
         with ProgressLine() as line:
             return plan_asked(fn, args, kwargs, replace(asked, search=replace(asked.search, progress=line)))
-    with interruptible():
+    with interruptible(), collector_paused():
         return _planned(fn, args, kwargs, asked)
 
 
@@ -146,18 +146,11 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     variants = Variants(fn, args, dict(kwargs), asked.jit)
     asked = replace(asked, roles=complete_roles(variants[AS_IS].analysis, asked.roles))
     # 2. Choose the variant, the mesh and the decisions.
-    if asked.wanted.open:
-        best, tried = best_variant(variants, asked)
-    else:
-        ((variant,),) = asked.wanted.rounds(variants[AS_IS].traced, asked.roles)
-        best, tried = attempted(variants[variant], asked), ()
-    # 3. Compare with the usual strategies.
-    best, notes = _or_usual(best, asked)
-    captured, decided, log, settled = best
+    captured, decided, settled, log, tried = choose(variants, asked)
     placement = decided.inquiry.cost.placement
-    notes += [f"{t.variant}: {t.why}" for t in tried if t.why]
+    notes = [f"{t.variant}: {t.why}" for t in tried if t.why]
     notes += [f"{t.variant} it does not fit: {_peak(t)} a device" for t in tried[:1] if t.peak_bytes and not t.fits]
-    # 4. Say what to do if nothing fits.
+    # 3. Say what to do if nothing fits.
     if log is not None and not decided.fits and not settled.predicted.fits:
         message = does_not_fit(
             decided.inquiry.model,
@@ -174,7 +167,7 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         notes.append(message.partition("\n")[0])
     if log is not None and log.ended is Ended.INTERRUPTED:
         notes.append(f"the search was interrupted: this is the best plan of {log.evaluations:,} evaluations")
-    # 5. Write the plan.
+    # 4. Write the plan.
     plan = assemble(captured.traced, decided.inquiry, settled, decided.decisions)
     plan = replace(
         plan,
@@ -189,22 +182,6 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     if asked.topology is None:
         return plan
     return replace(plan, placement=placement.lines(), device_order=tuple(placement.order().reshape(-1).tolist()))
-
-
-def _or_usual(best: Attempt, asked: Asked) -> tuple[Attempt, list[str]]:
-    """The best of the usual strategies with a note, if a short search has missed it; else the attempt itself. Strategies need
-    a batch and parameters. Under a budget in evaluations all are tried, else as many as fit into a second."""
-    inquiry = best.decided.inquiry
-    searched = best.log is not None and not best.interrupted and asked.searches_all
-    if not searched or not {"batch", "params"} <= inquiry.roles.keys():
-        return best, []
-    for expert in inquiry.usual(1.0 if asked.search.budget_evals is None else math.inf)[:1]:
-        settled = inquiry.settle(expert.decisions)
-        decided = replace(best.decided, decisions=expert.decisions, total=expert.cost, fits=settled.predicted.fits)
-        usual = best._replace(decided=decided, settled=settled)
-        if usual.rank < best.rank:
-            return usual, [f"this is {expert.name}: the search found nothing better within its budget"]
-    return best, []
 
 
 def _peak(tried: VariantTried) -> str:

@@ -1,106 +1,309 @@
-"""A race between meshes: which one is worth the budget.
+"""The race between arms: which mesh and which variant of the program is the best.
 
-The problem: every mesh needs a search, and the budget is not enough for all of them.
+The problem: every mesh, and every variant that computes the same in micro-batches or again in the backward pass, needs a
+search, and there are dozens of them.
 
-The idea: successive halving (Karnin, Koren and Somekh, 2013; Jamieson and Talwalkar, 2016). All meshes are searched for a
-little, the better half for longer, and so on, until one has what is left. A mesh keeps its problem, so that the next round
-continues where the last one ended.
+The idea: a bandit with optimism. All meshes get a *look*: the best of the named strategies there, without a search. Then arms
+are searched, the best first, shortly and then thoroughly. An arm is searched as long as it could win: as long as the fastest of
+its states would be the best, if it gained as much from a search as the luckiest arm so far did, in time and in memory.
 
-Where we deviate: the first round has half of the budget, since building a problem takes time, and is searched greedily, since
-that ends soon. The budget that a converged search leaves over goes to the meshes after it and to later rounds.
+Variants change the program, so the one that changes least comes first. Another gets a look only if a state was seen that is
+faster than the best that fits, does not fit, and whose arguments alone do: only such a state could pay in more micro-batches.
+Their number is estimated from its memory, since what is not an argument shrinks with it at best in proportion.
 
-Weak: a mesh that pays only after a long search is dropped early.
+Everything is counted in evaluations, so that the result does not depend on the machine.
+
+Weak: gains of arms may differ. A variant is not looked at where it would be faster without needing less memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
-from shardwise.cost.model import Cost
-from shardwise.errors import ShardwiseError
-from shardwise.lowering.decisions import Decision
-from shardwise.planner.inquiry import Inquiry
+from shardwise.cost.memory import BLOCK
+from shardwise.errors import MeshError, ShardwiseError, VariantError
+from shardwise.hardware.layout import Placement, placements
+from shardwise.planner.arms import Arm, Decided
+from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes
+from shardwise.planner.captured import Captured, Variants
+from shardwise.planner.inquiry import Settled
+from shardwise.planner.mesh import cuts
+from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.budget import Budget
+from shardwise.search.front import thinned
 from shardwise.search.result import Ended
-from shardwise.search.searcher import SETTLED, Purse
+from shardwise.search.searcher import Journal, Purse
+from shardwise.transforms.variant import AS_IS, Variant
 
-#: Seconds for a race where no budget is given.
-RACE_S: Final = 20.0
+#: The patience of a short search (``Budget``), and the share of a budget that all short searches have.
+_SHORT: Final = 2.0
+_SHORT_SHARE: Final = 0.5
+#: Meshes on which a further variant is looked at.
+_MOST_MESHES: Final = 3
+#: Placements of the best mesh that are tried.
+_MOST_PLACEMENTS: Final = 5
+#: An arm with states that are larger than the device by no more than this is searched for one that fits.
+_LARGER: Final = 0.2
+#: A variant must promise to be faster by this.
+_LITTLE: Final = 0.005
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """The decisions for a program on one mesh. ``ended``: why each search among the tactics did; ``quick``: whether this was
-    only a first look; ``total`` is None where no search computed it and no mesh is compared."""
+class Outcome(NamedTuple):
+    """The winner: its variant, decisions and settled plan, with the log of the searches and the variants that were tried."""
 
-    inquiry: Inquiry
-    decisions: tuple[Decision, ...]
-    total: Cost | None
-    fits: bool
-    evaluations: int
-    ended: tuple[Ended, ...]
-    quick: bool = False
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Smaller is better."""
-        assert self.total is not None
-        return (0, self.total.time_ps) if self.fits else (1, self.total.peak_blocks)
-
-    @property
-    def settled(self) -> bool:
-        """Whether a longer search would find the same."""
-        return not self.ended or (not self.quick and all(why in SETTLED for why in self.ended))
+    captured: Captured
+    decided: Decided
+    settled: Settled
+    log: SearchLog | None
+    tried: tuple[VariantTried, ...]
 
 
 @dataclass
-class Race:
-    """By number of the mesh: the best result, and the error of those that cannot be used."""
+class _Gains:
+    """The largest relative gains of a search so far."""
 
-    results: dict[int, Decided] = field(default_factory=dict)
-    failed: dict[int, ShardwiseError] = field(default_factory=dict)
-    interrupted: bool = False
+    time: float = 0.0
+    memory: float = _LARGER
+
+    def note(self, before: Decided, after: Decided) -> None:
+        if before.fits and after.fits:
+            self.time = max(self.time, 1 - after.total.time_ps / before.total.time_ps)
+        if not before.fits:
+            self.memory = max(self.memory, 1 - after.total.peak_blocks / before.total.peak_blocks)
+
+
+def choose(variants: Variants, asked: Asked) -> Outcome:
+    """Runs the race."""
+    race = _Race(variants, asked)
+    return race.run()
+
+
+@dataclass
+class _Race:
+    variants: Variants
+    asked: Asked
+    arms: list[Arm] = field(default_factory=list)
+    failed: dict[Placement, ShardwiseError] = field(default_factory=dict)
+    tried: dict[Variant, VariantTried] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.placed, self.is_open = candidate_meshes(self.asked)
+        self.journal = Journal(self.asked.search, Purse(self.asked.search.budget()))
+        self._short: set[int] = set()  # numbers of arms that had a short search
+        self._full: set[int] = set()
+
+    def run(self) -> Outcome:
+        rounds = self.asked.wanted.rounds(self.variants[AS_IS].traced, self.asked.roles)
+        (first, *others), *rest = rounds
+        captured = self.variants[first]
+        check_manual_axes(captured.analysis.program, [p.mesh for p in self.placed])
+        try:
+            self.look(first, self.placed)
+            if not self.arms:
+                self._raise_failures()
+            self.search()
+            if self.asked.wanted.open and not self.journal.interrupted:
+                self.vary(others, rest)
+                self.search()
+        except KeyboardInterrupt:
+            if self.best_arm is None:
+                raise
+            self.journal.interrupted = True
+        return self._outcome()
+
+    # Looking and searching.
 
     @property
-    def order(self) -> list[int]:
-        """The meshes that were searched, the best first; of equals the one that lies better."""
-        return sorted(self.results, key=lambda k: (self.results[k].rank, k))
+    def best_arm(self) -> Arm | None:
+        return min((arm for arm in self.arms if arm.best is not None), key=_rank, default=None)
 
-
-def race(count: int, run: Callable[[int, int, Budget], Decided], drop: Callable[[int], object], purse: Purse) -> Race:
-    """Successive halving: ``run`` searches a mesh, by number, in a round, by number, within a budget; ``drop`` is called for
-    meshes that will not be searched again. A mesh on which ``run`` raises one of our errors drops out."""
-    state = Race()
-    alive = list(range(count))
-    rounds = math.ceil(math.log2(count)) + 1
-    for n in range(rounds):
-        round_purse = Purse(purse.part(min(2, rounds) if n == 0 else rounds - n))
-        for k, number in enumerate(alive):
-            before = state.results.get(number)
-            if (before is not None and before.settled) or (state.results and purse.empty):
-                continue
+    def look(self, variant: Variant, placed: Iterable[Placement]) -> list[Arm]:
+        """Applies the tactics to a variant, without searches."""
+        new = []
+        quick = self.is_open or self.asked.wanted.open
+        captured = self.variants[variant]
+        for placement in placed:
             try:
-                result = run(number, n, round_purse.part(len(alive) - k))
+                arm = Arm(captured, placement, self.asked, self.journal)
+                arm.run(Budget(evaluations=0), quick)
             except ShardwiseError as error:
-                state.failed[number] = error
+                self.failed[placement] = error
                 continue
-            except KeyboardInterrupt:
-                if not state.results:
-                    raise
-                state.interrupted = True
-                return state
-            round_purse.spend(result.evaluations)
-            if before is None or result.rank <= before.rank:
-                state.results[number] = result
-            if Ended.INTERRUPTED in result.ended:
-                state.interrupted = True
-                return state
-        best = state.order[: -(-len(alive) // 2)]
-        for number in alive:
-            if number in state.results and number not in best:
-                drop(number)
-        alive = best
-    return state
+            new.append(arm)
+            self.arms.append(arm)
+        self._note(variant)
+        return new
+
+    def search(self) -> None:
+        """Searches the arms that could win, the best first: shortly where there are several, then thoroughly."""
+        if not self.asked.searches:
+            return
+        if len(self.arms) > 1:
+            self._search(self._short, short=True)
+        self._search(self._full, short=False)
+        for arm in self.arms:
+            self._note(arm.captured.variant)
+
+    def _search(self, done: set[int], short: bool) -> None:
+        gains, count = _Gains(), len(self.arms)
+        for arm in sorted(self.arms, key=_rank):
+            best, purse = self.best_arm, self.journal.purse
+            assert best is not None and arm.best is not None and best.best is not None
+            number = self.arms.index(arm)
+            if self.journal.interrupted or (purse.empty and best.best.ended):
+                return
+            if number in done or not (arm is best or self._could_win(arm, best.best, gains)):
+                continue
+            before = arm.best
+            budget = purse.part(1)
+            if short:
+                evaluations = math.ceil(budget.evaluations * _SHORT_SHARE / count)
+                budget = replace(budget, evaluations=evaluations, patience=min(_SHORT, budget.patience))
+            gains.note(before, arm.run(budget, quick=short))
+            done.add(number)
+
+    def _could_win(self, arm: Arm, best: Decided, gains: _Gains) -> bool:
+        if arm.hopeless:
+            return False
+        usable = self.arms[0].inquiry.model.usable_blocks
+        if not best.fits:
+            assert arm.best is not None
+            return arm.best.total.peak_blocks * (1 - gains.memory) < best.total.peak_blocks
+        able = (time for time, peak in arm.points() if peak * (1 - gains.memory) <= usable)
+        return min(able, default=math.inf) * (1 - gains.time) < best.total.time_ps
+
+    # Variants.
+
+    def vary(self, others: Sequence[Variant], rounds: Iterable[Sequence[Variant]]) -> None:
+        """Looks at further variants as long as one could be faster than what fits."""
+        least: dict[bool, float] = {}  # by remat: the number of micro-batches that is needed at least
+        last = list(self.arms)
+        for variants in (others, *rounds):
+            looked: list[Arm] = []
+            limit = self._limit_ps()
+            if variants is not others:
+                least |= self._needed(last, limit)
+                if not any(math.isfinite(count) for count in least.values()):
+                    return
+            elif not any(arm.candidates(limit) for arm in last):
+                return
+            for variant in variants:
+                if variant.microbatches < least.get(variant.remat, 0.0):
+                    continue
+                try:
+                    looked += self.look(variant, self._promising(last))
+                except VariantError as error:
+                    self.tried[variant] = VariantTried(str(variant), why=str(error))
+                if self.journal.interrupted:
+                    return
+            last = [*(last if variants is others else ()), *looked] if looked or variants is others else last
+
+    def _limit_ps(self) -> float:
+        best = self.best_arm
+        assert best is not None and best.best is not None
+        return best.best.total.time_ps * (1 - _LITTLE) if best.best.fits else math.inf
+
+    def _needed(self, arms: Sequence[Arm], limit_ps: float) -> dict[bool, float]:
+        """By remat: the fewest micro-batches in which a state could fit that is faster than the limit."""
+        needed: dict[bool, float] = {}
+        for arm in arms:
+            variant = arm.captured.variant
+            for c in arm.candidates(limit_ps):
+                parts = variant.microbatches * (c.peak_bytes - c.arguments_bytes) / (arm.usable_bytes - c.arguments_bytes)
+                needed[variant.remat] = min(needed.get(variant.remat, math.inf), parts)
+            needed.setdefault(variant.remat, math.inf)
+        return needed
+
+    def _promising(self, arms: Sequence[Arm]) -> list[Placement]:
+        """The meshes of some arms that could be the fastest if memory were no concern, a few."""
+        fastest: dict[Placement, int] = {}
+        for arm in arms:
+            time = min((c.time_ps for c in arm.candidates(self._limit_ps())), default=None)
+            if time is not None:
+                fastest[arm.placement] = min(time, fastest.get(arm.placement, time))
+        return sorted(fastest, key=fastest.__getitem__)[:_MOST_MESHES]
+
+    def _note(self, variant: Variant) -> None:
+        arms = [arm for arm in self.arms if arm.captured.variant == variant]
+        if not arms:
+            return
+        if all(arm.hopeless for arm in arms):
+            self.tried[variant] = VariantTried(str(variant), peak_bytes=min(arm.least_bytes for arm in arms))
+            return
+        best = min(arms, key=_rank).best
+        assert best is not None
+        self.tried[variant] = VariantTried(str(variant), best.total.time_s, best.total.peak_bytes, best.fits)
+
+    # The result.
+
+    def _outcome(self) -> Outcome:
+        arm = self.best_arm
+        assert arm is not None and arm.best is not None
+        best = arm.best
+        if self.is_open and not self.journal.interrupted:
+            best = _best_placement(arm.captured, self.asked, best)
+        settled = best.inquiry.settle(best.decisions)
+        tried = tuple(self.tried.values()) if self.asked.wanted.open else ()
+        log = self._log(best) if self.asked.searches or self.is_open else None
+        return Outcome(arm.captured, best, settled, log, tried)
+
+    def _log(self, best: Decided) -> SearchLog:
+        journal, usable = self.journal, best.inquiry.model.usable_blocks
+        front = thinned(journal.fronts.get(best.inquiry.cost.placement.mesh, ()), MOST_TRADES, usable)
+        ended = (Ended.INTERRUPTED,) if journal.interrupted else best.ended or (Ended.EXHAUSTED,)
+        # Of several searches: what cut one of them short, or else why the last ended.
+        short = [why for why in (Ended.INTERRUPTED, Ended.SECONDS, Ended.EVALUATIONS) if why in ended]
+        return SearchLog(
+            journal.options.method,
+            int(journal.options.seed),
+            (*short, ended[-1])[0],
+            journal.evaluations,
+            tuple(
+                Improved(s.evaluations, mesh, cost.time_s, cost.peak_bytes, cost.peak_blocks <= usable, s.seconds)
+                for mesh, s in journal.steps
+                for cost in [s.best.cost]
+            ),
+            tuple(self._meshes()) if self.is_open else (),
+            front=tuple(Trade(ps * 1e-12, blocks * BLOCK, blocks <= usable) for ps, blocks in front),
+            seconds=journal.seconds,
+        )
+
+    def _meshes(self) -> Iterator[MeshTried]:
+        """The meshes, the best first; of equals the one that lies better."""
+        by_mesh: dict[Placement, Arm] = {}
+        for arm in sorted(self.arms, key=_rank):
+            by_mesh.setdefault(arm.placement, arm)
+        for placement, arm in by_mesh.items():
+            assert arm.best is not None
+            total, why = arm.best.total, "" if arm.best.fits or arm.hopeless else "nothing was found that fits"
+            yield MeshTried(placement.mesh, total.time_s, total.peak_bytes, arm.best.fits, why)
+        for placement in self.placed:
+            if placement not in by_mesh:
+                missed = "it was interrupted before it was searched"
+                yield MeshTried(placement.mesh, why=str(self.failed.get(placement, missed)))
+
+    def _raise_failures(self) -> None:
+        reasons = {str(error): error for error in self.failed.values()}
+        if len(reasons) == 1:
+            raise next(iter(reasons.values()))
+        lines = [f"  {placement.mesh}: {error}" for placement, error in self.failed.items()]
+        raise MeshError(f"no mesh of {self.placed[0].topology.text} can be used:\n" + "\n".join(lines))
+
+
+def _rank(arm: Arm) -> tuple[int, int]:
+    assert arm.best is not None
+    return arm.best.rank
+
+
+def _best_placement(captured: Captured, asked: Asked, best: Decided) -> Decided:
+    """The same decisions on the best placement of the same mesh, of those that cut no more rows."""
+    default = best.inquiry.cost.placement
+    others = placements(default.mesh, default.topology, limit=_MOST_PLACEMENTS)[1:]
+    for other in (p for p in others if cuts(p) <= cuts(default)):
+        inquiry = captured.inquiry(other, asked.roles)
+        total = inquiry.model.evaluate(inquiry.context.lower(best.decisions))
+        best = min(best, replace(best, inquiry=inquiry, total=total), key=lambda one: one.rank)
+    return best

@@ -326,11 +326,11 @@ class Plan(Execution):
         >>> [row.name for row in plan.experts]
         ['dp:data', 'fsdp:data']
         """
-        from shardwise.report.comparison import expert_row
+        from shardwise.report.comparison import baseline_row
 
         if self.asked is None or not self.asked.roles:
             return ()
-        return tuple(expert_row(expert) for expert in self.asked.usual())
+        return tuple(baseline_row(baseline) for baseline in self.asked.baselines[:5])
 
     # JSON.
 

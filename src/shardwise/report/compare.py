@@ -16,9 +16,10 @@ from shardwise.planner.fingerprint import check_version
 from shardwise.planner.mesh import OpenMesh, placement_of
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
-from shardwise.report.comparison import Comparison, expert_row, plan_row
-from shardwise.tactics.experts import MENU, experts
-from shardwise.tactics.named import PARTS, read_words
+from shardwise.report.comparison import Comparison, baseline_row, plan_row
+from shardwise.tactics.baselines import MENU, baselines
+from shardwise.tactics.named import PARTS
+from shardwise.tactics.text import read_words
 from shardwise.tactics.roles import Given as GivenRoles
 from shardwise.tactics.roles import Roles, complete_roles
 from shardwise.transforms.variant import AS_IS
@@ -56,7 +57,7 @@ def compare(
       roles: paths of the arguments that are the batch and the parameters, where the inferred ones are not right, as in
         :func:`shardwise.plan`.
       tactics: what an axis may be used for, by name, such as ``"dp,fsdp,megatron+sequence"``; by default all of
-        ``shardwise.tactics.experts.MENU``, and with an empty list plans alone are compared.
+        ``shardwise.tactics.baselines.MENU``, and with an empty list plans alone are compared.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
 
     Returns:
@@ -103,15 +104,15 @@ def compare(
         raise problems[0] if len(problems) == 1 else PlanError("\n".join(map(str, problems)))
     assert place is not None
     inquiry = variants[AS_IS].inquiry(place, paths)
-    tried, mesh_text = experts(inquiry.context, inquiry.model, menu), str(place.mesh)
+    tried, mesh_text = baselines(inquiry.context, inquiry.model, menu), str(place.mesh)
     rows = [plan_row(name, plan, mesh_text) for name, plan in named.items()]
     return Comparison(
         function=plain.program.name,
         mesh=mesh_text,
         hardware=place.topology.text,
         usable_bytes=inquiry.cost.profile.usable_bytes,
-        rows=(*rows, *(expert_row(expert) for expert in tried if expert.applies)),
-        refused=tuple((expert.name, expert.reason) for expert in tried if not expert.applies),
+        rows=(*rows, *(baseline_row(one) for one in tried if one.applies)),
+        refused=tuple((one.name, one.reason) for one in tried if not one.applies),
     )
 
 

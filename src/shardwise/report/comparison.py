@@ -10,14 +10,14 @@ from shardwise.report.units import binary, plural, seconds
 
 if TYPE_CHECKING:
     from shardwise.plans.plan import Plan
-    from shardwise.tactics.experts import Expert
+    from shardwise.tactics.baselines import Baseline
 
 _MOST: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A named strategy (``expert``) or a ``plan``, and its prediction. The name of a strategy can be given as ``tactics``."""
+    """A named strategy (``baseline``) or a ``plan``, and its prediction. The name of a strategy can be given as ``tactics``."""
 
     kind: str
     name: str
@@ -33,11 +33,11 @@ class Row:
         return not self.fits, self.time_s if self.fits else self.peak_bytes
 
 
-def expert_row(expert: Expert) -> Row:
-    cost = expert.cost
+def baseline_row(baseline: Baseline) -> Row:
+    cost = baseline.cost
     assert cost is not None
     times = cost.time_s, cost.compute_ps * 1e-12, cost.comm_ps * 1e-12
-    return Row("expert", expert.name, *times, cost.peak_bytes, expert.fits)
+    return Row("baseline", baseline.name, *times, cost.peak_bytes, baseline.fits)
 
 
 def plan_row(name: str, plan: Plan, mesh: str) -> Row:

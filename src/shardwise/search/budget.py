@@ -1,4 +1,4 @@
-"""When a search stops: seconds, evaluations, patience."""
+"""When a search stops: evaluations, patience, seconds."""
 
 from __future__ import annotations
 
@@ -7,17 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """When to stop: whichever comes first. ``patience`` is in expansions without an improvement.
+    """When to stop, whichever comes first. ``evaluations`` counts new states. ``patience`` is the number of new states without
+    an improvement, for each action of the problem. ``seconds`` is a cap, which a default search rarely reaches: without it the
+    result is the same on every machine."""
 
-    On a slow machine, or with many actions, seconds would end a search that has hardly begun. So the limit in seconds is three
-    times as long until there were ``least`` evaluations for every pair of actions.
-    """
-
-    seconds: float = 3.0
+    seconds: float = 60.0
     evaluations: int = 100_000
-    patience: int = 40
-    least: float = 1.0
-
-    def spent(self, seconds: float, evaluations: int, actions: int) -> bool:
-        """Are the seconds spent, in a search with this number of actions?"""
-        return seconds > (self.seconds if evaluations >= self.least * actions**2 else 3 * self.seconds)
+    patience: float = 8.0

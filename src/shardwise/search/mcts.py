@@ -6,8 +6,8 @@ every node of the tree has a cost, and the search can be stopped at any time.
 The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, with these changes:
 
 - a state that is reached in several ways is one node (transpositions);
-- a node grows by one decision, by an opening for an axis, or all axes, without decisions (``shardwise.search.openings``), or by
-  all that is left to shard on an axis (``shardwise.search.rest``), so that decisions that pay only together are tried together;
+- a node grows by one decision, by a named strategy for axes without decisions (``shardwise.search.openings``), or by all that
+  is left to shard on an axis (``shardwise.search.rest``), so that decisions that pay only together are tried together;
 - children are evaluated some at a time, first those whose decision has gained most wherever it was taken so far (all moves
   as first, Gelly and Silver 2007), more with the visits; those that change nothing are dropped;
 - from the best new children random continuations are evaluated (rollouts);
@@ -46,7 +46,7 @@ _ROLLOUTS: Final = 3
 _ROLLOUT_DEPTH: Final = 3
 #: Children that are evaluated at a time.
 _SOME: Final = 8
-#: Rounds of the tree between two polishings, and how many states are polished without success before the search ends.
+#: Rounds of the tree between two polishings, and how many of both without a new state end the search.
 _ROUNDS: Final = 8
 _VAIN: Final = 3
 #: The share of time that dropped decisions may have gained in all; and evaluations that are reserved for dropping them.
@@ -79,28 +79,27 @@ class _Tree:
         self.nodes: dict[object, _Node] = {}
         self.polished: set[object] = set()
         self.gains: dict[Actions, tuple[float, int]] = {}
-        self.idle = 0
         unsharded = self.problem.cost(())
         self.scale_ps = max(1, unsharded.compute_ps // self.problem.mesh.devices)
-        self.openings = find_openings(run)
+        self.openings = find_openings(self.problem)
         self.rest = Rest(self.problem)
         self.root = self._node((), unsharded)
 
     def search(self) -> Ended:
-        """Grows the tree and polishes states in turns."""
+        """Polishes states and grows the tree in turns."""
         vain = 0
-        while vain < _VAIN or self.idle < self.run.budget.patience:
-            before = self.run.best
-            for _ in range(_ROUNDS):
-                if self.nodes[self.root].closed:
-                    break
-                self._iterate()
+        while vain < _VAIN:
+            before = self.run.spent
             start = self._to_polish()
             if start is not None:
                 self._polish(start)
             elif self.nodes[self.root].closed:
                 return Ended.EXHAUSTED
-            vain = 0 if self.run.best is not before else vain + 1
+            for _ in range(_ROUNDS):
+                if self.nodes[self.root].closed:
+                    break
+                self._iterate()
+            vain = 0 if self.run.spent > before else vain + 1
         return Ended.CONVERGED
 
     # One round: down the tree, some new children, rollouts, and back.
@@ -115,9 +114,7 @@ class _Tree:
                     return
                 break
             path.append(self._select(node, open_))
-        before = self.run.best
         reward = self._expand(self.nodes[path[-1]])
-        self.idle = 0 if self.run.best is not before else self.idle + 1
         for key in reversed(path):
             node = self.nodes[key]
             node.visits += 1

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from shardwise.cost.model import Cost, CostModel
@@ -26,7 +27,8 @@ from shardwise.ir.program import HEAVY
 from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import Decision, Keep, State
 from shardwise.lowering.small import keep_small
-from shardwise.search.front import Points, pareto
+from shardwise.search.bounds import peak_bound
+from shardwise.search.front import pareto
 
 #: Groups with more conflicts than this have not all their resolutions tried, but those with all alike or one different.
 _MOST_BITS: Final = 2
@@ -41,6 +43,11 @@ class Scored:
     state: Actions
     cost: Cost
 
+    @property
+    def point(self) -> tuple[int, int]:
+        """Time and peak, as in ``search/front.py``."""
+        return self.cost.time_ps, self.cost.peak_blocks
+
 
 class Problem:
     """A program on a mesh on hardware, ready to be searched."""
@@ -50,13 +57,13 @@ class Problem:
         model: CostModel,
         base: Sequence[Decision] = (),
         axes: Sequence[str] | None = None,
-        seeds: Sequence[Sequence[Decision]] = (),
+        kept: Iterable[Decision] = (),
         keeps: bool = True,
         inner: bool = True,
     ):
-        """``base`` is decided already, and small arguments are kept replicated. ``seeds`` are lists of decisions to start from.
-        Without ``keeps`` there are no decisions that keep arguments replicated; without ``inner`` only groups with a dimension
-        of an argument are decided."""
+        """``base`` is decided already, and small arguments are kept replicated. ``kept``: decisions of strategies; those that
+        keep values replicated become actions that only seeds take. Without ``keeps`` there are no decisions that keep arguments
+        replicated; without ``inner`` only groups with a dimension of an argument are decided."""
         self.model, cost = model, model.cost
         self.analysis, self.mesh = model.structure.analysis, cost.placement.mesh
         analysis = self.analysis
@@ -66,23 +73,27 @@ class Problem:
         arguments = {a.value for a in analysis.program.arguments}
         reached = (g for g in analysis.groups if inner or any(p.value in arguments for p in g.places))
         groups = [g for g in reached if g.matters]
-        kept = kept_together(analysis) if keeps else ()
-        of_seeds = dict.fromkeys(d for seed in seeds for d in seed if isinstance(d, Keep))
-        keep_sets = tuple(dict.fromkeys((*kept, *(d.values for d in of_seeds))))
+        together = kept_together(analysis) if keeps else ()
+        of_seeds = dict.fromkeys(d for d in kept if isinstance(d, Keep))
+        keep_sets = tuple(dict.fromkeys((*together, *(d.values for d in of_seeds))))
         units, bits = tuple(g.colors for g in groups), tuple(tuple(g.bits) for g in groups)
         self.space = Space(self.mesh, units, bits, keep_sets, self.base)
         decisions = [shard for n, g in enumerate(groups) for shard in self._shards(n, g)]
-        decisions += [Keep(values, axis) for values in kept for axis in self.axes]
+        decisions += [Keep(values, axis) for values in together for axis in self.axes]
         self.actions = range(len(decisions))
         decisions += [d for d in of_seeds if d not in decisions]
         self.evaluator = Evaluator(self.model, self.space, decisions)
         self._numbers = {d: n for n, d in enumerate(decisions)}
         # Actions with one slot exclude each other: those of one unit on one axis. Keeps exclude only themselves.
         self._slots = [a.slot if a.slot >= 0 else ~n for n, a in enumerate(self.evaluator.actions)]
-        self.seeds = tuple(dict.fromkeys(state for seed in seeds if (state := self.state(seed)) is not None))
+        self.seeds: tuple[Actions, ...] = ()
         self.evaluations = 0
-        self.front: Points = ()
+        self.front: tuple[Scored, ...] = ()
         self._costs: dict[object, Cost] = {}
+
+    def start_from(self, seeds: Iterable[Actions]) -> None:
+        """Searches of this problem start from these states."""
+        self.seeds = tuple(dict.fromkeys(seeds))
 
     def state(self, decisions: Iterable[Decision]) -> Actions | None:
         """The state of some decisions on top of the base; None where one of them is no action."""
@@ -135,11 +146,17 @@ class Problem:
         """The costs of different states that are not asked for again, and so are not cached."""
         self.evaluations += len(states)
         costs = self.evaluator.evaluate(states)
-        self.front = pareto([*self.front, *((cost.time_ps, cost.peak_blocks) for cost in costs)])
+        scored = {s.point: s for s in (*map(Scored, map(tuple, states), costs), *self.front)}
+        self.front = tuple(scored[point] for point in pareto(scored))
         return costs
 
     def cost(self, state: Actions) -> Cost:
         return self.costs([state])[0]
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """A lower bound on the peak memory of all states."""
+        return peak_bound(self.model, self.given).peak_bytes
 
     def fits(self, cost: Cost) -> bool:
         return cost.peak_blocks <= self.model.usable_blocks

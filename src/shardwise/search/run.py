@@ -15,6 +15,9 @@ from shardwise.search.result import Ended, Found, Improvement, Progress
 
 #: States that are evaluated between two checks of the clock.
 _BATCH: Final = 256
+#: An improvement by less than this does not count as one; and a problem has patience as if it had this many actions.
+_LITTLE: Final = 0.001
+_FEWEST: Final = 12
 
 
 class SearchError(ShardwiseError):
@@ -47,6 +50,7 @@ class Run:
         starts = ((), *problem.seeds)
         self.best = min(map(Scored, starts, problem.costs(starts)), key=problem.rank)
         self._first = problem.evaluations
+        self._improved = 0
         self.log: list[Improvement] = []
 
     @property
@@ -59,10 +63,12 @@ class Run:
 
     def left(self) -> int:
         """Returns the evaluations that are left; stops the search where the budget is exhausted."""
-        if self.budget.spent(self.seconds, self.spent, len(self.problem.actions)):
+        if self.seconds > self.budget.seconds:
             raise Stop(Ended.SECONDS)
         if self.spent >= self.budget.evaluations:
             raise Stop(Ended.EVALUATIONS)
+        if self.spent - self._improved >= self.budget.patience * max(_FEWEST, len(self.problem.actions)):
+            raise Stop(Ended.CONVERGED)
         return self.budget.evaluations - self.spent
 
     def score(self, states: Sequence[Actions]) -> list[Scored]:
@@ -76,7 +82,10 @@ class Run:
 
     def offer(self, scored: Scored) -> None:
         """Takes a state that is better than the best so far."""
-        if self.problem.rank(scored) < self.problem.rank(self.best):
+        rank, before = self.problem.rank(scored), self.problem.rank(self.best)
+        if rank < before:
+            if rank[0] < before[0] or rank[1] < (1 - _LITTLE) * before[1]:
+                self._improved = self.spent
             self.best = scored
             self.note()
 

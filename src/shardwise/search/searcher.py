@@ -14,21 +14,22 @@ import math
 import numbers
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
-from shardwise.cost.model import CostModel
+from shardwise.cost.model import Cost, CostModel
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Decision
-from shardwise.search.bounds import peak_bound
 from shardwise.search.budget import Budget
 from shardwise.search.front import Points, pareto
 from shardwise.search.methods import METHODS
-from shardwise.search.problem import Problem
+from shardwise.search.problem import Actions, Problem, Scored
 from shardwise.search.result import Ended, Found, Improvement, Progress
 from shardwise.search.run import SearchError
 
+#: The patience of a search with a given budget (``Budget``).
+_PATIENCE: Final = 40.0
 #: States that are evaluated where no state can fit.
 _HOPELESS: Final = 200
 #: Ends after which a search with a larger budget would find the same.
@@ -66,13 +67,12 @@ class Options:
         if problems:
             raise SearchError("the search cannot be made: " + "; ".join(problems))
 
-    def budget(self, default_s: float = Budget().seconds) -> Budget:
-        """The budget, ``default_s`` where none was given."""
+    def budget(self) -> Budget:
+        """The budget, the default one where none was given. A given one has more patience."""
         if self.budget_s is None and self.budget_evals is None:
-            return Budget(seconds=default_s)
-        # At least the first state is evaluated, in which nothing is sharded.
-        seconds = math.inf if self.budget_s is None else max(1e-3, float(self.budget_s))
-        return Budget(seconds, sys.maxsize if self.budget_evals is None else max(1, int(self.budget_evals)), least=0)
+            return Budget()
+        seconds = math.inf if self.budget_s is None else float(self.budget_s)
+        return Budget(seconds, sys.maxsize if self.budget_evals is None else int(self.budget_evals), _PATIENCE)
 
 
 def _whole(value: Any) -> bool:
@@ -101,8 +101,7 @@ class Purse:
 
     def part(self, parts: int) -> Budget:
         """One of several equal parts of what is left."""
-        evaluations, least = -(-self._evaluations // parts), self._budget.least / parts
-        return replace(self._budget, seconds=self.seconds / parts, evaluations=evaluations, least=least)
+        return replace(self._budget, seconds=self.seconds / parts, evaluations=-(-self._evaluations // parts))
 
     def spend(self, evaluations: int) -> None:
         self._evaluations -= evaluations
@@ -113,7 +112,7 @@ class Purse:
 
     def share(self, evaluations: int = 0) -> float:
         """The share that is spent, with some evaluations more."""
-        left = (self._evaluations - evaluations) / self._budget.evaluations
+        left = (self._evaluations - evaluations) / max(1, self._budget.evaluations)
         if math.isfinite(self._budget.seconds):
             left = min(left, self.seconds / self._budget.seconds)
         return min(1.0, max(0.0, 1.0 - left))
@@ -153,15 +152,29 @@ class Journal:
         self.evaluations += found.evaluations
         self.purse.spend(found.evaluations)
         self.interrupted |= found.ended is Ended.INTERRUPTED
-        self.fronts[problem.mesh] = pareto([*self.fronts.get(problem.mesh, ()), *problem.front])
+        self.fronts[problem.mesh] = pareto([*self.fronts.get(problem.mesh, ()), *(s.point for s in problem.front)])
+
+
+class Starts(Protocol):
+    """What searches start from: the named strategies (``tactics/baselines.py``)."""
+
+    @property
+    def decisions(self) -> Iterable[Decision]: ...
+
+    def seeds(self, problem: Problem, quick: bool) -> Iterable[Actions]: ...
+
+
+#: The problems of a placed mesh, by what is decided before a search and by the axes that it decides about.
+Problems = dict[tuple[tuple[Decision, ...], tuple[str, ...]], tuple[Problem, Starts]]
 
 
 class Searcher:
     """Searches on one mesh. It keeps its problems, so that a search that is continued evaluates no state twice."""
 
-    def __init__(self, model: CostModel, journal: Journal):
+    def __init__(self, model: CostModel, journal: Journal, problems: Problems | None = None):
         self.model, self.journal = model, journal
-        self._problems: dict[tuple[tuple[Decision, ...], tuple[str, ...]], Problem] = {}
+        self._problems: Problems = {} if problems is None else problems
+        self._last: Problem | None = None
 
     @staticmethod
     def alone(model: CostModel, options: Options | None = None) -> Searcher:
@@ -171,17 +184,28 @@ class Searcher:
         searcher.begin(options.budget(), 1)
         return searcher
 
-    def begin(self, budget: Budget, searches: int, method: str | None = None) -> None:
-        """Sets the budget that the next searches share, and their method where it is not the one of the options."""
-        self._purse, self._left = Purse(budget), searches
-        self._method = method or self.journal.options.method
+    def begin(self, budget: Budget, searches: int, quick: bool = False) -> None:
+        """Sets the budget that the next searches share; ``quick`` searches start from some of the strategies."""
+        self._purse, self._left, self._quick = Purse(budget), searches, quick
         self.done: list[Found] = []
 
-    def search(self, base: Sequence[Decision], axes: Sequence[str]) -> Found | None:
+    @property
+    def front(self) -> tuple[Scored, ...]:
+        """The Pareto front of the states that the last search evaluated."""
+        return () if self._last is None else self._last.front
+
+    def front_decisions(self) -> list[tuple[Sequence[Decision], Cost]]:
+        """The same as decisions and costs."""
+        return [(self._last.decisions(s.state), s.cost) for s in self.front] if self._last is not None else []
+
+    def search(self, base: Sequence[Decision], axes: Sequence[str], starts: Callable[[], Starts]) -> Found | None:
         """Returns the best decisions for some axes, on top of a base; None after an interrupt."""
         if self.journal.interrupted:
             return None
-        problem = self._problem(tuple(base), tuple(axes))
+        begun = time.perf_counter()
+        problem = self._problem(tuple(base), tuple(axes), starts)
+        # The tables of a large program take seconds, which are not the search's.
+        self._purse.wait(time.perf_counter() - begun)
         found = unless_hopeless(
             problem, lambda budget: self._run(problem, budget), self._purse.part(max(1, self._left))
         )
@@ -192,24 +216,25 @@ class Searcher:
         self.done.append(found)
         return found
 
-    def _problem(self, base: tuple[Decision, ...], axes: tuple[str, ...]) -> Problem:
+    def _problem(self, base: tuple[Decision, ...], axes: tuple[str, ...], starts: Callable[[], Starts]) -> Problem:
         if (base, axes) not in self._problems:
-            start = time.perf_counter()
-            self._problems[base, axes] = Problem(self.model, base, axes)
-            # The tables of a large program take seconds, which are not the search's.
-            self._purse.wait(time.perf_counter() - start)
-        return self._problems[base, axes]
+            start = starts()
+            self._problems[base, axes] = Problem(self.model, base, axes, kept=start.decisions), start
+        self._last, start = self._problems[base, axes]
+        self._last.start_from(start.seeds(self._last, self._quick))
+        return self._last
 
     def _run(self, problem: Problem, budget: Budget) -> Found:
         def watch(improvement: Improvement, share: float) -> None:
             self.journal.note(problem, improvement)
 
-        return METHODS[self._method](problem, budget, int(self.journal.options.seed), watch)
+        options = self.journal.options
+        return METHODS[options.method](problem, budget, int(options.seed), watch)
 
 
 def unless_hopeless(problem: Problem, search: Callable[[Budget], Found], budget: Budget) -> Found:
     """Searches a problem; where it is proven that no state fits, only for a small state."""
-    if peak_bound(problem.model, problem.given).peak_bytes <= problem.model.cost.profile.usable_bytes:
+    if problem.least_bytes <= problem.model.cost.profile.usable_bytes:
         return search(budget)
     found = search(replace(budget, evaluations=min(budget.evaluations, _HOPELESS)))
     return found if found.ended is Ended.INTERRUPTED else replace(found, ended=Ended.INFEASIBLE)

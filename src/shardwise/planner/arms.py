@@ -1,0 +1,110 @@
+"""An arm of the race: a variant of the program on a placed mesh, with the best decisions on it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shardwise.cost.memory import BLOCK, blocks
+from shardwise.cost.model import Cost
+from shardwise.hardware.layout import Placement
+from shardwise.lowering.decisions import Decision
+from shardwise.planner.asked import Asked
+from shardwise.planner.captured import Captured
+from shardwise.planner.inquiry import Inquiry
+from shardwise.search.bounds import peak_bound
+from shardwise.search.budget import Budget
+from shardwise.search.result import Ended
+from shardwise.search.searcher import Journal, Searcher
+from shardwise.tactics.auto import Auto
+from shardwise.tactics.pins import make_pins, stated_shards
+from shardwise.tactics.tactic import decide
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Decisions and their cost on a placed mesh. ``ended``: why each search among the tactics did."""
+
+    inquiry: Inquiry
+    decisions: tuple[Decision, ...]
+    total: Cost
+    ended: tuple[Ended, ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.total.peak_blocks <= self.inquiry.model.usable_blocks
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Smaller is better."""
+        return (0, self.total.time_ps) if self.fits else (1, self.total.peak_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A state that was evaluated: its times with all memory it wants, and without what it computes."""
+
+    time_ps: int
+    peak_bytes: int
+    arguments_bytes: int
+
+
+class Arm:
+    """Tactics on one variant and mesh, applied again with larger budgets."""
+
+    def __init__(self, captured: Captured, placement: Placement, asked: Asked, journal: Journal):
+        self.captured, self.placement = captured, placement
+        self.inquiry = captured.inquiry(placement, asked.roles)
+        pins = make_pins(captured.analysis, placement.mesh, asked.pins or {})
+        self._first: tuple[Decision, ...] = (*pins, *stated_shards(captured.analysis, placement.mesh))
+        self._tactics = asked.tactics
+        self._searches = sum(isinstance(t, Auto) for t in asked.tactics)
+        self._searcher = Searcher(self.inquiry.model, journal, self.inquiry.problems)
+        self._context = replace(self.inquiry.context, searcher=self._searcher)
+        self.best: Decided | None = None
+        self.least_bytes = peak_bound(self.inquiry.model, self._first).peak_bytes
+
+    @property
+    def usable_bytes(self) -> int:
+        return self.inquiry.model.usable_blocks * BLOCK
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it is proven that nothing fits."""
+        return self.least_bytes > self.usable_bytes
+
+    def run(self, budget: Budget, quick: bool = False) -> Decided:
+        """Applies the tactics, and returns the best result so far."""
+        self._searcher.begin(budget, self._searches, quick)
+        decisions = tuple(decide(self._context, self._tactics, self._first))
+        results = self._searcher.done
+        if len(results) == self._searches > 0 and isinstance(self._tactics[-1], Auto):
+            total = results[-1].best.cost
+        else:
+            total = self.inquiry.model.evaluate(self._context.lower(decisions))
+        decided = Decided(self.inquiry, decisions, total, tuple(r.ended for r in results))
+        if self.best is None or decided.rank <= self.best.rank:
+            self.best = decided
+        return self.best
+
+    def points(self) -> list[tuple[int, int]]:
+        """Time and peak of the states on the Pareto front, (ps, blocks)."""
+        assert self.best is not None
+        return [s.point for s in self._searcher.front] or [(self.best.total.time_ps, self.best.total.peak_blocks)]
+
+    def candidates(self, faster_than_ps: float) -> list[Candidate]:
+        """States on the front that are faster, and do not fit, but whose arguments do."""
+        assert self.best is not None
+        states: list[tuple[Sequence[Decision], Cost]] = self._searcher.front_decisions()
+        candidates = []
+        for decisions, cost in states or [(self.best.decisions, self.best.total)]:
+            if cost.time_ps < faster_than_ps and cost.peak_blocks * BLOCK > self.usable_bytes:
+                arguments = self._arguments_bytes(decisions)
+                if arguments < self.usable_bytes:
+                    candidates.append(Candidate(cost.time_ps, cost.peak_blocks * BLOCK, arguments))
+        return candidates
+
+    def _arguments_bytes(self, decisions: Sequence[Decision]) -> int:
+        lowered, profile = self._context.lower(decisions), self.inquiry.cost.profile
+        values = (lowered.program.values[a.value] for a in lowered.program.arguments)
+        return BLOCK * sum(blocks(v, lowered.storage[v.id], lowered.mesh, profile) for v in values)

@@ -1,0 +1,195 @@
+"""What an expert would try: the named strategies, and their combinations over the axes of a mesh.
+
+Every axis is used for an entry of the menu, one strategy or several that belong together (Megatron with the sequence beside
+it), or is not used. Only one strategy that shards gradients and moments is used at a time. The strategies of a combination are
+applied in the order of ``PARTS``, those of one kind in the order of the mesh.
+
+A search starts from these combinations (its seeds), so that a plan is never worse than any of them. With three axes or more
+there are thousands: axis by axis only the fastest and the smallest combinations are continued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+from shardwise.cost.model import Cost, CostModel
+from shardwise.errors import DecisionError
+from shardwise.lowering.decisions import Decision, Pin, State
+from shardwise.lowering.sharding import Collective, Kind
+from shardwise.search.problem import Actions, Problem
+from shardwise.tactics.named import PARTS, named
+from shardwise.tactics.tactic import Context, Tactic
+
+#: A strategy on an axis.
+Part = tuple[str, str]
+#: Strategies that share an axis.
+Entry = tuple[str, ...]
+
+MENU: Final[tuple[Entry, ...]] = tuple(
+    tuple(words.split("+"))
+    for words in (
+        "expert edges dp fsdp zero1 zero2 context megatron megatron+sequence megatron+vocabulary "
+        "megatron+sequence+vocabulary vocabulary dp+vocabulary"
+    ).split()
+)
+_SHARDED: Final = frozenset(("fsdp", "zero1", "zero2"))
+#: Combinations by time, and by memory, that get a further axis: after the second axis, and where only a quick look is wanted.
+_WIDTH: Final = 8
+_QUICK: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A combination of strategies and its cost, or the ``reason`` why it cannot be applied."""
+
+    parts: tuple[Part, ...]
+    decisions: tuple[Decision, ...] = ()
+    cost: Cost | None = None
+    fits: bool = False
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """Text that :func:`shardwise.plan` takes as ``tactics``, or ``replicated``."""
+        axes = {part: "+".join(axis for other, axis in self.parts if other == part) for part, _ in self.parts}
+        return ",".join(f"{part}:{axes[part]}" for part in axes) or "replicated"
+
+    @property
+    def tactics(self) -> tuple[Tactic, ...]:
+        return tuple(named(*part) for part in self.parts)
+
+    @property
+    def applies(self) -> bool:
+        return not self.reason
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        """Smaller is better, as in ``Problem.rank``."""
+        assert self.cost is not None
+        figures = (self.cost.time_ps, self.cost.peak_blocks)
+        return (0, *figures, len(self.parts)) if self.fits else (1, *figures[::-1], len(self.parts))
+
+
+def baselines(context: Context, model: CostModel, menu: Sequence[Entry] = MENU) -> list[Baseline]:
+    """All combinations that apply, those that fit and are fast first; then those that do not apply. Of combinations that decide
+    the same, the one with the fewest strategies is given."""
+    combinations = Combinations(context, context.mesh.names, menu=menu)
+    every = combinations.costed(Problem(model, kept=combinations.decisions))
+    return [*sorted((b for b in every if b.applies), key=lambda b: b.rank), *(b for b in every if not b.applies)]
+
+
+class Combinations:
+    """The combinations of strategies over some axes, on top of what is decided already."""
+
+    def __init__(
+        self, context: Context, axes: Sequence[str], taken: Sequence[Decision] = (), menu: Sequence[Entry] = MENU
+    ):
+        self._context, self._taken = context, tuple(taken)
+        self._axes = [axis for axis in axes if context.mesh.sizes[context.mesh.index(axis)] > 1]
+        self._decided: dict[tuple[Part, ...], tuple[Decision, ...] | str] = {(): ()}
+        self._alone = {(e, axis): self._baseline((p, axis) for p in e) for axis in self._axes for e in menu}
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """The decisions of all strategies, for the actions of a ``Problem``."""
+        return [d for baseline in self._alone.values() for d in baseline.decisions]
+
+    def seeds(self, problem: Problem, quick: bool) -> list[Actions]:
+        """The combinations as states of a problem, without those that it cannot express."""
+        every = (b for b in self.costed(problem, quick) if b.applies and self._mirrored(b.parts) == b.parts)
+        return [state for b in every if (state := problem.state(b.decisions))]
+
+    def costed(self, problem: Problem, quick: bool = False) -> list[Baseline]:
+        """The combinations with their costs; those that do not apply come last. ``quick`` leaves out most."""
+        distinct: dict[object, Baseline] = {}
+        partial = [self._cost(problem, self._baseline(()))]
+        for number, axis in enumerate(self._axes):
+            width = _QUICK if quick else _WIDTH if number > 1 else len(partial)
+            able = [entry for (entry, other), baseline in self._alone.items() if other == axis and baseline.applies]
+            extended = [
+                self._baseline((*before.parts, *((part, axis) for part in entry)))
+                for before in _best(partial, width)
+                for entry in able
+                if len({part for part, _ in before.parts} & _SHARDED | set(entry) & _SHARDED) <= 1
+            ]
+            partial += [self._cost(problem, baseline) for baseline in extended if baseline.applies]
+        for baseline in sorted(partial, key=lambda b: len(b.parts)):
+            distinct.setdefault(self._key(baseline), baseline)
+        return [*distinct.values(), *(b for b in self._alone.values() if not b.applies)]
+
+    def _cost(self, problem: Problem, baseline: Baseline) -> Baseline:
+        parts = self._mirrored(baseline.parts)
+        state = problem.state(self._baseline(parts).decisions)
+        if state is not None:
+            cost = problem.cost(state)
+        else:
+            cost = problem.model.evaluate(self._context.lower((*problem.base, *baseline.decisions)))
+        return replace(baseline, cost=cost, fits=problem.fits(cost))
+
+    def _mirrored(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        """The same strategies on equal axes, in an order that does not depend on which of them has which."""
+        renamed: dict[str, str] = {}
+        for axes in self._equal_axes:
+            used = {axis: sorted(PARTS.index(part) for part, other in parts if other == axis) for axis in axes}
+            renamed |= dict(zip(sorted(axes, key=lambda axis: (not used[axis], used[axis])), axes, strict=True))
+        return _ordered((part, renamed[axis]) for part, axis in parts)
+
+    @cached_property
+    def _equal_axes(self) -> list[list[str]]:
+        """The axes, together those that cost the same and have no decision yet."""
+        mesh, cost = self._context.mesh, self._context.cost
+        pinned = any(isinstance(d, Pin) for d in self._taken)
+        used = {d.axis for d in self._taken if not isinstance(d, Pin)}
+        kinds: dict[object, list[str]] = {}
+        for axis in self._axes:
+            number = mesh.index(axis)
+            kind = [mesh.sizes[number]] + [
+                cost.step_s(Collective(kind, (number,), nbytes, nbytes))
+                for kind in Kind
+                for nbytes in (1.0, 1e9)
+                if kind is not Kind.SLICE
+            ]
+            kinds.setdefault(axis if pinned or axis in used else tuple(kind), []).append(axis)
+        return list(kinds.values())
+
+    def _key(self, baseline: Baseline) -> object:
+        """Equal for combinations that decide the same."""
+        state = State(self._context.mesh, (*self._taken, *baseline.decisions))
+        return state.order, state.kept, tuple(sorted(state.sides.items()))
+
+    def _baseline(self, parts: Iterable[Part]) -> Baseline:
+        ordered = _ordered(parts)
+        decisions = self._decide(ordered)
+        return Baseline(ordered, reason=decisions) if isinstance(decisions, str) else Baseline(ordered, decisions)
+
+    def _decide(self, parts: tuple[Part, ...]) -> tuple[Decision, ...] | str:
+        """The decisions, or why there are none."""
+        if parts not in self._decided:
+            before = self._decide(parts[:-1])
+            self._decided[parts] = before if isinstance(before, str) else self._extended(before, parts[-1])
+        return self._decided[parts]
+
+    def _extended(self, before: tuple[Decision, ...], part: Part) -> tuple[Decision, ...] | str:
+        try:
+            decisions = (*before, *named(*part).decide(self._context, [*self._taken, *before]))
+            State(self._context.mesh, (*self._taken, *decisions))
+        except DecisionError as error:
+            return str(error)
+        return decisions
+
+
+def _ordered(parts: Iterable[Part]) -> tuple[Part, ...]:
+    return tuple(sorted(parts, key=lambda part: PARTS.index(part[0])))
+
+
+def _best(partial: Sequence[Baseline], width: int) -> list[Baseline]:
+    """The fastest, and the smallest."""
+    if len(partial) <= 2 * width:
+        return list(partial)
+    costs = [(baseline, baseline.cost) for baseline in partial if baseline.cost is not None]
+    by_time = sorted(costs, key=lambda pair: (pair[1].time_ps, pair[1].peak_blocks))
+    by_peak = sorted(costs, key=lambda pair: (pair[1].peak_blocks, pair[1].time_ps))
+    return list({b.parts: b for b, _ in (*by_time[:width], *by_peak[:width])}.values())

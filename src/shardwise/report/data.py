@@ -59,7 +59,6 @@ def report_data(plan: Plan) -> dict[str, Any]:
         "program": program and listing_data(program, plan.sharded, _MOST_LINES),
         "curve": _curve(p.curve),
         "breakdown": _breakdown(p),
-        "colors": _colors(plan) if plan.colors.groups else None,
         "effects": [
             {
                 "decision": str(row.decision),
@@ -160,24 +159,3 @@ def _breakdown(p: Predicted) -> list[dict[str, Any]]:
     for moved in p.collectives:
         times[moved.kind] = times.get(moved.kind, 0.0) + moved.time_s
     return [{"by": "kind", "seconds": dict(sorted(times.items(), key=lambda item: -item[1]))}]
-
-
-def _colors(plan: Plan) -> dict[str, Any] | None:
-    if not plan.colors.groups:
-        return None
-    data: dict[str, Any] = encode(plan.colors)
-    for row in data["conflicts"]:
-        row["outcome"] = _outcome(row["kept"])
-    return data
-
-
-def _outcome(kept: dict[str, int]) -> str:
-    """
-    >>> _outcome({"data": 1, "model": 2}), _outcome({"data": 0}), _outcome({})
-    ('data on side A, model on side B', 'no consistent side: neither has data', 'open: the group is not sharded')
-    """
-    if not kept:
-        return "open: the group is not sharded"
-    if not all(kept.values()):
-        return f"no consistent side: neither has {'·'.join(kept)}"
-    return ", ".join(f"{axis} on side {'AB'[side - 1]}" for axis, side in kept.items())

@@ -63,8 +63,8 @@ def _plan(arguments: argparse.Namespace) -> Result:
     for file in filter(None, (arguments.output, arguments.report)):
         check_writable(file, PlanError)
     from shardwise.planner.planning import plan
+    from shardwise.report.plan_text import plan_page
     from shardwise.report.progress import ProgressLine
-    from shardwise.report.summary import plan_page
     from shardwise.search.result import Ended
 
     target = load_target(arguments.target)
@@ -183,8 +183,7 @@ def _compare(arguments: argparse.Namespace) -> Result:
 
     without_devices()
     target = load_target(arguments.target)
-    from shardwise.report.compare import compare
-    from shardwise.report.comparison import comparison_text
+    from shardwise.report.compare import compare, comparison_text
 
     compared = compare(
         target.fn,

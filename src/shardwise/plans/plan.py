@@ -32,7 +32,7 @@ from shardwise.transforms.variant import AS_IS, Variant
 if TYPE_CHECKING:
     from shardwise.capture.trace import Call
     from shardwise.planner.what_if import Effect, WhatIf, Which
-    from shardwise.report.comparison import Row
+    from shardwise.report.compare import Row
     from shardwise.report.logical import Rules
 
 SCHEMA: Final = 8
@@ -189,7 +189,7 @@ class Plan(Execution):
         >>> print(plan.summary().splitlines()[0])
         <lambda> on data 4: 4 v5e
         """
-        from shardwise.report.summary import plan_page
+        from shardwise.report.plan_text import plan_page
 
         return plan_page(self, width).text()
 
@@ -326,7 +326,7 @@ class Plan(Execution):
         >>> [row.name for row in plan.experts]
         ['dp:data', 'fsdp:data']
         """
-        from shardwise.report.comparison import expert_row
+        from shardwise.report.compare import expert_row
 
         if self.asked is None or not self.asked.roles:
             return ()
@@ -396,7 +396,7 @@ class Plan(Execution):
         return f"<Plan of {self.function} on {self.mesh}: step time {seconds(p.time_s)}, {binary(p.peak_bytes)}>"
 
     def __str__(self) -> str:
-        from shardwise.report.summary import plan_page
+        from shardwise.report.plan_text import plan_page
 
         return plan_page(self, every=True).text()
 
@@ -405,6 +405,6 @@ class Plan(Execution):
 
     def _repr_html_(self) -> str:
         from shardwise.report.html import notebook_html
-        from shardwise.report.summary import plan_page
+        from shardwise.report.plan_text import plan_page
 
         return notebook_html(plan_page(self, every=True))

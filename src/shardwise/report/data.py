@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardwise.cost.predict import PARTS
 from shardwise.plans.codec import encode
-from shardwise.report.plan_text import shards, spec_text
+from shardwise.report.plan_text import decided, shards, spec_text
 from shardwise.report.program_text import listing_data
-from shardwise.report.summary import decided
 from shardwise.report.units import si
 
 if TYPE_CHECKING:

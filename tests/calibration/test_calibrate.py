@@ -117,7 +117,7 @@ def test_small_collectives_without_the_products_between() -> None:
 
 def test_costs_of_operands_and_transposed_reads(tmp_path: Path) -> None:
     """Both lead back to the rates they were made with; where nothing more is seen there is no figure."""
-    thin = [Reading("thin.forward", str(n), n * 1e9, n * 1e9 / 3.5e14 + n * 4e6 / 2e10, n * 1e6) for n in (1.0, 2.0)]
+    thin = [Reading("thin", str(n), n * 1e9, n * 1e9 / 3.5e14 + n * 4e6 / 2e10, n * 1e6) for n in (1.0, 2.0)]
     straight, transposed = (Reading(w, "", 12e6, t, 1e6) for w, t in (("straight", 1e-3), ("transposed", 3e-3)))
     profile = of(HOST, *thin, straight, transposed).write(tmp_path / "ours.toml")
     assert profile.operand_bytes_per_s == pytest.approx(2e10, rel=1e-3)

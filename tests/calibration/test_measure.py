@@ -10,7 +10,7 @@ import pytest
 from shardwise.calibration import measure as module
 from shardwise.calibration.calibrate import calibrate
 from shardwise.calibration.measure import measure
-from shardwise.calibration.readings import KINDS, THIN, Measured
+from shardwise.calibration.readings import KINDS, Measured
 from shardwise.calibration.timing import Scale, scale_for
 from shardwise.errors import HardwareError
 from shardwise.hardware.load import load_profile
@@ -37,8 +37,8 @@ def measured() -> Measured:
 def test_readings_are_positive_and_of_every_kind(measured: Measured) -> None:
     assert all(math.isfinite(r.time_s) and r.time_s > 0 and r.work > 0 for r in measured.readings)
     kinds = {r.what for r in measured.readings}
-    plain = {"memory", "straight", "transposed", "vector", "launch", "between"}
-    assert kinds == {"matrix.f32", "matrix.bf16", *THIN, *plain, *KINDS}
+    plain = {"memory", "thin", "straight", "transposed", "vector", "launch", "between"}
+    assert kinds == {"matrix.f32", "matrix.bf16", *plain, *KINDS}
     assert not measured.notes
 
 

@@ -33,7 +33,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardwise.calibration.readings import KINDS, THIN, Machine, Measured, Reading
+from shardwise.calibration.readings import KINDS, Machine, Measured, Reading
 from shardwise.errors import HardwareError
 from shardwise.files import check_writable, write_whole
 from shardwise.hardware.collectives import collective
@@ -192,7 +192,7 @@ def _matrix_figures(by_what: Mapping[str, list[Reading]], base: Profile, same_de
     figures["matrix.efficiency"] = efficiency
     if not same_device or peak != best:
         figures[f"matrix.{main}"] = peak
-    if rate := _operand_rate([r for what in THIN for r in by_what.get(what, ())], typical["f32"]):
+    if rate := _operand_rate(by_what.get("thin", ()), typical["f32"]):
         figures["matrix.operand_bytes_per_s"] = rate
     return figures
 

@@ -6,7 +6,7 @@ all devices at once (``shardwise.calibration.timing``).
 | reading | work |
 |---|---|
 | ``matrix.*`` | chains of large square and tall products, by dtype |
-| ``thin.*`` | chains of f32 products of few rows, each with another second operand, as it is and transposed |
+| ``thin`` | chains of f32 products of few rows, each with another second operand |
 | ``memory`` | kernels over arrays much larger than caches, of one to three inputs |
 | ``straight``, ``transposed`` | a kernel over two arrays, and the same with a transposed read of one of them |
 | ``vector`` | long chains of multiply-adds in one fusion; each counts once, as everywhere in profiles |
@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwise.calibration.readings import KINDS, THIN, Machine, Measured, Reading
+from shardwise.calibration.readings import KINDS, Machine, Measured, Reading
 from shardwise.calibration.timing import TYPES, Bench, Scale, scale_for
 from shardwise.errors import HardwareError
 
@@ -171,20 +171,16 @@ def _products_of(bench: Bench, dtype: str) -> Iterator[Reading]:
 
 
 def _thin(bench: Bench) -> Iterator[Reading]:
-    """Times products of few rows, each with another second operand, as it is and transposed."""
+    def body(x: Any, squares: Any) -> Any:
+        for w in squares:
+            x = x @ w
+        return x
+
     for rows, depth in bench.scale.thin:
         x = bench.random((rows, depth), "float32")
         squares = tuple(bench.random((depth, depth), "float32", depth**-0.5) for _ in range(bench.scale.arrays))
         flops, elements = 2.0 * rows * depth * depth, float(depth * (rows + depth))
-        for what in THIN:
-
-            def body(x: Any, squares: Any, transpose: bool = what == "thin.transposed") -> Any:
-                for w in squares:
-                    x = x @ (w.T if transpose else w)
-                return x
-
-            time_s = bench.once(body, x, squares) / bench.scale.arrays
-            yield Reading(what, f"{rows}x{depth}x{depth}", flops, time_s, elements)
+        yield Reading("thin", f"{rows}x{depth}x{depth}", flops, bench.once(body, x, squares) / len(squares), elements)
 
 
 def _streams(bench: Bench) -> Iterator[Reading]:

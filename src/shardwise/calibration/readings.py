@@ -18,18 +18,16 @@ from shardwise.errors import HardwareError
 SCHEMA: Final = 2
 #: Collectives that are measured.
 KINDS: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-#: Products of few rows that are measured.
-THIN: Final = ("thin.forward", "thin.transposed")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """The time that one device takes for some work.
 
-    ``what`` is ``"matrix.bf16"`` and so on (FLOPs), ``"thin.forward"`` and so on (FLOPs, and the ``elements`` of the operands),
-    ``"memory"`` (bytes that a kernel reads and writes), ``"vector"`` (operations), ``"launch"`` (kernels), ``"straight"`` and
-    ``"transposed"`` (bytes of a kernel over ``elements``, without and with a transposed read), or one of ``KINDS`` (bytes) over
-    all devices. ``between``: it was measured between products, whose time is the reading ``"between"`` (FLOPs).
+    ``what`` is ``"matrix.bf16"`` and so on (FLOPs), ``"thin"`` (FLOPs of a product of few rows, and the ``elements`` of its
+    operands), ``"memory"`` (bytes that a kernel reads and writes), ``"vector"`` (operations), ``"launch"`` (kernels),
+    ``"straight"`` and ``"transposed"`` (bytes of a kernel over ``elements``, without and with a transposed read), or one of
+    ``KINDS`` (bytes). ``between``: it was measured between products, whose time is the reading ``"between"`` (FLOPs).
     """
 
     what: str

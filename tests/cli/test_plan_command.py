@@ -58,7 +58,7 @@ def test_progress_is_for_terminals_or_for_who_asks(capsys: pytest.CaptureFixture
 def test_nothing_is_searched_if_the_plan_cannot_be_kept(
     option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shardwise.cli.targets.load_target", lambda _: pytest.fail("there is no need to look"))
+    monkeypatch.setattr("shardwise.cli.programs.load_target", lambda _: pytest.fail("there is no need to look"))
     for file, why in (
         ("/nowhere/x.json", "there is no folder /nowhere"),
         ("/proc/x", "No such file"),

@@ -40,7 +40,7 @@ def add_hardware(commands: Any) -> None:
     show = options.add_command(actions, "show", _show)
     help = "a name, a path to a .toml file, or a topology such as v5e:4x4"
     show.add("name", metavar="NAME", help=help, by=completers.hardware)
-    calibrate = options.add_command(actions, "calibrate", _calibrate)
+    calibrate = options.add_command(actions, "calibrate", _calibrate, accelerators=True)
     calibrate.add("--name", help="the profile's name (default: the kind of device with -measured)")
     help = "where it goes (default: NAME.toml, here)"
     calibrate.add("--output", metavar="FILE.toml", type=Path, help=help, by=completers.files("toml"))

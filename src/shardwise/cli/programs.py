@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from shardwise.cli import completers, options
 from shardwise.cli.options import Result
+from shardwise.cli.targets import load_target
 from shardwise.errors import PlanError, ShardwiseError
 
 _REMAT: Final = {"yes": True, "no": None, "auto": "auto"}
@@ -54,10 +55,8 @@ def _plan(arguments: argparse.Namespace) -> Result:
       shardwise plan train.py:make_step --mesh data=4,model=8 --output plan.json
       shardwise plan zoo:t2b --mesh data=4,model=4 --tactics fsdp:data,auto:model
     """
-    from shardwise.cli.targets import load_target, without_devices
     from shardwise.files import check_writable
 
-    without_devices()
     if arguments.topology is None and arguments.mesh is None:
         raise ShardwiseError("say what to plan for: --topology v5e:4x4, or --mesh data=4,model=4, or both")
     for file in filter(None, (arguments.output, arguments.report)):
@@ -132,9 +131,6 @@ def _inspect(arguments: argparse.Namespace) -> Result:
       shardwise inspect zoo:t2b
       shardwise inspect train.py:make_step --why params/w1:0 batch:1
     """
-    from shardwise.cli.targets import load_target, without_devices
-
-    without_devices()
     from shardwise.dims.analysis import analyze
     from shardwise.ir.text import format_program
     from shardwise.report.inspection import analysis_page
@@ -179,9 +175,6 @@ def _compare(arguments: argparse.Namespace) -> Result:
       shardwise compare zoo:t2b --topology v5e:4x4 --mesh data=4,model=4
       shardwise compare train.py:make_step --mesh data=8
     """
-    from shardwise.cli.targets import load_target, without_devices
-
-    without_devices()
     target = load_target(arguments.target)
     from shardwise.report.compare import compare, comparison_text
 

@@ -25,7 +25,7 @@ from shardwise.hardware.load import load_profile
 from shardwise.hardware.profile import Profile
 from shardwise.hardware.topology import topology
 
-HOST = Machine("cpu", "cpu", 2, "0.9.0", memory_bytes=8 << 30, clock_hz=2.5e9)
+HOST = Machine("cpu", "cpu", 2, "0.9.0", memory_bytes=8 << 30)
 H100_LINKS = {
     "latency.collective_s": 6.6e-6,
     "links.NVLink.latency_s": 1.9e-6,

@@ -220,7 +220,7 @@ def _efficiency(rate: float, peak: float) -> tuple[float, float]:
 
 def _reported(machine: Machine, base: Profile, same_device: bool) -> dict[str, Any]:
     """Returns the figures that the machine reports about itself."""
-    figures: dict[str, Any] = {"clock_hz": machine.clock_hz} if machine.clock_hz else {}
+    figures: dict[str, Any] = {}
     if not same_device:
         flags = {"reduce_scatter": machine.scatters, "minor_copies": machine.minor_copies}
         figures |= {key: int(flag) for key, flag in flags.items() if flag is not None}

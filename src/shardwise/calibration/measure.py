@@ -93,7 +93,6 @@ def _machine(devices: Sequence[Any]) -> Machine:
         jax=jax.__version__,
         memory_bytes=limit,
         memory_fraction=_memory_fraction() if first.platform == "gpu" else None,
-        clock_hz=_host_clock_hz() if host else None,
         # A sum of which each device keeps a piece; a gather along the second dimension.
         scatters="reduce-scatter" in _compiled(devices, jnp.dot, ((None, "d"), ("d",)), ("d",)) if several else None,
         minor_copies=" copy(" in _compiled(devices, lambda x: x, ((None, "d"),), ()) if several else None,
@@ -126,14 +125,6 @@ def _host_bytes() -> int:
     with contextlib.suppress(OSError, ValueError):
         sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return min(sizes)
-
-
-def _host_clock_hz() -> float | None:
-    with contextlib.suppress(OSError, ValueError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        clocks = [float(line.split(":")[1]) * 1e6 for line in lines if line.startswith("cpu MHz")]
-        return max(clocks, default=0.0) or None
-    return None
 
 
 def _products(bench: Bench) -> Iterator[Reading]:

@@ -54,7 +54,6 @@ class Machine:
     jax: str
     memory_bytes: int = 0
     memory_fraction: float | None = None
-    clock_hz: float | None = None
     scatters: bool | None = None
     minor_copies: bool | None = None
 

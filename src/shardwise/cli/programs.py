@@ -14,8 +14,6 @@ from shardwise.errors import PlanError, ShardwiseError
 
 _REMAT: Final = {"yes": True, "no": None, "auto": "auto"}
 _INTERRUPTED: Final = 130
-#: The search methods, here so that help and completion do not import them.
-METHODS: Final = ("mcts", "beam", "greedy", "random", "exhaustive")
 
 
 def add_plan(commands: Any) -> None:
@@ -26,8 +24,6 @@ def add_plan(commands: Any) -> None:
     help = "how many states it may evaluate: the same plan on every machine"
     plan.add("--evaluations", dest="budget_evals", metavar="N", type=int, help=help)
     plan.add("--seed", metavar="N", type=int, help="of the search")
-    help = f"of the search: {', '.join(METHODS)}"
-    plan.add("--method", metavar="NAME", help=help, by=completers.words(*METHODS))
     options.add_tactics(
         plan, "tactics in order, such as fsdp:data,auto:model or fsdp:data+model (default: auto, a search)"
     )
@@ -67,7 +63,7 @@ def _plan(arguments: argparse.Namespace) -> Result:
     from shardwise.search.result import Ended
 
     target = load_target(arguments.target)
-    names = ("mesh", "topology", "tactics", "budget_s", "budget_evals", "seed", "method")
+    names = ("mesh", "topology", "tactics", "budget_s", "budget_evals", "seed")
     values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     with ProgressLine(not arguments.quiet, lines=arguments.verbose) as show:
         planned = plan(
@@ -115,7 +111,6 @@ def add_inspect(commands: Any) -> None:
     inspect = options.add_command(commands, "inspect", _inspect)
     options.add_target(inspect)
     inspect.add_flag("--all", help="list also groups that do not matter (loops, dimensions that stay replicated)")
-    inspect.add_flag("--no-grouping", help="decide repeated layers one by one")
     help = "show what ties two dimensions together, each as PATH:DIM (params/w1:0)"
     inspect.add("--why", nargs=2, metavar=("A", "B"), help=help)
     inspect.add_flag("--program", help="print the captured program with its rules instead")
@@ -136,8 +131,8 @@ def _inspect(arguments: argparse.Namespace) -> Result:
     from shardwise.report.inspection import analysis_page
 
     target = load_target(arguments.target)
-    donate = {"donate_argnums": target.donate_argnums} if target.donate_argnums else {}
-    analysis = analyze(target.fn, *target.args, **donate, grouping=not arguments.no_grouping, kwargs=target.kwargs)
+    donated = target.donate_argnums or None
+    analysis = analyze(target.fn, *target.args, donate_argnums=donated, kwargs=target.kwargs)
     if arguments.why:
         (path_a, dim_a), (path_b, dim_b) = map(_dimension, arguments.why)
         return f"{analysis.why(path_a, dim_a, path_b, dim_b)}\n"

@@ -18,6 +18,7 @@ from shardwise.calibration.calibrate import Calibration, base_of, calibrate, to_
 from shardwise.calibration.readings import KINDS, Machine, Measured, Reading, fastest, read_measured
 from shardwise.cli import hardware as cli
 from shardwise.cli.main import main
+from shardwise.cost.compute import stream_s
 from shardwise.errors import HardwareError
 from shardwise.hardware.collectives import collective
 from shardwise.hardware.layout import place
@@ -173,6 +174,24 @@ def test_a_compiler_without_reduce_scatters(tmp_path: Path) -> None:
     assert profile_of(HOST, tmp_path).scatters is load_profile("cpu").scatters is False, "the base's"
     asked = dataclasses.replace(H200, scatters=False)
     assert profile_of(asked, tmp_path).scatters, "a known device keeps its profile's"
+
+
+@pytest.mark.parametrize("name", ["v5e", "v3", "h100"])
+def test_kernels_over_arrays_take_as_long_as_the_cost_model_says(name: str) -> None:
+    """What the base has for elements is not counted as bytes."""
+    base, count = load_profile(name), 1e8
+    sizes = [4.0 * arrays * count for arrays in (2, 3, 4)]
+    read = [Reading("memory", str(size), size, stream_s(size, count, 0.0, base), count) for size in sizes]
+    others = [r for r in readings() if r.what != "memory"]
+    assert module._figures([*others, *read], base, True)["memory.efficiency"] == pytest.approx(base.memory_efficiency)
+
+
+def test_elements_explain_at_most_half_of_the_time() -> None:
+    """A host may be faster than the elements per second that are estimated for hosts in general."""
+    read = Reading("memory", "", 8e8, 1e-3, 1e8)
+    others = [r for r in readings() if r.what != "memory"]
+    figures = module._figures([*others, read], load_profile("cpu"), False)
+    assert figures["memory.bytes_per_s"] == pytest.approx(8e8 / 0.5e-3)
 
 
 def test_a_known_device_keeps_its_peaks() -> None:

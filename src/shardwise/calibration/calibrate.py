@@ -9,6 +9,9 @@ efficiency is the fraction of them that was reached. Elsewhere (host CPUs) the p
 the fraction of it that the median of the large sizes reaches. There is one ``matrix.efficiency``, that of the reference dtype
 (bf16, on hosts f32); the peak of another dtype is its measured rate divided by it.
 
+Kernels over arrays: ``t = elements/elements_per_s + nbytes/(bytes_per_s·efficiency)`` as in ``shardwise.cost.compute``, with
+the base's ``elements_per_s`` as far as it explains no more than half of the time.
+
 Links (``_fit_links``): ``t = collective_s + steps·latency_s + load·nbytes/(bytes_per_s·efficiency)`` with steps and load of
 each kind from ``shardwise.hardware.collectives``, by non-negative least squares of relative errors. The rate is that of the
 fastest kind, and ``efficiency`` of a kind its fraction of it.
@@ -170,7 +173,8 @@ def _figures(readings: Iterable[Reading], base: Profile, same_device: bool) -> d
     for reading in readings:
         by_what.setdefault(reading.what, []).append(reading)
     figures = _matrix_figures(by_what, base, same_device)
-    streams = [r.rate for r in by_what["memory"]]
+    elements = ((r, r.elements / base.elements_per_s) for r in by_what["memory"])
+    streams = [r.work / max(r.time_s - elements_s, r.time_s / 2) for r, elements_s in elements]
     best = base.memory_bytes_per_s if same_device else max(streams)
     peak, figures["memory.efficiency"] = _efficiency(statistics.median(streams), best)
     if not same_device or peak != best:

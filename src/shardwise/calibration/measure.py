@@ -178,8 +178,8 @@ def _streams(bench: Bench) -> Iterator[Reading]:
     count = bench.stream_bytes // 4
     arrays = [bench.random((count,), "float32", 0.5) for _ in _KERNELS]
     for inputs, body in _KERNELS.items():
-        time_s = bench.once(body, *arrays[:inputs])
-        yield Reading("memory", f"{inputs + 1} arrays of {count} float32", 4.0 * (inputs + 1) * count, time_s)
+        nbytes, time_s = 4.0 * (inputs + 1) * count, bench.once(body, *arrays[:inputs])
+        yield Reading("memory", f"{inputs + 1} arrays of {count} float32", nbytes, time_s, float(count))
 
 
 def _transposed_reads(bench: Bench) -> Iterator[Reading]:

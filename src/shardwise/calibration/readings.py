@@ -25,9 +25,10 @@ class Reading:
     """The time that one device takes for some work.
 
     ``what`` is ``"matrix.bf16"`` and so on (FLOPs), ``"thin"`` (FLOPs of a product of few rows, and the ``elements`` of its
-    operands), ``"memory"`` (bytes that a kernel reads and writes), ``"vector"`` (operations), ``"launch"`` (kernels),
-    ``"straight"`` and ``"transposed"`` (bytes of a kernel over ``elements``, without and with a transposed read), or one of
-    ``KINDS`` (bytes). ``between``: it was measured between products, whose time is the reading ``"between"`` (FLOPs).
+    operands), ``"memory"`` (bytes that a kernel over ``elements`` reads and writes), ``"vector"`` (operations), ``"launch"``
+    (kernels), ``"straight"`` and ``"transposed"`` (bytes of a kernel over ``elements``, without and with a transposed read),
+    or one of ``KINDS`` (bytes). ``between``: it was measured between products, whose time is the reading ``"between"``
+    (FLOPs).
     """
 
     what: str

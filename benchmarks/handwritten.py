@@ -35,7 +35,7 @@ from benchmarks.partitioners import MESH, TOPOLOGY
 from shardwise.tactics.strategies import FSDP, ContextParallel, DataParallel, ExpertParallel, Megatron, Shard
 from shardwise.zoo import decoder, itx, mixtral
 from shardwise.zoo.layers import attention, cast, cross_entropy, rms_norm, rope, run_layers
-from shardwise.zoo.training import optimizer
+from shardwise.zoo.specs import optimizer
 
 RECORDS: Final = Path(__file__).with_suffix(".jsonl")
 PAGE: Final = Path(__file__).parent.parent / "docs" / "benchmarks" / "handwritten.md"

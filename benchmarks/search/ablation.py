@@ -49,7 +49,7 @@ class Ablation:
             analysis = unresolved(analysis)
         if not self.groups:
             analysis = ungrouped(analysis)
-        return Problem(CostModel.of(analysis, cost), base, axes, self.keeps, self.inner)
+        return Problem(CostModel.of(analysis, cost), base, axes, keeps=self.keeps, inner=self.inner)
 
 
 ABLATIONS: Final[dict[str, Ablation]] = {

@@ -135,15 +135,12 @@ def _run(
     from shardwise.hardware.layout import place
     from shardwise.hardware.mesh import MeshAxes
     from shardwise.hardware.topology import topology as topology_of
-    from shardwise.lowering.decisions import State
     from shardwise.lowering.local_cost import HardwareCost
-    from shardwise.lowering.lowered import lower_state
-    from shardwise.lowering.small import keep_small
     from shardwise.planner.inquiry import described
     from shardwise.search.budget import Budget
     from shardwise.search.mcts import mcts
-    from shardwise.search.problem import Problem, Scored
-    from shardwise.tactics.experts import experts
+    from shardwise.search.problem import Problem
+    from shardwise.tactics.baselines import Combinations
     from shardwise.tactics.tactic import Context
 
     name, _, config = target.partition(":")
@@ -154,19 +151,17 @@ def _run(
     sizes = MESHES[topology]
     mesh = MeshAxes.of(dict(zip(("a", "b"), sizes, strict=True)))
     cost = HardwareCost(place(mesh, topology_of(topology)))
-    problem = Problem(CostModel.of(analysis, cost))
+    model = CostModel.of(analysis, cost)
+    roles: dict[str, tuple[str, ...]] = {role: (role,) for role in program.roles if role in ("batch", "params")}
+    combinations = Combinations(Context(analysis, mesh, cost, roles), mesh.names)
+    problem = Problem(model, kept=combinations.decisions)
+    problem.start_from(combinations.seeds(problem, quick=False))
     found = mcts(problem, Budget(math.inf, evaluations), seed)
     decisions = problem.decisions(found.best.state)
-    # As a plan does, and as the experts below do: small arguments are kept whole where that is no worse.
-    small = keep_small(lower_state(analysis, State(mesh, decisions), cost), cost)
     final = found.best.cost
-    if small:
-        kept = problem.model.evaluate(lower_state(analysis, State(mesh, (*decisions, *small)), cost))
-        final = min(final, kept, key=lambda c: problem.rank(Scored((), c)))
     search_s = time.perf_counter() - start
-    roles: dict[str, tuple[str, ...]] = {role: (role,) for role in program.roles if role in ("batch", "params")}
     if expert is None:
-        best = experts(Context(analysis, mesh, cost, roles), problem.model)[0]
+        best = min((b for b in combinations.costed(problem) if b.applies), key=lambda b: b.rank)
         assert best.cost is not None
         expert = Best(best.name, best.cost.time_s, best.fits)
     return Record(
@@ -186,7 +181,7 @@ def _run(
         expert.seconds,
         expert.fits,
         problem.model.usable_blocks * 512,
-        problem.model.evaluate(lower_state(analysis, State(mesh, ()), cost)).compute_ps * 1e-12 / mesh.devices,
+        problem.cost(()).compute_ps * 1e-12 / mesh.devices,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,13 +17,10 @@ def write_whole(
     failure: type[ShardwiseError] = ShardwiseError,
     check: Callable[[str], object] | None = None,
 ) -> None:
-    """Writes a text; where that fails, what was there before still is.
+    """Writes a text, or raises ``failure``: then what was there before still is.
 
-    Args:
-      path: where it goes. A link is followed; a device or a pipe (``/dev/stdout``) is written to as it is.
-      text: the whole of it.
-      failure: the error that is raised where it cannot be written.
-      check: is called with the name of the written file before it takes its place, and raises what it does not like.
+    A link is followed; a device or a pipe (``/dev/stdout``) is written to as it is. ``check`` is called with the name of the
+    written file before it takes its place, and raises what it does not like.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -60,21 +58,12 @@ def _is_special(path: Path) -> bool:
 
 
 def _write_beside(target: Path, text: str, check: Callable[[str], object] | None) -> None:
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=target.suffix)
+    beside = target.with_name(f".{uuid.uuid4().hex}{target.suffix}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        beside.write_text(text, encoding="utf-8")
         if check is not None:
-            check(name)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, target)
+            check(str(beside))
+        os.replace(beside, target)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    """What the person has set, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

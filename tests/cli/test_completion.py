@@ -69,7 +69,6 @@ def offered(folder: Path, line: str, **environment: str) -> list[str]:
         ("shardwise plan broken.py:", []),
         ("shardwise plan zoo:mlp --topology v5", ["v5e:", "v5p:"]),
         ("shardwise plan zoo:mlp --topology v5e:4", ["4x4", "4x8"]),
-        ("shardwise plan zoo:mlp --method b", ["beam"]),
         ("shardwise plan zoo:mlp --output p", ["plan.json"]),
         ("shardwise hardware show h1", ["h100"]),
         ("shardwise verify plan.json zoo:mlp --backend h", ["host"]),

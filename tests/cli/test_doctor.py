@@ -16,17 +16,14 @@ from shardwise.report import installation
 from shardwise.report.installation import probe
 
 ROOT = Path(__file__).parent.parent.parent
-REQUIRES = {
-    "shardwise": ["jax>=0.9", "numpy>=2.0", 'jax[tpu]; extra == "tpu"', 'flax>=0.12; extra == "zoo"'],
-    "jax": ["jaxlib<=0.12,>=0.9", 'libtpu==0.0.42.*; extra == "tpu"', 'jax-plugin; extra == "cuda"'],
-}
 
 
 @pytest.fixture
 def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What is installed, which a test may change, whatever the metadata of this checkout say."""
-    there = {"jax": "0.10.2", "jaxlib": "0.10.2", "numpy": "2.4", "scipy": "1.17", "flax": "0.12.0", "libtpu": "0.0.42"}
-    monkeypatch.setattr(installation, "_requires", lambda name: REQUIRES.get(name, []))
+    there = {"jax": "0.10.2", "jaxlib": "0.10.2", "numpy": "2.4", "scipy": "1.17", "flax": "0.12.0"}
+    there |= {"libtpu": "0.0.42", "optax": "0.2.5"}
+    monkeypatch.setattr(installation, "_requirements", lambda: {"jax": ">=0.9", "numpy": ">=2.0"})
     monkeypatch.setattr(installation, "_version", lambda name: there.get(name, ""))
     monkeypatch.setattr(installation, "probe", lambda: ([("cpu", "cpu")], "", 1.0))
     return there

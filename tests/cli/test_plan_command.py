@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.cli.main import main
-from shardwise.cli.programs import METHODS
 from shardwise.plans.load import load_plan
-from shardwise.search import methods
 
 TARGET = ("plan", "zoo:mlp:tiny", "--topology", "v5e:2x2")
 SHORT = ("--evaluations", "60")
@@ -58,7 +56,7 @@ def test_progress_is_for_terminals_or_for_who_asks(capsys: pytest.CaptureFixture
 def test_nothing_is_searched_if_the_plan_cannot_be_kept(
     option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shardwise.cli.targets.load_target", lambda _: pytest.fail("there is no need to look"))
+    monkeypatch.setattr("shardwise.cli.programs.load_target", lambda _: pytest.fail("there is no need to look"))
     for file, why in (
         ("/nowhere/x.json", "there is no folder /nowhere"),
         ("/proc/x", "No such file"),
@@ -85,7 +83,6 @@ def test_what_comes_next_is_a_command_that_works(tmp_path: Path, capsys: pytest.
         ([*TARGET, "--mesh", "data=4,data=4"], "is no mesh"),
         ([*TARGET, "--mesh", "data=3"], "devices"),
         (["plan", "zoo:mlp:tiny", "--topology", "v5x:2x2"], "v5"),
-        ([*TARGET, "--method", "mtcs"], "did you mean 'mcts'"),
         ([*TARGET, "--budget", "-1"], "budget"),
         ([*TARGET, "--mesh", "data=4", "--output", "/nowhere/plan.json", *SHORT], "/nowhere"),
     ],
@@ -95,10 +92,6 @@ def test_wrong_input_is_one_line(words: list[str], says: str, capsys: pytest.Cap
     caught = capsys.readouterr()
     assert says in caught.err and caught.out == ""
     assert "Traceback" not in caught.err
-
-
-def test_the_help_lists_all_methods() -> None:
-    assert set(METHODS) == set(methods.METHODS)
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     def missing(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'jax'", name="jax.numpy")
 
-    monkeypatch.setattr("shardwise.cli.targets.load_target", missing)
+    monkeypatch.setattr("shardwise.cli.programs.load_target", missing)
     assert main(["inspect", "zoo:mlp:tiny"]) == 1
     assert "the package jax.numpy is missing; 'shardwise doctor' says what else" in capsys.readouterr().err
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,10 +14,7 @@ import shardwise
 from shardwise.errors import DecisionError, InfeasibleError, MeshError
 from shardwise.hardware.topology import topology
 from shardwise.planner.mesh import OpenMesh, meshes
-from shardwise.planner.racing import race
-from shardwise.search.budget import Budget
 from shardwise.search.result import Ended, Improvement
-from shardwise.search.searcher import Purse
 from shardwise.tactics.strategies import DataParallel, Megatron
 from tests.planner.test_plan_search import shapes, small_memory, step
 
@@ -65,51 +61,6 @@ def test_axes_with_names_and_sizes() -> None:
         sizes("v5e:4x4", {"data": None, "model": 3})
     with pytest.raises(MeshError, match="axis 'model' has size 0"):
         OpenMesh.of({"data": None, "model": 0})
-
-
-@dataclass(frozen=True)
-class Outcome:
-    rank: tuple[int, int]
-    settled: bool = False
-    evaluations: int = 0
-    ended: tuple[Ended, ...] = ()
-
-
-def test_the_better_half_goes_on_with_more() -> None:
-    given: dict[int, list[int]] = {}
-    dropped: list[int] = []
-
-    def run(number: int, turn: int, budget: Budget) -> Any:
-        given.setdefault(number, []).append(budget.evaluations)
-        purse.spend(budget.evaluations)
-        return Outcome((0, abs(number - 3)), evaluations=budget.evaluations)
-
-    purse = Purse(Budget(math.inf, 800))
-    found = race(8, run, dropped.append, purse)
-    assert found.order[0] == 3 and [len(given[k]) for k in range(8)] == [1, 2, 3, 4, 2, 1, 1, 1]
-    assert dropped == [0, 5, 6, 7, 4, 1, 2]
-    assert sum(map(sum, given.values())) == 800 and given[3][1:] == sorted(given[3][1:])
-
-
-def test_what_is_settled_is_not_searched_again_and_what_fails_drops_out() -> None:
-    calls: list[int] = []
-
-    def run(number: int, turn: int, budget: Budget) -> Any:
-        calls.append(number)
-        if number == 0:
-            raise DecisionError("no")
-        return Outcome((0, number), settled=number == 1)
-
-    found = race(3, run, lambda _: None, Purse(Budget(math.inf, 100)))
-    assert calls == [0, 1, 2, 2] and found.order[0] == 1 and str(found.failed[0]) == "no"
-
-
-def test_a_worse_second_look_is_not_taken() -> None:
-    def run(number: int, turn: int, budget: Budget) -> Any:
-        return Outcome((0, 5 + turn))
-
-    found = race(2, run, lambda _: None, Purse(Budget(math.inf, 10)))
-    assert found.results[0].rank == (0, 5)
 
 
 def planned(**asked: Any) -> shardwise.Plan:

@@ -48,7 +48,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_one_structure_and_one_cost_model(built: Counter[str], options: dict[str, Any]) -> None:
     plan = shardwise.plan(step, *shapes(), topology="v5e:2x2", budget_evals=20, **options)
     assert built == {"structures": 1, "models": 1, "traces": 1}
-    assert plan.experts and plan.effects and plan.what_if(without=1)
+    assert plan.baselines and plan.effects and plan.what_if(without=1)
     assert built == {"structures": 1, "models": 1, "traces": 1}
     plan.what_if(topology="h100:4")
     assert built["structures"] == 1 and built["models"] == 2, "other devices have other kernels"

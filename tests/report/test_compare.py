@@ -16,7 +16,7 @@ from shardwise.errors import CaptureError, DecisionError, MeshError, PlanError, 
 from shardwise.hardware.layout import place
 from shardwise.hardware.topology import topology
 from shardwise.plans.plan import Plan
-from shardwise.report.comparison import Comparison
+from shardwise.report.compare import Comparison
 from shardwise.tactics.strategies import FSDP, DataParallel
 
 ROLES = {"batch": "x", "params": "w"}

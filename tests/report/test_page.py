@@ -18,13 +18,10 @@ import shardwise
 from shardwise.cli.main import main
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.plans.codec import encode
-from shardwise.plans.colors import ColorGraph, GroupSummary, Meeting
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
-from shardwise.report.charts import color_graph, memory_area, search_front, search_steps
 from shardwise.report.data import report_data
-from shardwise.report.html import TABS, page_html
+from shardwise.report.html import TABS, memory_area, page_html
 from shardwise.report.units import binary, seconds
 
 HOSTILE = "</script><b>&amp;'\"{{ 7 * 7 }}"
@@ -32,7 +29,7 @@ HOSTILE = "</script><b>&amp;'\"{{ 7 * 7 }}"
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    """A plan with all that a page can show: conflicts, a search, the effects of its decisions, strategies beside it."""
+    """A plan with all that a page can show: a search, the effects of its decisions, strategies beside it."""
 
     def step(w: Any, x: Any) -> Any:
         mixed = jnp.einsum("bst,btd->bsd", jax.nn.softmax(jnp.einsum("bsd,btd->bst", x, x)), x)
@@ -86,8 +83,7 @@ def test_the_page_holds_its_data_and_the_figures_are_the_plans(plan: Plan) -> No
     assert [a["path"] for a in data["arrays"]] == [a["path"] for a in saved["arguments"] + saved["outputs"]]
     assert [a["spec"] for a in data["arrays"]] == [a["spec"] for a in saved["arguments"] + saved["outputs"]]
     assert data["search"].items() >= saved["search"].items()
-    assert data["search"]["front"] and data["colors"]["groups"] == saved["colors"]["groups"]
-    assert [c["kept"] for c in data["colors"]["conflicts"]] == [c["kept"] for c in saved["colors"]["conflicts"]] != []
+    assert data["search"]["front"]
     for shown in (seconds(plan.predicted.time_s), binary(plan.predicted.peak_bytes), str(plan.mesh)):
         assert shown in text
 
@@ -149,9 +145,6 @@ def test_hostile_names_stay_text(plan: Plan) -> None:
         arguments=arrays,
         choices=(replace(plan.choices[0], what=HOSTILE), *plan.choices[1:]),
         notes=(HOSTILE,),
-        colors=replace(
-            plan.colors, groups=(replace(plan.colors.groups[0], places=(HOSTILE,)), *plan.colors.groups[1:])
-        ),
         predicted=replace(p, rows=tuple(replace(r, source=HOSTILE, op=HOSTILE) for r in p.rows)),
     )
     text = page_html(bad)
@@ -168,12 +161,12 @@ def test_without_a_search_there_is_no_tab_for_it(plan: Plan) -> None:
 
 
 def test_tabs_are_there_where_there_is_something_to_show(plan: Plan) -> None:
-    bare = replace(plan, colors=ColorGraph())
-    for name in ("effects", "experts"):
+    bare = replace(plan)
+    for name in ("effects", "baselines"):
         object.__setattr__(bare, name, ())
     shown, hidden = (re.findall(r'id="tab-(\w+)"', page_html(p)) for p in (plan, bare))
     assert shown == [tab.name for tab in TABS]
-    assert [name for name in shown if name not in hidden] == ["colors", "decisions", "experts"]
+    assert [name for name in shown if name not in hidden] == ["decisions", "baselines"]
 
 
 def test_the_device_program_is_that_of_the_plan(plan: Plan, loaded: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,32 +205,13 @@ def test_one_device_and_a_plan_of_nothing(plan: Plan) -> None:
     assert data["mesh"]["device_order"] == [0] and data["arrays"] == []
 
 
-def test_charts_stay_in_their_box() -> None:
+def test_the_chart_stays_in_its_box() -> None:
     low = memory_area({"bytes": [1, 5, 2]}, limit=1000)
     assert low["limit_y"] is None
     high = memory_area({"bytes": [900, 1500]}, limit=1000)
     assert 0 < high["peak_y"] < high["limit_y"] < 300
     numbers = [float(x) for x in re.findall(r"[\d.]+", high["path"])]
     assert min(numbers) >= 0 and max(numbers) <= 1000
-    assert search_steps({"evaluations": 0, "improvements": []})["path"] == ""
-
-
-def test_a_front_is_drawn_with_the_plan_and_the_limit_if_it_is_near() -> None:
-    plan = {"time_s": 1.0, "peak_bytes": 100, "usable_bytes": 120, "fits": True}
-    alone = search_front([plan], plan)
-    assert alone["points"] == [(*alone["plan"], True)] and alone["limit_x"] is None, "far away for this picture"
-    wide = search_front([{"time_s": 9.0, "peak_bytes": 60, "fits": True}, plan], plan)
-    assert 0 < wide["points"][0][0] < wide["plan"][0] < wide["limit_x"] < 1000
-    assert 0 < wide["points"][0][1] < wide["plan"][1] < 300
-
-
-def test_a_graph_of_many_groups_stays_in_its_box() -> None:
-    groups = tuple(GroupSummary(k, 8, 1, 5 + k, 1.0, 1.0, (f"x{k}[0]",), 1, ()) for k in range(60))
-    drawn = color_graph(encode(ColorGraph(groups, (), (Meeting(0, 59, 3),))))
-    assert len(drawn["nodes"]) == 60 and len(drawn["lines"]) == 1
-    for node in drawn["nodes"]:
-        for place, size in (("x", "width"), ("y", "height")):
-            assert node["radius"] < node[place] < drawn[size] - node["radius"]
 
 
 def test_the_file_is_written_whole_or_not_at_all(plan: Plan, tmp_path: Path) -> None:

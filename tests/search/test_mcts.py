@@ -138,11 +138,9 @@ def test_only_orders_that_matter_make_two_states(swap: bool) -> None:
     assert same is not swap, "two units on one axis are in order, on two axes they are not"
 
 
-def test_seconds_count_for_less_until_a_search_has_begun() -> None:
-    budget, actions = Budget(), 30
-    begun = int(budget.least * actions**2)
-    assert not budget.spent(1.1 * budget.seconds, begun - 1, actions) and budget.spent(
-        1.1 * budget.seconds, begun, actions
-    )
-    assert budget.spent(3.1 * budget.seconds, 0, actions), "in the end they count"
-    assert Options(budget_s=1.0).budget().spent(1.1, 0, actions), "who asks for a second gets one"
+def test_patience_counts_for_each_action_and_a_given_budget_has_more() -> None:
+    short = mcts(problem(x=2, y=2), Budget(patience=1.0))
+    made = problem(x=2, y=2)
+    longer = mcts(made, Options(budget_evals=10_000).budget())
+    assert short.ended is Ended.CONVERGED and short.evaluations < longer.evaluations
+    assert longer.ended in (Ended.CONVERGED, Ended.EXHAUSTED) and made.rank(longer.best) <= made.rank(short.best)

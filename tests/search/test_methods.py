@@ -138,7 +138,7 @@ def test_the_best_of_all_is_kept_without_remembering_the_others() -> None:
     found = exhaustive(made, LONG)
     states = [s for part in all_states(made) for s in part]
     best = min((Scored(s, c) for s, c in zip(states, made.costs(states), strict=True)), key=made.rank)
-    assert found.best.cost == best.cost and found.evaluations == len(states) + 1
+    assert found.best.cost == best.cost and found.evaluations == len(states)
 
 
 def test_a_problem_with_too_many_states_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_the_same_seed_gives_the_same_search(method: str) -> None:
 def test_no_more_evaluations_than_the_budget_has(method: str, evaluations: int) -> None:
     made = Problem(CostModel.of(analyzed(mlp, 4096, 512), cost(x=2, y=2)))
     found = METHODS[method](made, Budget(seconds=600, evaluations=evaluations))
-    assert found.evaluations == made.evaluations <= evaluations
+    assert found.evaluations == made.evaluations - 1 <= evaluations  # the state in which nothing is decided is free
     assert found.ended is Ended.EVALUATIONS or method == "greedy"
 
 

@@ -9,11 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwise import zoo
-from shardwise.capture.lower import lower
-from shardwise.capture.trace import JitOptions, trace
 from shardwise.cost.model import CostModel
-from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
@@ -22,9 +18,8 @@ from shardwise.lowering.local_cost import HardwareCost
 from shardwise.search.budget import Budget
 from shardwise.search.mcts import mcts
 from shardwise.search.openings import find_openings
-from shardwise.search.problem import Problem
+from shardwise.search.problem import Problem, Scored
 from shardwise.search.rest import Rest
-from shardwise.search.run import Run
 from tests.search.test_mcts import analyzed
 
 WIDTHS = (1024, 1536, 2048, 2560, 3072, 3584)
@@ -61,9 +56,10 @@ def test_the_rest_shards_every_large_argument_and_keeps_the_small_ones(made: Pro
     needed, every = steps[0], steps[1]
     assert set(needed) < set(every), "two neighbouring layers share a size"
     for step in steps:
-        *shards, last = (made.evaluator.actions[n].decision for n in step)
-        assert isinstance(last, Keep) and all(isinstance(d, Shard) for d in shards)
-        assert len({getattr(d, "axis", "") for d in (*shards, last)}) == 1
+        shards = [made.evaluator.actions[n].decision for n in step]
+        assert all(isinstance(d, Shard) for d in shards)
+        (axis,) = {d.axis for d in shards}
+        (last,) = [d for d in made.base if isinstance(d, Keep) and d.axis == axis]
         colors = {c for d in shards if isinstance(d, Shard) for c in d.colors}
         for a in program.arguments:
             large = len(program.values[a.value].shape) > 1
@@ -78,35 +74,17 @@ def test_nothing_is_left_of_the_rest(made: Problem) -> None:
     assert rest.steps(first) == [second, every]
 
 
-def test_openings_of_all_axes_together(made: Problem) -> None:
-    """One of the first axis and then one of the second, or both axes with every decision."""
-    found = find_openings(Run(made, Budget(math.inf, 500), None))
-    assert set(found) == {(0,), (1,), (0, 1)}
-    combined = {(*one, *other) for one in found[0,] for other in found[1,]}
-    for state in found[0, 1]:
-        pairs = [tuple(made.evaluator.actions[n] for n in state[k : k + 2]) for k in range(0, len(state), 2)]
-        assert state in combined or all(
-            (one.axis, other.axis) == (0, 1) and one.unit == other.unit for one, other in pairs
-        )
-
-
-def test_axes_with_strategies_that_are_second_best_alone() -> None:
-    """Every second width over one axis and the others over the other: each is the best on its axis only beside the other."""
-    program = zoo.load("mlp", layers=4)
-    analysis = analyze_program(lower(trace(program.fn, program.args, {}, JitOptions(donate_argnums=(0, 1)))))
-    cost = HardwareCost(place(MeshAxes.of({"x": 4, "y": 4}), topology("v5e:4x4")))
-    problem = Problem(CostModel.of(analysis, cost))
-    width = {c: problem.model.structure.colors[analysis.program.paths[f"params/hidden/{c}/bias"]][0] for c in range(4)}
-    first = problem.model.structure.colors[analysis.program.paths["params/first/bias"]][0]
-    wanted = [(width[0], "y"), (first, "x"), (first, "y"), (width[3], "x"), (width[3], "y"), (width[1], "x")]
-    decisions = [a.decision for a in problem.evaluator.actions]
-    board = tuple(
-        next(n for n, d in enumerate(decisions) if isinstance(d, Shard) and color in d.colors and d.axis == axis)
-        for color, axis in wanted
-    )
-    found, both = find_openings(Run(problem, Budget(math.inf, 500), None)), problem.cost(board).time_ps
-    assert len({state[0] for state in found[0,] if state}) > 1, "led by different decisions"
-    assert min(problem.cost(state).time_ps for state in found[0, 1]) <= 1.01 * both, "and combined"
+def test_openings_are_the_front_of_the_seeds_by_axes(made: Problem) -> None:
+    on = {axis: [n for n in made.actions if made.evaluator.actions[n].axis == axis] for axis in (0, 1)}
+    seeds = [(on[0][0],), (on[0][1],), (on[1][0],), (on[0][0], on[1][0])]
+    made.start_from(seeds)
+    found = find_openings(made)
+    assert set(found) == {(0,), (1,), (0, 1)} and found[1,] == [seeds[2]] and found[0, 1] == [seeds[3]]
+    for state in seeds[:2]:
+        point = Scored(state, made.cost(state)).point
+        beaten = any(Scored(s, made.cost(s)).point <= point for s in found[0,] if s != state)
+        assert state in found[0,] or beaten
+    made.start_from(())
 
 
 def test_the_search_is_no_worse_than_any_one_decision_with_its_rest() -> None:

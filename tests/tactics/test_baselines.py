@@ -19,8 +19,9 @@ from shardwise.lowering.decisions import State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import lower_state
 from shardwise.lowering.small import keep_small
+from shardwise.search.problem import Problem
 from shardwise.tactics import strategies
-from shardwise.tactics.experts import MENU, Expert, combinations, experts
+from shardwise.tactics.baselines import MENU, Baseline, Combinations, baselines
 from shardwise.tactics.named import PARTS
 from shardwise.tactics.places import Places, find_places
 from shardwise.tactics.tactic import Context
@@ -47,8 +48,8 @@ def options(*names: str) -> list[tuple[str, ...]]:
 
 
 @cache
-def tried(name: str, *menu: str) -> dict[str, Expert]:
-    found = experts(*setting(name, MESH), options(*menu))
+def tried(name: str, *menu: str) -> dict[str, Baseline]:
+    found = baselines(*setting(name, MESH), options(*menu))
     assert len({e.name for e in found}) == len(found)
     return {e.name: e for e in found}
 
@@ -97,19 +98,18 @@ def test_the_known_combinations_of_a_mixture_of_experts() -> None:
     assert all(e.decisions and e.tactics for e in found.values() if e.applies and e.parts)
 
 
-def test_an_expert_costs_what_its_plan_would() -> None:
+def test_a_baseline_costs_what_its_plan_would() -> None:
     context, model = setting("t2b", MESH)
-    expert = tried("t2b", "dp", "fsdp", "megatron", "megatron+sequence", "context", "expert")[
+    baseline = tried("t2b", "dp", "fsdp", "megatron", "megatron+sequence", "context", "expert")[
         "fsdp:data,megatron:model"
     ]
     taken: list[Any] = []
     for tactic in (strategies.FSDP("data"), strategies.Megatron("model")):
         taken += tactic.decide(context, taken)
-    assert expert.decisions == tuple(taken)
-    lowered = lower_state(context.analysis, State(context.mesh, tuple(taken)), context.cost)
-    small = keep_small(lowered, context.cost)
-    again = lower_state(context.analysis, State(context.mesh, (*taken, *small)), context.cost)
-    assert expert.cost == model.evaluate(again) and expert.fits
+    assert baseline.decisions == tuple(taken)
+    small = keep_small(context.analysis, context.cost, context.mesh)
+    lowered = lower_state(context.analysis, State(context.mesh, (*small, *taken)), context.cost)
+    assert baseline.cost == model.evaluate(lowered) and baseline.fits
 
 
 def test_the_best_come_first_and_none_decides_the_same_as_another() -> None:
@@ -121,27 +121,40 @@ def test_the_best_come_first_and_none_decides_the_same_as_another() -> None:
 
 
 def test_moments_alone_may_be_sharded() -> None:
-    found = experts(*setting("mlp", {"data": 8}), options("dp", "fsdp", "zero1", "zero2"))
+    found = baselines(*setting("mlp", {"data": 8}), options("dp", "fsdp", "zero1", "zero2"))
     peak = {e.name: e.cost.peak_blocks for e in found if e.cost is not None}
     assert peak["fsdp:data"] < peak["zero2:data"] < peak["dp:data"] < peak["replicated"] and "zero1:data" in peak
 
 
 def test_without_roles_every_strategy_says_what_it_needs() -> None:
-    found = experts(*setting("mlp", {"data": 8}, params=("params",)), options("dp", "fsdp", "megatron"))
+    found = baselines(*setting("mlp", {"data": 8}, params=("params",)), options("dp", "fsdp", "megatron"))
     assert {e.name for e in found if e.applies} == {"replicated", "megatron:data"}
     assert all("which arguments are the batch" in e.reason for e in found if not e.applies)
 
 
 def test_axes_of_size_one_are_not_used() -> None:
-    found = experts(*setting("mlp", {"data": 8, "model": 1}), options("dp", "megatron"))
+    found = baselines(*setting("mlp", {"data": 8, "model": 1}), options("dp", "megatron"))
     assert {axis for e in found for _, axis in e.parts} == {"data"}
 
 
 def test_three_axes() -> None:
-    made = combinations(["x", "y", "z"])
-    assert (("dp", "x"), ("megatron", "z"), ("sequence", "z")) in made
-    assert (("expert", "y"), ("fsdp", "x"), ("megatron", "z")) in made
-    assert (("fsdp", "x"), ("fsdp", "y"), ("fsdp", "z")) in made
+    context, model = setting("t2b", {"x": 2, "y": 2, "z": 2})
+    made = {b.parts for b in baselines(context, model) if b.applies}
+    assert (("fsdp", "x"), ("fsdp", "y"), ("fsdp", "z")) in made and () in made
+    assert any(len({axis for _, axis in parts}) == 3 and len({part for part, _ in parts}) > 2 for parts in made)
     assert not any({"fsdp", "zero2"} <= {part for part, _ in parts} for parts in made)
-    assert len(set(made)) == len(made) and made[0] == ()
-    assert all(part in PARTS for option in MENU for part in option)
+    assert len(made) < 600 and all(part in PARTS for entry in MENU for part in entry)
+
+
+def test_equal_axes_are_costed_once() -> None:
+    context, model = setting("t2b", {"x": 2, "y": 2, "z": 2})
+    (equal,) = [axes for axes in Combinations(context, context.mesh.names)._equal_axes if len(axes) > 1]
+    combinations = Combinations(context, equal[:2])
+    problem = Problem(model, kept=combinations.decisions)
+    costs = {b.parts: b.cost for b in combinations.costed(problem)}
+    first, second = ((("dp", a), ("megatron", b)) for a, b in (equal[:2], equal[1::-1]))
+    assert costs[first] == costs[second] == problem.cost(problem.state(combinations._baseline(second).decisions))
+    seeds = combinations.seeds(problem, quick=False)
+    before = problem.evaluations
+    problem.costs(seeds)
+    assert problem.evaluations == before and len(seeds) < len(costs)

@@ -211,11 +211,11 @@ def test_a_plan_has_them(tmp_path: Any) -> None:
         return *adam(params, moments, grads), loss
 
     plan = sw.plan(step, PARAMS, MOMENTS, X, Y, mesh={"data": 4}, tactics="fsdp")
-    assert plan.roles == TRAINED and [row.name for row in plan.experts]
+    assert plan.roles == TRAINED and [row.name for row in plan.baselines]
     assert "batch: x, y; params: params; optimizer: moments" in plan.summary() and "batch: x, y" in str(plan)
     plan.save(tmp_path / "plan.json")
     loaded = sw.load_plan(tmp_path / "plan.json")
-    assert loaded == plan and loaded.bind(step, PARAMS, MOMENTS, X, Y).experts == plan.experts
+    assert loaded == plan and loaded.bind(step, PARAMS, MOMENTS, X, Y).baselines == plan.baselines
     text = (tmp_path / "plan.json").read_text().replace('"params": [', '"params": ["nothing", ')
     (tmp_path / "plan.json").write_text(text.replace('["nothing", ', '["nothing",', 1))
     with pytest.raises(sw.PlanError, match="no argument has the path 'nothing'"):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shardwise import zoo
-from shardwise.zoo import itx, layers, mixtral, registry, ssm, training
+from shardwise.zoo import itx, layers, mixtral, registry, specs, ssm
 
 TRAINED = [name for name in zoo.names() if name != "itx"]
 SCANNED = [name for name in zoo.names() if name not in ("unet", "wresnet", "dlrm")]
@@ -161,7 +161,7 @@ def test_make_args_follows_the_seed_and_keeps_indices_in_range() -> None:
 
 def test_fresh_optimizer_state_is_the_optimizers_own() -> None:
     params, state, _ = zoo.load("mlp", "tiny").make_args()
-    jax.tree.map(np.testing.assert_array_equal, state, training.optimizer().init(params))
+    jax.tree.map(np.testing.assert_array_equal, state, specs.optimizer().init(params))
 
 
 @pytest.mark.parametrize("name", ["t2b", "gns"])

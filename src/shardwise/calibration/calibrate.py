@@ -9,21 +9,18 @@ efficiency is the fraction of them that was reached. Elsewhere (host CPUs) the p
 the fraction of it that the median of the large sizes reaches. There is one ``matrix.efficiency``, that of the reference dtype
 (bf16, on hosts f32); the peak of another dtype is its measured rate divided by it.
 
-Kernels over arrays (``_fit_kernels``): ``t = round_s + elements/elements_per_s + nbytes/(bytes_per_s·efficiency)``, the last
-two terms as in ``shardwise.cost.compute``; the first belongs to the measuring loop and is dropped.
+Kernels over arrays: ``t = elements/elements_per_s + nbytes/(bytes_per_s·efficiency)`` as in ``shardwise.cost.compute``, with
+the base's ``elements_per_s`` as far as it explains no more than half of the time.
 
 Links (``_fit_links``): ``t = collective_s + steps·latency_s + load·nbytes/(bytes_per_s·efficiency)`` with steps and load of
-each kind from ``shardwise.hardware.collectives``; the rate is that of the fastest kind, and ``efficiency`` of a kind its
-fraction of it. Both fits are non-negative least squares of relative errors over all sizes, in which the smallest collectives
-determine latency: they were measured between products, as in a step, and the time of the products is subtracted.
+each kind from ``shardwise.hardware.collectives``, by non-negative least squares of relative errors. The rate is that of the
+fastest kind, and ``efficiency`` of a kind its fraction of it.
 
 Products of few rows (``_operand_rate``): ``t = flops/rate + operands/operand_bytes_per_s``. Transposed reads
 (``_transposed_rate``): the additional time of such a kernel, per byte.
 
-Memory. JAX's limit on a GPU is what it preallocates: only a fraction that the user has set counts as usable.
-
-Weak. One tier of links; one rate per element for all dtypes; on a busy machine kernels over arrays scatter, and nothing is
-fitted to them. An all-reduce counts twice the steps of a gather, although small ones take the same time on hosts.
+Weak. One tier of links; the rate per element is the base's. An all-reduce counts twice the steps of a gather, although small
+ones take the same time on hosts.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardwise.calibration.readings import KINDS, THIN, Machine, Measured, Reading
+from shardwise.calibration.readings import KINDS, Machine, Measured, Reading
 from shardwise.errors import HardwareError
 from shardwise.files import check_writable, write_whole
 from shardwise.hardware.collectives import collective
@@ -52,16 +49,12 @@ from shardwise.hardware.topology import Topology, topology
 _DEFAULT_BASES: Final = {"cpu": "cpu", "gpu": "a100-40", "tpu": "v5e"}
 #: The fraction of a GPU's memory that JAX preallocates by default.
 _PREALLOCATED: Final = 0.75
-#: Elements per second that never limit a kernel.
-_UNLIMITED: Final = 1e16
 #: The fraction of a reading that a collective must have to be used.
 _MIN_COLLECTIVE: Final = 0.02
 #: The weight of the smallest collectives, which determine latency.
 _LATENCY_WEIGHT: Final = 10.0
-#: The fraction of some kernel's time that a term must have to be distinguished from noise.
-_MIN_TERM: Final = 0.1
-#: The median relative error above which kernels over arrays are not fitted.
-_MAX_SCATTER: Final = 0.15
+#: The fraction of a kernel's time that a transposed read must add to be distinguished from noise.
+_MIN_TRANSPOSED: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +113,6 @@ def calibrate(measured: Measured, name: str | None = None) -> Calibration:
     tool = f"shardwise hardware calibrate with jax {machine.jax} on {machine.device_kind}"
     sources = dict.fromkeys(figures, f"measured by {tool}")
     sources |= dict.fromkeys(reported, f"reported by the machine to {tool}")
-    if figures.get("vector.elements_per_s") == _UNLIMITED:
-        sources["vector.elements_per_s"] += ": no cost per element was seen; a rate so high that it does not matter"
-    if "vector.elements_per_s" not in figures:
-        notes.append(f"vector.elements_per_s is that of {base_name}: the measured times scatter; is the machine busy?")
     if machine.platform == "gpu" and "memory.usable_share" not in reported:
         notes.append(f"memory.usable_share is that of {base_name}, not the limit of this process")
     if machine.devices > 1 and not links:
@@ -137,34 +126,6 @@ def calibrate(measured: Measured, name: str | None = None) -> Calibration:
     return Calibration(data, base_name, measured_figures, frozenset(reported), measured, links_error, tuple(notes))
 
 
-def _fit(
-    rows: Sequence[Sequence[float]], times: Sequence[float], weights: Sequence[float] | None = None
-) -> tuple[list[float], float]:
-    """Returns the non-negative coefficients that fit ``rows @ coefficients`` to the times, and the median relative error."""
-    from scipy.optimize import nnls
-
-    relative = np.array(rows) / np.array(times)[:, None]
-    scales = np.maximum(np.abs(relative).max(0), 1e-300)  # times are 1e-5 and rates 1e10
-    weight = np.ones(len(rows)) if weights is None else np.array(weights)
-    solution, _ = nnls(relative / scales * weight[:, None], weight)
-    coefficients = solution / scales
-    return [float(x) for x in coefficients], float(np.median(np.abs(relative @ coefficients - 1)))
-
-
-def _fit_kernels(readings: Sequence[Reading]) -> tuple[float, float] | None:
-    """Returns bytes and elements per second of kernels over arrays, ``None`` if their times scatter."""
-    times = [r.time_s for r in readings]
-    # With one number of elements, a round of the loop cannot be distinguished from them; it is short.
-    per_round = float(len({r.elements for r in readings}) > 1)
-    (_, s_per_element, s_per_byte), error = _fit([[per_round, r.elements, r.work] for r in readings], times)
-    if max(s_per_element * r.elements / r.time_s for r in readings) < _MIN_TERM:
-        (_, s_per_byte), error = _fit([[per_round, r.work] for r in readings], times)
-        s_per_element = 1 / _UNLIMITED
-    if error > _MAX_SCATTER or max(s_per_byte * r.work / r.time_s for r in readings) < _MIN_TERM:
-        return None
-    return 1 / s_per_byte, 1 / s_per_element
-
-
 def _without_products(readings: Sequence[Reading]) -> list[Reading]:
     """Returns the collectives without the time of the products around them, if what is left is more than noise."""
     product_s = next((r.time_s for r in readings if r.what == "between"), 0.0)
@@ -174,25 +135,29 @@ def _without_products(readings: Sequence[Reading]) -> list[Reading]:
 
 def _fit_links(readings: Sequence[Reading], devices: int, base: Profile) -> tuple[dict[str, float], float | None]:
     """Returns the figures of links fitted to collectives, and their median relative error; none if there are no readings or
-    several tiers are used.
+    several tiers are used."""
+    from scipy.optimize import nnls
 
-    The formulas are linear in (collective_s, latency_s, 1/(bytes_per_s·efficiency) of every kind): with a latency and rate of
-    one and without ``collective_s``, they return the coefficients.
-    """
     used = topology(f"{devices} {base.name}")
     if not readings or len({axis.tier for axis in used.axes}) != 1:
         return {}, None
+    # The formulas are linear in collective_s, latency_s and 1/(bytes_per_s·efficiency) of every kind: with a latency and rate
+    # of one and without collective_s, they return the coefficients.
     profile = replace(base, collective_s=0.0, scatters=True, efficiency=())
     unit = Topology(profile, used.text, tuple(replace(axis, bytes_per_s=1.0, latency_s=1.0) for axis in used.axes))
     kinds = [kind for kind in KINDS if any(r.what == kind for r in readings)]
-    rows = []
-    for r in readings:
-        group = r.group or devices
-        cost = collective(r.what, ["d"], place({"other": devices // group, "d": group}, unit))
-        rows.append([1.0, cost.alpha_s, *(cost.s_per_byte * r.work * (r.what == kind) for kind in kinds)])
+    costs = {kind: collective(kind, ["d"], place({"d": devices}, unit)) for kind in kinds}
+    rows = [
+        [1.0, costs[r.what].alpha_s, *(costs[r.what].s_per_byte * r.work * (r.what == kind) for kind in kinds)]
+        for r in readings
+    ]
+    relative = np.array(rows) / np.array([r.time_s for r in readings])[:, None]
+    scales = np.maximum(relative.max(0), 1e-300)  # times are 1e-5 and rates 1e10
     small = min(r.work for r in readings)
-    weights = [_LATENCY_WEIGHT if r.work == small else 1.0 for r in readings]
-    (fixed_s, latency_s, *per_byte), error = _fit(rows, [r.time_s for r in readings], weights)
+    weights = np.array([_LATENCY_WEIGHT if r.work == small else 1.0 for r in readings])
+    coefficients = nnls(relative / scales * weights[:, None], weights)[0] / scales
+    fixed_s, latency_s, *per_byte = map(float, coefficients)
+    error = float(np.median(np.abs(relative @ coefficients - 1)))
     rates = {kind: 1 / s for kind, s in zip(kinds, per_byte, strict=True) if s > 0}
     tier = f"links.{base.links[used.axes[0].tier].name}"
     figures = {"latency.collective_s": fixed_s, f"{tier}.latency_s": latency_s}
@@ -208,17 +173,15 @@ def _figures(readings: Iterable[Reading], base: Profile, same_device: bool) -> d
     for reading in readings:
         by_what.setdefault(reading.what, []).append(reading)
     figures = _matrix_figures(by_what, base, same_device)
-    fit = _fit_kernels(by_what["memory"])
-    streams = [r.rate for r in by_what["memory"]]
+    elements = ((r, r.elements / base.elements_per_s) for r in by_what["memory"])
+    streams = [r.work / max(r.time_s - elements_s, r.time_s / 2) for r, elements_s in elements]
     best = base.memory_bytes_per_s if same_device else max(streams)
-    peak, figures["memory.efficiency"] = _efficiency(fit[0] if fit else statistics.median(streams), best)
+    peak, figures["memory.efficiency"] = _efficiency(statistics.median(streams), best)
     if not same_device or peak != best:
         figures["memory.bytes_per_s"] = peak
     if rate := _transposed_rate(by_what):
         figures["memory.transposed_bytes_per_s"] = rate
     figures["vector.flops_per_s"] = by_what["vector"][0].rate
-    if fit:
-        figures["vector.elements_per_s"] = fit[1]
     return figures | {"latency.launch_s": by_what["launch"][0].time_s}
 
 
@@ -233,7 +196,7 @@ def _matrix_figures(by_what: Mapping[str, list[Reading]], base: Profile, same_de
     figures["matrix.efficiency"] = efficiency
     if not same_device or peak != best:
         figures[f"matrix.{main}"] = peak
-    if rate := _operand_rate([r for what in THIN for r in by_what.get(what, ())], typical["f32"]):
+    if rate := _operand_rate(by_what.get("thin", ()), typical["f32"]):
         figures["matrix.operand_bytes_per_s"] = rate
     return figures
 
@@ -251,7 +214,7 @@ def _transposed_rate(by_what: Mapping[str, list[Reading]]) -> float | None:
         return None
     (straight,), (transposed,) = by_what["straight"], by_what["transposed"]
     additional_s = transposed.time_s - straight.time_s
-    return 4 * transposed.elements / additional_s if additional_s > _MIN_TERM * straight.time_s else None
+    return 4 * transposed.elements / additional_s if additional_s > _MIN_TRANSPOSED * straight.time_s else None
 
 
 def _efficiency(rate: float, peak: float) -> tuple[float, float]:
@@ -261,7 +224,7 @@ def _efficiency(rate: float, peak: float) -> tuple[float, float]:
 
 def _reported(machine: Machine, base: Profile, same_device: bool) -> dict[str, Any]:
     """Returns the figures that the machine reports about itself."""
-    figures: dict[str, Any] = {"clock_hz": machine.clock_hz} if machine.clock_hz else {}
+    figures: dict[str, Any] = {}
     if not same_device:
         flags = {"reduce_scatter": machine.scatters, "minor_copies": machine.minor_copies}
         figures |= {key: int(flag) for key, flag in flags.items() if flag is not None}

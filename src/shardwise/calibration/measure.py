@@ -6,21 +6,19 @@ all devices at once (``shardwise.calibration.timing``).
 | reading | work |
 |---|---|
 | ``matrix.*`` | chains of large square and tall products, by dtype |
-| ``thin.*`` | chains of f32 products of few rows, each with another second operand, as it is and transposed |
-| ``memory`` | kernels over arrays much larger than caches: one to three inputs, and fewer elements |
+| ``thin`` | chains of f32 products of few rows, each with another second operand |
+| ``memory`` | kernels over arrays much larger than caches, of one to three inputs |
 | ``straight``, ``transposed`` | a kernel over two arrays, and the same with a transposed read of one of them |
 | ``vector`` | long chains of multiply-adds in one fusion; each counts once, as everywhere in profiles |
 | ``launch`` | programs of few and many dependent 32×32 products: the slope is one tiny kernel |
-| ``all-reduce``, … | collectives by kind, size and group of neighbors |
+| ``all-reduce``, … | collectives of all devices by kind and size |
 | ``between`` | the product between small collectives |
 
-Kernels over arrays vary in bytes and in elements, which separates the cost of an element from that of a byte and of a round of
-the loop. A step rarely uses the same array twice in a row, so thin products and large collectives have many arrays, which
-together exceed the caches. In a step devices arrive at a collective from a product, some later than others; so small
-collectives are between products, and the same loop without collectives is read, too.
+A step rarely uses the same array twice in a row, so thin products and large collectives have many arrays, which together
+exceed the caches. In a step devices arrive at a collective from a product, some later than others; so small collectives are
+between products, and the same loop without collectives is read, too.
 
-Weak. One tier of links; one size of products between collectives; f32 only (a host without bf16 units widens it, which would
-read as a cost of elements); tiles, windows and overlap are not measured.
+Weak. One tier of links; one size of products between collectives; f32 only; tiles, windows and overlap are not measured.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwise.calibration.readings import KINDS, THIN, Machine, Measured, Reading
+from shardwise.calibration.readings import KINDS, Machine, Measured, Reading
 from shardwise.calibration.timing import TYPES, Bench, Scale, scale_for
 from shardwise.errors import HardwareError
 
@@ -95,7 +93,6 @@ def _machine(devices: Sequence[Any]) -> Machine:
         jax=jax.__version__,
         memory_bytes=limit,
         memory_fraction=_memory_fraction() if first.platform == "gpu" else None,
-        clock_hz=_host_clock_hz() if host else None,
         # A sum of which each device keeps a piece; a gather along the second dimension.
         scatters="reduce-scatter" in _compiled(devices, jnp.dot, ((None, "d"), ("d",)), ("d",)) if several else None,
         minor_copies=" copy(" in _compiled(devices, lambda x: x, ((None, "d"),), ()) if several else None,
@@ -128,14 +125,6 @@ def _host_bytes() -> int:
     with contextlib.suppress(OSError, ValueError):
         sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return min(sizes)
-
-
-def _host_clock_hz() -> float | None:
-    with contextlib.suppress(OSError, ValueError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        clocks = [float(line.split(":")[1]) * 1e6 for line in lines if line.startswith("cpu MHz")]
-        return max(clocks, default=0.0) or None
-    return None
 
 
 def _products(bench: Bench) -> Iterator[Reading]:
@@ -173,30 +162,24 @@ def _products_of(bench: Bench, dtype: str) -> Iterator[Reading]:
 
 
 def _thin(bench: Bench) -> Iterator[Reading]:
-    """Times products of few rows, each with another second operand, as it is and transposed."""
+    def body(x: Any, squares: Any) -> Any:
+        for w in squares:
+            x = x @ w
+        return x
+
     for rows, depth in bench.scale.thin:
         x = bench.random((rows, depth), "float32")
         squares = tuple(bench.random((depth, depth), "float32", depth**-0.5) for _ in range(bench.scale.arrays))
         flops, elements = 2.0 * rows * depth * depth, float(depth * (rows + depth))
-        for what in THIN:
-
-            def body(x: Any, squares: Any, transpose: bool = what == "thin.transposed") -> Any:
-                for w in squares:
-                    x = x @ (w.T if transpose else w)
-                return x
-
-            time_s = bench.once(body, x, squares) / bench.scale.arrays
-            yield Reading(what, f"{rows}x{depth}x{depth}", flops, time_s, elements)
+        yield Reading("thin", f"{rows}x{depth}x{depth}", flops, bench.once(body, x, squares) / len(squares), elements)
 
 
 def _streams(bench: Bench) -> Iterator[Reading]:
-    many = bench.stream_bytes // 4
-    for count in (many, many // 2):
-        arrays = [bench.random((count,), "float32", 0.5) for _ in _KERNELS]
-        for inputs, body in _KERNELS.items():
-            time_s = bench.once(body, *arrays[:inputs])
-            size = f"{inputs + 1} arrays of {count} float32"
-            yield Reading("memory", size, 4.0 * (inputs + 1) * count, time_s, float(count))
+    count = bench.stream_bytes // 4
+    arrays = [bench.random((count,), "float32", 0.5) for _ in _KERNELS]
+    for inputs, body in _KERNELS.items():
+        nbytes, time_s = 4.0 * (inputs + 1) * count, bench.once(body, *arrays[:inputs])
+        yield Reading("memory", f"{inputs + 1} arrays of {count} float32", nbytes, time_s, float(count))
 
 
 def _transposed_reads(bench: Bench) -> Iterator[Reading]:
@@ -247,20 +230,12 @@ def _launches(bench: Bench) -> Iterator[Reading]:
 
 
 def _collectives(bench: Bench) -> Iterator[Reading]:
-    """Yields readings of every kind, small and large, for all devices and smaller groups, as far as time permits."""
+    """Yields readings of every kind: small ones, one large size, and others as far as time permits."""
     small, *large = bench.scale.collective_bytes
     yield from _small(bench, small)
-    groups = _groups(bench.count)
-    # One size is enough for groups; all devices and the smallest groups differ most.
-    wanted = [(large[0], size) for size in dict.fromkeys((groups[0], groups[-1]))] + [(n, groups[0]) for n in large[1:]]
-    for nbytes, size in wanted:
-        if (nbytes, size) == wanted[0] or not bench.late():
-            yield from (_large(bench, kind, nbytes, size) for kind in KINDS)
-
-
-def _groups(count: int) -> list[int]:
-    """Returns the group sizes: all devices, half of them, a quarter."""
-    return [size for size in (count, count // 2, count // 4) if size > 1 and count % size == 0]
+    for nbytes in large:
+        if nbytes == large[0] or not bench.late():
+            yield from (_large(bench, kind, nbytes) for kind in KINDS)
 
 
 def _small(bench: Bench, nbytes: int) -> Iterator[Reading]:
@@ -268,34 +243,27 @@ def _small(bench: Bench, nbytes: int) -> Iterator[Reading]:
     z, w = (bench.random((_BETWEEN, _BETWEEN), "float32", _BETWEEN**-0.5) for _ in range(2))
     scale = bench.random((1,), "float32")
 
-    def link(act: Callable[[Any], Any]) -> Callable[..., Any]:
+    def time_s(act: Callable[[Any], Any]) -> float:
         def body(z: Any, w: Any, scale: Any) -> Any:
             z = z @ w
-            row = act(z.reshape(-1)[:count]) * scale
+            row = jnp.resize(act(z.reshape(-1)[:count]), (count,)) * scale
             return z.reshape(-1).at[:count].set(row).reshape(z.shape)
 
-        return body
+        return bench.once(body, z, w, scale)
 
-    without = bench.once(link(lambda x: x), z, w, scale)
-    yield Reading("between", f"{_BETWEEN}x{_BETWEEN}x{_BETWEEN}", 2.0 * _BETWEEN**3, without)
-    for size in _groups(bench.count):
-        for kind in KINDS:
-            act = _collective(kind, bench.count, size)
-
-            def run(x: Any, kind: str = kind, size: int = size, act: Callable[[Any], Any] = act) -> Any:
-                operand = x[: count // size] if kind == "all-gather" else x
-                return jnp.resize(act(operand), (count,)) if kind == "reduce-scatter" else act(operand)
-
-            time_s = bench.once(link(run), z, w, scale)
-            yield Reading(kind, f"{count * 4} bytes and a product", count * 4.0, time_s, 0.0, size, between=True)
+    yield Reading("between", f"{_BETWEEN}x{_BETWEEN}x{_BETWEEN}", 2.0 * _BETWEEN**3, time_s(lambda x: x))
+    for kind in KINDS:
+        taken, act = count // bench.count if kind == "all-gather" else count, _collective(kind, bench.count)
+        taken_s = time_s(lambda x, taken=taken, act=act: act(x[:taken]))  # type: ignore[misc]
+        yield Reading(kind, f"{count * 4} bytes and a product", count * 4.0, taken_s, between=True)
 
 
-def _large(bench: Bench, kind: str, nbytes: int, size: int) -> Reading:
+def _large(bench: Bench, kind: str, nbytes: int) -> Reading:
     count = max(1, nbytes // 4 // bench.count**2) * bench.count**2
-    operand = count // size if kind == "all-gather" else count
-    result = {"all-gather": count, "reduce-scatter": count // size}.get(kind, operand)
+    operand = count // bench.count if kind == "all-gather" else count
+    result = {"all-gather": count, "reduce-scatter": count // bench.count}.get(kind, operand)
     arrays = [tuple(bench.random((n,), "float32") for _ in range(bench.scale.arrays)) for n in (operand, result)]
-    act = _collective(kind, bench.count, size)
+    act = _collective(kind, bench.count)
 
     def body(state: Any) -> Any:
         # Each uses a number of the previous result, so that they run in sequence and none are combined.
@@ -308,22 +276,18 @@ def _large(bench: Bench, kind: str, nbytes: int, size: int) -> Reading:
             number = results[-1][0] * 0.5
         return tuple(operands), tuple(results)
 
-    time_s = bench.once(body, tuple(arrays)) / bench.scale.arrays
-    return Reading(kind, f"{count * 4} bytes", count * 4.0, time_s, 0.0, size)
+    return Reading(kind, f"{count * 4} bytes", count * 4.0, bench.once(body, tuple(arrays)) / bench.scale.arrays)
 
 
-def _collective(kind: str, count: int, size: int) -> Callable[[Any], Any]:
-    """Returns a collective in groups of ``size`` neighbors along the first dimension."""
+def _collective(kind: str, count: int) -> Callable[[Any], Any]:
+    """Returns a collective of all devices along the first dimension."""
     lax: Any = jax.lax  # its collectives have no types
-    groups = [list(range(first, first + size)) for first in range(0, count, size)]
-    among: dict[str, Any] = {} if size == count else {"axis_index_groups": groups}
-    ring = [(g[k], g[(k + 1) % size]) for g in groups for k in range(size)]
     acts: dict[str, Callable[[Any], Any]] = {
-        "all-reduce": lambda x: lax.psum(x, "d", **among),
-        "all-gather": lambda x: lax.all_gather(x, "d", tiled=True, **among),
-        "reduce-scatter": lambda x: lax.psum_scatter(x, "d", tiled=True, **among),
-        "all-to-all": lambda x: lax.all_to_all(x, "d", 0, 0, tiled=True, **among),
-        "collective-permute": lambda x: lax.ppermute(x, "d", ring),
+        "all-reduce": lambda x: lax.psum(x, "d"),
+        "all-gather": lambda x: lax.all_gather(x, "d", tiled=True),
+        "reduce-scatter": lambda x: lax.psum_scatter(x, "d", tiled=True),
+        "all-to-all": lambda x: lax.all_to_all(x, "d", 0, 0, tiled=True),
+        "collective-permute": lambda x: lax.ppermute(x, "d", [(k, (k + 1) % count) for k in range(count)]),
     }
     return acts[kind]
 

@@ -14,21 +14,21 @@ from typing import Any, Final
 
 from shardwise.errors import HardwareError
 
+#: The layout of saved readings; schema 1 had readings of groups of devices.
+SCHEMA: Final = 2
 #: Collectives that are measured.
 KINDS: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-#: Products of few rows that are measured.
-THIN: Final = ("thin.forward", "thin.transposed")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """The time that one device takes for some work.
 
-    ``what`` is ``"matrix.bf16"`` and so on (FLOPs), ``"thin.forward"`` and so on (FLOPs, and the ``elements`` of the operands),
-    ``"memory"`` (bytes that a kernel over ``elements`` reads and writes), ``"vector"`` (operations),
-    ``"launch"`` (kernels), ``"straight"`` and ``"transposed"`` (bytes of a kernel over ``elements``, without and with a
-    transposed read), or one of ``KINDS`` (bytes) in groups of ``group`` devices, 0 for all. ``between``: it was measured
-    between products, whose time is the reading ``"between"`` (FLOPs).
+    ``what`` is ``"matrix.bf16"`` and so on (FLOPs), ``"thin"`` (FLOPs of a product of few rows, and the ``elements`` of its
+    operands), ``"memory"`` (bytes that a kernel over ``elements`` reads and writes), ``"vector"`` (operations), ``"launch"``
+    (kernels), ``"straight"`` and ``"transposed"`` (bytes of a kernel over ``elements``, without and with a transposed read),
+    or one of ``KINDS`` (bytes). ``between``: it was measured between products, whose time is the reading ``"between"``
+    (FLOPs).
     """
 
     what: str
@@ -36,7 +36,6 @@ class Reading:
     work: float
     time_s: float
     elements: float = 0.0
-    group: int = 0
     between: bool = False
 
     @property
@@ -56,7 +55,6 @@ class Machine:
     jax: str
     memory_bytes: int = 0
     memory_fraction: float | None = None
-    clock_hz: float | None = None
     scatters: bool | None = None
     minor_copies: bool | None = None
 
@@ -71,14 +69,14 @@ class Measured:
     time_s: float
 
     def to_json(self) -> dict[str, Any]:
-        return {"schema": 1, **dataclasses.asdict(self)}
+        return {"schema": SCHEMA, **dataclasses.asdict(self)}
 
 
 def read_measured(path: Path) -> Measured:
     """Reads a file that ``--readings`` wrote."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        if data["schema"] != 1:
+        if data["schema"] != SCHEMA:
             raise ValueError(f"readings of schema {data['schema']!r} are not supported")
         readings = tuple(Reading(**reading) for reading in data["readings"])
         return Measured(Machine(**data["machine"]), readings, tuple(map(str, data["notes"])), float(data["time_s"]))
@@ -93,9 +91,9 @@ def fastest(*rounds: Measured) -> Measured:
         raise HardwareError(
             f"readings of different machines cannot be joined: {', '.join(f'{n} {k}' for k, n in kinds)}"
         )
-    best: dict[tuple[str, str, int], Reading] = {}
+    best: dict[tuple[str, str], Reading] = {}
     for reading in (r for m in rounds for r in m.readings):
-        key = reading.what, reading.size, reading.group
+        key = reading.what, reading.size
         best[key] = min(best.get(key, reading), reading, key=lambda r: r.time_s)
     notes = tuple(dict.fromkeys(note for m in rounds for note in m.notes))
     return Measured(rounds[0].machine, tuple(best.values()), notes, sum(m.time_s for m in rounds))

@@ -28,10 +28,6 @@ def files(*endings: str) -> Callable[..., list[str]]:
     return complete
 
 
-def words(*values: str) -> Callable[..., list[str]]:
-    return lambda **_: list(values)
-
-
 def targets(prefix: str, **_: Any) -> list[str]:
     """``zoo:``, then programs, then their configurations; Python files, then their functions."""
     from shardwise import zoo

@@ -26,7 +26,7 @@ _UNITS: Final = {"bytes_per_s": "B/s", "flops_per_s": "FLOP/s", "_per_s": "/s", 
     MATRIX_TYPES, "FLOP/s"
 )
 #: Parts of a profile that are no figures.
-_UNSHOWN: Final = ("name", "kind", "dims")
+_UNSHOWN: Final = ("name", "title", "aliases", "base", "kind", "dims")
 
 
 def add_hardware(commands: Any) -> None:
@@ -40,7 +40,7 @@ def add_hardware(commands: Any) -> None:
     show = options.add_command(actions, "show", _show)
     help = "a name, a path to a .toml file, or a topology such as v5e:4x4"
     show.add("name", metavar="NAME", help=help, by=completers.hardware)
-    calibrate = options.add_command(actions, "calibrate", _calibrate)
+    calibrate = options.add_command(actions, "calibrate", _calibrate, accelerators=True)
     calibrate.add("--name", help="the profile's name (default: the kind of device with -measured)")
     help = "where it goes (default: NAME.toml, here)"
     calibrate.add("--output", metavar="FILE.toml", type=Path, help=help, by=completers.files("toml"))
@@ -122,12 +122,11 @@ def _axis_lines(place: Topology) -> list[str]:
 
 def figures(data: dict[str, Any]) -> list[tuple[str, str]]:
     """The figures of a profile in the layout of its file, each with its key and unit."""
-    tables = {f"links.{link['name']}": link for link in data["links"]}
-    tables |= {key: value for key, value in data.items() if isinstance(value, dict) and key != "sources"}
-    rows = [(key, _value(key, value)) for key, value in data.items() if isinstance(value, int | float)]
-    for name, table in sorted(tables.items(), key=lambda item: item[0].startswith("links.")):
-        rows += [(f"{name}.{key}", _value(key, value)) for key, value in table.items() if key not in _UNSHOWN]
-    return rows
+    from shardwise.hardware.load import figures_of
+
+    ordered = sorted(figures_of(data), key=lambda figure: (figure[0].startswith("links."), "." in figure[0]))
+    leaves = [(key, key.rpartition(".")[2], value) for key, value in ordered]
+    return [(key, _value(leaf, value)) for key, leaf, value in leaves if leaf not in _UNSHOWN]
 
 
 def _value(key: str, value: Any) -> str:

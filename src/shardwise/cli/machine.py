@@ -15,7 +15,7 @@ from shardwise.cli.options import Result
 
 
 def add_doctor(commands: Any) -> None:
-    doctor = options.add_command(commands, "doctor", _doctor)
+    doctor = options.add_command(commands, "doctor", _doctor, accelerators=True)
     options.add_json(doctor)
 
 

@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = _arguments(argv)
         trouble, verbose = getattr(arguments, "trouble", trouble), getattr(arguments, "verbose", verbose)
+        if not arguments.accelerators:  # Shapes are enough. JAX reads the variable when it is imported.
+            os.environ.setdefault("JAX_PLATFORMS", "cpu")
         # The prints of a target are not our output: they must not end up inside JSON.
         with contextlib.redirect_stdout(sys.stderr), interruptible():
             result: options.Result = arguments.run(arguments)

@@ -42,8 +42,11 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(name, action="store_true", help=help)
 
 
-def add_command(commands: Any, name: str, run: Callable[[argparse.Namespace], Result]) -> Parser:
-    """Adds a command. The docstring of ``run`` is its help: a line for the list of commands, more about it, and examples."""
+def add_command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], Result], accelerators: bool = False
+) -> Parser:
+    """Adds a command. The docstring of ``run`` is its help: a line for the list of commands, more about it, and examples.
+    With ``accelerators`` JAX may open them."""
     summary, *about, examples = (inspect.getdoc(run) or "\n\n").split("\n\n")
     command: Parser = commands.add_parser(
         name,
@@ -52,7 +55,7 @@ def add_command(commands: Any, name: str, run: Callable[[argparse.Namespace], Re
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.set_defaults(parser=command, run=run)
+    command.set_defaults(parser=command, run=run, accelerators=accelerators)
     return command
 
 

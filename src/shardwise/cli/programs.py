@@ -9,12 +9,11 @@ from typing import Any, Final
 
 from shardwise.cli import completers, options
 from shardwise.cli.options import Result
+from shardwise.cli.targets import load_target
 from shardwise.errors import PlanError, ShardwiseError
 
 _REMAT: Final = {"yes": True, "no": None, "auto": "auto"}
 _INTERRUPTED: Final = 130
-#: The search methods, here so that help and completion do not import them.
-METHODS: Final = ("mcts", "beam", "greedy", "random", "exhaustive")
 
 
 def add_plan(commands: Any) -> None:
@@ -25,8 +24,6 @@ def add_plan(commands: Any) -> None:
     help = "how many states it may evaluate: the same plan on every machine"
     plan.add("--evaluations", dest="budget_evals", metavar="N", type=int, help=help)
     plan.add("--seed", metavar="N", type=int, help="of the search")
-    help = f"of the search: {', '.join(METHODS)}"
-    plan.add("--method", metavar="NAME", help=help, by=completers.words(*METHODS))
     options.add_tactics(
         plan, "tactics in order, such as fsdp:data,auto:model or fsdp:data+model (default: auto, a search)"
     )
@@ -54,21 +51,19 @@ def _plan(arguments: argparse.Namespace) -> Result:
       shardwise plan train.py:make_step --mesh data=4,model=8 --output plan.json
       shardwise plan zoo:t2b --mesh data=4,model=4 --tactics fsdp:data,auto:model
     """
-    from shardwise.cli.targets import load_target, without_devices
     from shardwise.files import check_writable
 
-    without_devices()
     if arguments.topology is None and arguments.mesh is None:
         raise ShardwiseError("say what to plan for: --topology v5e:4x4, or --mesh data=4,model=4, or both")
     for file in filter(None, (arguments.output, arguments.report)):
         check_writable(file, PlanError)
     from shardwise.planner.planning import plan
+    from shardwise.report.plan_text import plan_page
     from shardwise.report.progress import ProgressLine
-    from shardwise.report.summary import plan_page
     from shardwise.search.result import Ended
 
     target = load_target(arguments.target)
-    names = ("mesh", "topology", "tactics", "budget_s", "budget_evals", "seed", "method")
+    names = ("mesh", "topology", "tactics", "budget_s", "budget_evals", "seed")
     values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     with ProgressLine(not arguments.quiet, lines=arguments.verbose) as show:
         planned = plan(
@@ -116,7 +111,6 @@ def add_inspect(commands: Any) -> None:
     inspect = options.add_command(commands, "inspect", _inspect)
     options.add_target(inspect)
     inspect.add_flag("--all", help="list also groups that do not matter (loops, dimensions that stay replicated)")
-    inspect.add_flag("--no-grouping", help="decide repeated layers one by one")
     help = "show what ties two dimensions together, each as PATH:DIM (params/w1:0)"
     inspect.add("--why", nargs=2, metavar=("A", "B"), help=help)
     inspect.add_flag("--program", help="print the captured program with its rules instead")
@@ -132,16 +126,13 @@ def _inspect(arguments: argparse.Namespace) -> Result:
       shardwise inspect zoo:t2b
       shardwise inspect train.py:make_step --why params/w1:0 batch:1
     """
-    from shardwise.cli.targets import load_target, without_devices
-
-    without_devices()
     from shardwise.dims.analysis import analyze
     from shardwise.ir.text import format_program
     from shardwise.report.inspection import analysis_page
 
     target = load_target(arguments.target)
-    donate = {"donate_argnums": target.donate_argnums} if target.donate_argnums else {}
-    analysis = analyze(target.fn, *target.args, **donate, grouping=not arguments.no_grouping, kwargs=target.kwargs)
+    donated = target.donate_argnums or None
+    analysis = analyze(target.fn, *target.args, donate_argnums=donated, kwargs=target.kwargs)
     if arguments.why:
         (path_a, dim_a), (path_b, dim_b) = map(_dimension, arguments.why)
         return f"{analysis.why(path_a, dim_a, path_b, dim_b)}\n"
@@ -179,12 +170,8 @@ def _compare(arguments: argparse.Namespace) -> Result:
       shardwise compare zoo:t2b --topology v5e:4x4 --mesh data=4,model=4
       shardwise compare train.py:make_step --mesh data=8
     """
-    from shardwise.cli.targets import load_target, without_devices
-
-    without_devices()
     target = load_target(arguments.target)
-    from shardwise.report.compare import compare
-    from shardwise.report.comparison import comparison_text
+    from shardwise.report.compare import compare, comparison_text
 
     compared = compare(
         target.fn,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardwise.cli import completers, options
 from shardwise.cli.options import Result
+from shardwise.cli.targets import load_target
 from shardwise.errors import ShardwiseError
 
 if TYPE_CHECKING:
@@ -18,13 +19,11 @@ if TYPE_CHECKING:
 
 def _loaded(arguments: argparse.Namespace, target: str | None) -> Plan:
     """The saved plan; bound to its target, if that was given."""
-    from shardwise.cli.targets import load_target, without_devices
     from shardwise.plans.load import load_plan
 
     plan = load_plan(arguments.plan)
     if target is None:
         return plan
-    without_devices()
     loaded = load_target(target)
     return plan.bind(loaded.fn, *loaded.args, kwargs=loaded.kwargs)
 
@@ -176,14 +175,12 @@ def _verify(arguments: argparse.Namespace) -> Result:
 
       shardwise verify plan.json train.py:make_step --backend v5e:4x4
     """
-    from shardwise.cli.targets import load_target, without_devices
     from shardwise.plans.load import load_plan
 
     plan = load_plan(arguments.plan)
     # As many host devices as the plan needs; JAX reads this when it is imported.
     count = f"--xla_force_host_platform_device_count={plan.mesh.devices}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()
-    without_devices()
     from shardwise.verification.verify import verify
 
     target = load_target(arguments.target)

@@ -6,7 +6,6 @@ import difflib
 import importlib
 import importlib.util
 import itertools
-import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -27,11 +26,6 @@ class Target:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     donate_argnums: tuple[int, ...] = ()
-
-
-def without_devices() -> None:
-    """Keeps JAX from opening accelerators: shapes are enough. JAX reads the variable when it is imported."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def load_target(text: str) -> Target:

@@ -24,12 +24,13 @@ class Captured:
     def __init__(self, variant: Variant, traced: Traced, analysis: Analysis):
         self.variant, self.traced, self.analysis = variant, traced, analysis
         self._inquiries: dict[Placement, Inquiry] = {}
+        self._structure: dict[object, Any] = {}  # what tactics find out about the program, on any mesh
 
     def inquiry(self, placement: Placement, roles: Roles) -> Inquiry:
         if placement not in self._inquiries:
             cost, other = HardwareCost(placement), next(iter(self._inquiries.values()), None)
             model = CostModel.of(self.analysis, cost) if other is None else other.model.on(cost)
-            self._inquiries[placement] = Inquiry(model, roles)
+            self._inquiries[placement] = Inquiry(model, roles, self._structure)
         return self._inquiries[placement]
 
 

@@ -17,8 +17,8 @@ from shardwise.planner.planning import plan_asked
 from shardwise.plans.plan import Plan
 from shardwise.search.result import Progress
 from shardwise.search.searcher import Options
-from shardwise.tactics.text import Given
 from shardwise.tactics.roles import Given as GivenRoles
+from shardwise.tactics.text import Given
 from shardwise.transforms.variants import Wanted
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from shardwise.cost.model import CostModel
 from shardwise.cost.predict import Predicted, predict
@@ -45,8 +45,9 @@ class Inquiry:
     """The owner of what is built once for a program and a placed mesh: the cost model and the memo of lowering. A plan keeps
     that of its program, to be asked about other decisions."""
 
-    def __init__(self, model: CostModel, roles: Roles | None = None):
+    def __init__(self, model: CostModel, roles: Roles | None = None, structure: dict[object, Any] | None = None):
         self.model, self.roles = model, roles or {}
+        self._structure = {} if structure is None else structure
         self.analysis, self.cost = model.structure.analysis, model.cost
         self.problems: Problems = {}
 
@@ -54,7 +55,7 @@ class Inquiry:
     def context(self) -> Context:
         mesh = self.cost.placement.mesh
         memo = Memo(Candidates(self.model.structure, mesh, self.cost))
-        return Context(self.analysis, mesh, self.cost, self.roles, memo=memo)
+        return Context(self.analysis, mesh, self.cost, self.roles, memo=memo, cache=self._structure)
 
     def settle(self, decisions: Sequence[Decision]) -> Settled:
         """Lowers decisions and predicts their cost. Small arguments are replicated, unless that is slower or does not fit."""

@@ -19,8 +19,8 @@ from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.lowered import Lowered, collectives
 from shardwise.lowering.sharded_program import ShardedProgram
-from shardwise.planner.captured import Variants
 from shardwise.planner.asked import Asked
+from shardwise.planner.captured import Variants
 from shardwise.planner.fingerprint import fingerprint
 from shardwise.planner.infeasible import does_not_fit, size, variant_changes
 from shardwise.planner.inquiry import Inquiry, Settled, described
@@ -30,9 +30,9 @@ from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec
 from shardwise.plans.search_log import VariantTried
 from shardwise.search.result import Ended, Progress
 from shardwise.search.searcher import Options
-from shardwise.tactics.text import Given
 from shardwise.tactics.roles import Given as GivenRoles
 from shardwise.tactics.roles import complete_roles
+from shardwise.tactics.text import Given
 from shardwise.transforms.variant import AS_IS
 from shardwise.transforms.variants import Wanted
 
@@ -148,7 +148,7 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     # 2. Choose the variant, the mesh and the decisions.
     captured, decided, settled, log, tried = choose(variants, asked)
     placement = decided.inquiry.cost.placement
-    notes = [f"{t.variant}: {t.why}" for t in tried if t.why]
+    notes = [f"{t.variant}: {t.why}" for t in tried if t.why and not tried[0].fits]
     notes += [f"{t.variant} it does not fit: {_peak(t)} a device" for t in tried[:1] if t.peak_bytes and not t.fits]
     # 3. Say what to do if nothing fits.
     if log is not None and not decided.fits and not settled.predicted.fits:

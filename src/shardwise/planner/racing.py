@@ -32,6 +32,7 @@ from shardwise.planner.captured import Captured, Variants
 from shardwise.planner.inquiry import Settled
 from shardwise.planner.mesh import cuts
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
+from shardwise.search.bounds import finest, peak_bound
 from shardwise.search.budget import Budget
 from shardwise.search.front import thinned
 from shardwise.search.result import Ended
@@ -88,6 +89,7 @@ class _Race:
     arms: list[Arm] = field(default_factory=list)
     failed: dict[Placement, ShardwiseError] = field(default_factory=dict)
     tried: dict[Variant, VariantTried] = field(default_factory=dict)
+    hopeless: dict[Variant, float] = field(default_factory=dict)  # memory needed at least, as a share of what there is
 
     def __post_init__(self) -> None:
         self.placed, self.is_open = candidate_meshes(self.asked)
@@ -102,12 +104,15 @@ class _Race:
         check_manual_axes(captured.analysis.program, [p.mesh for p in self.placed])
         try:
             self.look(first, self.placed)
-            if not self.arms:
-                self._raise_failures()
             self.search()
             if self.asked.wanted.open and not self.journal.interrupted:
                 self.vary(others, rest)
                 self.search()
+            if not self.arms and not self.failed:
+                self.look(min(self.hopeless, key=self.hopeless.__getitem__), self.placed, anyway=True)
+                self.search()
+            if not self.arms:
+                self._raise_failures()
         except KeyboardInterrupt:
             if self.best_arm is None:
                 raise
@@ -120,12 +125,16 @@ class _Race:
     def best_arm(self) -> Arm | None:
         return min((arm for arm in self.arms if arm.best is not None), key=_rank, default=None)
 
-    def look(self, variant: Variant, placed: Iterable[Placement]) -> list[Arm]:
-        """Applies the tactics to a variant, without searches."""
-        new = []
+    def look(self, variant: Variant, placed: Sequence[Placement], anyway: bool = False) -> list[Arm]:
+        """Applies the tactics to a variant, without searches; not if nothing can fit, unless ``anyway``."""
+        new: list[Arm] = []
         quick = self.is_open or self.asked.wanted.open
         captured = self.variants[variant]
+        if not anyway and self._is_hopeless(captured):
+            return new
         for placement in placed:
+            if self.journal.interrupted:
+                break
             try:
                 arm = Arm(captured, placement, self.asked, self.journal)
                 arm.run(Budget(evaluations=0), quick)
@@ -137,9 +146,19 @@ class _Race:
         self._note(variant)
         return new
 
+    def _is_hopeless(self, captured: Captured) -> bool:
+        """Is it proven that a variant fits on no mesh?"""
+        model = captured.inquiry(self.placed[0], self.asked.roles).model
+        bound = peak_bound(model, mesh=finest(self.placed[0].mesh.devices) if self.is_open else None).peak_bytes
+        if bound <= model.cost.profile.usable_bytes:
+            return False
+        self.hopeless[captured.variant] = bound / model.cost.profile.usable_bytes
+        self.tried[captured.variant] = VariantTried(str(captured.variant), peak_bytes=bound)
+        return True
+
     def search(self) -> None:
         """Searches the arms that could win, the best first: shortly where there are several, then thoroughly."""
-        if not self.asked.searches:
+        if not self.asked.searches or not self.arms:
             return
         if len(self.arms) > 1:
             self._search(self._short, short=True)
@@ -179,40 +198,40 @@ class _Race:
 
     def vary(self, others: Sequence[Variant], rounds: Iterable[Sequence[Variant]]) -> None:
         """Looks at further variants as long as one could be faster than what fits."""
-        least: dict[bool, float] = {}  # by remat: the number of micro-batches that is needed at least
         last = list(self.arms)
         for variants in (others, *rounds):
-            looked: list[Arm] = []
-            limit = self._limit_ps()
-            if variants is not others:
-                least |= self._needed(last, limit)
-                if not any(math.isfinite(count) for count in least.values()):
-                    return
-            elif not any(arm.candidates(limit) for arm in last):
-                return
+            needed = self._needed(last)
+            refused, looked = list[bool](), list[Arm]()
             for variant in variants:
-                if variant.microbatches < least.get(variant.remat, 0.0):
+                if variant.microbatches < needed.get(variant.remat, 0.0):
                     continue
+                refused.append(False)
                 try:
-                    looked += self.look(variant, self._promising(last))
+                    looked += self.look(variant, self._promising(last) if last else self.placed)
                 except VariantError as error:
+                    refused[-1] = True
                     self.tried[variant] = VariantTried(str(variant), why=str(error))
                 if self.journal.interrupted:
                     return
-            last = [*(last if variants is others else ()), *looked] if looked or variants is others else last
+            if (last and all(map(math.isinf, needed.values()))) or (refused and all(refused) and variants is not others):
+                return
+            last = [*last, *looked] if variants is others else looked or last
 
     def _limit_ps(self) -> float:
         best = self.best_arm
-        assert best is not None and best.best is not None
-        return best.best.total.time_ps * (1 - _LITTLE) if best.best.fits else math.inf
+        return best.best.total.time_ps * (1 - _LITTLE) if best and best.best and best.best.fits else math.inf
 
-    def _needed(self, arms: Sequence[Arm], limit_ps: float) -> dict[bool, float]:
-        """By remat: the fewest micro-batches in which a state could fit that is faster than the limit."""
+    def _needed(self, arms: Sequence[Arm]) -> dict[bool, float]:
+        """By remat: the fewest micro-batches in which a state could fit that is faster than the best so far."""
         needed: dict[bool, float] = {}
+        for variant, share in self.hopeless.items():
+            needed[variant.remat] = max(needed.get(variant.remat, 0.0), variant.microbatches * share)
         for arm in arms:
             variant = arm.captured.variant
-            for c in arm.candidates(limit_ps):
-                parts = variant.microbatches * (c.peak_bytes - c.arguments_bytes) / (arm.usable_bytes - c.arguments_bytes)
+            for c in arm.candidates(self._limit_ps()):
+                parts = (
+                    variant.microbatches * (c.peak_bytes - c.arguments_bytes) / (arm.usable_bytes - c.arguments_bytes)
+                )
                 needed[variant.remat] = min(needed.get(variant.remat, math.inf), parts)
             needed.setdefault(variant.remat, math.inf)
         return needed

@@ -21,9 +21,9 @@ from shardwise.planner.fingerprint import check_version
 from shardwise.planner.inquiry import Inquiry, described, inquiry_of
 from shardwise.planner.planning import stored_spec
 from shardwise.plans.plan import Plan, Spec
-from shardwise.tactics.text import Given, as_tactics
 from shardwise.tactics.pins import make_pins
 from shardwise.tactics.tactic import decide
+from shardwise.tactics.text import Given, as_tactics
 from shardwise.transforms.variants import trace_variant
 
 #: Decisions to leave out: one of the plan's, its number from 1 as they are listed, or words that its text contains.

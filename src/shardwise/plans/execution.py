@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from shardwise.capture.trace import Call
     from shardwise.plans.plan import ArrayPlan, Plan
-    from shardwise.report.comparison import Comparison
+    from shardwise.report.compare import Comparison
     from shardwise.verification.verify import Verification
 
 

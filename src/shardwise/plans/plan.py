@@ -32,7 +32,7 @@ from shardwise.transforms.variant import AS_IS, Variant
 if TYPE_CHECKING:
     from shardwise.capture.trace import Call
     from shardwise.planner.what_if import Effect, WhatIf, Which
-    from shardwise.report.comparison import Row
+    from shardwise.report.compare import Row
     from shardwise.report.logical import Rules
 
 SCHEMA: Final = 8
@@ -189,7 +189,7 @@ class Plan(Execution):
         >>> print(plan.summary().splitlines()[0])
         <lambda> on data 4: 4 v5e
         """
-        from shardwise.report.summary import plan_page
+        from shardwise.report.plan_text import plan_page
 
         return plan_page(self, width).text()
 
@@ -318,19 +318,18 @@ class Plan(Execution):
         return effects(self) if self.asked is not None else ()
 
     @cached_property
-    def experts(self) -> tuple[Row, ...]:
-        """The predicted cost of the usual strategies on the same devices, the best first: as many as can be tried in a second.
-        Empty for a loaded plan, and where no arguments are a batch or parameters. :func:`shardwise.compare` tries all
-        combinations.
+    def baselines(self) -> tuple[Row, ...]:
+        """The predicted cost of the named strategies on the same mesh, in all combinations, the best first: the rows of
+        :func:`shardwise.compare`. Empty for a loaded plan, and where no arguments have a role.
 
-        >>> [row.name for row in plan.experts]
+        >>> [row.name for row in plan.baselines][:2]
         ['dp:data', 'fsdp:data']
         """
-        from shardwise.report.comparison import baseline_row
+        from shardwise.report.compare import baseline_row
 
         if self.asked is None or not self.asked.roles:
             return ()
-        return tuple(baseline_row(baseline) for baseline in self.asked.baselines[:5])
+        return tuple(baseline_row(baseline) for baseline in self.asked.baselines)
 
     # JSON.
 
@@ -396,7 +395,7 @@ class Plan(Execution):
         return f"<Plan of {self.function} on {self.mesh}: step time {seconds(p.time_s)}, {binary(p.peak_bytes)}>"
 
     def __str__(self) -> str:
-        from shardwise.report.summary import plan_page
+        from shardwise.report.plan_text import plan_page
 
         return plan_page(self, every=True).text()
 
@@ -405,6 +404,6 @@ class Plan(Execution):
 
     def _repr_html_(self) -> str:
         from shardwise.report.html import notebook_html
-        from shardwise.report.summary import plan_page
+        from shardwise.report.plan_text import plan_page
 
         return notebook_html(plan_page(self, every=True))

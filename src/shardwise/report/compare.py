@@ -1,11 +1,12 @@
-"""Predicts named strategies, in all sensible combinations, beside plans of the same function."""
+"""Named strategies, in all sensible combinations, beside plans of the same function: their predictions, the best first."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 from shardwise.capture.trace import JitOptions
 from shardwise.errors import DecisionError, MeshError, PlanError, ShardwiseError
@@ -16,16 +17,88 @@ from shardwise.planner.fingerprint import check_version
 from shardwise.planner.mesh import OpenMesh, placement_of
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
-from shardwise.report.comparison import Comparison, baseline_row, plan_row
-from shardwise.tactics.baselines import MENU, baselines
+from shardwise.report.page import Page, table
+from shardwise.report.units import binary, plural, seconds
+from shardwise.tactics.baselines import MENU, Baseline, baselines
 from shardwise.tactics.named import PARTS
-from shardwise.tactics.text import read_words
 from shardwise.tactics.roles import Given as GivenRoles
 from shardwise.tactics.roles import Roles, complete_roles
+from shardwise.tactics.text import read_words
 from shardwise.transforms.variant import AS_IS
 
 #: A plan, one with a name, or the path of a saved one.
 PlanLike = Plan | tuple[str, Plan] | str | os.PathLike[str]
+
+_MOST: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A named strategy (``baseline``) or a ``plan``, and its prediction. The name of a strategy can be given as ``tactics``."""
+
+    kind: str
+    name: str
+    time_s: float
+    compute_s: float
+    comm_s: float
+    peak_bytes: int
+    fits: bool
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What fits by step time, then the rest by peak memory."""
+        return not self.fits, self.time_s if self.fits else self.peak_bytes
+
+
+def baseline_row(baseline: Baseline) -> Row:
+    cost = baseline.cost
+    assert cost is not None
+    times = cost.time_s, cost.compute_ps * 1e-12, cost.comm_ps * 1e-12
+    return Row("baseline", baseline.name, *times, cost.peak_bytes, baseline.fits)
+
+
+def plan_row(name: str, plan: Plan, mesh: str) -> Row:
+    """The name says the mesh where that is not the one that strategies are compared on."""
+    p = plan.predicted
+    other = [f"on {plan.mesh}"] if str(plan.mesh) != mesh else []
+    name = ", ".join([f"plan {name}", *other, *plan.variant.lines()])
+    return Row("plan", name, p.time_s, p.compute_s, p.comm_s, p.peak_bytes, p.fits)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows that were compared, and the strategies that do not apply, with the reason; see :func:`shardwise.compare`."""
+
+    function: str
+    mesh: str
+    hardware: str
+    usable_bytes: int
+    rows: tuple[Row, ...]
+    refused: tuple[tuple[str, str], ...]
+
+    @property
+    def ranked(self) -> list[Row]:
+        """The rows, the best first; of equals, plans come before strategies."""
+        return sorted(self.rows, key=lambda row: row.rank)
+
+    def __str__(self) -> str:
+        return comparison_text(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What a notebook shows: the same text as a terminal."""
+        printer.text(str(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison as plain data, the best first."""
+        return {
+            "schema": 1,
+            "function": self.function,
+            "mesh": self.mesh,
+            "hardware": self.hardware,
+            "usable_bytes": self.usable_bytes,
+            "rows": [asdict(row) for row in self.ranked],
+            "refused": [{"name": name, "reason": reason} for name, reason in self.refused],
+        }
 
 
 def compare(
@@ -186,3 +259,25 @@ def _agreed(what: str, plural: str, values: Mapping[str, Any]) -> Any:
         each = ", ".join(f"{name}: {value or 'no topology'}" for name, value in values.items())
         raise MeshError(f"the plans are for different {plural} ({each}): say which {what} is meant")
     return next(iter(values.values()))
+
+
+def comparison_text(compared: Comparison, width: int = 80, every: bool = False) -> str:
+    """One line per row. Only the first strategies are listed unless ``every``, but all plans."""
+    page = Page(width)
+    page.print(
+        f"{compared.function} on {compared.mesh}: {compared.hardware}, {binary(compared.usable_bytes)} a device\n"
+    )
+    ranked = compared.ranked
+    shown = [row for k, row in enumerate(ranked) if every or k < _MOST or row.kind == "plan"]
+    cells = []
+    for row in shown:
+        times = (seconds(t) for t in (row.time_s, row.compute_s, row.comm_s))
+        cells.append([*times, binary(row.peak_bytes), "yes" if row.fits else "no", row.name])
+    page.print(table([">step time", ">compute", ">communication", ">memory", "fits", "*strategy or plan"], cells))
+    if len(shown) < len(ranked):
+        page.print(f"\nand {plural(len(ranked) - len(shown), 'combination')} more: --all or .ranked")
+    if compared.refused and every:
+        page.print("\nNot possible\n" + "\n".join(f"  {name}: {reason}" for name, reason in compared.refused))
+    elif compared.refused:
+        page.print(f"\n{plural(len(compared.refused), 'combination')} not possible: --all or .refused says why")
+    return page.text()

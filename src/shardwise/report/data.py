@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardwise.cost.predict import PARTS
 from shardwise.plans.codec import encode
-from shardwise.report.plan_text import shards, spec_text
+from shardwise.report.plan_text import decided, shards, spec_text
 from shardwise.report.program_text import listing_data
-from shardwise.report.summary import decided
 from shardwise.report.units import si
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ def report_data(plan: Plan) -> dict[str, Any]:
         "program": program and listing_data(program, plan.sharded, _MOST_LINES),
         "curve": _curve(p.curve),
         "breakdown": _breakdown(p),
-        "colors": _colors(plan) if plan.colors.groups else None,
         "effects": [
             {
                 "decision": str(row.decision),
@@ -71,7 +69,7 @@ def report_data(plan: Plan) -> dict[str, Any]:
             }
             for row in plan.effects
         ],
-        "experts": [{key: getattr(row, key) for key in figures} for row in plan.experts],
+        "baselines": [{key: getattr(row, key) for key in figures} for row in plan.baselines],
         "search": search and encode(search) | {"ended_text": search.ended.value, "text": str(search)},
     }
 
@@ -160,24 +158,3 @@ def _breakdown(p: Predicted) -> list[dict[str, Any]]:
     for moved in p.collectives:
         times[moved.kind] = times.get(moved.kind, 0.0) + moved.time_s
     return [{"by": "kind", "seconds": dict(sorted(times.items(), key=lambda item: -item[1]))}]
-
-
-def _colors(plan: Plan) -> dict[str, Any] | None:
-    if not plan.colors.groups:
-        return None
-    data: dict[str, Any] = encode(plan.colors)
-    for row in data["conflicts"]:
-        row["outcome"] = _outcome(row["kept"])
-    return data
-
-
-def _outcome(kept: dict[str, int]) -> str:
-    """
-    >>> _outcome({"data": 1, "model": 2}), _outcome({"data": 0}), _outcome({})
-    ('data on side A, model on side B', 'no consistent side: neither has data', 'open: the group is not sharded')
-    """
-    if not kept:
-        return "open: the group is not sharded"
-    if not all(kept.values()):
-        return f"no consistent side: neither has {'·'.join(kept)}"
-    return ", ".join(f"{axis} on side {'AB'[side - 1]}" for axis, side in kept.items())

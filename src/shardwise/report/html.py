@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from shardwise.report.charts import color_graph, memory_area, search_front, search_steps
 from shardwise.report.data import report_data
 from shardwise.report.units import binary, change, plural, seconds, si
 
@@ -19,6 +18,11 @@ if TYPE_CHECKING:
 #: In a notebook a table with more rows is folded away, and no more than these are put into a cell.
 _FOLDED: Final = 12
 _MOST: Final = 100
+#: The box of a chart, which a style sheet stretches.
+_WIDTH: Final = 1000
+_HEIGHT: Final = 300
+#: Below this share of the limit a curve would be flat under it: then it is drawn without the limit.
+_FLAT: Final = 0.1
 
 
 class Tab(NamedTuple):
@@ -37,10 +41,9 @@ TABS: Final = (
     Tab("memory", "Memory"),
     Tab("time", "Time"),
     Tab("mesh", "Mesh"),
-    Tab("colors", "Colors", lambda data: data["colors"]),
     Tab("search", "Search", lambda data: data["search"]),
     Tab("decisions", "Decisions", lambda data: data["effects"]),
-    Tab("experts", "Strategies", lambda data: data["experts"]),
+    Tab("baselines", "Strategies", lambda data: data["baselines"]),
 )
 
 
@@ -68,8 +71,7 @@ def _rendered(template: str, **values: object) -> str:
         "axes": "·".join,
         "share": _share,
     }
-    functions = (seconds, binary, memory_area, search_steps, search_front, color_graph)
-    environment.globals |= {f.__name__: f for f in functions}
+    environment.globals |= {f.__name__: f for f in (seconds, binary, memory_area)}
     # A path may hold half a surrogate pair, which no file can.
     return environment.get_template(template).render(values).encode("utf-8", "replace").decode("utf-8")
 
@@ -77,3 +79,20 @@ def _rendered(template: str, **values: object) -> str:
 def _share(part: float, total: float) -> float:
     """Percent, for the length of a bar."""
     return round(100 * min(1.0, part / total), 2) if total else 0.0
+
+
+def memory_area(curve: dict[str, Any], limit: int) -> dict[str, Any]:
+    """Memory over the program: the filled curve, the height of the limit where that is in the picture, and the peak."""
+    most: list[int] = curve["bytes"]
+    peak = max(most)
+    shown = peak >= _FLAT * limit
+    top = 1.05 * max(peak, limit if shown else 0, 1)
+    step = _WIDTH / len(most)
+    corners = [f"L{k * step:.1f} {_HEIGHT * (1 - b / top):.1f}H{(k + 1) * step:.1f}" for k, b in enumerate(most)]
+    return {
+        "path": f"M0 {_HEIGHT}{''.join(corners)}V{_HEIGHT}Z",
+        "top_bytes": top,
+        "limit_y": _HEIGHT * (1 - limit / top) if shown else None,
+        "peak_x": (most.index(peak) + 0.5) * step,
+        "peak_y": _HEIGHT * (1 - peak / top),
+    }

@@ -1,7 +1,7 @@
 """What is installed, and whether it works: the facts behind ``shardwise doctor``.
 
-Requirements and extras are read from the metadata of the installed package. JAX is asked for its devices, and a tiny plan is
-made, in another process: a backend may abort or hang. This module needs nothing but Python, as it says what else is missing.
+JAX is asked for its devices, and a tiny plan is made, in another process: a backend may abort or hang. This module needs
+nothing but Python, as it says what else is missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from shardwise.report.units import binary, plural, seconds, wrapped
 _SHOWN: Final = ("jax", "jaxlib", "numpy", "scipy")
 _TESTED_JAX: Final = "tested from 0.9.0 to 0.12"
 _PYTHON: Final = (3, 11)
-_EXTRAS: Final = ("tpu", "zoo", "recipes", "programs")
+#: Packages of the extras that commands use.
+_EXTRAS: Final = {"tpu": ("libtpu",), "zoo": ("flax", "optax")}
 _TIMEOUT_S: Final = 120.0
 
 _PROBE: Final = """
@@ -44,19 +45,23 @@ print(json.dumps({"works": bool(same)}), flush=True)
 def examine() -> dict[str, Any]:
     """Versions, devices, extras and problems of this installation, as plain data; takes some seconds."""
     python = sys.version.split()[0]
-    needed = {**dict.fromkeys(_SHOWN, ""), **dict(_requirements("shardwise"))}
+    needed = {**dict.fromkeys(_SHOWN, ""), **_requirements()}
     packages = [{"name": name, "version": _version(name), "wanted": wanted} for name, wanted in needed.items()]
     extras = [
-        {"name": name, "missing": _missing(required), "install": f'pip install "shardwise[{name}]"'}
-        for name in _EXTRAS
-        if (required := _requirements("shardwise", name))
+        {
+            "name": name,
+            "missing": [package for package in required if not _version(package)],
+            "install": f'pip install "shardwise[{name}]"',
+        }
+        for name, required in _EXTRAS.items()
     ]
     problems = []
     if sys.version_info < _PYTHON:
         problems.append(f"Python is {python}, and {'.'.join(map(str, _PYTHON))} or newer is needed")
-    for name in _missing(needed.items()):
-        state = f"is {version}" if (version := _version(name)) else "is missing"
-        problems.append(f'{name} {state}: pip install "{name}{needed[name]}"')
+    for name, wanted in needed.items():
+        version = _version(name)
+        if not version or _numbers(version) < _numbers(wanted):
+            problems.append(f'{name} {f"is {version}" if version else "is missing"}: pip install "{name}{wanted}"')
     devices, problem, time_s = probe() if all(map(_version, needed)) else ([], "", 0.0)
     return {
         "schema": 1,
@@ -143,50 +148,21 @@ def _version(name: str) -> str:
         return ""
 
 
-def _requires(package: str) -> list[str]:
+def _requirements() -> dict[str, str]:
+    """The lower bounds of versions that Shardwise requires, such as ``{"jax": ">=0.9"}``."""
     try:
-        return metadata.requires(package) or []
+        lines = metadata.requires("shardwise") or []
     except metadata.PackageNotFoundError:
-        return []
+        return {}
+    return dict(re.findall(r"^([\w.-]+)(.*)$", "\n".join(line for line in lines if "extra" not in line), re.M))
 
 
-def _requirements(package: str, extra: str = "") -> list[tuple[str, str]]:
-    """(name, specifier) of what a package requires, always or for an extra. ``a[b]`` includes what a requires for b."""
-    requirements: list[tuple[str, str]] = []
-    for line in _requires(package):
-        requirement, _, marker = line.partition(";")
-        named = re.search(r"""extra\s*==\s*["']([^"']+)""", marker)
-        parts = re.match(r"\s*([\w.-]+)(?:\[([\w.,-]+)\])?\s*(.*)", requirement)
-        if parts is not None and (named[1] if named else "") == extra:
-            name, inner, specifier = parts.groups()
-            requirements.append((name, specifier.strip(" ()")))
-            for more in inner.split(",") if inner else []:
-                requirements += _requirements(name, more)
-    return requirements
-
-
-def _missing(requirements: Any) -> list[str]:
-    return [name for name, wanted in requirements if not (v := _version(name)) or not _satisfies(v, wanted)]
-
-
-def _satisfies(version: str, wanted: str) -> bool:
-    """Checks lower and upper bounds; pip takes care of the rest of a specifier.
-
-    >>> _satisfies("0.10.2", ">=0.9"), _satisfies("0.8.1", ">=0.9"), _satisfies("0.9", ">=0.9,<0.9")
-    (True, False, False)
+def _numbers(version: str) -> list[int]:
     """
-    have = _numbers(version)
-    bounds = re.findall(r"(>=|<(?!=))\s*([\w.]+)", wanted)
-    return all(have >= _numbers(v) if sign == ">=" else have < _numbers(v) for sign, v in bounds)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
+    >>> _numbers("0.10.2.dev3+cpu") >= _numbers(">=0.9"), _numbers("0.8.1") >= _numbers(">=0.9")
+    (True, False)
     """
-    >>> _numbers("0.9.0"), _numbers("0.10.2.dev3+cpu")
-    ((0, 9), (0, 10, 2))
-    """
-    release = re.sub(r"(\.0)+$", "", re.match(r"[\d.]*\d|", version)[0])  # type: ignore[index]
-    return tuple(map(int, filter(None, release.split("."))))
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 def _memory_bytes() -> int:

@@ -205,7 +205,8 @@ class Searcher:
         begun = time.perf_counter()
         problem = self._problem(tuple(base), tuple(axes), starts)
         # The tables of a large program take seconds, which are not the search's.
-        self._purse.wait(time.perf_counter() - begun)
+        for purse in (self._purse, self.journal.purse):
+            purse.wait(time.perf_counter() - begun)
         found = unless_hopeless(
             problem, lambda budget: self._run(problem, budget), self._purse.part(max(1, self._left))
         )

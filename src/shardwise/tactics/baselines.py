@@ -38,7 +38,7 @@ MENU: Final[tuple[Entry, ...]] = tuple(
 _SHARDED: Final = frozenset(("fsdp", "zero1", "zero2"))
 #: Combinations by time, and by memory, that get a further axis: after the second axis, and where only a quick look is wanted.
 _WIDTH: Final = 8
-_QUICK: Final = 3
+_QUICK: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,19 @@ class Combinations:
         partial = [self._cost(problem, self._baseline(()))]
         for number, axis in enumerate(self._axes):
             width = _QUICK if quick else _WIDTH if number > 1 else len(partial)
-            able = [entry for (entry, other), baseline in self._alone.items() if other == axis and baseline.applies]
+            alone = [self._cost(problem, b) for (_, other), b in self._alone.items() if other == axis and b.applies]
+            before = _best(partial, width)
+            if quick:
+                alone = _best(alone, width)
+            else:
+                before += [b for b in partial if b not in before and _is_uniform(b, number)]
             extended = [
-                self._baseline((*before.parts, *((part, axis) for part in entry)))
-                for before in _best(partial, width)
-                for entry in able
-                if len({part for part, _ in before.parts} & _SHARDED | set(entry) & _SHARDED) <= 1
+                self._baseline((*one.parts, *other.parts))
+                for one in before
+                for other in alone
+                if len({part for part, _ in (*one.parts, *other.parts)} & _SHARDED) <= 1
+                # The same on two axes is one strategy of a mesh with one axis less.
+                and not (quick and {part for part, _ in one.parts} & {part for part, _ in other.parts})
             ]
             partial += [self._cost(problem, baseline) for baseline in extended if baseline.applies]
         for baseline in sorted(partial, key=lambda b: len(b.parts)):
@@ -183,6 +190,14 @@ class Combinations:
 
 def _ordered(parts: Iterable[Part]) -> tuple[Part, ...]:
     return tuple(sorted(parts, key=lambda part: PARTS.index(part[0])))
+
+
+def _is_uniform(baseline: Baseline, axes: int) -> bool:
+    """Does it use the same strategies on all of some axes?"""
+    entries: dict[str, list[str]] = {}
+    for part, axis in baseline.parts:
+        entries.setdefault(axis, []).append(part)
+    return len(entries) == axes and all(entry == next(iter(entries.values())) for entry in entries.values())
 
 
 def _best(partial: Sequence[Baseline], width: int) -> list[Baseline]:

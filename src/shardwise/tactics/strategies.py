@@ -136,7 +136,7 @@ class ZeRO1(Batched):
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
         zero2 = ZeRO2(dim=self.dim).on(axis, context, taken)
-        gradients = context.once(("gradients", axis, self.dim), lambda: self._gradients(axis, context))
+        gradients = context.once(("gradients", self.dim), lambda: self._gradients(axis, context))
         return [*zero2, *([KeepDecision(gradients, axis)] if gradients else [])]
 
     def _gradients(self, axis: str, context: Context) -> tuple[int, ...]:

@@ -49,8 +49,8 @@ def covering_colors(context: Context, parameters: Sequence[Value], axis: str, wi
 
 def inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
     """Colors that a product with a parameter makes and another one contracts, without those that a gather looks into, those
-    that a product of two activations contracts alone (the width of heads), and those of residual streams, into which a product is
-    added, as it is or normalized."""
+    that a product of two activations contracts alone (the width of heads), and those of residual streams, into which a
+    product is added, as it is or normalized."""
     analysis = context.analysis
     program = analysis.program
     weights = views(program, (v.id for v in parameters))
@@ -58,7 +58,7 @@ def inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
     contracted: set[int] = set()
     of_weights = {c for v in parameters for _, c in context.colors_of(v)}
     left_out: set[int] = set()
-    products: dict[int, int] = {}  # results of products with parameters, also after a bias, a cast, a norm: by value the product
+    products: dict[int, int] = {}  # by result of a product with a parameter, also after a bias or a norm: the product
     roots: dict[int, frozenset[int]] = {}  # by value: the products that it is computed from, position by position
     constant = set(weights)  # parameters, constants, and what is computed from them alone
     for op in program.schedule:

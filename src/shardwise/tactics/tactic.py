@@ -34,7 +34,7 @@ Axes = str | Sequence[str]
 @dataclass(frozen=True)
 class Context:
     """What tactics decide with. ``roles`` are path prefixes by role: ``batch``, ``params``, ``optimizer``; ``searcher`` is for
-    tactics that search, and ``memo`` for those that lower decisions."""
+    tactics that search, ``memo`` for those that lower decisions, and ``cache`` has what they find out about the program."""
 
     analysis: Analysis
     mesh: MeshAxes

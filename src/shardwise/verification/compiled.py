@@ -66,12 +66,8 @@ class Compiled:
 
 
 def tpu_environment() -> dict[str, str]:
-    """Returns environment variables with which libtpu compiles on a machine without TPUs.
-
-    Set them before JAX is imported, for instance for a subprocess: ``subprocess.run(..., env=os.environ |
-    tpu_environment())``. ``make_mesh`` sets the missing ones, which is early enough unless JAX has already looked for devices
-    on a machine with TPUs.
-    """
+    """Returns environment variables with which libtpu compiles on a machine without TPUs, for a subprocess. ``make_mesh`` sets
+    the missing ones, which is early enough unless JAX has already looked for devices on a machine with TPUs."""
     return dict(_TPU_ENVIRONMENT)
 
 

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from .layers import COMPUTE, attention_spec, cast, cross_entropy, gated_mlp, rms_norm, rope_attention, run_layers
 from .program import LayeredConfig, ZooProgram
-from .specs import Tree, layered, normal, ones, token_batch, weight, zeros
-from .training import training
+from .specs import Tree, layered, normal, ones, token_batch, training, weight, zeros
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ kept for entire tables, as with plain Optax: the optimizer is not sparse.
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +14,7 @@ import numpy as np
 from .layers import COMPUTE
 from .mlp import dense
 from .program import TrainingConfig, ZooProgram
-from .specs import Tree, dense_spec, integers, normal
-from .training import training
+from .specs import Tree, integers, mlp_spec, normal, training
 
 CRITEO_ROWS = (
     40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10,
@@ -60,11 +58,6 @@ def build(config: DLRMConfig) -> ZooProgram:
         "clicked": integers(config.batch, below=2),
     }
     return training(config, partial(loss, config), params, batch)
-
-
-def mlp_spec(*sizes: int) -> list[Tree]:
-    """One dense layer between each two sizes."""
-    return [dense_spec(i, o) for i, o in pairwise(sizes)]
 
 
 def mlp(params: list[Tree], x: jax.Array) -> jax.Array:

@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
 
 from .layers import COMPUTE, cast, layer_norm, run_layers
 from .program import LayeredConfig, ZooProgram
-from .specs import Tree, dense_spec, integers, layered, norm_spec, normal
-from .training import training
+from .specs import Tree, integers, layered, mlp_spec, norm_spec, normal, training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +39,12 @@ PROGRAMS = {
 
 def build(config: GNSConfig) -> ZooProgram:
     latent = config.latent
-    step = {"edge": mlp_spec(config, 3 * latent, latent), "node": mlp_spec(config, 2 * latent, latent)}
+    step = {"edge": normed_mlp_spec(config, 3 * latent, latent), "node": normed_mlp_spec(config, 2 * latent, latent)}
     params = {
-        "encode_nodes": mlp_spec(config, config.node_features, latent),
-        "encode_edges": mlp_spec(config, config.edge_features, latent),
+        "encode_nodes": normed_mlp_spec(config, config.node_features, latent),
+        "encode_edges": normed_mlp_spec(config, config.edge_features, latent),
         "steps": layered(step, config.layers, config.scan),
-        "decode": mlp_spec(config, latent, config.targets, norm=False),
+        "decode": normed_mlp_spec(config, latent, config.targets, norm=False),
     }
     nodes, edges = config.batch * config.nodes, config.batch * config.edges
     batch = {
@@ -59,10 +57,10 @@ def build(config: GNSConfig) -> ZooProgram:
     return training(config, partial(loss, config), params, batch)
 
 
-def mlp_spec(config: GNSConfig, inputs: int, outputs: int, norm: bool = True) -> Tree:
+def normed_mlp_spec(config: GNSConfig, inputs: int, outputs: int, norm: bool = True) -> Tree:
     """`mlp_layers` dense layers, and a LayerNorm at the end."""
-    sizes = [inputs, *[config.hidden] * (config.mlp_layers - 1), outputs]
-    return {"dense": [dense_spec(i, o) for i, o in pairwise(sizes)], "norm": norm_spec(outputs) if norm else None}
+    hidden = [config.hidden] * (config.mlp_layers - 1)
+    return {"dense": mlp_spec(inputs, *hidden, outputs), "norm": norm_spec(outputs) if norm else None}
 
 
 def mlp(p: Tree, x: jax.Array) -> jax.Array:

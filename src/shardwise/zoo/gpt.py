@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from .layers import COMPUTE, affine, attention, cast, causal_mask, cross_entropy, layer_norm, run_layers
 from .program import LayeredConfig, ZooProgram
-from .specs import Tree, dense_spec, layered, norm_spec, normal, token_batch, weight, zeros
-from .training import training
+from .specs import Tree, dense_spec, layered, norm_spec, normal, token_batch, training, weight, zeros
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 
 from .layers import COMPUTE, rms_norm, rope
 from .program import Config, ZooError, ZooProgram
-from .specs import Tree, constant, integers, layered, normal, ones, weight
-from .training import program
+from .specs import Tree, constant, integers, layered, normal, ones, program, weight
 
 MODES = ("decode", "prefill", "step")
 

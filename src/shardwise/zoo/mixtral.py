@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from .decoder import DecoderConfig, decoder_spec, untied_logits
 from .layers import COMPUTE, cast, cross_entropy, rms_norm, rope_attention, run_layers
 from .program import ZooError, ZooProgram
-from .specs import Tree, ones, token_batch, weight
-from .training import training
+from .specs import Tree, ones, token_batch, training, weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 
 from .layers import COMPUTE, cast, cross_entropy, run_layers
 from .program import LayeredConfig, ZooProgram
-from .specs import Tree, dense_spec, integers, layered, normal
-from .training import training
+from .specs import Tree, dense_spec, integers, layered, normal, training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,7 @@ import jax
 from flax import nnx
 
 from .program import TrainingConfig, ZooProgram
-from .specs import Leaf, Tree, constant, normal
-from .training import training
+from .specs import Leaf, Tree, constant, normal, training
 
 Create = Callable[[nnx.Rngs], nnx.Module]
 

@@ -13,10 +13,7 @@ class ZooError(ShardwiseError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The configuration of every model; a model adds its sizes.
-
-    Every field is an option of `zoo.load`.
-    """
+    """The configuration of every model; a model adds its sizes. Every field is an option of `zoo.load`."""
 
     batch: int
 
@@ -29,10 +26,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig(Config):
-    """A model that trains.
-
-    With `remat` each layer is computed again in the backward pass; without `train` only the loss is left.
-    """
+    """With `remat` each layer is computed again in the backward pass; without `train` only the loss is left."""
 
     remat: bool = False
     train: bool = True
@@ -50,16 +44,9 @@ class LayeredConfig(TrainingConfig):
 class ZooProgram:
     """A program of the zoo, ready for `jax.jit(fn, donate_argnums=...).trace(*args)`.
 
-    Attributes:
-      name: the program's name, as in `zoo.names()`.
-      config: the configuration's name, as in `zoo.configs(name)`.
-      fn: an ordinary function of pytrees. A training step is
-        `(params, opt_state, batch) -> (params, opt_state, loss)`.
-      args: the arguments as pytrees of `jax.ShapeDtypeStruct`: nothing is allocated.
-      donate_argnums: the arguments whose buffers the results may take over.
-      description: one line.
-      roles: what each argument is: `"params"`, `"optimizer"`, `"batch"`, `"cache"`, or `"state"` (running
-        statistics).
+    A training step is `(params, opt_state, batch) -> (params, opt_state, loss)`. `args` are pytrees of
+    `jax.ShapeDtypeStruct`: nothing is allocated. `roles` says what each argument is: `"params"`, `"optimizer"`,
+    `"batch"`, `"cache"`, or `"state"` (running statistics).
     """
 
     name: str = ""

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 
 from .layers import COMPUTE, cast, cross_entropy, rms_norm, run_layers
 from .program import LayeredConfig, ZooProgram
-from .specs import Tree, constant, layered, normal, ones, token_batch, weight, zeros
-from .training import training
+from .specs import Tree, constant, layered, normal, ones, token_batch, training, weight, zeros
 
 Pair = tuple[jax.Array, jax.Array]
 KERNEL = 4  # positions that the short causal convolution reads

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 
 from .layers import COMPUTE, attention, attention_spec, cast, causal_mask, rms_norm, run_layers
 from .program import LayeredConfig, ZooProgram
-from .specs import Tree, integers, layered, normal, ones, weight
-from .training import training
+from .specs import Tree, integers, layered, normal, ones, training, weight
 
 BUCKETS = 32
 MAX_DISTANCE = 128

@@ -15,8 +15,7 @@ from flax import nnx
 from .layers import COMPUTE, cross_entropy
 from .modules import split
 from .program import TrainingConfig, ZooProgram
-from .specs import Tree, image_batch
-from .training import moments, optimizer, program
+from .specs import Tree, image_batch, moments, optimizer, program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,10 +138,8 @@ class Predictor:
         cost = HardwareCost(place(mesh, topology(case.topology)))
         roles: dict[str, tuple[str, ...]] = {"batch": ("batch",), "params": ("params",)}
         decisions = decide(Context(self.analysis, mesh, cost, roles), case.tactics())
-        lowered = lower_state(self.analysis, State(mesh, tuple(decisions)), cost)
-        small = keep_small(lowered, cost)
-        if small:
-            lowered = lower_state(self.analysis, State(mesh, (*decisions, *small)), cost)
+        small = keep_small(self.analysis, cost, mesh)
+        lowered = lower_state(self.analysis, State(mesh, (*decisions, *small)), cost)
         if under:
             cost = HardwareCost(place(mesh, topology(under)))
         return predict(CostModel(lowered.structure, cost), lowered)

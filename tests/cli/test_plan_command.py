@@ -112,4 +112,4 @@ def test_what_does_not_fit_is_made_to_fit(capsys: pytest.CaptureFixture[str]) ->
     words = ["plan", "zoo:t2b:layers=8,batch=64", "--topology", "v5e:2x4", "--mesh", "data=2,model=4"]
     assert main([*words, "--evaluations", "400"]) == 0
     text = capsys.readouterr().out
-    assert "micro-batches of batch/inputs" in text and "note: as it is it does not fit: at least " in text
+    assert "loops and repeated blocks keep their carry" in text and "note: as it is it does not fit: at least " in text

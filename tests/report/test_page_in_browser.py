@@ -160,7 +160,7 @@ def test_decisions_and_experts_are_the_data(plan: Plan, show: Any) -> None:
     page.click("#tab-decisions")
     figures = [[e["decision"], seconds(e["time_s"]), binary(e["peak_bytes"])] for e in data["effects"]]
     assert [[row[0], row[1], row[3]] for row in cells(page, "#effects")] == figures
-    page.click("#tab-experts")
+    page.click("#tab-baselines")
     names = [[x["name"], seconds(x["time_s"])] for x in data["baselines"]]
     assert [row[:2] for row in cells(page, "#strategies")] == [["this plan", seconds(plan.predicted.time_s)], *names]
 

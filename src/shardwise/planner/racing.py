@@ -18,6 +18,7 @@ Weak: gains of arms may differ. A variant is not looked at where it would be fas
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ from shardwise.hardware.layout import Placement, placements
 from shardwise.planner.arms import Arm, Decided
 from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes
 from shardwise.planner.captured import Captured, Variants
-from shardwise.planner.inquiry import Settled
+from shardwise.planner.inquiry import Settled, decisions_text
 from shardwise.planner.mesh import cuts
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.bounds import finest, peak_bound
@@ -93,7 +94,7 @@ class _Race:
 
     def __post_init__(self) -> None:
         self.placed, self.is_open = candidate_meshes(self.asked)
-        self.journal = Journal(self.asked.search, Purse(self.asked.search.budget()))
+        self.journal = Journal(self.asked.search, Purse(self.asked.search.budget()), decisions_text)
         self._short: set[int] = set()  # numbers of arms that had a short search
         self._full: set[int] = set()
 
@@ -197,44 +198,46 @@ class _Race:
     # Variants.
 
     def vary(self, others: Sequence[Variant], rounds: Iterable[Sequence[Variant]]) -> None:
-        """Looks at further variants as long as one could be faster than what fits."""
-        last = list(self.arms)
-        for variants in (others, *rounds):
-            needed = self._needed(last)
-            refused, looked = list[bool](), list[Arm]()
-            for variant in variants:
-                if variant.microbatches < needed.get(variant.remat, 0.0):
-                    continue
-                refused.append(False)
-                try:
-                    looked += self.look(variant, self._promising(last) if last else self.placed)
-                except VariantError as error:
-                    refused[-1] = True
-                    self.tried[variant] = VariantTried(str(variant), why=str(error))
-                if self.journal.interrupted:
-                    return
-            if (last and all(map(math.isinf, needed.values()))) or (refused and all(refused) and variants is not others):
+        """Looks at further variants, with and without remat, as long as one could be faster than what fits."""
+        last = {False: list(self.arms)}  # by remat: the arms of the variant that was looked at last
+        stopped: set[bool] = set()
+        for variant in itertools.chain(others, *rounds):
+            remat = variant.remat
+            arms = last.get(remat) or last[False]
+            if remat in stopped or variant.microbatches < self._needed(remat, last.get(remat, [])):
+                continue
+            placed = self._promising(arms) if arms else self._best_meshes()
+            try:
+                looked = self.look(variant, placed) if placed else []
+            except VariantError as error:
+                self.tried[variant] = VariantTried(str(variant), why=str(error))
+                placed = []
+            if not placed:
+                stopped.add(remat)
+            elif looked:
+                last[remat] = looked
+            if self.journal.interrupted:
                 return
-            last = [*last, *looked] if variants is others else looked or last
+
+    def _best_meshes(self) -> list[Placement]:
+        best = dict.fromkeys(arm.placement for arm in sorted(self.arms, key=_rank))
+        return list(best)[:_MOST_MESHES] or list(self.placed)
 
     def _limit_ps(self) -> float:
         best = self.best_arm
         return best.best.total.time_ps * (1 - _LITTLE) if best and best.best and best.best.fits else math.inf
 
-    def _needed(self, arms: Sequence[Arm]) -> dict[bool, float]:
-        """By remat: the fewest micro-batches in which a state could fit that is faster than the best so far."""
-        needed: dict[bool, float] = {}
-        for variant, share in self.hopeless.items():
-            needed[variant.remat] = max(needed.get(variant.remat, 0.0), variant.microbatches * share)
-        for arm in arms:
-            variant = arm.captured.variant
-            for c in arm.candidates(self._limit_ps()):
-                parts = (
-                    variant.microbatches * (c.peak_bytes - c.arguments_bytes) / (arm.usable_bytes - c.arguments_bytes)
-                )
-                needed[variant.remat] = min(needed.get(variant.remat, math.inf), parts)
-            needed.setdefault(variant.remat, math.inf)
-        return needed
+    def _needed(self, remat: bool, arms: Sequence[Arm]) -> float:
+        """The fewest micro-batches in which a state could fit that is faster than the best so far."""
+        counts = [v.microbatches * share for v, share in self.hopeless.items() if v.remat is remat]
+        parts = [
+            arm.captured.variant.microbatches
+            * (c.peak_bytes - c.arguments_bytes)
+            / (arm.usable_bytes - c.arguments_bytes)
+            for arm in arms
+            for c in arm.candidates(self._limit_ps())
+        ]
+        return max([*counts, min(parts, default=0.0)])
 
     def _promising(self, arms: Sequence[Arm]) -> list[Placement]:
         """The meshes of some arms that could be the fastest if memory were no concern, a few."""

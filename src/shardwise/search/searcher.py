@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
 from shardwise.cost.model import Cost, CostModel
+from shardwise.dims.analysis import Analysis
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Decision
 from shardwise.search.budget import Budget
@@ -118,11 +119,15 @@ class Purse:
         return min(1.0, max(0.0, 1.0 - left))
 
 
+#: The text of decisions for people.
+Describe = Callable[[Analysis, Sequence[Decision]], str]
+
+
 class Journal:
     """What the searches of one plan have spent, and their improvements: each state that was better than all before."""
 
-    def __init__(self, options: Options, purse: Purse):
-        self.options, self.purse = options, purse
+    def __init__(self, options: Options, purse: Purse, describe: Describe | None = None):
+        self.options, self.purse, self._describe = options, purse, describe
         self.evaluations = 0
         self.interrupted = False
         self.steps: list[tuple[MeshAxes, Improvement]] = []
@@ -145,7 +150,8 @@ class Journal:
         improvement = replace(improvement, seconds=self.seconds, evaluations=total, decisions=decisions)
         self.steps.append((problem.mesh, improvement))
         if callable(self.options.progress):
-            self.options.progress(improvement, self.purse.share(evaluations))
+            words = self._describe(problem.analysis, decisions) if self._describe is not None else ""
+            self.options.progress(replace(improvement, words=words), self.purse.share(evaluations))
 
     def close(self, problem: Problem, found: Found) -> None:
         """Counts a search that has ended."""

@@ -2,7 +2,7 @@
 
 A floating-point argument that is a thousandth of all arguments or less, and whose gather is mostly latency, stays replicated on
 that axis: sharding it saves next to nothing. So does every value with the same colors that is no larger (its gradient, its
-moments, the output that replaces it), or the gather would only move to another place.
+moments, the output that replaces it), or the gather would only move to another place. Only colors that can be decided count.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Final
 
 from shardwise.dims.analysis import Analysis
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.program import Program, Value
+from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import Decision, Keep, Pin
 from shardwise.lowering.local_cost import LocalCost
 from shardwise.lowering.sharding import Collective, Kind
@@ -25,23 +27,37 @@ def keep_small(analysis: Analysis, cost: LocalCost, mesh: MeshAxes, base: Sequen
     """For each axis the decision that keeps small values replicated, other than those that the base pins."""
     program, names = analysis.program, analysis.names
     pinned = {d.value for d in base if isinstance(d, Pin)}
+    matters = {c for group in analysis.groups if group.matters for c in group.colors}
     colors: list[set[int]] = [set() for _ in program.values]
-    for value, node in zip(names.member_value.tolist(), names.member_node.tolist(), strict=True):
-        colors[value].add(int(names.color[node]))
+    for value, color in zip(names.member_value.tolist(), names.color[names.member_node].tolist(), strict=True):
+        if color in matters:
+            colors[value].add(color)
     kinds = [frozenset(c) for c in colors]
     arguments = [program.values[a.value] for a in program.arguments]
     share = SHARE * sum(v.nbytes for v in arguments)
     candidates = [v for v in arguments if kinds[v.id] and v.nbytes <= share and "float" in v.dtype]
+    gathered = _gathered_bytes(program, candidates)
     kept = []
     for axis, name in enumerate(mesh.names):
         most: dict[frozenset[int], int] = {}
         for v in candidates:
-            if _is_quick(cost, Collective(Kind.ALL_GATHER, (axis,), 0.0, v.nbytes)):
+            if _is_quick(cost, Collective(Kind.ALL_GATHER, (axis,), 0.0, gathered[v.id])):
                 most[kinds[v.id]] = max(most.get(kinds[v.id], 0), v.nbytes)
         values = [v.id for v in program.values if v.nbytes <= most.get(kinds[v.id], -1) and v.id not in pinned]
         if values and mesh.sizes[axis] > 1:
             kept.append(Keep(tuple(values), name))
     return tuple(kept)
+
+
+def _gathered_bytes(program: Program, arguments: Sequence[Value]) -> dict[int, int]:
+    """What is gathered of arguments at a time: a stack of layers is gathered layer by layer."""
+    gathered = {v.id: v.nbytes for v in arguments}
+    root = {v.id: v.id for v in arguments}
+    for op in program.schedule:
+        if op.kind in VIEWS and (argument := root.get(op.operands[0])) is not None:
+            root.update((v, argument) for v in op.results)
+            gathered[argument] = min(gathered[argument], *(program.values[v].nbytes for v in op.results))
+    return gathered
 
 
 def _is_quick(cost: LocalCost, gather: Collective) -> bool:

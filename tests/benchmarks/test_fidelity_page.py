@@ -55,7 +55,7 @@ def test_recorded_cases_are_predicted(found: tuple[list[Times], list[Memory]]) -
 def test_the_best_of_few_strategies_is_found(found: tuple[list[Times], list[Memory]]) -> None:
     (rows,) = compare.rankings(found[0]).values()
     assert {r.case.program.name for r in rows} == {"mlp"}
-    assert compare.spearman(rows) > 0.79 and compare.regret(rows) <= 1.2
+    assert compare.spearman(rows) >= 0.8 - 1e-9 and compare.regret(rows) <= 1.2
 
 
 def test_a_verdict_that_differs_is_counted(found: tuple[list[Times], list[Memory]]) -> None:

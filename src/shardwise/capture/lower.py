@@ -1,10 +1,10 @@
 """Converts a jaxpr to a :class:`~shardwise.ir.program.Program`.
 
-Calls are inlined, each with a :class:`Scope`; loops and branches become regions with link ops at their borders (see
-``control.py``); every other equation is one op with the rule of ``rules.registry``.
+Calls are inlined, each with a :class:`Scope`; loops and branches become regions with link ops at their borders
+(``control.py``); every other equation is one op with the rule of ``rules.registry``.
 
-Programs are simplified as in XLA, so that costs are counted once: equal equations of one section are one op, a reshape
-back to an earlier shape is no op, and dead ops are removed. One simplification is not XLA's: ``gather(convert(x))`` becomes
+Programs are simplified as in XLA, so that costs are counted once: equal equations of one section are one op, a reshape back to
+an earlier shape is no op, and dead ops are removed. One simplification is not XLA's: ``gather(convert(x))`` becomes
 ``convert(gather(x))`` where the conversion widens. Otherwise logits that a loss converts to float32 are stored in both dtypes.
 """
 

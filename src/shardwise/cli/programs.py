@@ -136,7 +136,7 @@ def _inspect(arguments: argparse.Namespace) -> Result:
 
     without_devices()
     from shardwise.dims.analysis import analyze
-    from shardwise.ir.text import format_program
+    from shardwise.ir.program import format_program
     from shardwise.report.inspection import analysis_page
 
     target = load_target(arguments.target)

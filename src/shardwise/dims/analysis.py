@@ -32,15 +32,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Color:
-    """Dimensions that want to be sharded alike across the program.
-
-    ``sizes`` are its sizes (more than one only across slices, windows and merged dimensions); ``places`` its dimensions of
+    """Dimensions that want to be sharded alike across the program. ``sizes`` are its sizes; ``places`` its dimensions of
     arguments and outputs; ``values`` the number of values that have it; ``nbytes`` their bytes and ``flops`` the FLOPs of the
-    ops that can compute it in parts, both over all trips of loops (of the branches of a ``cond`` only the most expensive has
-    FLOPs). ``loop`` says that it is the trip dimension of a loop. ``matters`` says whether sharding it can help: not if it is
-    blocked in every op; the trips of a loop only where a product can compute them in parts (a sequence that is also scanned
-    over in chunks), since everything else in a loop runs trip by trip.
-    """
+    ops that can compute it in parts, both over all trips of loops. ``loop``: it is the trip dimension of a loop. ``matters``:
+    sharding it can help; not if it is blocked in every op, or of the trips of a loop where no product can compute them in
+    parts."""
 
     id: int
     sizes: tuple[int, ...]
@@ -59,10 +55,7 @@ class Color:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two factors of one op (or two dimensions of one value) with one color.
-
-    ``first`` and ``second`` are the factors' numbers in the op's rule, in the order of the set's orientation.
-    """
+    """Two factors of one op (or two dimensions of one value) with one color, in the order of the set's orientation."""
 
     op: int
     first: int
@@ -73,11 +66,9 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class CompatibilitySet:
-    """Conflicts that must be decided the same way: one bit, which side keeps the axis.
-
-    ``first`` and ``second`` are the two sides: the dimensions of values that are sharded if that side keeps the axis.
-    ``bit`` is shared by sets of equal structure; ``flipped`` says that this set's sides are swapped relative to the bit's.
-    """
+    """Conflicts that must be decided the same way: one bit, which side keeps the axis. ``first`` and ``second``: the dimensions
+    of values that are sharded if that side keeps it. ``bit`` is shared by sets of equal structure; ``flipped``: against the
+    bit's sides."""
 
     id: int
     color: int
@@ -246,9 +237,8 @@ class Analysis:
 
     def _factor_places(self, op_id: int, factor: int) -> list[Place]:
         """Returns the dimensions of an op's results and operands that have a factor."""
-        op = self.program.ops[op_id]
-        assert op.rule is not None
-        tensors = zip((*op.results, *op.operands), (*op.rule.result_majors, *op.rule.operand_majors), strict=True)
+        op, rule = self.program.ops[op_id], self.program.ops[op_id].factor_rule
+        tensors = zip((*op.results, *op.operands), (*rule.result_majors, *rule.operand_majors), strict=True)
         places = [(v, d) for v, majors in tensors for d, m in enumerate(majors) if m == factor]
         return [Place(v, d, self.program.label(v)) for v, d in places]
 

@@ -1,10 +1,8 @@
 """Arguments so small that gathering them costs more than keeping them.
 
 A floating-point argument that is a thousandth of all arguments or less, and whose gather is mostly latency, stays replicated on
-that axis: sharding it saves next to nothing. So does every value with the same sharded colors that is no larger (its gradient,
-its moments, the output that replaces it), or the gather would only move to another place.
-
-A search has no state yet: there all small arguments are one action (``small_together``).
+that axis, with every value of the same sharded colors that is no larger (its gradient, its moments). A search has no state yet:
+there all small arguments are one action (``small_together``).
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ from shardwise.lowering.sharding import Kind, Sharding
 
 
 def format_lowered(lowered: Lowered) -> str:
-    """One line an op: ``%2:float32[32/data,4] = dot_general %1 %0  i/data  # file.py:3``; what moves stands in front of the op
-    (an operand) or after it (a result), as ``all-gather data %0 [8/data,4] -> [8,4], 96 bytes``."""
+    """One line an op: ``%2:float32[32/data,4] = dot_general %1 %0  i/data  # file.py:3``, with reshards around it."""
     by_op: dict[int, list[Reshard]] = {}
     for reshard in lowered.reshards:
         by_op.setdefault(reshard.op, []).append(reshard)

@@ -1,8 +1,5 @@
-"""Interprets the jaxpr of a captured function under a visitor, which inserts constraints or marks.
-
-The interpreter walks the jaxpr in the order of capture, so that an equation's op is found by (scope, equation number). Calls
-are inlined; ``remat``, loops and branches are rebuilt around their rewritten bodies, with their parameters unchanged.
-"""
+"""Interprets the jaxpr of a captured function under a visitor, which inserts constraints or marks. Calls are inlined;
+``remat``, loops and branches are rebuilt around their rewritten bodies, with their parameters unchanged."""
 
 from __future__ import annotations
 
@@ -12,16 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwise.capture import jax_internals as internals
-from shardwise.capture.expand import called
-from shardwise.capture.replay import Replay
+from shardwise.capture.expand import Replay, called
 from shardwise.ir.program import Op, Program
 from shardwise.partitioner.quirks import clamp_starts
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """A place in the program where a sharding can be stated: value ``number`` as it is ``stored``, operand ``index`` of op
-    ``number`` as it is ``used``, or its result ``index`` as it is ``computed``."""
+    """Where a sharding can be stated: value ``number`` as ``stored``, operand ``index`` of op ``number`` as ``used``, or its
+    result as ``computed``."""
 
     place: str
     number: int

@@ -1,20 +1,20 @@
 """Runs Shardy's propagation: how every value is sharded, given inputs, outputs and a few constraints.
 
-The function is lowered for an abstract mesh (no devices), with each op in its own name scope, Shardy's propagation runs on the
-StableHLO, and the shardings are read back by scope. It is lowered once for all propagations, with a mark at every place where a
-constraint may be stated. Kernels and callbacks, which can be lowered for their devices only, are replaced by custom calls.
+The function is lowered once, for an abstract mesh, with each op in its own name scope and a mark at every place where a
+constraint may be stated; shardings are read back by scope. Kernels and callbacks are replaced by custom calls.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.equations import partition_spec
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Op, Program
@@ -33,12 +33,6 @@ def abstract_mesh(mesh: MeshAxes) -> AbstractMesh:
     return AbstractMesh(mesh.sizes, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
 
 
-def partition_spec(sharding: Sharding, mesh: MeshAxes) -> PartitionSpec:
-    spec: Any = PartitionSpec
-    names = (tuple(mesh.names[a] for a in axes) for axes in sharding.dims)
-    return cast(PartitionSpec, spec(*(axes or None for axes in names)))
-
-
 Constraints = Mapping[Place, Sharding]
 
 
@@ -53,12 +47,12 @@ class Constrain(Visitor):
         if sharding is None:
             return array
         constrain: Any = jax.lax.with_sharding_constraint
-        return constrain(array, NamedSharding(self._mesh, partition_spec(sharding, self._axes)))
+        return constrain(array, NamedSharding(self._mesh, partition_spec(sharding.spec(self._axes))))
 
 
 class _Mark(Visitor):
-    """Marks all stored values that have dimensions, and some other places, with numbers, and binds every op in a name scope
-    with the op's number."""
+    """Numbers all stored values that have dimensions, and some other places, and binds every op in a name scope of its
+    number."""
 
     def __init__(self, others: Collection[Place]):
         self._others = others
@@ -78,10 +72,8 @@ class _Mark(Visitor):
 
 
 class Propagation:
-    """Shardy's propagation in one program with some shardings of its inputs and outputs.
-
-    ``others``: the places, besides those of stored values, where constraints may be stated.
-    """
+    """Shardy's propagation in one program; ``others``: places besides those of stored values where constraints may be
+    stated."""
 
     @collector_paused()
     def __init__(
@@ -108,7 +100,7 @@ class Propagation:
         self._ops: dict[str, Op | None] = {}
 
     def _named(self, sharding: Sharding) -> NamedSharding:
-        return NamedSharding(self._mesh, partition_spec(sharding, self._axes))
+        return NamedSharding(self._mesh, partition_spec(sharding.spec(self._axes)))
 
     def _op(self, location: str) -> Op | None:
         if location not in self._ops:

@@ -20,9 +20,7 @@ from shardwise.planner.racing import RACE_S, Decided
 from shardwise.plans.search_log import SearchLog, VariantTried
 from shardwise.search.result import Ended, Improvement
 from shardwise.search.searcher import SETTLED, Options
-from shardwise.transforms.remat import count_candidates
 from shardwise.transforms.variant import AS_IS, Variant
-from shardwise.transforms.variants import AUTO
 
 #: The part of a budget that a short search of a variant has.
 _SHORT_SEARCHES: Final = 8
@@ -96,26 +94,9 @@ def best_variant(variants: Variants, asked: Asked) -> tuple[Attempt, tuple[Varia
             break
     if best is None:
         best = tries.smallest(asked)
-    elif best.fits and asked.wanted.remat == AUTO:
-        fewer = _without_some_remat(best, tries, short, count_candidates(variants[AS_IS].traced))
-        best, any_mesh = fewer, any_mesh and fewer is best
     if best.log is not None and not best.interrupted and not (any_mesh and best.log.ended in SETTLED):
         best = min(tries.search(best.captured, asked), best, key=lambda one: one.rank)
     return tries.counted(best), tuple(tries.tried)
-
-
-def _without_some_remat(best: Attempt, tries: _Tries, asked: Asked, loops: int) -> Attempt:
-    """Leaves one loop after another as it is, as far as that fits and is faster."""
-    for number in range(1, loops + 1):
-        variant = best.captured.variant
-        if not variant.remat or len(variant.but) + 1 == loops or best.interrupted:
-            break
-        attempt = tries.attempt(replace(variant, but=(*variant.but, number)), _on_mesh(asked, best))
-        if attempt is not None and attempt.rank < best.rank:
-            best = attempt
-        elif attempt is not None and attempt.interrupted:
-            best = best._replace(log=attempt.log)
-    return best
 
 
 def _on_mesh(asked: Asked, attempt: Attempt) -> Asked:

@@ -55,8 +55,8 @@ class ArrayPlan:
 
 @dataclass(frozen=True, slots=True)
 class StatedConstraint:
-    """A sharding constraint inside the program, at ``source``. The ``place`` is ``stored`` for value ``number``, ``used`` for
-    operand ``index`` of op ``number``, ``computed`` for its result ``index``."""
+    """A sharding constraint inside the program, at ``source``: value ``number`` as it is ``stored``, operand ``index`` of op
+    ``number`` as it is ``used``, or its result as ``computed``."""
 
     place: str
     number: int

@@ -1,8 +1,7 @@
 """An op on one device's blocks, and the table of local forms.
 
 Most primitives have no shape among their parameters, and are bound as they are on smaller arrays. The others have a *local
-form*: a function of the op and the local operands that returns the local results. Forms are registered by primitive, one file
-for each family. Most are used only where some factor of the op is sharded.
+form*: a function of the op and the local operands that returns the local results, in one file for each family.
 """
 
 from __future__ import annotations
@@ -15,12 +14,23 @@ import numpy as np
 
 from shardwise.capture import jax_internals as internals
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.ir.program import Op
+from shardwise.ir.program import Op, Program
 from shardwise.ir.rule import Kind, Rule
 from shardwise.ir.traits import MANUAL, SCATTERS
 from shardwise.lowering.halo import Fetch, fetches
-from shardwise.lowering.sharding import Axes
-from shardwise.spmd.collectives import block_index, fetch, fill_outside, pieces
+from shardwise.lowering.sharded_program import ShardedProgram
+from shardwise.lowering.sharding import (
+    ROUNDED,
+    ArrayType,
+    Axes,
+    Sharding,
+    is_narrowed,
+    is_rounded,
+    partial_need,
+    result_sharding,
+    tensor_sharding,
+)
+from shardwise.spmd.collectives import block_index, fetch, fill_outside
 
 Array = Any
 Form = Callable[["LocalOp", list[Array]], list[Array]]
@@ -43,11 +53,8 @@ def form(*kinds: str) -> Callable[[Form], Form]:
 
 @dataclass(frozen=True)
 class LocalOp:
-    """One op on local blocks: its equation, and the axes that each of its factors is sharded over.
-
-    ``shapes`` are the global shapes of operands and results, which are numbered through. ``shared`` has by operand what was
-    fetched of it for other ops already.
-    """
+    """One op on local blocks: its equation, and the axes of each of its factors. ``shapes`` are the global shapes of operands
+    and results, which are numbered through; ``shared`` has by operand what was fetched of it for other ops already."""
 
     op: Op
     equation: Any
@@ -63,8 +70,7 @@ class LocalOp:
 
     @property
     def rule(self) -> Rule:
-        assert self.op.rule is not None
-        return self.op.rule
+        return self.op.factor_rule
 
     @property
     def out(self) -> int:
@@ -79,7 +85,7 @@ class LocalOp:
     def local_shape(self, tensor: int) -> tuple[int, ...]:
         """The shape of this device's block."""
         shape = self.shapes[tensor]
-        return tuple(n // pieces(self.axes(tensor, d), self.mesh) for d, n in enumerate(shape))
+        return tuple(n // self.mesh.pieces(self.axes(tensor, d)) for d, n in enumerate(shape))
 
     def offset(self, tensor: int, dim: int) -> Any:
         """The global position of the first element of this device's block."""
@@ -99,8 +105,7 @@ class LocalOp:
         return fetches_by_operand(self.op, self.shapes, self.assigned, self.mesh)
 
     def fetched(self, arrays: list[Array], fills: Sequence[Any]) -> tuple[list[Array], dict[tuple[int, int], Fetch]]:
-        """The operands with what they need from other devices, and by operand and dimension what that is. ``fills``: the value
-        outside of each operand."""
+        """The operands with what they need from other devices, and that by operand and dimension; ``fills``: outside values."""
         arrays, by_dim = list(arrays), dict[tuple[int, int], Fetch]()
         for k, needed in self.fetches().items():
             arrays[k] = self.fetch(k, needed, arrays[k], fills[k])
@@ -131,8 +136,7 @@ def fetches_by_operand(
     op: Op, shapes: Sequence[tuple[int, ...]], assigned: Sequence[Axes], mesh: MeshAxes
 ) -> dict[int, tuple[Fetch, ...]]:
     """By operand what a windowed op needs from other devices."""
-    assert op.rule is not None
-    needed = fetches(op.kind, op.rule, shapes, [pieces(axes, mesh) for axes in assigned])
+    needed = fetches(op.kind, op.factor_rule, shapes, [mesh.pieces(axes) for axes in assigned])
     assert needed is not None, f"{op.kind} cannot be computed in these blocks"
     return {k: tuple(f for f in needed if f.operand == k) for k in dict.fromkeys(f.operand for f in needed)}
 
@@ -141,3 +145,39 @@ def compute(op: LocalOp, arrays: list[Array]) -> list[Array]:
     """The local results of an op."""
     form = FORMS.get(op.op.kind) if any(op.assigned) or op.op.kind in _ALWAYS else None
     return form(op, arrays) if form is not None else op.bind(arrays)
+
+
+class Walk:
+    """A walk over a sharded program; ``rounds``: products read their operands rounded where the plan says so."""
+
+    def __init__(self, program: Program, sharded: ShardedProgram, rounds: bool):
+        self.program, self.sharded, self.mesh = program, sharded, sharded.mesh
+        self._types = [sharded.array_type(program, v.id) for v in program.values]
+        self._rounding = program.rounding if rounds and sharded.rounds else frozenset[int]()
+
+    def _need(self, op: Op, operand: int, source: Sharding) -> Sharding:
+        """The sharding in which an op uses an operand that comes in another."""
+        need = tensor_sharding(op.factor_rule.operand_majors[operand], self.sharded.factors[op.id])
+        return partial_need(need, source, self.sharded.passed[op.id])
+
+    def _computed(self, op: Op, result: int) -> Sharding:
+        """The sharding in which an op computes a result, before any reshard."""
+        return result_sharding(op.factor_rule, result, self.sharded.factors[op.id], self.sharded.passed[op.id])
+
+    def _is_rounded(self, op: Op, value: int, source: Sharding) -> bool:
+        """Does an operand of an op move rounded, unlike for other ops?"""
+        return op.id in self._rounding and is_rounded(self._types[value], source)
+
+    def _array(self, value: int, rounded: bool) -> ArrayType:
+        return self._types[value].rounded if rounded else self._types[value]
+
+    def _moved_dtype(self, value: int, source: Sharding, rounded: bool) -> str:
+        """The shorter type in which a value moves, which holds what is used of it; empty where there is none."""
+        if not is_narrowed(self._array(value, rounded), source):
+            return ""
+        return ROUNDED if rounded else self.program.values[self.program.moved_as[value]].dtype
+
+    def _counted_once(self, op: Op, source: Sharding) -> tuple[int, ...]:
+        """The axes on which an operand counts on the first device only: those on which a sum is partial, and it is not."""
+        passed = self.sharded.passed[op.id] if op.kind in ("add", "add_any", "sub") else ()
+        return tuple(a for a in passed if a not in source.partial)

@@ -1,8 +1,5 @@
 """The lowered program as a JAX function on local blocks, to be run under ``jax.shard_map`` (design, section 10).
 
-The problem. A lowered state says for every op which axes split its factors, and for every value in which sharding it leaves
-its op. XLA's partitioner can only be asked for that by constraints.
-
 The idea. The jaxpr is walked again as capture walked it. Each operand is resharded into the sharding that the op needs, by the
 collectives that the cost model counted (``shardwise.lowering.sharding.reshard``); the op is bound on the local blocks
 (``shardwise.spmd.local``); its result is resharded into the sharding that the plan stores. Loops and branches are emitted again
@@ -28,16 +25,14 @@ import numpy as np
 
 from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
-from shardwise.capture.expand import called
-from shardwise.capture.replay import Replay
+from shardwise.capture.expand import Replay, called
 from shardwise.errors import SpmdError
 from shardwise.ir.program import Op, Program, Region
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import PAIRED, ArrayType, Kind, Sharding, is_made_anew, reshard
 from shardwise.spmd import indexing, kernels, shapes, windows  # noqa: F401  (they register local forms)
-from shardwise.spmd.collectives import block_index, emit, pieces
-from shardwise.spmd.local import LocalOp, compute
-from shardwise.spmd.walk import Walk
+from shardwise.spmd.collectives import block_index, emit
+from shardwise.spmd.local import LocalOp, Walk, compute
 
 #: Ops that return their operand: the sharding that they state is part of the plan.
 _STATED: Final = frozenset({"sharding_constraint", "reshard", "mesh_cast", "layout_constraint"})
@@ -58,8 +53,7 @@ class Local:
 
 
 class LocalProgram(Walk):
-    """A traced function on local blocks. Called with the blocks of its arguments, as the plan stores them, it returns those of
-    its outputs."""
+    """A traced function on local blocks: from the blocks of its arguments, as the plan stores them, to those of its outputs."""
 
     def __init__(self, program: Program, sharded: ShardedProgram, jaxpr: Any, rounds: bool = False):
         super().__init__(program, sharded, rounds)
@@ -97,14 +91,13 @@ class LocalProgram(Walk):
         if is_made_anew(array, source, target):
             sizes = zip(array.shape, target.dims, strict=True)
             element = jax.lax.slice(arrays[0], (0,) * arrays[0].ndim, (1,) * arrays[0].ndim)
-            return jnp.broadcast_to(element, [n // pieces(a, self.mesh) for n, a in sizes])
+            return jnp.broadcast_to(element, [n // self.mesh.pieces(a) for n, a in sizes])
         steps, now, wide = reshard(array, source, target, self.mesh), source, None
         narrow = value >= 0 and self._moved_dtype(value, source, rounded)
         if narrow and any(step.kind is not Kind.SLICE for step in steps):
             wide, arrays = arrays[0].dtype, [jax.lax.convert_element_type(arrays[0], jnp.dtype(narrow))]
         for step in steps:
             arrays = emit(arrays, step, now, array.reducer, self.mesh)
-            assert step.after is not None
             now = step.after
         return arrays[0] if wide is None else jax.lax.convert_element_type(arrays[0], wide)
 

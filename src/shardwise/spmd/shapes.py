@@ -1,5 +1,4 @@
-"""Local forms of ops whose parameters hold shapes, or for which positions matter: ops that move elements, and random numbers,
-of which a block holds what the global array would hold there."""
+"""Local forms of ops whose parameters hold shapes, or for which positions matter: ops that move elements, random numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from shardwise.capture import jax_internals as internals
-from shardwise.spmd.collectives import block_index, in_range, pieces, window
+from shardwise.spmd.collectives import block_index, in_range, window
 from shardwise.spmd.local import Array, LocalOp, form
 
 
@@ -44,7 +43,7 @@ def iota(op: LocalOp, arrays: list[Array]) -> list[Array]:
 @form("tile")
 def tile(op: LocalOp, arrays: list[Array]) -> list[Array]:
     """The repetitions are the major factor of a tiled dimension."""
-    reps = tuple(n // pieces(op.axes(op.out, d), op.mesh) for d, n in enumerate(op.params["reps"]))
+    reps = tuple(n // op.mesh.pieces(op.axes(op.out, d)) for d, n in enumerate(op.params["reps"]))
     missing = len(reps) - len(op.shapes[0])
     # Where a dimension is not repeated, it is the operand that is split.
     reps = tuple(max(n, 1) if d >= missing else n for d, n in enumerate(reps))

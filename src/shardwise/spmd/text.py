@@ -1,14 +1,9 @@
 """The device-local program as lines: what one device computes, with local shapes, and the collectives where they run.
 
-The lines follow from the same data and rules as the program that ``shardwise.spmd.program`` emits. They are plain data;
-``shardwise.report.program_text`` lays them out.
-
 - ``f32[16·data,512]`` is a block of 16 × 512 of an array whose first dimension is sharded over ``data``.
 - ``%7`` is a value as its op makes it, ``%7.a`` and ``%7.b`` are the same value in other shardings. Arguments are named by
   their paths where these are short. ``w[i]`` is what one trip of a loop reads of ``w``; ``_`` is a number in the program.
 - Collectives have the names that they have in ``jax.lax``.
-
-A value is resharded once in a section: a loop body or what stands behind the barrier of a ``remat`` is one.
 """
 
 from __future__ import annotations
@@ -26,10 +21,9 @@ from shardwise.ir.traits import MANUAL
 from shardwise.lowering.halo import Fetch
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import PAIRED, Collective, Kind, Sharding, is_made_anew, reshard
-from shardwise.lowering.structure import reshard_sections
-from shardwise.spmd.collectives import changed_dims, pieces
-from shardwise.spmd.local import fetches_by_operand
-from shardwise.spmd.walk import Walk
+from shardwise.lowering.structure import find_sections
+from shardwise.spmd.collectives import changed_dims
+from shardwise.spmd.local import Walk, fetches_by_operand
 
 #: Kinds of lines that communicate.
 MOVING: Final = frozenset(kind.value for kind in Kind if kind is not Kind.SLICE)
@@ -105,7 +99,7 @@ def local_type(value: Value, sharding: Sharding, mesh: MeshAxes, sizes: Mapping[
     'bf16[16·data,512]'
     """
     dims = [
-        "·".join([str(n // pieces(a, mesh)), *(mesh.names[k] for k in a)])
+        "·".join([str(n // mesh.pieces(a)), *(mesh.names[k] for k in a)])
         for n, a in zip(value.shape, sharding.dims, strict=True)
     ]
     for d, size in (sizes or {}).items():
@@ -127,16 +121,14 @@ def _dims(dims: Sequence[int]) -> str:
 
 
 class _Listing(Walk):
-    """The walk over the program. ``stored`` has the names of values in the sharding in which they leave their ops, ``copies``
-    by section, value and sharding those of the others."""
+    """The walk over the program. ``stored``: names of values as they leave their ops; ``copies``: in other shardings."""
 
     def __init__(self, program: Program, sharded: ShardedProgram):
         super().__init__(program, sharded, rounds=True)
         self.lines: list[Line] = []
         self.stored: dict[int, str] = {}
         self.copies: dict[Hashable, str] = {}
-        self._sections, self._crossing = reshard_sections(program)
-        self._links = {k for op in program.ops for k in op.links}
+        self._sections, _, self._crossing = find_sections(program)
         self._roots: dict[str, str] = {}
         self._paths: dict[str, str] = {}
         self._suffixes: Counter[str] = Counter()
@@ -216,7 +208,6 @@ class _Listing(Walk):
             self._add("op", op, (note,), function="broadcast_in_dim", **parts)
         narrow = self._moved_dtype(value, ends[0], rounded)
         for step in reshard(array, *ends, self.mesh):
-            assert step.after is not None
             old, name = name, self._copy(name)
             function, details, remark = self._step(step, now, array.reducer)
             moves, now = step.kind is not Kind.SLICE, step.after
@@ -238,9 +229,7 @@ class _Listing(Walk):
 
     def _step(self, step: Collective, before: Sharding, reducer: str) -> tuple[str, tuple[str, ...], str]:
         """The function of ``jax.lax`` for one step of a reshard, its arguments after the axes, and a remark."""
-        after = step.after
-        assert after is not None
-        changed = changed_dims(before, after)
+        after, changed = step.after, changed_dims(before, step.after)
         if step.kind is Kind.ALL_REDUCE and reducer in PAIRED:
             best = "pmax" if reducer == "argmax" else "pmin"
             return (best, (), "of the values") if after is before else ("pmin", (), "of their positions")
@@ -294,7 +283,7 @@ class _Listing(Walk):
         """Adds the lines of an op, or of a loop or branch with its bodies."""
         if op.rule is None:
             self._control(op)
-        elif op.id not in self._links:
+        elif op.id not in self.program.linked:
             self._op(op)
 
     def _op(self, op: Op) -> None:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwise.lowering.halo import Fetch
-from shardwise.spmd.collectives import pieces
 from shardwise.spmd.local import Array, LocalOp, form
 
 
@@ -36,7 +35,7 @@ def convolution(op: LocalOp, arrays: list[Array]) -> list[Array]:
     # The groups are the major factor of the dimensions that they are in.
     for name, dim in (("feature_group_count", numbers.lhs_spec[1]), ("batch_group_count", numbers.lhs_spec[0])):
         if p[name] > 1:
-            changed[name] = p[name] // pieces(op.axes(0, dim), op.mesh)
+            changed[name] = p[name] // op.mesh.pieces(op.axes(0, dim))
     padding = list(p["padding"])
     for s, (i, k, o) in enumerate(zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)):
         if (0, i) in fetched:

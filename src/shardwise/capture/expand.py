@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from shardwise.capture import control
 from shardwise.capture import jax_internals as internals
 from shardwise.ir.program import Op, Program
+from shardwise.rules.kernels import primitive_names
 from shardwise.rules.registry import is_known
 
 #: The results of ``called`` by jaxpr and equation number: they must be the same whenever the jaxpr is walked again.
@@ -111,22 +112,13 @@ def implementation(equation: Any) -> Any | None:
         jaxpr = jax.make_jaxpr(lambda *xs: primitive.impl(*xs, **params))(*shapes)
     except Exception:  # an implementation that is no plain JAX code may raise anything
         return None
-    if _types(internals.split_jaxpr(jaxpr)[0].outvars) != _types(equation.outvars) or _mentions(jaxpr, primitive):
-        return None
-    return jaxpr
+    inner = internals.split_jaxpr(jaxpr)[0]
+    same = _types(inner.outvars) == _types(equation.outvars) and primitive.name not in primitive_names(inner)
+    return jaxpr if same else None
 
 
 def _types(variables: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
     return [(internals.shape_of(v.aval), internals.dtype_of(v.aval)[0]) for v in variables]
-
-
-def _mentions(jaxpr: Any, primitive: Any) -> bool:
-    equations = internals.split_jaxpr(jaxpr)[0].eqns
-    parameters = [p for e in equations for p in e.params.values()]
-    inner = [j for p in parameters for j in (p if isinstance(p, tuple | list) else (p,))]
-    return any(e.primitive is primitive for e in equations) or any(
-        _mentions(j, primitive) for j in inner if isinstance(j, internals.Jaxpr | internals.ClosedJaxpr)
-    )
 
 
 class Replay:
@@ -146,10 +138,6 @@ class Replay:
         """Returns the live ops of an equation."""
         place = scope, equation
         return self._ops.get(self._repeats.get(place, place), [])
-
-    def repeats(self, scope: int, equation: int) -> bool:
-        """Returns whether an equation is equal to an earlier one of its section, so that both have the same ops."""
-        return (scope, equation) in self._repeats
 
     def inner(self, scope: int, equation: int, part: str = "") -> int:
         """Returns the scope of an equation's call, or of one ``part`` of a loop or branch."""

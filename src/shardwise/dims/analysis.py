@@ -103,13 +103,13 @@ class Group:
 class Analysis:
     """What can be decided about a program: its colors, conflicts, compatibility sets and groups.
 
-    >>> import jax, jax.numpy as jnp, shardwise
-    >>> x, w1, w2 = (jax.ShapeDtypeStruct(s, "float32") for s in [(32, 8), (8, 64), (64, 4)])
-    >>> analysis = shardwise.analyze(lambda x, w1, w2: jax.nn.relu(x @ w1) @ w2, x, w1, w2)
+    The examples of its members continue from these two, of which the second has a conflict:
+
+    >>> import jax.numpy as jnp, shardwise
+    >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
+    >>> scores = shardwise.analyze(lambda x: jnp.exp(x @ x.T), jnp.ones((64, 8)))
     >>> [color.size for color in analysis.colors]
-    [32, 8, 64, 4]
-    >>> analysis.conflicts
-    ()
+    [32, 8, 4]
     """
 
     program: Program
@@ -121,8 +121,6 @@ class Analysis:
     def colors(self) -> tuple[Color, ...]:
         """All colors, in program order.
 
-        >>> import jax.numpy as jnp, shardwise
-        >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
         >>> [(color.size, [str(place) for place in color.places]) for color in analysis.colors]
         [(32, ['x[0]', 'out[0]']), (8, ['x[1]', 'w[0]']), (4, ['w[1]', 'out[1]'])]
         """
@@ -179,28 +177,29 @@ class Analysis:
         )
 
     @cached_property
+    def value_nodes(self) -> tuple[tuple[int, ...], ...]:
+        """By value: the nodes (``dims/names.py``) of its dimensions, -1 for dimensions of size one."""
+        names, nodes = self.names, [[-1] * len(v.shape) for v in self.program.values]
+        rows = (names.member_value, names.member_dim, names.member_node)
+        for value, dim, node in zip(*(row.tolist() for row in rows), strict=True):
+            nodes[value][dim] = node
+        return tuple(map(tuple, nodes))
+
+    @cached_property
     def value_colors(self) -> tuple[tuple[int, ...], ...]:
         """By value: the colors of its dimensions, -1 for dimensions of size one.
 
-        >>> import jax.numpy as jnp, shardwise
-        >>> analysis = shardwise.analyze(lambda x: x.sum(1), jnp.ones((4, 6)))
-        >>> analysis.value_colors[analysis.program.paths["x"]]
-        (0, 1)
+        >>> analysis.value_colors[analysis.program.paths["w"]]
+        (1, 2)
         """
-        names = self.names
-        colors = [[-1] * len(v.shape) for v in self.program.values]
-        rows = (names.member_value, names.member_dim, names.color[names.member_node])
-        for value, dim, color in zip(*(row.tolist() for row in rows), strict=True):
-            colors[value][dim] = color
-        return tuple(map(tuple, colors))
+        colors = self.names.color.tolist()
+        return tuple(tuple(colors[n] if n >= 0 else -1 for n in nodes) for nodes in self.value_nodes)
 
     @cached_property
     def conflicts(self) -> tuple[Conflict, ...]:
         """All conflicts, in program order.
 
-        >>> import jax.numpy as jnp, shardwise
-        >>> analysis = shardwise.analyze(lambda x: jnp.exp(x @ x.T), jnp.ones((64, 8)))
-        >>> [analysis.program.ops[conflict.op].kind for conflict in analysis.conflicts]
+        >>> [scores.program.ops[conflict.op].kind for conflict in scores.conflicts]
         ['dot_general', 'exp', 'output']
         """
         t, names = self.conflict_table, self.names
@@ -213,9 +212,7 @@ class Analysis:
     def compatibility_sets(self) -> tuple[CompatibilitySet, ...]:
         """Families of conflicts; an orientation and its mirror are one.
 
-        >>> import jax.numpy as jnp, shardwise
-        >>> analysis = shardwise.analyze(lambda x: jnp.exp(x @ x.T), jnp.ones((64, 8)))
-        >>> [(len(family.conflicts), family.consistent) for family in analysis.compatibility_sets]
+        >>> [(len(family.conflicts), family.consistent) for family in scores.compatibility_sets]
         [(3, True)]
         """
         by_set: list[list[Conflict]] = [[] for _ in self.conflict_table.consistent]
@@ -284,8 +281,6 @@ class Analysis:
     def opaque_ops(self) -> tuple[Op, ...]:
         """Ops with the safe rule: every dimension is blocked. ``op.opaque`` is the reason.
 
-        >>> import jax.numpy as jnp, shardwise
-        >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
         >>> analysis.opaque_ops
         ()
         """
@@ -295,9 +290,7 @@ class Analysis:
     def bits(self) -> int:
         """The number of binary decisions that conflicts need, after grouping, in groups that matter.
 
-        >>> import jax.numpy as jnp, shardwise
-        >>> analysis = shardwise.analyze(lambda x: jnp.exp(x @ x.T), jnp.ones((64, 8)))
-        >>> analysis.bits
+        >>> scores.bits
         1
         """
         return len({bit for group in self.groups if group.matters for bit in group.bits})
@@ -305,8 +298,6 @@ class Analysis:
     def color_of(self, path: str, dim: int) -> Color | None:
         """Returns the color of a dimension of an argument or output, None where its size is one.
 
-        >>> import jax.numpy as jnp, shardwise
-        >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
         >>> analysis.color_of("x", 1) is analysis.color_of("w", 0)
         True
         """
@@ -319,10 +310,7 @@ class Analysis:
         Paths are those of arguments and outputs (``"params/w1"``, ``"out/0"``). The chain is empty where the two have
         different colors.
 
-        >>> import jax, shardwise
-        >>> x, w = jax.ShapeDtypeStruct((32, 8), "float32"), jax.ShapeDtypeStruct((8, 8), "float32")
-        >>> chain = shardwise.analyze(lambda x, w: x @ w, x, w).why("x", 1, "w", 0)
-        >>> [step.op for step in chain.steps]
+        >>> [step.op for step in analysis.why("x", 1, "w", 0).steps]
         ['dot_general']
         """
         return find_chain(self.program, self.names, (path_a, dim_a), (path_b, dim_b))
@@ -330,8 +318,6 @@ class Analysis:
     def to_json(self) -> dict[str, Any]:
         """Returns the analysis as plain data, as ``shardwise inspect --json`` prints it.
 
-        >>> import jax.numpy as jnp, shardwise
-        >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
         >>> len(analysis.to_json()["colors"])
         3
         """

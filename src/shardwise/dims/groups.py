@@ -87,8 +87,7 @@ def _occurrences(program: Program, names: Names) -> IntArray:
 
 
 def _clustered(items: Iterable[tuple[Hashable, Sequence[Counter[_T]]]]) -> tuple[list[int], list[int]]:
-    """Clusters items by (a key that is equal in a cluster, readings). Returns, by item, its cluster and the reading that agrees
-    best."""
+    """Clusters items by (key, readings). Returns, by item, its cluster and the reading that agrees best with the first."""
     leaders: defaultdict[Hashable, list[tuple[int, Counter[_T]]]] = defaultdict(list)
     clusters: list[int] = []
     chosen: list[int] = []

@@ -146,8 +146,7 @@ def placements(mesh: Any, topology: Topology, *, limit: int = 32) -> tuple[Place
 
 
 def ideal(mesh: MeshAxes, hardware: str = "v5e") -> Placement:
-    """Returns the placement without a topology: every mesh axis is a row of the first tier that can grow; nothing is
-    rounded."""
+    """Returns the placement without a topology: every mesh axis is a row of the first tier that can grow."""
     profile = replace(load_profile(hardware), rounds=False)
     number, tier = next((k, tier) for k, tier in enumerate(profile.links) if not tier.size)
     axes = tuple(

@@ -71,8 +71,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation. ``rule`` is None for loops and branches; their results are listed by position, -1 where one is not
-    used."""
+    """One operation. ``rule`` is None for loops and branches; of their results those that are not used are -1."""
 
     id: int
     kind: str
@@ -160,11 +159,20 @@ class Source:
         return f"{self.file.rsplit('/', 1)[-1]}:{self.line}" if self.file else "?"
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a front end needs to execute a program: by op its equation, by value the arrays of constants, and by op and number
+    the operands that are scalars in the program."""
+
+    equations: tuple[Any, ...]
+    constants: Mapping[int, Any]
+    scalars: Mapping[tuple[int, int], Any]
+
+
 @dataclass(frozen=True)
 class Program:
-    """A captured function. ``regions[0]`` is the program itself; ``sources`` reads source lines by number when asked. Equations
-    are identified by scope and number: ``repeats`` maps equations to earlier ones that compute the same; ``undone`` are
-    reshapes back to the shape before the last reshape."""
+    """A captured function. ``regions[0]`` is the program itself; ``sources`` reads source lines by number when asked;
+    ``repeats`` maps equations, by scope and number, to earlier ones that compute the same."""
 
     name: str
     values: tuple[Value, ...]
@@ -175,7 +183,7 @@ class Program:
     outputs: tuple[int, ...]
     sources: Callable[[int], Source] = field(repr=False)
     repeats: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict, repr=False)
-    undone: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
+    contents: Contents = field(default=Contents((), {}, {}), repr=False, compare=False)
 
     @cached_property
     def trips(self) -> np.ndarray:
@@ -211,8 +219,7 @@ class Program:
 
     @cached_property
     def moved_as(self) -> Mapping[int, int]:
-        """For values that can be communicated in a narrower type, a value of that type: what it was widened from, or is used
-        as."""
+        """For values that can be communicated in a narrower type, a value of that type."""
         narrower: dict[int, int] = {}
         for op in self.schedule:
             if op.kind in SAME_ELEMENTS and op.operands[0] >= 0:

@@ -56,53 +56,49 @@ class ReshardTimes:
         return self._seconds[key]
 
 
+class _Times(dict[int, float]):
+    """Seconds by number, each computed when first asked for."""
+
+    def __init__(self, compute: Callable[[int], float]):
+        self._compute = compute
+
+    def __missing__(self, end: int) -> float:
+        self[end] = seconds = self._compute(end)
+        return seconds
+
+
 class Endpoints:
     """The shardings in which candidates need an operand (with the axes on which they pass sums on) or compute a result, and the
     times of reshards there or from there, by number."""
 
     def __init__(self, items: tuple[Any, ...], array: ArrayType, mover: ReshardTimes):
-        self.items, self.array, self.mover = items, array, mover
-        self._times: dict[Hashable, dict[int, float]] = {}
+        self._items, self._array, self._mover = items, array, mover
+        self._times: dict[Hashable, _Times] = {}
 
     def arriving(self, given: Sharding, early: bool) -> dict[int, float]:
         """The times for an operand that comes in a sharding."""
+
+        def seconds(end: int) -> float:
+            need, passed = self._items[end]
+            return self._mover.seconds(self._array, given, partial_need(need, given, passed), early)
+
         times = self._times.get((given, early))
         if times is None:
-            times = self._times[given, early] = _Arriving(self, given, early)
+            times = self._times[given, early] = _Times(seconds)
         return times
 
     def leaving(self, stored: Sharding, waiting: frozenset[int], stays: bool) -> dict[int, float]:
         """The times for a result (``target_sharding``)."""
+
+        def seconds(end: int) -> float:
+            computed = self._items[end]
+            return self._mover.seconds(self._array, computed, target_sharding(computed, *key))
+
         key = (stored, waiting, stays)
         times = self._times.get(key)
         if times is None:
-            times = self._times[key] = _Leaving(self, *key)
+            times = self._times[key] = _Times(seconds)
         return times
-
-
-class _Arriving(dict[int, float]):
-    __slots__ = ("_early", "_ends", "_given")
-
-    def __init__(self, ends: Endpoints, given: Sharding, early: bool):
-        self._ends, self._given, self._early = ends, given, early
-
-    def __missing__(self, end: int) -> float:
-        need = partial_need(self._ends.items[end][0], self._given, self._ends.items[end][1])
-        self[end] = seconds = self._ends.mover.seconds(self._ends.array, self._given, need, self._early)
-        return seconds
-
-
-class _Leaving(dict[int, float]):
-    __slots__ = ("_ends", "_where")
-
-    def __init__(self, ends: Endpoints, *where: Any):
-        self._ends, self._where = ends, where
-
-    def __missing__(self, end: int) -> float:
-        computed = self._ends.items[end]
-        target = target_sharding(computed, *self._where)
-        self[end] = seconds = self._ends.mover.seconds(self._ends.array, computed, target)
-        return seconds
 
 
 class CandidateTable:

@@ -24,7 +24,7 @@ plan, a few ops for the evaluator.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Generic, TypeVar
 
@@ -77,22 +77,16 @@ class Reshard:
     region: int
 
 
-@dataclass(frozen=True, slots=True)
 class Memo:
     """Results that all states of one mesh and cost share, by local situation: the fastest candidates of an op (``chosen``), the
     time of a consumer (``consumer_s``), local sizes (``local``). ``reach``: see ``CandidateTables``."""
 
-    candidates: Candidates
-    reach: Callable[[Op], Reach] | None = None
-    times: ReshardTimes = field(init=False)
-    tables: CandidateTables = field(init=False)
-    chosen: dict[object, tuple[Candidate, ...]] = field(default_factory=dict)
-    consumer_s: dict[object, float] = field(default_factory=dict)
-    local: dict[tuple[int, Candidate], Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "times", ReshardTimes(self.candidates.mesh, self.candidates.cost))
-        object.__setattr__(self, "tables", CandidateTables(self.candidates, self.times, self.reach))
+    def __init__(self, candidates: Candidates, reach: Callable[[Op], Reach] | None = None):
+        self.candidates, self.times = candidates, ReshardTimes(candidates.mesh, candidates.cost)
+        self.tables = CandidateTables(candidates, self.times, reach)
+        self.chosen: dict[object, tuple[Candidate, ...]] = {}
+        self.consumer_s: dict[object, float] = {}
+        self.local: dict[tuple[int, Candidate], Any] = {}
 
 
 def lower_state(analysis: Analysis, state: State, cost: LocalCost) -> Lowered:
@@ -169,11 +163,6 @@ class Lowered:
                 lines.append(f"{value.path}[{d}] of size {size} does not divide by {pieces} ({name})")
             seen.add(id(stored))
         return tuple(dict.fromkeys(lines))
-
-    def __str__(self) -> str:
-        from shardwise.lowering.text import format_lowered
-
-        return format_lowered(self)
 
     # Storage.
 

@@ -22,19 +22,16 @@ SHARE: Final = 1e-3
 
 def small_together(analysis: Analysis, cost: LocalCost, axis: int) -> tuple[int, ...]:
     """The arguments that are small on an axis, and the values of the same colors that are no larger."""
-    program, names = analysis.program, analysis.names
-    colors: list[set[int]] = [set() for _ in program.values]
-    for value, node in zip(names.member_value.tolist(), names.member_node.tolist(), strict=True):
-        colors[value].add(int(names.color[node]))
+    program = analysis.program
+    colors = [frozenset(c for c in by_dim if c >= 0) for by_dim in analysis.value_colors]
     arguments = [program.values[a.value] for a in program.arguments]
     share = SHARE * sum(v.nbytes for v in arguments)
     most: dict[frozenset[int], int] = {}
     for v in arguments:
         gather = Collective(Kind.ALL_GATHER, (axis,), 0.0, v.nbytes)
         if colors[v.id] and v.nbytes <= share and "float" in v.dtype and _is_quick(cost, [gather]):
-            kind = frozenset(colors[v.id])
-            most[kind] = max(most.get(kind, 0), v.nbytes)
-    return tuple(v.id for v in program.values if v.nbytes <= most.get(frozenset(colors[v.id]), -1))
+            most[colors[v.id]] = max(most.get(colors[v.id], 0), v.nbytes)
+    return tuple(v.id for v in program.values if v.nbytes <= most.get(colors[v.id], -1))
 
 
 def _is_quick(cost: LocalCost, gathers: list[Collective]) -> bool:
@@ -45,7 +42,7 @@ def _is_quick(cost: LocalCost, gathers: list[Collective]) -> bool:
 
 def keep_small(lowered: Lowered, cost: LocalCost) -> tuple[Keep, ...]:
     """The Keep decisions for small arguments, one for each axis."""
-    program, state, names = lowered.program, lowered.state, lowered.analysis.names
+    program, state = lowered.program, lowered.state
     sizes = {a.value: program.values[a.value].nbytes for a in program.arguments}
     most = SHARE * sum(sizes.values())
     root = {
@@ -59,11 +56,7 @@ def keep_small(lowered: Lowered, cost: LocalCost) -> tuple[Keep, ...]:
         if len(sources) == 1 and (argument := sources.pop()) >= 0:
             root.update((v, argument) for v in op.results if program.values[v].nbytes <= sizes[argument])
     given = {color for color, _ in state.order}
-    colors: dict[int, set[int]] = {}
-    for value, node in zip(names.member_value.tolist(), names.member_node.tolist(), strict=True):
-        color = int(names.color[node])
-        if color in given:
-            colors.setdefault(value, set()).add(color)
+    colors = [frozenset(c for c in by_dim if c in given) for by_dim in lowered.analysis.value_colors]
     small: dict[int, dict[frozenset[int], int]] = {}  # by axis: the sharded colors of an argument, and the most bytes
     for reshard in lowered.reshards:
         gathers = [s for s in reshard.steps if s.kind is Kind.ALL_GATHER]
@@ -71,16 +64,12 @@ def keep_small(lowered: Lowered, cost: LocalCost) -> tuple[Keep, ...]:
             continue
         if _is_quick(cost, gathers):
             argument = root[reshard.value]
-            kind, nbytes = frozenset(colors.get(argument, ())), sizes[argument]
             for axis in (a for s in gathers for a in s.axes):
                 kinds = small.setdefault(axis, {})
-                kinds[kind] = max(kinds.get(kind, 0), nbytes)
+                kinds[colors[argument]] = max(kinds.get(colors[argument], 0), sizes[argument])
     kept = []
     for axis, kinds in sorted(small.items()):
-        values = [
-            v.id
-            for v in program.values
-            if v.id not in state.pinned and v.nbytes <= kinds.get(frozenset(colors.get(v.id, ())), -1)
-        ]
-        kept.append(Keep(tuple(values), state.mesh.names[axis]))
+        free = (v for v in program.values if v.id not in state.pinned)
+        values = tuple(v.id for v in free if v.nbytes <= kinds.get(colors[v.id], -1))
+        kept.append(Keep(values, state.mesh.names[axis]))
     return tuple(kept)

@@ -26,8 +26,7 @@ class Structure:
         # By op; -1 for factors that cannot be split.
         self.factor_colors = tuple(_factor_colors(op, color, first[op.id]) for op in program.ops)
         self.clashes = Clashes.of(analysis)
-        self.nodes = _nodes(analysis)  # by value and dimension; -1 for none
-        self.colors = analysis.value_colors
+        self.nodes, self.colors = analysis.value_nodes, analysis.value_colors
         self.uses = _uses(program)  # by value: (op, operand) pairs
         self.position = _positions(program)  # by op: its place in the schedule
         self.linear = tuple(linear_operands(program, op) for op in program.ops)  # see there
@@ -56,15 +55,6 @@ def _numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:
     """Numbers that equal keys share."""
     numbers: dict[Hashable, int] = {}
     return tuple([numbers.setdefault(key, len(numbers)) for key in keys])
-
-
-def _nodes(analysis: Analysis) -> tuple[tuple[int, ...], ...]:
-    names = analysis.names
-    nodes = [[-1] * len(v.shape) for v in analysis.program.values]
-    rows = (names.member_value, names.member_dim, names.member_node)
-    for v, d, n in zip(*(row.tolist() for row in rows), strict=True):
-        nodes[v][d] = n
-    return tuple(map(tuple, nodes))
 
 
 def _uses(program: Program) -> tuple[tuple[tuple[int, int], ...], ...]:

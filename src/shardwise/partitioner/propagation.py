@@ -19,7 +19,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Op, Program
 from shardwise.lowering.sharding import Axes, Sharding
-from shardwise.partitioner.interpret import Interpreter, Place, Visitor
+from shardwise.partitioner.interpret import Interpreter, Place
 
 Dims = tuple[Axes, ...]
 
@@ -36,10 +36,11 @@ def abstract_mesh(mesh: MeshAxes) -> AbstractMesh:
 Constraints = Mapping[Place, Sharding]
 
 
-class Constrain(Visitor):
-    """Inserts constraints."""
+class Constrained(Interpreter):
+    """A program with constraints."""
 
-    def __init__(self, constraints: Constraints, mesh: Any, axes: MeshAxes):
+    def __init__(self, program: Program, constraints: Constraints, mesh: Any, axes: MeshAxes):
+        super().__init__(program)
         self._constraints, self._mesh, self._axes = constraints, mesh, axes
 
     def visit(self, place: Place, array: Any) -> Any:
@@ -50,11 +51,11 @@ class Constrain(Visitor):
         return constrain(array, NamedSharding(self._mesh, partition_spec(sharding.spec(self._axes))))
 
 
-class _Mark(Visitor):
-    """Numbers all stored values that have dimensions, and some other places, and binds every op in a name scope of its
-    number."""
+class _Marked(Interpreter):
+    """Numbers stored values that have dimensions, and some other places; every op is bound in a scope of its number."""
 
-    def __init__(self, others: Collection[Place]):
+    def __init__(self, program: Program, others: Collection[Place]):
+        super().__init__(program)
         self._others = others
         self.numbers: dict[Place, int] = {}
 
@@ -86,17 +87,17 @@ class Propagation:
         others: Collection[Place],
     ):
         self._program, self._axes, self._mesh = program, mesh, abstract_mesh(mesh)
-        visitor = _Mark(others)
+        marked = _Marked(program, others)
 
         def run(*arrays: Any) -> list[Any]:
-            return Interpreter(program, visitor).run(jaxpr, arrays)
+            return marked.run(jaxpr, arrays)
 
         shapes = [internals.plain_shape(v.aval) for v in internals.split_jaxpr(jaxpr)[0].invars]
         ends = [[self._named(s) for s in of] for of in (inputs, outputs)]
         jitted = jax.jit(run, in_shardings=ends[0], out_shardings=ends[1], keep_unused=True)
         lowered = jitted.trace(*shapes).lower(lowering_platforms=("cpu",))
         self._module = internals.MarkedModule(lowered, mesh.names)
-        self._numbers = visitor.numbers
+        self._numbers = marked.numbers
         self._ops: dict[str, Op | None] = {}
 
     def _named(self, sharding: Sharding) -> NamedSharding:

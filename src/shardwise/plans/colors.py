@@ -1,5 +1,4 @@
-"""A summary of the analysis that is saved with a plan, of bounded size: groups of colors, conflicts, and how they were
-decided."""
+"""A summary of the analysis that is saved with a plan, of bounded size: groups of colors, conflicts, decisions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The half of :class:`Plan` that needs JAX. Its methods have the examples; the work is done in ``planner`` and
-``verification``."""
+"""The half of :class:`Plan` that needs JAX; the work is done in ``planner`` and ``verification``."""
 
 from __future__ import annotations
 

@@ -58,8 +58,7 @@ class Trade:
 
 @dataclass(frozen=True, slots=True)
 class SearchLog:
-    """A plan's search. ``meshes`` and ``variants`` are empty where they were arguments; ``front`` has the smallest peak
-    first."""
+    """A plan's search. ``meshes`` and ``variants`` are empty where they were given; ``front`` by peak, the smallest first."""
 
     method: str
     seed: int

@@ -62,7 +62,7 @@ def grid_splits(params: Mapping[str, Any]) -> list[GridSplit]:
     mapping, body = params["grid_mapping"], _open(params["jaxpr"])
     if params.get("mesh") is not None or getattr(mapping, "local_grid_env", None) is not None:
         return []
-    if any(name.startswith("prng_") for name in _names(body)) or body.constvars:
+    if any(name.startswith("prng_") for name in primitive_names(body)) or body.constvars:
         return []
     # The body numbers the dimensions that are not mapped by vmap.
     numbered = [axis for axis in range(len(mapping.grid)) if axis not in mapping.vmapped_dims]
@@ -186,12 +186,12 @@ def _inner(equation: Any) -> list[Any]:
     return [_open(v) for v in values if hasattr(_open(v), "eqns")]
 
 
-def _names(jaxpr: Any) -> Iterator[str]:
+def primitive_names(jaxpr: Any) -> Iterator[str]:
     """Yields the names of all primitives in a jaxpr."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name
         for inner in _inner(equation):
-            yield from _names(inner)
+            yield from primitive_names(inner)
 
 
 def _live(jaxpr: Any) -> list[Any]:

@@ -14,22 +14,11 @@ import numpy as np
 
 from shardwise.capture import jax_internals as internals
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.ir.program import Op, Program
+from shardwise.ir.program import Op
 from shardwise.ir.rule import Kind, Rule
 from shardwise.ir.traits import MANUAL, SCATTERS
 from shardwise.lowering.halo import Fetch, fetches
-from shardwise.lowering.sharded_program import ShardedProgram
-from shardwise.lowering.sharding import (
-    ROUNDED,
-    ArrayType,
-    Axes,
-    Sharding,
-    is_narrowed,
-    is_rounded,
-    partial_need,
-    result_sharding,
-    tensor_sharding,
-)
+from shardwise.lowering.sharding import Axes
 from shardwise.spmd.collectives import block_index, fetch, fill_outside
 
 Array = Any
@@ -145,39 +134,3 @@ def compute(op: LocalOp, arrays: list[Array]) -> list[Array]:
     """The local results of an op."""
     form = FORMS.get(op.op.kind) if any(op.assigned) or op.op.kind in _ALWAYS else None
     return form(op, arrays) if form is not None else op.bind(arrays)
-
-
-class Walk:
-    """A walk over a sharded program; ``rounds``: products read their operands rounded where the plan says so."""
-
-    def __init__(self, program: Program, sharded: ShardedProgram, rounds: bool):
-        self.program, self.sharded, self.mesh = program, sharded, sharded.mesh
-        self._types = [sharded.array_type(program, v.id) for v in program.values]
-        self._rounding = program.rounding if rounds and sharded.rounds else frozenset[int]()
-
-    def _need(self, op: Op, operand: int, source: Sharding) -> Sharding:
-        """The sharding in which an op uses an operand that comes in another."""
-        need = tensor_sharding(op.factor_rule.operand_majors[operand], self.sharded.factors[op.id])
-        return partial_need(need, source, self.sharded.passed[op.id])
-
-    def _computed(self, op: Op, result: int) -> Sharding:
-        """The sharding in which an op computes a result, before any reshard."""
-        return result_sharding(op.factor_rule, result, self.sharded.factors[op.id], self.sharded.passed[op.id])
-
-    def _is_rounded(self, op: Op, value: int, source: Sharding) -> bool:
-        """Does an operand of an op move rounded, unlike for other ops?"""
-        return op.id in self._rounding and is_rounded(self._types[value], source)
-
-    def _array(self, value: int, rounded: bool) -> ArrayType:
-        return self._types[value].rounded if rounded else self._types[value]
-
-    def _moved_dtype(self, value: int, source: Sharding, rounded: bool) -> str:
-        """The shorter type in which a value moves, which holds what is used of it; empty where there is none."""
-        if not is_narrowed(self._array(value, rounded), source):
-            return ""
-        return ROUNDED if rounded else self.program.values[self.program.moved_as[value]].dtype
-
-    def _counted_once(self, op: Op, source: Sharding) -> tuple[int, ...]:
-        """The axes on which an operand counts on the first device only: those on which a sum is partial, and it is not."""
-        passed = self.sharded.passed[op.id] if op.kind in ("add", "add_any", "sub") else ()
-        return tuple(a for a in passed if a not in source.partial)

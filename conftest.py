@@ -1,23 +1,32 @@
-"""What the examples in docstrings may take for granted: those of ``Plan``'s methods go on from that of ``Plan`` itself."""
+"""What the examples in docstrings may take for granted: those of methods go on from that of their class, and files that they
+write are in a temporary folder."""
 
 from __future__ import annotations
 
 import doctest
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def _examples_go_on(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) -> None:
+def _examples_go_on(
+    request: pytest.FixtureRequest,
+    doctest_namespace: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     test = getattr(request.node, "dtest", None)
-    if test is None or not test.name.startswith(("shardwise.plans.plan.Plan.", "shardwise.plans.execution.Execution.")):
+    if test is None:
         return
+    monkeypatch.chdir(tmp_path)
+    from shardwise.dims.analysis import Analysis
     from shardwise.plans.execution import Execution
     from shardwise.plans.plan import Plan
 
-    described = Plan if ".Plan." in test.name else Execution
-    for example in doctest.DocTestParser().get_examples(described.__doc__ or ""):
+    described = next((c for c in (Plan, Execution, Analysis) if f"{c.__module__}.{c.__name__}." in test.name), None)
+    for example in doctest.DocTestParser().get_examples((described and described.__doc__) or ""):
         if not example.want:
             exec(example.source, doctest_namespace)
     test.globs.update(doctest_namespace)

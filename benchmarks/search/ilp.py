@@ -49,7 +49,7 @@ from shardwise.cost.model import CostModel
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op
 from shardwise.lowering.candidates import Candidates
-from shardwise.lowering.lowered import Choice, Lowered
+from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.sharding import ArrayType, Axes, Sharding, reshard
 from shardwise.search.run import SearchError
 
@@ -108,7 +108,9 @@ def local_s(model: CostModel, lowered: Lowered) -> float:
     for op in program.schedule:
         if op.rule is None:
             continue
-        seconds = _seconds(lowered.memo.candidates, op, lowered.choices[op.id])
+        seconds = _seconds(
+            lowered.memo.candidates, op, lowered.computes[op.id].assigned, lowered.computes[op.id].passed
+        )
         for r in lowered.operand_reshards(op):
             if (op.region, r.value, r.target) not in paid:
                 paid.add((op.region, r.value, r.target))
@@ -118,8 +120,7 @@ def local_s(model: CostModel, lowered: Lowered) -> float:
     return total
 
 
-def _seconds(candidates: Candidates, op: Op, choice: Choice) -> float:
-    assigned, passed = choice
+def _seconds(candidates: Candidates, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> float:
     factor = {a: f for f, axes in enumerate(assigned) for a in axes}
     able = tuple(() if a in passed else (factor.get(a, -1),) for a in range(len(candidates.mesh.sizes)))
     (way,) = candidates.of(op, able, assigned, passed)

@@ -13,8 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import shardwise
 from shardwise.capture.trace import JitOptions
-from shardwise.ir.program import Origin, Program, Unit
-from shardwise.ir.text import format_program
+from shardwise.ir.program import Origin, Program, Unit, format_program
 from tests.capture import capture
 from tests.dims.programs import shape
 from tests.ir.verify import check_program

@@ -55,7 +55,7 @@ def cost(structure: Structure, lowered: Lowered, placement: Placement) -> Cost:
 def structure(request: pytest.FixtureRequest) -> Structure:
     program = zoo.load(request.param, "tiny")
     options = JitOptions(donate_argnums=program.donate_argnums)
-    return Structure.of(analyze_program(lower(trace(program.fn, program.args, {}, options))))
+    return Structure(analyze_program(lower(trace(program.fn, program.args, {}, options))))
 
 
 @pytest.mark.parametrize("hardware", ["v5e:4x4", "h100:8x2"])

@@ -12,7 +12,7 @@ import pytest
 
 import shardwise
 from shardwise import zoo
-from shardwise.ir.text import format_program
+from shardwise.ir.program import format_program
 
 TARGETS = ("mixtral:tiny", "gns:tiny", "t2b:tiny,unrolled")
 

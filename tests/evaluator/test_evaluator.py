@@ -35,7 +35,7 @@ def build(
     analysis: Analysis, mesh: MeshAxes, rng: random.Random, base: Sequence[Decision] = (), hardware: str = ""
 ) -> Evaluator:
     """All groups on all axes with random sides, some arguments and inner values that may be kept."""
-    structure = Structure.of(analysis)
+    structure = Structure(analysis)
     groups = [g for g in analysis.groups if g.matters]
     values = [a.value for a in analysis.program.arguments]
     values += rng.sample(range(len(analysis.program.values)), min(2, len(analysis.program.values)))
@@ -129,7 +129,7 @@ def test_of_results_that_stay_the_first_is_taken() -> None:
     """Under this state two ways win by leaving a result as they make it, and take the same time."""
     program = zoo.load("llama3", "tiny", remat=True)
     options = JitOptions(donate_argnums=program.donate_argnums)
-    structure = Structure.of(analyze_program(lower(trace(program.fn, program.args, {}, options))))
+    structure = Structure(analyze_program(lower(trace(program.fn, program.args, {}, options))))
     mesh = MeshAxes.of({"x": 2, "y": 2, "z": 2})
     space = space_of(structure, mesh)
     taken = [(9, "z", (1, 0)), (9, "x", (1, 1)), (4, "x", ()), (8, "x", ()), (0, "z", ()), (2, "y", ())]
@@ -144,7 +144,7 @@ def test_who_reads_what_uses_were_asked_for_rests_on_it_too() -> None:
     same state after they were, must not be taken for known under the other."""
     program = zoo.load("mixtral", "tiny")
     options = JitOptions(donate_argnums=program.donate_argnums)
-    structure = Structure.of(analyze_program(lower(trace(program.fn, program.args, {}, options))))
+    structure = Structure(analyze_program(lower(trace(program.fn, program.args, {}, options))))
     mesh = MeshAxes.of({"data": 4, "model": 4})
     space = space_of(structure, mesh)
     taken = [

@@ -383,18 +383,3 @@ def test_a_product_stays_as_computed_where_its_uses_like_that_better() -> None:
     assert moved.count(("all-to-all", (n, d, e, q))) + moved.count(("all-to-all", (e, n, q, d))) == 2
     assert {kind for kind, _ in moved} == {"all-to-all"}
     assert (n, m, e, q) not in [shape for _, shape in moved]
-
-
-def test_text_with_source_lines() -> None:
-    def fn(w, x):
-        return jnp.tanh(x) @ w
-
-    low = lowered(fn, [p.shape(8192, 4), p.shape(32, 8192)], {"model": 4}, lambda c, _: [Shard((c("w", 0),), "model")])
-    lines = str(low).splitlines()
-    assert lines[0] == "fn on model 4"
-    assert any(line.startswith("  %0:float32[8192/model,4] = argument 'w'") for line in lines)
-    product = next(k for k, line in enumerate(lines) if "dot_general" in line)
-    assert "k/model" in lines[product] and "# test_lowered.py:" in lines[product]
-    assert (
-        "all-reduce model" in lines[product + 1] and "partial model -> float32[32,4], 512 bytes" in lines[product + 1]
-    )

@@ -17,8 +17,7 @@ from shardwise.lowering.decisions import Decision, State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, lower_state
 from shardwise.partitioner import constraints as module
-from shardwise.partitioner.interpret import Interpreter
-from shardwise.partitioner.propagation import Constrain, Constraints, Propagation, abstract_mesh
+from shardwise.partitioner.propagation import Constrained, Constraints, Propagation, abstract_mesh
 from tests.planner.programs import CASES
 from tests.planner.test_apply import random_decisions
 
@@ -37,12 +36,12 @@ def lowered_on(analysis: Analysis, decisions: list[Decision], mesh: MeshAxes = M
 def propagated_directly(traced: Traced, lowered: Lowered, constraints: Constraints) -> list[Any]:
     """Every op with its shardings, by lowering the program with the constraints in it."""
     mesh, program = lowered.mesh, lowered.program
-    visitor = Constrain(constraints, abstract_mesh(mesh), mesh)
+    constrained = Constrained(program, constraints, abstract_mesh(mesh), mesh)
     propagation = Propagation(program, traced.jaxpr, mesh, *ends(lowered), ())
     shapes = [internals.plain_shape(v.aval) for v in internals.split_jaxpr(traced.jaxpr)[0].invars]
     shardings = [[propagation._named(s) for s in of] for of in ends(lowered)]
     jitted = jax.jit(
-        lambda *arrays: Interpreter(program, visitor).run(traced.jaxpr, arrays),
+        lambda *arrays: constrained.run(traced.jaxpr, arrays),
         in_shardings=shardings[0],
         out_shardings=shardings[1],
         keep_unused=True,

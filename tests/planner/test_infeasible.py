@@ -63,7 +63,7 @@ def cost(where: str | Topology = "v5e:2x2", **mesh: int) -> HardwareCost:
 def random_base(analysis: Analysis, mesh: MeshAxes, rng: random.Random) -> list[Decision]:
     """A value that is pinned and one that is kept, or neither."""
     program, made = analysis.program, list[Decision]()
-    colors = Structure.of(analysis).colors
+    colors = Structure(analysis).colors
     if rng.random() < 0.5:
         value = rng.choice(program.values)
         left, dims = list(mesh.names), list[tuple[str, ...] | None]()
@@ -102,7 +102,7 @@ def check(model: CostModel, rng: random.Random, count: int) -> None:
 def test_no_state_of_a_random_program_goes_below_the_bound(drawn: Drawn, seed: int) -> None:
     fn, args = drawn.function()
     analysis, rng = analyzed(fn, args), random.Random(seed)
-    structure = Structure.of(analysis)
+    structure = Structure(analysis)
     for mesh in MESHES:
         hardware = rng.choice(["v5e", "h100"])
         check(CostModel(structure, HardwareCost(ideal(MeshAxes.of(mesh), hardware))), rng, 3)
@@ -129,7 +129,7 @@ def test_the_bound_is_near_the_best_of_all_states(width: int, batch: int, share:
 
 def test_pins_and_keeps_raise_the_bound() -> None:
     analysis = trained()
-    model, colors = CostModel.of(analysis, cost()), Structure.of(analysis).colors
+    model, colors = CostModel.of(analysis, cost()), Structure(analysis).colors
     x = analysis.program.paths["x"]
     free = peak_bound(model)
     whole, kept = peak_bound(model, [Pin(x, ((), ()), colors[x])]), peak_bound(model, [Keep((x,), "x")])
@@ -268,7 +268,7 @@ def test_moments_in_bfloat16_may_do() -> None:
 
 def test_a_program_without_moments() -> None:
     analysis = analyzed(lambda w, x: x @ w, [spec((1024, 1024), "float32"), spec((1024, 1024), "float32")])
-    assert with_small_moments(Structure.of(analysis)) is None and "bfloat16" not in said(2**10, analysis)
+    assert with_small_moments(Structure(analysis)) is None and "bfloat16" not in said(2**10, analysis)
 
 
 def test_variants_that_the_caller_can_make() -> None:
@@ -349,7 +349,7 @@ def test_pins_hold_in_a_variant() -> None:
     """With the batch pinned whole, a smaller batch is what fits."""
     analysis, where = trained(), cost(small_memory("v5e:2x2", 64 * 2**20))
     x = analysis.program.paths["x"]
-    made = settled(analysis, where, [Pin(x, ((), ()), Structure.of(analysis).colors[x])])
+    made = settled(analysis, where, [Pin(x, ((), ()), Structure(analysis).colors[x])])
     changes = [Change("batch", f"batch {n}", lambda n=n: trained(1024, n)) for n in (16384, 4096)]  # type: ignore[misc]
     text = does_not_fit(*made, log(), changes=changes)
     assert section(text, "would do (checked):")[0].startswith("batch 4096: ")
@@ -371,7 +371,7 @@ def test_pins_that_a_longer_axis_does_not_divide() -> None:
     fn = lambda w, x: jnp.tanh(x @ w)  # noqa: E731
     analysis = analyzed(fn, [spec((1024, 4), "float32"), spec((2**16, 1024), "float32")])
     w = analysis.program.paths["w"]
-    pin = Pin(w, ((), ("x",)), Structure.of(analysis).colors[w])
+    pin = Pin(w, ((), ("x",)), Structure(analysis).colors[w])
     text = does_not_fit(*settled(analysis, cost(small_memory("v5e:2x2", 2**25)), [pin]), log())
     assert "would do" not in text
     free = does_not_fit(*settled(analysis, cost(small_memory("v5e:2x2", 2**25))), log())

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwise.planner.devices import to_partition_spec
+from shardwise.capture.equations import partition_spec
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 
@@ -43,7 +43,7 @@ def leaves(tree) -> list[jax.Array]:
 
 def planned_specs(recipe: SimpleNamespace, path: str) -> list[tuple[str, jax.sharding.PartitionSpec]]:
     arrays = [*recipe.plan.arguments, *recipe.plan.outputs]
-    return [(a.path, to_partition_spec(a.spec)) for a in arrays if a.path.startswith(path + "/")]
+    return [(a.path, partition_spec(a.spec)) for a in arrays if a.path.startswith(path + "/")]
 
 
 def short(spec) -> tuple:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
+from shardwise.capture.equations import partition_spec
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.sharding import ArrayType, Axes, Kind, Ring, Sharding, reshard
-from shardwise.partitioner.propagation import partition_spec
 from shardwise.spmd.collectives import emit
 
 MESHES = ({"x": 8}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})
@@ -83,7 +83,7 @@ def check(
 
     def spec(sharding: Sharding, lead: bool) -> PartitionSpec:
         names = [mesh.names[a] for a in sharding.partial] if lead else []
-        return PartitionSpec(*names, *partition_spec(Sharding(sharding.dims), mesh))
+        return PartitionSpec(*names, *partition_spec(sharding.spec(mesh)))
 
     inputs = [parts(s) for s, _ in chosen]
     mapped = jax.shard_map(
@@ -98,7 +98,7 @@ def check(
         want = given
         for _ in source.partial:
             want = combine(want, axis=0)
-        assert (np.asarray(result) == want).all(), f"{source.text(mesh)} -> {target.text(mesh)} over {every}"
+        assert (np.asarray(result) == want).all(), f"{source} -> {target} over {every}"
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

@@ -1,8 +1,7 @@
 """Loops and branches: regions, and one link op for every value that enters or leaves them.
 
 A carry has one sharding, so its link connects initial operand, body input, body output and result. The leading dimension of a
-scanned operand is the trip count: blocked, and one factor for the loop. The inputs of all branches are linked, and so are their
-outputs.
+scanned operand is the trip count: blocked, and one factor for the loop.
 """
 
 from __future__ import annotations
@@ -131,10 +130,7 @@ def cond(b: Builder, equation: Any, operands: list[int]) -> list[int]:
 
 
 def shard_map(b: Builder, equation: Any, operands: list[int]) -> list[int]:
-    """Lowers a manual region: each operand becomes its local block, the body is inlined on blocks, and results are assembled.
-
-    The ops at the border have the axes of their specs; inside nothing can be sharded.
-    """
+    """Lowers a manual region: the ops at its border have the axes of their specs, and the body is inlined on local blocks."""
     inputs, outputs = (list(map(axes_by_dimension, equation.params[key])) for key in ("in_specs", "out_specs"))
     mesh = tuple((str(name), int(size)) for name, size in dict(equation.params["mesh"].shape).items())
     inner, consts = internals.split_jaxpr(equation.params["jaxpr"])

@@ -13,8 +13,7 @@ import numpy as np
 from shardwise.capture.jax_internals import VARYING, plain_shape, shape_of, split_jaxpr
 from shardwise.ir.program import Spec
 from shardwise.ir.traits import MANUAL
-from shardwise.rules.attention import fused_attention_flops
-from shardwise.rules.kernels import jaxpr_flops, pallas_flops
+from shardwise.rules.kernels import fused_attention_flops, jaxpr_flops, pallas_flops
 
 JAX_FOLDER: Final = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 _JAXLIB: Final = os.sep + "jaxlib" + os.sep
@@ -27,8 +26,7 @@ _DEFAULT_PRECISIONS: Final = (None, jax.lax.Precision.DEFAULT, jax.lax.DotAlgori
 
 
 def is_identity(equation: Any) -> bool:
-    """Returns whether an equation computes nothing: it changes a weak type, reverses dimensions of size one, or declares where
-    in a ``shard_map`` a value varies."""
+    """Returns whether an equation computes nothing, as where it changes a weak type or declares where a value varies."""
     name, params = equation.primitive.name, equation.params
     if name == "convert_element_type" and params.get("sharding") is None:
         return bool(equation.invars[0].aval.dtype == equation.outvars[0].aval.dtype)
@@ -65,6 +63,14 @@ def axes_by_dimension(spec: Sequence[Any]) -> Spec:
         return (entry,) if isinstance(entry, str) else tuple(str(a) for a in entry or ())
 
     return tuple(map(axes, spec))
+
+
+def partition_spec(spec: Spec) -> jax.sharding.PartitionSpec:
+    """Returns the axes by dimension as a PartitionSpec."""
+    entries = [axes[0] if axes and len(axes) == 1 else axes or None for axes in spec]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return jax.sharding.PartitionSpec(*entries)
 
 
 def kernel_name(equation: Any) -> str:

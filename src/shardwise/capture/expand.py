@@ -1,12 +1,8 @@
 """Expands equations to jaxprs: calls, primitives that only name a function, loops over a batch.
 
 Libraries define primitives to give a function other transformation rules (Equinox does so throughout); what they compute is
-ordinary JAX code, and their implementation can be traced.
-
-``vmap`` of a ``while_loop`` whose condition depends on the example is a ``while`` with one condition per example: it runs as
-long as any of them holds, and the carry of other examples does not change. It is expanded as in JAX's lowering, so that later
-stages have loops with one condition only. A linear solve is expanded to its solve without the functions for its derivatives,
-and a ``scan`` of length one to its body.
+ordinary JAX code, and their implementation can be traced. A ``while`` with one condition per example, from ``vmap``, is
+expanded as in JAX's lowering, a linear solve to its solve, and a ``scan`` of length one to its body.
 """
 
 from __future__ import annotations
@@ -18,7 +14,10 @@ from weakref import WeakKeyDictionary
 import jax
 import jax.numpy as jnp
 
+from shardwise.capture import control
 from shardwise.capture import jax_internals as internals
+from shardwise.ir.program import Op, Program
+from shardwise.rules.kernels import primitive_names
 from shardwise.rules.registry import is_known
 
 #: The results of ``called`` by jaxpr and equation number: they must be the same whenever the jaxpr is walked again.
@@ -113,19 +112,33 @@ def implementation(equation: Any) -> Any | None:
         jaxpr = jax.make_jaxpr(lambda *xs: primitive.impl(*xs, **params))(*shapes)
     except Exception:  # an implementation that is no plain JAX code may raise anything
         return None
-    if _types(internals.split_jaxpr(jaxpr)[0].outvars) != _types(equation.outvars) or _mentions(jaxpr, primitive):
-        return None
-    return jaxpr
+    inner = internals.split_jaxpr(jaxpr)[0]
+    same = _types(inner.outvars) == _types(equation.outvars) and primitive.name not in primitive_names(inner)
+    return jaxpr if same else None
 
 
 def _types(variables: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
     return [(internals.shape_of(v.aval), internals.dtype_of(v.aval)[0]) for v in variables]
 
 
-def _mentions(jaxpr: Any, primitive: Any) -> bool:
-    equations = internals.split_jaxpr(jaxpr)[0].eqns
-    parameters = [p for e in equations for p in e.params.values()]
-    inner = [j for p in parameters for j in (p if isinstance(p, tuple | list) else (p,))]
-    return any(e.primitive is primitive for e in equations) or any(
-        _mentions(j, primitive) for j in inner if isinstance(j, internals.Jaxpr | internals.ClosedJaxpr)
-    )
+class Replay:
+    """The ops and scopes of a program by scope and number of the equation, for code that walks the jaxpr as capture did."""
+
+    def __init__(self, program: Program):
+        self._ops: dict[tuple[int, int], list[Op]] = {}
+        for op in program.ops:
+            if op.equation >= 0 and op.id not in program.linked and op.kind != "constant":
+                self._ops.setdefault((op.scope, op.equation), []).append(op)
+        self._repeats = program.repeats
+        self._scopes = {
+            (s.parent, s.equation, s.name if s.kind in control.LOWERINGS else ""): s.id for s in program.scopes
+        }
+
+    def ops(self, scope: int, equation: int) -> list[Op]:
+        """Returns the live ops of an equation."""
+        place = scope, equation
+        return self._ops.get(self._repeats.get(place, place), [])
+
+    def inner(self, scope: int, equation: int, part: str = "") -> int:
+        """Returns the scope of an equation's call, or of one ``part`` of a loop or branch."""
+        return self._scopes[scope, equation, part]

@@ -1,7 +1,4 @@
-"""The only module that uses JAX's internals: jaxprs, binding of equations, and Shardy's passes.
-
-Differences between the supported versions of JAX are handled here.
-"""
+"""The only module that uses JAX's internals, and handles the differences between the supported versions of JAX."""
 
 from __future__ import annotations
 
@@ -126,8 +123,7 @@ def current_mesh() -> Any:
 
 
 def abstract(leaf: Any) -> Any:
-    """Returns the leaf as a ``ShapeDtypeStruct``. Python scalars are returned as they are, for their weak type; shardings on
-    explicit axes are kept, since they are part of an array's type."""
+    """Returns the leaf as a ``ShapeDtypeStruct``, with a sharding on explicit axes; Python scalars as they are."""
     if isinstance(leaf, bool | int | float | complex):
         return leaf
     struct: Any = jax.ShapeDtypeStruct
@@ -140,8 +136,7 @@ def abstract(leaf: Any) -> Any:
 
 
 def type_keys(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns the keys by which ``jax.jit`` distinguishes calls: shape, dtype, weak type and mesh of each array. JAX caches the
-    hash of an abstract value."""
+    """Returns the keys by which ``jax.jit`` distinguishes calls: shape, dtype, weak type and mesh of each array."""
     try:
         return tuple(map(_AVAL, leaves))
     except AttributeError:  # there are NumPy arrays or Python numbers
@@ -242,8 +237,7 @@ _DEVICE_SPECIFIC: Final = frozenset({"pallas_call", "pure_callback", "io_callbac
 
 
 def stand_in(equation: Any, arrays: Sequence[Any]) -> list[Any] | None:
-    """Returns the results of a custom call in place of a device-specific primitive, which can be lowered anywhere but not
-    executed; None for other primitives."""
+    """Returns the results of a custom call in place of a device-specific primitive, to be lowered anywhere; else None."""
     if equation.primitive.name not in _DEVICE_SPECIFIC:
         return None
     shapes = [plain_shape(v.aval) for v in equation.outvars]
@@ -251,8 +245,7 @@ def stand_in(equation: Any, arrays: Sequence[Any]) -> list[Any] | None:
 
 
 def function_primitive(name: str, run: Any, batch: Any) -> Any:
-    """Returns a primitive with several results: ``run(*arrays, **params)`` computes them, and ``batch(arrays, dims, **params)``
-    those of a batch with their batch dimensions."""
+    """Returns a primitive with several results, computed by ``run(*arrays, **params)`` and for a batch by ``batch``."""
     from jax.interpreters import batching, mlir
 
     def types(*avals: Any, **params: Any) -> list[Any]:
@@ -348,10 +341,7 @@ def _mark_primitive() -> Any:
 
 class MarkedModule:
     """A function with marks, lowered to StableHLO once. Shardy's propagation runs on copies of it, in which some marks are
-    replaced by constraints and the others removed, as if the function were lowered with these constraints.
-
-    MLIR shares equal attributes and locations, so that each is read once, whatever the number of copies.
-    """
+    replaced by constraints. MLIR shares equal attributes and locations, so that each is read once."""
 
     def __init__(self, lowered: Any, axes: Sequence[str]):
         self._module = lowered.compiler_ir("stablehlo")

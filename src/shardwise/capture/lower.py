@@ -1,10 +1,10 @@
 """Converts a jaxpr to a :class:`~shardwise.ir.program.Program`.
 
-Calls are inlined, each with a :class:`Scope`; loops and branches become regions with link ops at their borders (see
-``control.py``); every other equation is one op with the rule of ``rules.registry``.
+Calls are inlined, each with a :class:`Scope`; loops and branches become regions with link ops at their borders
+(``control.py``); every other equation is one op with the rule of ``rules.registry``.
 
-Programs are simplified as in XLA, so that costs are counted once: equal equations of one section are one op, a reshape
-back to an earlier shape is no op, and dead ops are removed. One simplification is not XLA's: ``gather(convert(x))`` becomes
+Programs are simplified as in XLA, so that costs are counted once: equal equations of one section are one op, a reshape back to
+an earlier shape is no op, and dead ops are removed. One simplification is not XLA's: ``gather(convert(x))`` becomes
 ``convert(gather(x))`` where the conversion widens. Otherwise logits that a loss converts to float32 are stored in both dtypes.
 """
 
@@ -15,13 +15,15 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
+import numpy as np
+
 from shardwise.capture import control, equations
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import called
 from shardwise.capture.trace import Traced
 from shardwise.errors import CaptureError
 from shardwise.ir.collector import collector_paused
-from shardwise.ir.program import Argument, Op, Origin, Program, Region, Scope, Source, Unit, Value
+from shardwise.ir.program import Argument, Contents, Op, Origin, Program, Region, Scope, Source, Unit, Value
 from shardwise.ir.rule import Factor, Rule
 from shardwise.ir.rule import Kind as FactorKind
 from shardwise.ir.traits import WIDER
@@ -29,7 +31,8 @@ from shardwise.rules.call import OpCall, identity
 from shardwise.rules.flops import count_flops
 from shardwise.rules.registry import KERNELS, OpRule, find_rule
 
-#: A scalar literal as an operand; a dead input, output or result of a loop or branch.
+#: A scalar in the program as an operand; a dead input, output or result of a loop or branch. While a program is built, smaller
+#: numbers are scalars.
 NO_VALUE: Final = -1
 
 _Attributes = tuple[tuple[str, Any], ...]
@@ -75,12 +78,15 @@ class Builder:
         self.manual = False  # inside of a shard_map, where arrays are local and all factors are blocked
         self.effects: set[int] = set()
         self.repeats: dict[tuple[int, int], tuple[int, int]] = {}
-        self.undone: set[tuple[int, int]] = set()
+        self._equations: list[Any] = []  # by op
+        self._constants: dict[int, Any] = {}
+        self._scalars: list[Any] = []
         self._sources: list[tuple[Any, int]] = []  # source information and scope of each equation
         self._call_sites = [-1]  # by scope: the source of the equation that called it
         self._source = -1
         self._scope = 0
         self._equation = -1
+        self._current: Any = None
         self._section = 0
         self._rules: dict[Any, tuple[OpRule, float, Unit]] = {}
         self._memo: dict[Any, tuple[list[int], tuple[int, int]]] = {}
@@ -115,6 +121,7 @@ class Builder:
             **more,
         )
         self.ops.append(op)
+        self._equations.append(self._current)
         return op.id
 
     def source_value(self, kind: str, aval: Any, origin: Origin, path: str = "") -> int:
@@ -126,8 +133,11 @@ class Builder:
     def constant(self, array: Any) -> int:
         aval = array.aval if hasattr(array, "aval") else array
         if not internals.shape_of(aval) and not internals.is_reference(aval):
-            return NO_VALUE
-        return self.source_value("constant", aval, Origin.CONSTANT)
+            self._scalars.append(array)
+            return NO_VALUE - len(self._scalars)
+        value = self.source_value("constant", aval, Origin.CONSTANT)
+        self._constants[value] = array
+        return value
 
     # Equations.
 
@@ -135,20 +145,18 @@ class Builder:
         """Lowers the equations of an open jaxpr in place and returns its outputs' values."""
         env: dict[Any, int] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
-        saved = self._source, self._scope, self._equation
+        saved = self._source, self._scope, self._equation, self._current
         for number, equation in enumerate(jaxpr.eqns):
-            self._scope, self._equation = scope, number
+            self._scope, self._equation, self._current = scope, number, equation
             self._source = len(self._sources)
             self._sources.append((equation.source_info, scope))
             operands = [self._read(env, atom) for atom in equation.invars]
             env.update(zip(equation.outvars, self._equation_results(jaxpr, number, operands), strict=True))
-        self._source, self._scope, self._equation = saved
+        self._source, self._scope, self._equation, self._current = saved
         return [self._read(env, atom) for atom in jaxpr.outvars]
 
     def _read(self, env: dict[Any, int], atom: Any) -> int:
-        if not internals.is_literal(atom):
-            return env[atom]
-        return self.constant(atom.val) if internals.shape_of(atom.aval) else NO_VALUE
+        return self.constant(np.asarray(atom.val, atom.aval.dtype)) if internals.is_literal(atom) else env[atom]
 
     def _equation_results(self, jaxpr: Any, number: int, operands: list[int]) -> list[int]:
         equation = jaxpr.eqns[number]
@@ -196,14 +204,12 @@ class Builder:
 
     def _simplified(self, equation: Any, operands: list[int], key: Any) -> list[int] | None:
         """Returns the earlier values that an equation computes again; None if it computes something new."""
-        place = (self._scope, self._equation)
         if key in self._memo:
-            results, self.repeats[place] = self._memo[key]
+            results, self.repeats[self._scope, self._equation] = self._memo[key]
             return results
         if equations.only_reshapes(equation):
             before = self._reshaped.get((self.region, self._section, operands[0]), NO_VALUE)
-            if before != NO_VALUE and self.values[before].shape == internals.shape_of(equation.outvars[0].aval):
-                self.undone.add(place)
+            if before >= 0 and self.values[before].shape == internals.shape_of(equation.outvars[0].aval):
                 return [before]
         return None
 
@@ -235,7 +241,7 @@ class Builder:
         """Returns a key that is equal for equal equations of one section; None if they cannot be compared."""
         if equation.effects or equation.primitive.name == "optimization_barrier":
             return None
-        scalars = [a for a, v in zip(equation.invars, operands, strict=True) if v == NO_VALUE]
+        scalars = [a for a, v in zip(equation.invars, operands, strict=True) if v < 0]
         if not all(map(internals.is_literal, scalars)):  # arguments of a call
             return None
         literals = tuple((a.aval.dtype, internals.is_weak(a.aval), str(a.val)) for a in scalars)
@@ -243,7 +249,8 @@ class Builder:
             params = frozenset(equation.params.items())
         except TypeError:  # a parameter that cannot be hashed
             return None
-        return (self.region, self._section, equation.primitive, *operands, literals, params)
+        values = (max(v, NO_VALUE) for v in operands)
+        return (self.region, self._section, equation.primitive, *values, literals, params)
 
     def _call(self, equation: Any, jaxpr: Any, operands: list[int]) -> list[int]:
         name = equation.primitive.name
@@ -295,8 +302,8 @@ class Builder:
         alive = self._alive()
         live = [op for op in self.ops if op.id in alive]
         op_ids = {op.id: k for k, op in enumerate(live)}
-        used = {v for op in live for v in (*op.operands, *(op.results if op.rule is not None else ()))} - {NO_VALUE}
-        value_ids = {v: k for k, v in enumerate(sorted(used))}
+        used = {v for op in live for v in (*op.operands, *(op.results if op.rule is not None else ()))}
+        value_ids = {v: k for k, v in enumerate(sorted(v for v in used if v >= 0))}
         members: dict[int, list[int]] = {}
         for op in live:
             members.setdefault(op.region, []).append(op_ids[op.id])
@@ -304,6 +311,7 @@ class Builder:
         def new(values: Sequence[int]) -> tuple[int, ...]:
             return tuple([value_ids.get(v, NO_VALUE) for v in values])
 
+        operands = ((k, n, v) for k, op in enumerate(live) for n, v in enumerate(op.operands))
         return Program(
             self.name,
             values=tuple(
@@ -335,7 +343,11 @@ class Builder:
             outputs=new(outputs),
             sources=cache(self._resolver()),
             repeats=self.repeats,
-            undone=frozenset(self.undone),
+            contents=Contents(
+                tuple(self._equations[op.id] for op in live),
+                {value_ids[v]: array for v, array in self._constants.items() if v in value_ids},
+                {(k, n): self._scalars[NO_VALUE - 1 - v] for k, n, v in operands if v < NO_VALUE},
+            ),
         )
 
     def _alive(self) -> set[int]:
@@ -353,7 +365,7 @@ class Builder:
                 continue
             alive.add(k)
             op = self.ops[k]
-            stack += [producers[v] for v in op.operands if v != NO_VALUE and producers[v] not in alive]
+            stack += [producers[v] for v in op.operands if v >= 0 and producers[v] not in alive]
             owner = op.attribute("owner", owner_of[op.region])
             if owner >= 0:
                 stack.append(owner)

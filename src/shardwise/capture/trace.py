@@ -82,10 +82,7 @@ def trace(
     options: JitOptions,
     reshape: Callable[[str, Any], Any] = lambda path, shape: shape,
 ) -> Traced:
-    """Traces ``fn`` as ``jax.jit`` does, with the shape of each array argument replaced by ``reshape(path, shape)``.
-
-    Raises :class:`CaptureError` for anything that is wrong with the function or its arguments.
-    """
+    """Traces ``fn`` as ``jax.jit`` does, with the shape of each array argument replaced by ``reshape(path, shape)``."""
     if not callable(fn):
         raise CaptureError(f"expected a function to analyze, got {type(fn).__name__}: {fn!r:.60}")
     name = getattr(fn, "__name__", type(fn).__name__)
@@ -141,8 +138,7 @@ def _jitted(name: str, fn: Callable[..., Any], options: JitOptions) -> Any:
 
 
 def _argument_names(name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
-    """Returns a name for every positional argument, the parameter's or its number; raises CaptureError if ``fn`` cannot be
-    called with these arguments."""
+    """Returns a name for every positional argument; raises CaptureError if ``fn`` cannot be called with these arguments."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # a function without a signature

@@ -1,8 +1,5 @@
-"""``shardwise.kernel``: a function of arrays that is one op for the analysis, and is called on local blocks when it runs.
-
-A call binds the primitive ``shardwise_kernel`` with the function and its rule. The gradient is another such op, of the
-vector-Jacobian product; its rule follows from the first rule. Under ``vmap`` the rule gets one more parallel factor.
-"""
+"""``shardwise.kernel``: a function of arrays that is one op for the analysis, and is called on local blocks when it runs. The
+gradient is another such op, whose rule follows from the first one."""
 
 from __future__ import annotations
 
@@ -147,11 +144,8 @@ def _pullback(fn: Any, count: int, inputs: tuple[int, ...], outputs: tuple[int, 
 
 
 def gradient_rule(rule: Rule, inputs: Sequence[int], outputs: Sequence[int]) -> Rule:
-    """Returns the rule of the op from the operands and the gradients of some results to those of some operands.
-
-    A factor that all these operands and results have stays parallel, and so does one that results are summed over. Any other
-    is blocked.
-    """
+    """Returns the rule of the op from the operands and the gradients of some results to those of some operands. A factor that
+    all of them have, or that results are summed over, stays parallel; any other is blocked."""
     ins, outs = [rule.operands[k] for k in inputs], [rule.results[k] for k in outputs]
 
     def has(tensor: Tensor, factor: int) -> bool:

@@ -127,7 +127,7 @@ def _inspect(arguments: argparse.Namespace) -> Result:
       shardwise inspect train.py:make_step --why params/w1:0 batch:1
     """
     from shardwise.dims.analysis import analyze
-    from shardwise.ir.text import format_program
+    from shardwise.ir.program import format_program
     from shardwise.report.inspection import analysis_page
 
     target = load_target(arguments.target)

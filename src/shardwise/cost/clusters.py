@@ -13,18 +13,16 @@ The idea. One walk in program order; each value is decided by its consumers:
   again by elementwise consumers. The operand of a barrier is in memory, and its result is the same array;
 - a pad at the edges is fused into its consumer if there is only one; a pad between elements is a separate kernel.
 
-Where products are calls of a library (``calls_library``: GPUs) nothing is fused into them, and their results are stored. Other
-kernels take more: any pad, and what gathers read. A scatter of single elements is a kernel.
+Where products are calls of a library (GPUs) nothing is fused into them, and their results are stored. Other kernels take more:
+any pad, and what gathers read. A scatter of single elements is a kernel.
 
 The order (``kernel_order``) is the program's, with three changes that XLA's scheduler makes too: a kernel that takes no more
 memory than it frees runs as soon as it can (a parameter's update after its gradient); what is computed from arguments alone
 runs just before its first consumer; of the products that read one array the one with the smaller result comes first.
 
 The rules were found by reading programs that XLA's TPU compiler scheduled (``benchmarks/fidelity``); those for GPUs by
-comparing times and peaks of 19 programs on one H200, without their schedules.
-
-Weak: on TPUs XLA may compute a whole softmax in the kernel of its scores; on GPUs it may add a bias or a residual in a product.
-A mask that is computed beside its consumer counts as an operand of its size, which is so in some programs only.
+comparing times and peaks of 19 programs on one H200. Weak: on TPUs XLA may compute a whole softmax in the kernel of its scores;
+on GPUs it may add a bias or a residual in a product.
 """
 
 from __future__ import annotations
@@ -63,12 +61,10 @@ _LITTLE_BYTES: Final = 1 << 20
 
 
 class Clusters:
-    """The clusters of a program; ``by_library``: products are calls of a library, as on GPUs.
-
-    ``base`` of each value: itself, or what it is a view of; ``stored`` for bases that reach memory; ``reads`` by op: the stored
-    bases that its kernel reads (of ops inside other kernels: what these read for them); ``roles`` by op; ``uses`` by base: the
-    ops that use it or a view of it; ``through``: bases that consumers compute themselves where they can; ``heavy``: values with
-    a product in their kernel; ``owner``: by link the op of its loop or branch."""
+    """The clusters of a program; ``by_library``: products are calls of a library, as on GPUs. ``base`` of each value: itself,
+    or what it is a view of; ``stored`` for bases that reach memory; ``reads`` by op: the stored bases that its kernel reads;
+    ``uses`` by base: the ops that use it or a view of it; ``through``: bases that consumers compute themselves where they can;
+    ``heavy``: values with a product in their kernel; ``owner``: by link the op of its loop or branch."""
 
     def __init__(self, program: Program, by_library: bool = False):
         self.program, self.by_library = program, by_library
@@ -141,8 +137,7 @@ class Clusters:
         return Role.OTHER
 
     def _find_updates(self) -> None:
-        """Finds scatters into zeros that need no memory: one of single elements is a comparison with a counter, like any
-        elementwise op; one whose only consumer is a sum scatters into the other addend."""
+        """Finds scatters into zeros that need no memory: of single elements, or with a sum as the only consumer."""
         program = self.program
         users: dict[int, list[Op]] = {}
         for op in program.ops:
@@ -196,11 +191,8 @@ class Clusters:
         return not self._padded[value] and large <= 1
 
     def _is_epilogue(self, value: int) -> bool:
-        """Does the value go on inside the kernel of its product?
-
-        It does along a chain of elementwise ops up to a value that has to be in memory anyway. If that has several uses, and
-        the chain reads nothing else of its size, then the uses do the chain again, and the product's result is stored.
-        """
+        """Does the value go on inside the kernel of its product? It does along a chain of elementwise ops up to a value that
+        has to be in memory anyway, unless that has several uses, which then do the chain again."""
         program, elements = self.program, self._elements(value)
         now, chain = value, list[int]()
         while len(self.uses[now]) == 1:

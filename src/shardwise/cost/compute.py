@@ -3,29 +3,23 @@
 A kernel (``shardwise.cost.kernels``) is one sweep over an array. It takes ``launch + Σ product + stream(bytes beside the
 products) + Σ breaks`` (``kernel_s``), where
 
-- a product of ``B`` times ``m × k`` with ``k × n`` has ``2·B·m·n·k`` FLOPs at the sizes to which the device pads it, or
-  takes the time to read what its operands are computed from and to write its result, if that is more (``product_s``). Rows
-  and columns of several dimensions are padded in one, where that costs least: ``heads × 80`` columns are ``heads × 128``.
-  Where it was measured, laying out the operands is added (``Profile.operand_bytes_per_s``): few rows pay for it;
+- a product of ``B`` times ``m × k`` with ``k × n`` has ``2·B·m·n·k`` FLOPs at the sizes to which the device pads it, or takes
+  the time to read its operands' sources and to write its result, if that is more (``product_s``). Rows and columns of several
+  dimensions are padded in one, where that costs least. Laying out the operands is added where it was measured;
 - a stream costs by the element and by the byte, or its vector FLOPs if these take longer (``stream_s``). Only what is touched
   counts: of a stacked value the slice, of an update in place the update;
 - a break is a collective inside the kernel: what comes after it is another sweep (``break_s``).
 
 A result of a collective that takes the place of a donated argument is copied (``copy_s``): ZeRO's parameters. So is a stack
-that a loop writes while it reads the donated one: a cache that is scanned (``kernels._restacked``).
+that a loop writes while it reads the donated one (``kernels._restacked``). A product writes its result in the order in which it
+is read; if the result is a sum over devices it cannot, and kernels that read it transposed pay for that (``transposed_s``).
 
-A product writes its result in the order in which it is read. If the result is a sum over devices it cannot: every kernel that
-reads it transposed (a weight's gradient in the optimizer) reads elements that are far apart, and pays for each where that was
-measured (``transposed_s``).
+Where products are calls of a library (GPUs) they are separate kernels and pad each role as one dimension; convolutions over
+dilated inputs skip the zeros; and a loop's stacks are filled with zeros first, and each written by itself.
 
-Where products are calls of a library (``calls_library``: GPUs) they are separate kernels and pad each role as one dimension;
-convolutions over dilated inputs skip the zeros; and a loop's stacks are filled with zeros first, and each written by itself.
-
-Times are whole picoseconds, so that sums are exact in any order. The model is the roofline of Williams and others (2009). The
-rates by byte and element fit the cycles that TPU compilers estimate (``docs/benchmarks/fidelity.md``).
-
-Weak: layouts are not known, so that copies from one to another are missing; nor is what stays in on-chip memory, or what the
-compiler computes twice.
+Times are whole picoseconds, so that sums are exact in any order. The model is the roofline of Williams and others (2009); its
+rates fit the cycles that TPU compilers estimate (``docs/benchmarks/fidelity.md``). Weak: copies from one layout to another are
+missing; nor is known what stays in on-chip memory, or what the compiler computes twice.
 """
 
 from __future__ import annotations
@@ -73,8 +67,8 @@ def _whole_ps(seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product on one device: the sizes of the dimensions of each role, and its type. ``depth`` may hold taps of a window, of
-    which all but one in ``zeros`` fall on zeros that were put between elements."""
+    """A product on one device: the sizes of the dimensions of each role, and its type. ``zeros``: of so many taps all but one
+    fall on zeros that were put between elements."""
 
     batch: int
     rows: tuple[int, ...]
@@ -124,8 +118,7 @@ def _waste(sizes: tuple[int, ...], tile: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Local:
-    """Elements of each operand and result that an op touches on one device, of the largest, and its FLOPs; ``dtype`` where
-    these are a kernel's own."""
+    """Elements of each operand and result that an op touches on one device, its FLOPs, and a kernel's ``dtype``."""
 
     elements: tuple[float, ...]
     largest: float
@@ -186,8 +179,7 @@ class _Sizes:
         return self._bytes(edge.user, edge.operand) / self.profile.transposed_bytes_per_s
 
     def break_s(self, edge: Edge, products: tuple[int, ...]) -> float:
-        """The time that a collective inside a kernel adds: the value is written, if it is not stored anyway, and read, if not
-        by a product, which has read its operands."""
+        """The time that a collective inside a kernel adds: the value is written, unless it is stored anyway, and read again."""
         result = len(self.program.ops[edge.maker].operands) + edge.result
         written = 0.0 if edge.stored else self.elements(edge.maker, result)
         read = 0.0 if edge.user in products else self.elements(edge.user, edge.operand)
@@ -210,16 +202,14 @@ class _Sizes:
         return self._bytes(op, len(self.program.ops[op].operands))
 
     def _product(self, op: Op, candidate: Candidate) -> Product:
-        """The roles of a product's factors: in both operands and the result (batch), in the result with the second operand
-        (columns), in the result otherwise (rows), in operands only (depth, with the taps of a window)."""
-        rule = op.rule
-        assert rule is not None
+        """The roles of a product's factors: batch in all tensors, columns or rows in the result, depth in operands only."""
+        rule = op.factor_rule
         left, right, out = ({f for dim in t for f in dim} for t in (*rule.operands[:2], rule.results[0]))
         batch, rows, columns, depth = 1, list[int](), list[int](), list[int]()
         for f, axes in enumerate(candidate.assigned):
             if f in right and f not in left | out and op.kind == "ragged_dot_general":
                 continue  # each row meets one group only
-            size = max(1, self._size(op, f) // math.prod(self.mesh.sizes[a] for a in axes))
+            size = max(1, self._size(op, f) // self.mesh.pieces(axes))
             if f in out and f in left and f in right:
                 batch *= size
             elif f in out:
@@ -232,8 +222,7 @@ class _Sizes:
 
     def _size(self, op: Op, factor: int) -> int:
         """A factor's size. That of a window differs from tensor to tensor: in the result, or else in the kernel, counts."""
-        rule, values = op.rule, (*op.operands, *op.results)
-        assert rule is not None
+        rule, values = op.factor_rule, (*op.operands, *op.results)
         for tensor in (len(op.operands), 1):
             for d, dim in enumerate(rule.tensors[tensor]):
                 if dim == (factor,):

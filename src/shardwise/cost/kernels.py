@@ -1,9 +1,5 @@
-"""Kernels: which ops run as one sweep over an array, whatever the state.
-
-A kernel is made of the clusters of ``shardwise.cost.clusters``, joined where they sweep over the same array and nothing has to
-be complete between them, as XLA joins them into kernels with several results. ``shardwise.cost.compute`` gives its time under a
-lowered state.
-"""
+"""Kernels: which ops run as one sweep over an array, whatever the state. Clusters are joined where they sweep over the same
+array and nothing has to be complete between them, as XLA joins them into kernels with several results."""
 
 from __future__ import annotations
 
@@ -47,12 +43,9 @@ class Edge:
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """Ops that run as one kernel: what they compute, read and write. The time depends on how ``ops`` compute, nothing else.
-
-    ``roots`` are the ops whose results it writes. Each of ``reads`` is one stored value: the places at which it is read;
-    ``feeds`` says of each of them whether a product's operands are computed from it. ``inner`` are the edges between its ops.
-    ``returned`` is the edge on which a result takes the place of a donated argument, ``transposed`` the one on which a
-    product's result is read transposed; a kernel with one of them is nothing else.
-    """
+    ``roots`` are the ops whose results it writes; ``reads`` by stored value the places at which it is read; ``feeds``: whether
+    a product's operands are computed from it; ``inner``: the edges between its ops. A kernel with ``returned`` (a result takes
+    the place of a donated argument) or ``transposed`` (a product's result is read transposed) is nothing else."""
 
     region: int
     ops: tuple[int, ...]
@@ -86,11 +79,9 @@ class _Cluster:
 
 
 def kernels(clusters: Clusters, transposed: bool = False) -> tuple[Kernel, ...]:
-    """The kernels of a program, in its order; ``transposed`` adds those that read a product's result transposed.
-
-    Clusters that sweep over the same array are joined where one reads what another writes or both read the
-    same, unless something must be complete between them (a reduction, a product's operand): then they are two kernels.
-    """
+    """The kernels of a program, in its order; ``transposed`` adds those that read a product's result transposed. Clusters that
+    sweep over the same array are joined where one reads what another writes or both read the same, unless something must be
+    complete between them (a reduction, a product's operand)."""
     program = clusters.program
     body = {link: op.regions[0] for op in program.ops if op.regions for link in op.links}
     parts = [_cluster(clusters, op, body.get(op.id, op.region)) for op in program.schedule if _begins(clusters, op)]
@@ -147,8 +138,7 @@ def _loops(clusters: Clusters) -> dict[int, tuple[int, set[int]]]:
 
 
 def _returned(clusters: Clusters) -> Iterator[Kernel]:
-    """Results that can take the place of donated arguments: a kernel each, which is free unless a collective computes the
-    result; and copies of those that cannot: stacks that a loop writes while it reads the argument."""
+    """Results that can take the place of donated arguments: a kernel each; and copies of stacks that cannot."""
     program = clusters.program
     donated = {(v.shape, v.dtype) for a in program.arguments if a.donated for v in (program.values[a.value],)}
     for op in program.ops:
@@ -205,8 +195,7 @@ def _restacked(clusters: Clusters, value: Value) -> bool:
 
 
 def _joined(clusters: Clusters, parts: list[_Cluster], seen: set[int]) -> Kernel:
-    """One kernel of some clusters. A value that several kernels compute is ``seen`` in the first: if it needs a collective it
-    is computed once after all."""
+    """One kernel of some clusters. A value that several kernels compute is ``seen`` in the first."""
     program = clusters.program
     writes = {base: t for part in parts for base, t in part.writes.items()}
     reads: dict[int, list[Tensor]] = {}

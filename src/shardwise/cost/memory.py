@@ -67,13 +67,10 @@ class Allocation:
 
 
 class Lifetimes:
-    """When everything lives, whatever the state; ``by_library`` as of ``Clusters``.
-
-    ``point`` is that of each kernel, ``runs`` the first and last point of each op, ``span`` those of each region. ``live`` has
-    the stored values that take memory, from point to point; ``narrowed`` stacks that are converted before a loop: the item size
-    of the narrower type, and the points; ``windowed`` images that convolutions compute in their kernels, from the first of them
-    to the last; ``returned`` values that take the place of a donated argument, and the end; ``loops`` by region the points at
-    which its loops begin, ``products`` those at which its products run."""
+    """When everything lives, whatever the state. ``point`` is that of each kernel, ``runs`` the first and last point of each
+    op, ``span`` those of each region. ``live``: the stored values, from point to point; ``narrowed``: stacks that are converted
+    before a loop: the item size, and the points; ``windowed``: images that convolutions compute in their kernels; ``returned``:
+    values that take the place of a donated argument, and the end; ``loops`` and ``products`` by region: their points."""
 
     def __init__(self, program: Program, by_library: bool = False):
         self.program, self.clusters = program, Clusters(program, by_library)
@@ -113,8 +110,7 @@ class Lifetimes:
         self.windowed = self._windowed()
 
     def beside_span(self, op: int) -> tuple[int, int]:
-        """The points from which to which the result of an op is there before it is reduced, where other work runs meanwhile: it
-        is computed as soon as it can be, and read until the next loop of the region, or its end."""
+        """From when to when the result of an op is there unreduced, while other work runs: until the next loop or the end."""
         region = self.program.ops[op].region
         start, end = self.span[region]
         point, loops = min(self.runs[op], default=start), self.loops.get(region, [])
@@ -340,8 +336,7 @@ def _up(size: int, step: int) -> int:
 
 def local_shape(value: Value, sharding: Sharding, mesh: MeshAxes) -> tuple[int, ...]:
     """The shape of one device's part."""
-    pieces = (math.prod(mesh.sizes[a] for a in axes) for axes in sharding.dims)
-    return tuple(-(-size // n) for size, n in zip(value.shape, pieces, strict=True))
+    return tuple(-(-size // mesh.pieces(axes)) for size, axes in zip(value.shape, sharding.dims, strict=True))
 
 
 def blocks(value: Value, sharding: Sharding, mesh: MeshAxes, profile: Profile) -> int:

@@ -3,18 +3,16 @@
 A *term* is what one small part of the program costs under a state:
 
 - a **kernel**: ops that run as one (``shardwise.cost.compute``);
-- an **edge**: the reshards of one value in one section of a region, from the sharding in which it is computed to the one in
-  which it is stored, and from there to its consumers, each different need once, with the halos of windowed consumers; and the
-  copies that live meanwhile;
+- an **edge**: the reshards of one value in one section of a region, each different need once, with the halos of windowed
+  consumers, and the copies that live meanwhile;
 - a **value**: the memory it takes while it lives (``shardwise.cost.memory``).
 
 A term reads how its ops compute and the shardings of its values, nothing else. Time is counted in whole picoseconds and memory
 in blocks of 512 bytes, so that sums do not depend on their order: ``shardwise.evaluator.evaluator`` adds the same terms from
 tables and must agree exactly.
 
-Time. Compute and communication are added up; early gathers and late reductions overlap with compute as far as it goes:
-``time = compute + comm - min(overlapped, compute)``, between the bounds ``max(compute, comm)`` and ``compute + comm``.
-Memory. The largest sum of what is alive at one point of the program.
+Early gathers and late reductions overlap with compute as far as it goes: ``time = compute + comm - min(overlapped, compute)``.
+Memory is the largest sum of what is alive at one point of the program.
 """
 
 from __future__ import annotations
@@ -45,8 +43,7 @@ class TermKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """``ops`` and ``values`` are what it reads; ``points`` the points at which its allocations may begin or end; ``section``
-    that of an edge."""
+    """``ops`` and ``values`` are what it reads; ``points``: where its allocations may begin or end."""
 
     kind: TermKind
     number: int
@@ -101,7 +98,7 @@ class CostModel:
 
     @staticmethod
     def of(analysis: Analysis, cost: HardwareCost) -> CostModel:
-        return CostModel(Structure.of(analysis), cost)
+        return CostModel(Structure(analysis), cost)
 
     def on(self, cost: HardwareCost) -> CostModel:
         """The model of the same program on another mesh. Terms depend on the profile, not on the mesh, and are shared."""

@@ -32,8 +32,7 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """All collectives of a kind over the same axes: their number in the program, and what one device moves in a step: bytes and
-    seconds."""
+    """All collectives of a kind over the same axes: their number, and the bytes and seconds of one device in a step."""
 
     kind: str
     axes: tuple[str, ...]
@@ -61,12 +60,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Predicted:
-    """The prediction for a plan on hardware.
-
-    The step time ``time_s`` is between ``overlapped_s`` (all communication overlaps with compute, as far as there is any) and
-    ``serial_s`` (none does). ``utilization`` is the share of the devices' peak rate that the program's arithmetic takes (MFU).
-    ``rows`` and ``curve`` (bytes at each point of the program) are empty in a loaded plan.
-    """
+    """The prediction for a plan on hardware. The step time ``time_s`` is between ``overlapped_s`` (all communication overlaps
+    with compute) and ``serial_s`` (none does). ``utilization`` is the MFU. ``rows`` and ``curve`` (bytes at each point of the
+    program) are empty in a loaded plan."""
 
     hardware: str
     time_s: float
@@ -98,10 +94,8 @@ class Predicted:
         return dict(sorted(times.items(), key=lambda item: -item[1]))
 
     def timeline(self) -> dict[str, Any]:
-        """A trace of the step in Chrome's format (chrome://tracing, Perfetto): compute, communication, memory.
-
-        The runs of a loop's body are one event with their number. What overlaps runs beside the compute after it.
-        """
+        """A trace of the step in Chrome's format (chrome://tracing, Perfetto): compute, communication, memory. The runs of a
+        loop's body are one event with their number."""
         self._check_rows()
         overlapped = sum(row.overlapped_s for row in self.rows)
         share = min(1.0, self.compute_s / overlapped) if overlapped else 0.0

@@ -32,15 +32,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Color:
-    """Dimensions that want to be sharded alike across the program.
-
-    ``sizes`` are its sizes (more than one only across slices, windows and merged dimensions); ``places`` its dimensions of
+    """Dimensions that want to be sharded alike across the program. ``sizes`` are its sizes; ``places`` its dimensions of
     arguments and outputs; ``values`` the number of values that have it; ``nbytes`` their bytes and ``flops`` the FLOPs of the
-    ops that can compute it in parts, both over all trips of loops (of the branches of a ``cond`` only the most expensive has
-    FLOPs). ``loop`` says that it is the trip dimension of a loop. ``matters`` says whether sharding it can help: not if it is
-    blocked in every op; the trips of a loop only where a product can compute them in parts (a sequence that is also scanned
-    over in chunks), since everything else in a loop runs trip by trip.
-    """
+    ops that can compute it in parts, both over all trips of loops. ``loop``: it is the trip dimension of a loop. ``matters``:
+    sharding it can help; not if it is blocked in every op, or of the trips of a loop where no product can compute them in
+    parts."""
 
     id: int
     sizes: tuple[int, ...]
@@ -59,10 +55,7 @@ class Color:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two factors of one op (or two dimensions of one value) with one color.
-
-    ``first`` and ``second`` are the factors' numbers in the op's rule, in the order of the set's orientation.
-    """
+    """Two factors of one op (or two dimensions of one value) with one color, in the order of the set's orientation."""
 
     op: int
     first: int
@@ -73,11 +66,9 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class CompatibilitySet:
-    """Conflicts that must be decided the same way: one bit, which side keeps the axis.
-
-    ``first`` and ``second`` are the two sides: the dimensions of values that are sharded if that side keeps the axis.
-    ``bit`` is shared by sets of equal structure; ``flipped`` says that this set's sides are swapped relative to the bit's.
-    """
+    """Conflicts that must be decided the same way: one bit, which side keeps the axis. ``first`` and ``second``: the dimensions
+    of values that are sharded if that side keeps it. ``bit`` is shared by sets of equal structure; ``flipped``: against the
+    bit's sides."""
 
     id: int
     color: int
@@ -112,13 +103,13 @@ class Group:
 class Analysis:
     """What can be decided about a program: its colors, conflicts, compatibility sets and groups.
 
-    >>> import jax, jax.numpy as jnp, shardwise
-    >>> x, w1, w2 = (jax.ShapeDtypeStruct(s, "float32") for s in [(32, 8), (8, 64), (64, 4)])
-    >>> analysis = shardwise.analyze(lambda x, w1, w2: jax.nn.relu(x @ w1) @ w2, x, w1, w2)
+    The examples of its members continue from these two, of which the second has a conflict:
+
+    >>> import jax.numpy as jnp, shardwise
+    >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
+    >>> scores = shardwise.analyze(lambda x: jnp.exp(x @ x.T), jnp.ones((64, 8)))
     >>> [color.size for color in analysis.colors]
-    [32, 8, 64, 4]
-    >>> analysis.conflicts
-    ()
+    [32, 8, 4]
     """
 
     program: Program
@@ -130,8 +121,6 @@ class Analysis:
     def colors(self) -> tuple[Color, ...]:
         """All colors, in program order.
 
-        >>> import jax.numpy as jnp, shardwise
-        >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
         >>> [(color.size, [str(place) for place in color.places]) for color in analysis.colors]
         [(32, ['x[0]', 'out[0]']), (8, ['x[1]', 'w[0]']), (4, ['w[1]', 'out[1]'])]
         """
@@ -188,28 +177,29 @@ class Analysis:
         )
 
     @cached_property
+    def value_nodes(self) -> tuple[tuple[int, ...], ...]:
+        """By value: the nodes (``dims/names.py``) of its dimensions, -1 for dimensions of size one."""
+        names, nodes = self.names, [[-1] * len(v.shape) for v in self.program.values]
+        rows = (names.member_value, names.member_dim, names.member_node)
+        for value, dim, node in zip(*(row.tolist() for row in rows), strict=True):
+            nodes[value][dim] = node
+        return tuple(map(tuple, nodes))
+
+    @cached_property
     def value_colors(self) -> tuple[tuple[int, ...], ...]:
         """By value: the colors of its dimensions, -1 for dimensions of size one.
 
-        >>> import jax.numpy as jnp, shardwise
-        >>> analysis = shardwise.analyze(lambda x: x.sum(1), jnp.ones((4, 6)))
-        >>> analysis.value_colors[analysis.program.paths["x"]]
-        (0, 1)
+        >>> analysis.value_colors[analysis.program.paths["w"]]
+        (1, 2)
         """
-        names = self.names
-        colors = [[-1] * len(v.shape) for v in self.program.values]
-        rows = (names.member_value, names.member_dim, names.color[names.member_node])
-        for value, dim, color in zip(*(row.tolist() for row in rows), strict=True):
-            colors[value][dim] = color
-        return tuple(map(tuple, colors))
+        colors = self.names.color.tolist()
+        return tuple(tuple(colors[n] if n >= 0 else -1 for n in nodes) for nodes in self.value_nodes)
 
     @cached_property
     def conflicts(self) -> tuple[Conflict, ...]:
         """All conflicts, in program order.
 
-        >>> import jax.numpy as jnp, shardwise
-        >>> analysis = shardwise.analyze(lambda x: jnp.exp(x @ x.T), jnp.ones((64, 8)))
-        >>> [analysis.program.ops[conflict.op].kind for conflict in analysis.conflicts]
+        >>> [scores.program.ops[conflict.op].kind for conflict in scores.conflicts]
         ['dot_general', 'exp', 'output']
         """
         t, names = self.conflict_table, self.names
@@ -222,9 +212,7 @@ class Analysis:
     def compatibility_sets(self) -> tuple[CompatibilitySet, ...]:
         """Families of conflicts; an orientation and its mirror are one.
 
-        >>> import jax.numpy as jnp, shardwise
-        >>> analysis = shardwise.analyze(lambda x: jnp.exp(x @ x.T), jnp.ones((64, 8)))
-        >>> [(len(family.conflicts), family.consistent) for family in analysis.compatibility_sets]
+        >>> [(len(family.conflicts), family.consistent) for family in scores.compatibility_sets]
         [(3, True)]
         """
         by_set: list[list[Conflict]] = [[] for _ in self.conflict_table.consistent]
@@ -246,9 +234,8 @@ class Analysis:
 
     def _factor_places(self, op_id: int, factor: int) -> list[Place]:
         """Returns the dimensions of an op's results and operands that have a factor."""
-        op = self.program.ops[op_id]
-        assert op.rule is not None
-        tensors = zip((*op.results, *op.operands), (*op.rule.result_majors, *op.rule.operand_majors), strict=True)
+        op, rule = self.program.ops[op_id], self.program.ops[op_id].factor_rule
+        tensors = zip((*op.results, *op.operands), (*rule.result_majors, *rule.operand_majors), strict=True)
         places = [(v, d) for v, majors in tensors for d, m in enumerate(majors) if m == factor]
         return [Place(v, d, self.program.label(v)) for v, d in places]
 
@@ -294,8 +281,6 @@ class Analysis:
     def opaque_ops(self) -> tuple[Op, ...]:
         """Ops with the safe rule: every dimension is blocked. ``op.opaque`` is the reason.
 
-        >>> import jax.numpy as jnp, shardwise
-        >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
         >>> analysis.opaque_ops
         ()
         """
@@ -305,9 +290,7 @@ class Analysis:
     def bits(self) -> int:
         """The number of binary decisions that conflicts need, after grouping, in groups that matter.
 
-        >>> import jax.numpy as jnp, shardwise
-        >>> analysis = shardwise.analyze(lambda x: jnp.exp(x @ x.T), jnp.ones((64, 8)))
-        >>> analysis.bits
+        >>> scores.bits
         1
         """
         return len({bit for group in self.groups if group.matters for bit in group.bits})
@@ -315,8 +298,6 @@ class Analysis:
     def color_of(self, path: str, dim: int) -> Color | None:
         """Returns the color of a dimension of an argument or output, None where its size is one.
 
-        >>> import jax.numpy as jnp, shardwise
-        >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
         >>> analysis.color_of("x", 1) is analysis.color_of("w", 0)
         True
         """
@@ -329,10 +310,7 @@ class Analysis:
         Paths are those of arguments and outputs (``"params/w1"``, ``"out/0"``). The chain is empty where the two have
         different colors.
 
-        >>> import jax, shardwise
-        >>> x, w = jax.ShapeDtypeStruct((32, 8), "float32"), jax.ShapeDtypeStruct((8, 8), "float32")
-        >>> chain = shardwise.analyze(lambda x, w: x @ w, x, w).why("x", 1, "w", 0)
-        >>> [step.op for step in chain.steps]
+        >>> [step.op for step in analysis.why("x", 1, "w", 0).steps]
         ['dot_general']
         """
         return find_chain(self.program, self.names, (path_a, dim_a), (path_b, dim_b))
@@ -340,8 +318,6 @@ class Analysis:
     def to_json(self) -> dict[str, Any]:
         """Returns the analysis as plain data, as ``shardwise inspect --json`` prints it.
 
-        >>> import jax.numpy as jnp, shardwise
-        >>> analysis = shardwise.analyze(lambda x, w: x @ w, jnp.ones((32, 8)), jnp.ones((8, 4)))
         >>> len(analysis.to_json()["colors"])
         3
         """

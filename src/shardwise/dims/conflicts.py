@@ -25,8 +25,7 @@ from shardwise.ir.program import Program
 
 @dataclass(frozen=True)
 class ConflictTable:
-    """Conflicts by number: an op and two of its nodes, the compatibility set, and whether ``(p, q)`` is against the set's
-    orientation."""
+    """Conflicts by number: an op and two of its nodes, the set, and whether ``(p, q)`` is against its orientation."""
 
     op: IntArray
     p: IntArray

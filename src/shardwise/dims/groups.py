@@ -36,8 +36,7 @@ _T = TypeVar("_T", bound=Hashable)
 
 @dataclass(frozen=True)
 class GroupTable:
-    """``group`` by color; ``bit`` by compatibility set, and ``flipped``: whether the set's orientation is against that of
-    its bit."""
+    """``group`` by color; ``bit`` by compatibility set, and whether the set's orientation is against that of its bit."""
 
     group: IntArray
     group_count: int
@@ -69,8 +68,7 @@ def agreement(a: Counter[_T], b: Counter[_T]) -> float:
 
 
 def _occurrences(program: Program, names: Names) -> IntArray:
-    """Returns, by node, a number for (op kind, rule at its sizes, factor). Offsets of windows do not count: slices of a stacked
-    parameter differ in nothing else."""
+    """Returns, by node, a number for (op kind, rule at its sizes, factor). Offsets of windows do not count."""
     by_rule: dict[tuple[str, int], int] = {}
     by_content: dict[object, int] = {}
     bases = [0] * len(program.ops)
@@ -89,8 +87,7 @@ def _occurrences(program: Program, names: Names) -> IntArray:
 
 
 def _clustered(items: Iterable[tuple[Hashable, Sequence[Counter[_T]]]]) -> tuple[list[int], list[int]]:
-    """Clusters items by (a key that is equal in a cluster, readings). Returns, by item, the number of its cluster and of the
-    reading that agrees best with the first item of the cluster."""
+    """Clusters items by (key, readings). Returns, by item, its cluster and the reading that agrees best with the first."""
     leaders: defaultdict[Hashable, list[tuple[int, Counter[_T]]]] = defaultdict(list)
     clusters: list[int] = []
     chosen: list[int] = []
@@ -141,8 +138,7 @@ def _split_meeting(names: Names, conflicts: ConflictTable, kind: list[int]) -> I
 def _set_groups(
     names: Names, conflicts: ConflictTable, occurrence: IntArray, group: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Returns the bit of each compatibility set, and whether its orientation is against the bit's. Sets of like structure share
-    a bit; the orientation is the one that agrees better."""
+    """Returns the bit of each compatibility set, and whether its orientation is against the bit's."""
     sets = len(conflicts.consistent)
     first = np.where(conflicts.mirrored, conflicts.q, conflicts.p)
     second = np.where(conflicts.mirrored, conflicts.p, conflicts.q)

@@ -44,11 +44,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A group of devices along one physical axis.
-
-    ``bytes_per_s`` is per direction and device: groups at a distance share the links between them. ``latency_s`` is that of one
-    step to the next member.
-    """
+    """A group of devices along one physical axis. ``bytes_per_s`` is per direction and device, ``latency_s`` of one step."""
 
     kind: str  # "ring", "line" or "switch"
     size: int
@@ -66,8 +62,8 @@ class Placement:
     segments: tuple[tuple[Segment, ...], ...]
 
     def order(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Returns device numbers in the mesh's shape; they are ``device.id``s, and JAX's lists are not always in that order:
-        ``Mesh(np.array(sorted(devices, key=lambda d: d.id))[placement.order()], names)``."""
+        """Returns device numbers (``device.id``) in the mesh's shape: ``Mesh(np.array(sorted(devices, key=lambda d:
+        d.id))[placement.order()], names)``."""
         sizes = [axis.size for axis in self.topology.axes]
         number = np.zeros((), np.int64)
         for row in self.segments:
@@ -130,10 +126,8 @@ def place(mesh: Any, topology: Topology) -> Placement:
 
 
 def placements(mesh: Any, topology: Topology, *, limit: int = 32) -> tuple[Placement, ...]:
-    """Returns at most ``limit`` placements of a mesh that differ in cost, the default one first.
-
-    ``mesh`` has any form that ``MeshAxes.of`` takes, and as many devices as the topology.
-    """
+    """Returns at most ``limit`` placements of a mesh (in any form of ``MeshAxes.of``) that differ in cost, the default one
+    first."""
     axes = MeshAxes.of(mesh)
     if axes.devices != topology.devices:
         raise MeshError(
@@ -152,8 +146,7 @@ def placements(mesh: Any, topology: Topology, *, limit: int = 32) -> tuple[Place
 
 
 def ideal(mesh: MeshAxes, hardware: str = "v5e") -> Placement:
-    """Returns the placement without a topology: every mesh axis is a row of the first tier that can grow, without wrap-around.
-    The program may run anywhere, so that nothing is rounded."""
+    """Returns the placement without a topology: every mesh axis is a row of the first tier that can grow."""
     profile = replace(load_profile(hardware), rounds=False)
     number, tier = next((k, tier) for k, tier in enumerate(profile.links) if not tier.size)
     axes = tuple(
@@ -170,8 +163,7 @@ Cut = tuple[tuple[tuple[int, int], ...], ...]
 
 
 def _matrices(mesh: tuple[int, ...], left: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[Matrix]:
-    """Yields factors of every physical axis for every mesh axis, those without splits first. There are no dead ends: the rest
-    always has the prime factors that the remaining mesh axes need."""
+    """Yields factors of every physical axis for every mesh axis, those without splits first. There are no dead ends."""
     if not mesh:
         yield ()
         return

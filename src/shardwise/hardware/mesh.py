@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -52,6 +52,10 @@ class MeshAxes:
     @property
     def devices(self) -> int:
         return math.prod(self.sizes)
+
+    def pieces(self, axes: Iterable[int]) -> int:
+        """How many blocks some axes make, by number."""
+        return math.prod([self.sizes[a] for a in axes])
 
     def index(self, axis: str) -> int:
         if axis not in self.names:

@@ -1,9 +1,6 @@
-"""The figures of one kind of device and of its links, with their sources.
-
-All figures are per JAX device (on TPU v2 and v3 that is one of the two cores of a chip) and come from TOML files
-(``shardwise.hardware.load``), never from code. Links come in tiers, innermost first: the cores of a chip, the chips of a
-slice or the GPUs of a node, the slices or nodes of a cluster.
-"""
+"""The figures of one kind of device and of its links, with their sources. All figures are per JAX device and come from TOML
+files (``shardwise.hardware.load``), never from code. Links come in tiers, innermost first: the cores of a chip, the chips of a
+slice or the GPUs of a node, the slices or nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -195,10 +192,8 @@ class Profile:
         return math.prod(tier.size or 1 for tier in self.links)
 
     def matrix_rate(self, dtype: str) -> float:
-        """Returns the peak FLOP/s of products of a dtype, named as in the profile (``bf16``) or in NumPy (``bfloat16``).
-
-        A dtype without a rate has that of the next wider one (``WIDER``); any other dtype that of ``f32``.
-        """
+        """Returns the peak FLOP/s of products of a dtype (``bf16`` or ``bfloat16``): its own, or of the next wider one
+        (``WIDER``)."""
         rates = dict(self.matrix_flops_per_s)
         short = re.sub("^u?int", "i", re.sub("^(b?f)loat", r"\1", dtype))
         short = "f8" if short.startswith("f8") else short

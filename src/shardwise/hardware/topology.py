@@ -37,10 +37,8 @@ _TORUS_AXES: Final = "xyzuvw"
 
 @dataclass(frozen=True, slots=True)
 class PhysicalAxis:
-    """A row of devices. ``bytes_per_s`` is per direction and device when all devices use the axis at once.
-
-    ``tier`` counts from the inside. On a torus neighbors are linked, and with ``wrap`` the ends; on a switch all devices are.
-    """
+    """A row of devices. ``bytes_per_s`` is per direction and device when all use the axis at once; ``tier`` counts from the
+    inside. On a torus neighbors are linked, and with ``wrap`` the ends; on a switch all devices are."""
 
     name: str
     size: int

@@ -1,8 +1,5 @@
-"""Pauses Python's cyclic garbage collector.
-
-A program is a hundred thousand small objects that all stay alive. The collector scans them again and again while they are
-created, which takes a fifth of the time of tracing and capture at 96 layers, and there is nothing to collect.
-"""
+"""Pauses Python's cyclic garbage collector, which takes a fifth of the time of capture at 96 layers and has nothing to
+collect."""
 
 from __future__ import annotations
 

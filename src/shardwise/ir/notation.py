@@ -167,8 +167,7 @@ def _clauses(clauses: Sequence[str], text: str) -> tuple[dict[str, tuple[Kind, s
 def _sizes(
     dims: Sequence[list[list[str]]], shapes: Sequence[tuple[int, ...]], stated: dict[str, int], text: str
 ) -> dict[str, int]:
-    """Returns the size of each factor: its largest size where it is a dimension alone, else the stated one, else what the other
-    factors of a merged dimension leave. Dimensions of size one lose their factor."""
+    """Returns the size of each factor: its largest as a dimension alone, else the stated one, else what others leave."""
     sizes = dict(stated)
     merged: list[tuple[list[str], int]] = []
     for tensor, shape in zip(dims, shapes, strict=True):

@@ -1,7 +1,6 @@
 """The captured program: values, ops and regions. Front-end neutral: nothing here knows JAX.
 
-- A :class:`Value` is one array; it is defined once, by an op.
-- An :class:`Op` has a factor rule, FLOPs and a source line. Arguments, constants and outputs are ops too (``argument``:
+- A :class:`Value` is one array; it is defined once, by an op. Arguments, constants and outputs are ops too (``argument``:
   ``->(i,j)``, ``output``: ``(i,j)->(i,j)``), so that every dimension has a factor.
 - A :class:`Region` is the body of a loop or a branch. A loop or branch is an op without a rule that owns regions. Each tensor
   that crosses its border has one *link* op, in the owner's ``links``: a carry is ``(initial, body out) -> (body in, result)``
@@ -72,8 +71,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation. ``rule`` is None for loops and branches, whose borders are described by their ``links``; their results are
-    listed by position, -1 where one is not used."""
+    """One operation. ``rule`` is None for loops and branches; of their results those that are not used are -1."""
 
     id: int
     kind: str
@@ -90,6 +88,12 @@ class Op:
     links: tuple[int, ...] = ()
     opaque: str = ""
     attributes: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def factor_rule(self) -> Rule:
+        """The rule of an op that is no loop or branch."""
+        assert self.rule is not None
+        return self.rule
 
     def attribute(self, name: str, default: Any = None) -> Any:
         return dict(self.attributes).get(name, default)
@@ -155,12 +159,20 @@ class Source:
         return f"{self.file.rsplit('/', 1)[-1]}:{self.line}" if self.file else "?"
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a front end needs to execute a program: by op its equation, by value the arrays of constants, and by op and number
+    the operands that are scalars in the program."""
+
+    equations: tuple[Any, ...]
+    constants: Mapping[int, Any]
+    scalars: Mapping[tuple[int, int], Any]
+
+
 @dataclass(frozen=True)
 class Program:
-    """A captured function. ``regions[0]`` is the program itself. ``sources`` reads source lines by number when asked, since
-    reading a traceback takes longer than analyzing an op. Equations are identified by scope and number: ``repeats`` maps
-    equations to earlier ones that compute the same; ``undone`` are reshapes back to the shape before the last reshape, whose
-    result is the operand of that one."""
+    """A captured function. ``regions[0]`` is the program itself; ``sources`` reads source lines by number when asked;
+    ``repeats`` maps equations, by scope and number, to earlier ones that compute the same."""
 
     name: str
     values: tuple[Value, ...]
@@ -171,7 +183,7 @@ class Program:
     outputs: tuple[int, ...]
     sources: Callable[[int], Source] = field(repr=False)
     repeats: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict, repr=False)
-    undone: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
+    contents: Contents = field(default=Contents((), {}, {}), repr=False, compare=False)
 
     @cached_property
     def trips(self) -> np.ndarray:
@@ -207,8 +219,7 @@ class Program:
 
     @cached_property
     def moved_as(self) -> Mapping[int, int]:
-        """For values that can be communicated in a narrower type, a value of that type: the value was widened from it, or is
-        only used narrowed to it, possibly through views."""
+        """For values that can be communicated in a narrower type, a value of that type."""
         narrower: dict[int, int] = {}
         for op in self.schedule:
             if op.kind in SAME_ELEMENTS and op.operands[0] >= 0:
@@ -253,6 +264,11 @@ class Program:
         return frozenset(uniform)
 
     @cached_property
+    def linked(self) -> frozenset[int]:
+        """Ops that are links."""
+        return frozenset(k for op in self.ops for k in op.links)
+
+    @cached_property
     def home(self) -> Mapping[int, int]:
         """By value: the region that it belongs to."""
         return {v: op.region for op in self.ops if op.rule is not None for v in op.results} | {
@@ -272,11 +288,10 @@ class Program:
     @cached_property
     def schedule(self) -> tuple[Op, ...]:
         """All ops in the order of execution: links into a loop, its bodies, links out of it. Carries are links into it."""
-        linked = {k for op in self.ops for k in op.links}
 
         def run(region: int) -> Iterator[Op]:
             for k in self.regions[region].ops:
-                if k in linked:
+                if k in self.linked:
                     continue
                 op = self.ops[k]
                 yield op
@@ -301,6 +316,39 @@ class Program:
         return f"%{value} ({op.kind} at {self.source_of(op)})"
 
     def __str__(self) -> str:
-        from shardwise.ir.text import format_program
-
         return format_program(self)
+
+
+def format_program(program: Program, sources: bool = False) -> str:
+    """Returns one line per op: ``%3:f32[8,2] = dot_general %0 %1  (i,k),(k,j)->(i,j); sum k``. Bodies are indented."""
+    lines = [f"program {program.name}"]
+    lines += _region(program, 0, "  ", sources)
+    lines.append("return " + " ".join(f"%{v}" for v in program.outputs))
+    return "\n".join(lines)
+
+
+def _region(program: Program, region: int, indent: str, sources: bool) -> Iterator[str]:
+    for k in program.regions[region].ops:
+        if k in program.linked:
+            continue
+        op = program.ops[k]
+        yield indent + _op(program, op, sources)
+        for link in op.links:
+            yield indent + "  " + _op(program, program.ops[link], sources)
+        for inner in op.regions:
+            r = program.regions[inner]
+            trips = f" x{r.trips}" if r.trips != 1 else "" if r.trips_known else " x?"
+            yield f"{indent}  {r.kind}{trips}:"
+            yield from _region(program, inner, indent + "    ", sources)
+
+
+def _op(program: Program, op: Op, sources: bool) -> str:
+    values = [program.values[v] for v in op.results] if op.rule is not None else []
+    results = " ".join(f"%{v.id}:{v.type_text}" for v in values)
+    operands = " ".join(f"%{v}" if v >= 0 else "lit" for v in op.operands)
+    text = f"{results} = {op.kind}" if results else op.kind
+    path = next((v.path for v in values if v.path), "")
+    text += f" {operands}" if operands else ""
+    text += f" '{path}'" if path else ""
+    text += f"  {op.rule}" if op.rule is not None and op.rule.factors else ""
+    return text + (f"  # {program.source_of(op)}" if sources else "")

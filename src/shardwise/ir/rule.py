@@ -46,8 +46,8 @@ TRIP: Final = "the trips of a loop run one after another"
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One index variable of an op. ``size`` is the largest size of a halo factor; ``reducer`` is set for reductions and for
-    indexed factors that are not in the result; ``reason`` says why a factor is blocked."""
+    """One index variable of an op. ``size``: the largest of a halo factor; ``reducer``: of reductions and of indexed factors
+    that are not in the result; ``reason``: why it is blocked."""
 
     size: int
     kind: Kind
@@ -112,8 +112,7 @@ class Rule:
 
     @cached_property
     def rivals(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of factors that one mesh axis cannot shard at once: any two splittable ones, and any two that are dimensions of
-        one tensor. If they have one color the pair is a conflict."""
+        """Pairs of factors that one mesh axis cannot shard at once: two splittable ones, or two dimensions of one tensor."""
         groups = [[i for i, able in enumerate(self.splittable) if able]]
         groups += [sorted(m for m in majors if m >= 0) for majors in self.operand_majors + self.result_majors]
         return tuple(sorted({pair for group in groups for pair in itertools.combinations(group, 2)}))

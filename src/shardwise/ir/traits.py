@@ -1,8 +1,5 @@
-"""The traits of ops by name: what other modules need to know about an op besides its rule.
-
-Names are those of JAX primitives, and of the ops that capture adds: ``argument``, ``constant`` and ``output`` at the borders of
-a program, ``scan.input`` and the like between a loop and its body.
-"""
+"""The traits of ops by name: what other modules need to know about an op besides its rule. Names are those of JAX primitives,
+and of ops that capture adds: ``argument``, ``constant``, ``output``, ``scan.input`` and the like."""
 
 from __future__ import annotations
 

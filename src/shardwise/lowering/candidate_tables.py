@@ -4,9 +4,8 @@ The problem. The rule adds up, for every candidate, its own time and the reshard
 thousands of states, and no two of them allow an op quite the same candidates.
 
 The idea. A table has all candidates that any state can allow to ops that are alike, ordered by time without reshards. What
-recurs is computed once: which candidates use only axes that their factors can take, as a set of bits, and the times of reshards
-(``shardwise.lowering.reshard_times``). Candidates that compute the results in their storage come first, since they mostly need
-the operands as they are. A candidate is given up as soon as its sum is above the best.
+recurs is computed once: which candidates a state allows, as a set of bits, and the times of reshards. Candidates that compute
+the results in their storage come first. A candidate is given up as soon as its sum is above the best.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
+from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op
 from shardwise.lowering.candidates import Candidate, Candidates
-from shardwise.lowering.reshard_times import Endpoints, ReshardTimes
-from shardwise.lowering.sharding import ArrayType, Axes, Sharding
+from shardwise.lowering.local_cost import LocalCost
+from shardwise.lowering.sharding import ArrayType, Axes, Collective, Sharding, partial_need, reshard, target_sharding
 
 #: Candidates that differ by no more than this share take the same time.
 SAME: Final = 1e-9
@@ -30,9 +30,80 @@ Reach = tuple[tuple[Axes, ...], Axes]
 Moves = tuple[dict[int, float], Sequence[int], int]
 
 
+class ReshardTimes:
+    """Reshards on a mesh and their times."""
+
+    def __init__(self, mesh: MeshAxes, cost: LocalCost):
+        self._mesh, self._cost = mesh, cost
+        self._steps: dict[Hashable, tuple[Collective, ...]] = {}
+        self._seconds: dict[Hashable, float] = {}
+
+    def steps(self, array: ArrayType, source: Sharding, target: Sharding) -> tuple[Collective, ...]:
+        """The collectives that bring an array from one sharding to another."""
+        if source is target:
+            return ()
+        key = (array, source, target)
+        if key not in self._steps:
+            self._steps[key] = reshard(array, source, target, self._mesh)
+        return self._steps[key]
+
+    def seconds(self, array: ArrayType, source: Sharding, target: Sharding, early: bool = False) -> float:
+        if source is target:
+            return 0.0
+        key = (array, source, target, early)
+        if key not in self._seconds:
+            self._seconds[key] = self._cost.communication_s(self.steps(array, source, target), early)
+        return self._seconds[key]
+
+
+class _Times(dict[int, float]):
+    """Seconds by number, each computed when first asked for."""
+
+    def __init__(self, compute: Callable[[int], float]):
+        self._compute = compute
+
+    def __missing__(self, end: int) -> float:
+        self[end] = seconds = self._compute(end)
+        return seconds
+
+
+class Endpoints:
+    """The shardings in which candidates need an operand (with the axes on which they pass sums on) or compute a result, and the
+    times of reshards there or from there, by number."""
+
+    def __init__(self, items: tuple[Any, ...], array: ArrayType, mover: ReshardTimes):
+        self._items, self._array, self._mover = items, array, mover
+        self._times: dict[Hashable, _Times] = {}
+
+    def arriving(self, given: Sharding, early: bool) -> dict[int, float]:
+        """The times for an operand that comes in a sharding."""
+
+        def seconds(end: int) -> float:
+            need, passed = self._items[end]
+            return self._mover.seconds(self._array, given, partial_need(need, given, passed), early)
+
+        times = self._times.get((given, early))
+        if times is None:
+            times = self._times[given, early] = _Times(seconds)
+        return times
+
+    def leaving(self, stored: Sharding, waiting: frozenset[int], stays: bool) -> dict[int, float]:
+        """The times for a result (``target_sharding``)."""
+
+        def seconds(end: int) -> float:
+            computed = self._items[end]
+            return self._mover.seconds(self._array, computed, target_sharding(computed, *key))
+
+        key = (stored, waiting, stays)
+        times = self._times.get(key)
+        if times is None:
+            times = self._times[key] = _Times(seconds)
+        return times
+
+
 class CandidateTable:
-    """The candidates of ops that are alike. ``needs`` by operand and ``results`` by result: the endpoints of reshards, and the
-    number of each candidate's endpoint. ``in_order``: the candidates in the order of axes and factors."""
+    """The candidates of ops that are alike. ``needs`` by operand and ``results`` by result: the endpoints of reshards, and each
+    candidate's; ``in_order``: the candidates in the order of axes and factors."""
 
     def __init__(
         self,
@@ -68,8 +139,8 @@ class CandidateTable:
         self._passed = [(passed, dict[Axes, int]())] if len(passed) > 1 else []
 
     def allowed(self, given: tuple[Axes, ...], passing: Axes) -> int:
-        """The bits of the candidates that use only axes that their factors can take, in this order, and pass partial sums on
-        only on the axes of ``passing``."""
+        """The bits of the candidates that use only axes that are ``given`` to their factors, and pass sums on over
+        ``passing``."""
         bits = (1 << len(self.candidates)) - 1
         for f, taken, memo in self._taken:
             bits &= memo[given[f]] if given[f] in memo else _allowed(taken, given[f], memo)
@@ -113,8 +184,7 @@ class CandidateTable:
 
 
 class CandidateTables:
-    """The tables of a program's ops. ``reach`` says what the states in question can allow to an op. Without it every state has
-    separate tables: less work for one state, more for many."""
+    """The tables of a program's ops. ``reach``: what states can allow to an op; without it every state has its own."""
 
     def __init__(self, candidates: Candidates, mover: ReshardTimes, reach: Callable[[Op], Reach] | None):
         self._candidates, self._mover, self._reach = candidates, mover, reach

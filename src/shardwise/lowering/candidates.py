@@ -7,7 +7,6 @@ axis and in what order, so that all states of one mesh and cost share what is co
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -17,8 +16,16 @@ from shardwise.ir.program import Op
 from shardwise.ir.traits import MANUAL
 from shardwise.lowering.halo import Fetch, cut_sizes, fetches
 from shardwise.lowering.local_cost import LocalCost
-from shardwise.lowering.reshard_times import partial_need
-from shardwise.lowering.sharding import ArrayType, Axes, Collective, Kind, Sharding, result_sharding, tensor_sharding
+from shardwise.lowering.sharding import (
+    ArrayType,
+    Axes,
+    Collective,
+    Kind,
+    Sharding,
+    partial_need,
+    result_sharding,
+    tensor_sharding,
+)
 from shardwise.lowering.structure import Structure
 
 #: Ops that state the axes of their factors.
@@ -28,12 +35,8 @@ _SHARD_MAP: Final = ("shard_map.input", "shard_map.output")
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
     """How an op can compute: the axes of its factors (``assigned``), the axes on which it passes partial sums on (``passed``),
-    the shardings in which it needs its operands (as if nothing was passed on) and computes its results, and its time with that
-    of its halos, without reshards.
-
-    ``parts``: the number of shards of each operand and result; ``devices``: how many devices share the work. Ops that are alike
-    share one object for one candidate, which is hashed by its address.
-    """
+    the shardings in which it needs its operands and computes its results, and its time with halos, without reshards. ``parts``:
+    the number of shards of each operand and result; ``devices`` share the work. Ops that are alike share the object."""
 
     assigned: tuple[Axes, ...]
     passed: Axes
@@ -94,9 +97,9 @@ class Candidates:
     def of(
         self, op: Op, able: tuple[tuple[int, ...], ...], order: tuple[Axes | None, ...], passing: Axes
     ) -> list[Candidate]:
-        """The candidates of an op. For every axis they choose one of the factors that are ``able`` to take it (-1: none), or,
-        on axes of ``passing``, to pass partial sums on. ``order`` has the axes of factors with several, major first; None for
-        any order."""
+        """The candidates of an op: for every axis one of the factors that are ``able`` to take it (-1: none), or, on axes of
+        ``passing``, to pass partial sums on. ``order`` has the axes of factors with several, major first; None for any
+        order."""
         alike = self.structure.alike[op.id]
         key: object = (alike, able, order, passing)
         if op.kind in _SHARD_MAP:
@@ -123,16 +126,13 @@ class Candidates:
         self, op: Op, choice: Sequence[int | None], order: tuple[Axes | None, ...]
     ) -> Iterable[tuple[Axes, ...]]:
         """Axes by factor, in order; none where sizes do not divide, or windows do not fit the blocks."""
-        rule = op.rule
-        assert rule is not None
+        rule = op.factor_rule
         assigned: list[Axes] = [()] * len(rule.factors)
         for a, f in enumerate(choice):
             if f is not None and f >= 0:
                 assigned[f] += (a,)
         for f, axes in enumerate(assigned):
-            pieces = 1
-            for a in axes:
-                pieces *= self.mesh.sizes[a]
+            pieces = self.mesh.pieces(axes)
             if pieces > 1 and not self._divides(op, f, pieces):
                 return ()
         chosen = tuple(assigned)
@@ -149,8 +149,7 @@ class Candidates:
         return self._divided[key]
 
     def _candidate(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> Candidate:
-        rule, values = op.rule, self.program.values
-        assert rule is not None
+        rule, values = op.factor_rule, self.program.values
         needs = tuple(tensor_sharding(majors, assigned) for majors in rule.operand_majors)
         results = tuple(result_sharding(rule, r, assigned, passed) for r in range(len(op.results)))
         parts = tuple(sharding.shards(self.mesh) for sharding in (*needs, *results))
@@ -158,25 +157,23 @@ class Candidates:
         moved = sum(value.nbytes / n for value, n in used)
         moved += sum(values[v].nbytes / n for v, n in zip(op.results, parts[len(needs) :], strict=True))
         dtype = max((value for value, _ in used), key=lambda value: value.itemsize).dtype if used else "float32"
-        devices = math.prod(self.mesh.sizes[a] for axes in assigned for a in axes)
+        devices = self.mesh.pieces(itertools.chain(*assigned))
         seconds = sum(self.cost.communication_s(halo.steps, False) for halo in self.halo_steps(op, assigned))
         seconds += self.cost.compute_s(op.flops / devices, moved, op.unit, dtype)
         return Candidate(assigned, passed, needs, results, seconds, parts, devices)
 
     def fetches(self, op: Op, assigned: tuple[Axes, ...]) -> tuple[Fetch, ...] | None:
         """What a windowed op fetches from other devices; None where it cannot be computed with these axes."""
-        rule, values = op.rule, self.program.values
-        assert rule is not None
-        pieces = tuple(math.prod(self.mesh.sizes[a] for a in axes) for axes in assigned)
+        values = self.program.values
+        pieces = tuple(map(self.mesh.pieces, assigned))
         key = (self.structure.alike[op.id], pieces)
         if key not in self._fetched:
             shapes = [values[v].shape if v >= 0 else () for v in (*op.operands, *op.results)]
-            self._fetched[key] = fetches(op.kind, rule, shapes, pieces)
+            self._fetched[key] = fetches(op.kind, op.factor_rule, shapes, pieces)
         return self._fetched[key]
 
     def halo_steps(self, op: Op, assigned: tuple[Axes, ...]) -> list[Halo]:
-        """The permutes of each windowed operand; the second windowed dimension exchanges the wider blocks of the first. A
-        collective in the user's ``shard_map`` is returned as it is."""
+        """The permutes of each windowed operand, dimension by dimension; a collective in a ``shard_map`` as it is."""
         rule = op.rule
         if op.kind in MANUAL:
             return self._manual(op)

@@ -1,7 +1,4 @@
-"""Decisions, and the state that an ordered list of them makes (design, section 6).
-
-``what`` describes for people what a decision is about, in a finished plan. Nothing reads it.
-"""
+"""Decisions, and the state that an ordered list of them makes (design, section 6). ``what`` describes a decision for people."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ from shardwise.hardware.mesh import MeshAxes
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """These colors are sharded on a mesh axis. ``sides`` resolves conflicts: for a bit of the analysis, which side keeps the
-    axis (0 the first, 1 the second); a bit that is not named takes side 0."""
+    """These colors are sharded on a mesh axis. ``sides``: for bits of the analysis, which side keeps the axis, 0 or 1."""
 
     colors: tuple[int, ...]
     axis: str
@@ -27,8 +23,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """These values (arguments, and the outputs that replace them) are stored replicated on an axis, although one of their
-    colors is sharded on it. ``why`` gives the reason where the planner decided it."""
+    """These values are stored replicated on an axis, although their color is sharded on it; ``why``: the planner's reason."""
 
     values: tuple[int, ...]
     axis: str
@@ -42,11 +37,8 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A value is stored with these axes by dimension; None is for a dimension that other decisions may shard.
-
-    ``colors`` are those of the value's dimensions (-1 where there is none): they get the pinned axes too, so that the rest of
-    the program follows where it can.
-    """
+    """A value is stored with these axes by dimension; None is for a dimension that other decisions may shard. ``colors`` are
+    those of the dimensions (-1 for none): they get the pinned axes too, so that the rest of the program follows."""
 
     value: int
     spec: tuple[tuple[str, ...] | None, ...]

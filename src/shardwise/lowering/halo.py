@@ -25,8 +25,7 @@ Shapes = Sequence[tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A permute: (from, to) pairs of blocks, the number of positions that each sends, and by sender where they start in its
-    block."""
+    """A permute: (from, to) pairs of blocks, the number of positions that each sends, and by sender where they start."""
 
     pairs: tuple[tuple[int, int], ...]
     length: int
@@ -40,9 +39,9 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Positions ``starts[k]`` to ``starts[k] + width`` of one dimension of an operand, for block ``k`` of the op. Positions
-    outside of the array count as padding. ``block`` is how many positions a device holds, ``offset`` how many positions of a
-    dilated window come before the first of them, the same for all blocks."""
+    """Positions ``starts[k]`` to ``starts[k] + width`` of a dimension of an operand, for block ``k``; those outside of the
+    array are padding. ``block``: how many positions a device holds; ``offset``: how many of a dilated window come before the
+    first."""
 
     operand: int
     dim: int
@@ -55,11 +54,8 @@ class Fetch:
 
 
 def fetches(kind: str, rule: Rule, shapes: Shapes, pieces: Sequence[int]) -> tuple[Fetch, ...] | None:
-    """What an op fetches with its factors cut into ``pieces``; None where it cannot be computed in these pieces.
-
-    ``shapes`` are the global ones of operands and results. Operands are fetched in the order of the windows: with two windowed
-    dimensions the second exchange has the wider blocks of the first.
-    """
+    """What an op with operands and results of these global shapes fetches with its factors cut into ``pieces``, in the order of
+    the windows; None where it cannot be computed so."""
     fetched: list[Fetch] = []
     for factor in dict.fromkeys(w.factor for w in rule.windows if pieces[w.factor] > 1):
         windows = tuple(w for w in rule.windows if w.factor == factor)
@@ -123,8 +119,7 @@ def _pooled(windows: tuple[Window, ...], sizes: tuple[int, ...], operands: int, 
 
 @cache
 def _rounds(starts: tuple[int, ...], width: int, block: int, pieces: int) -> tuple[Round, ...]:
-    """The permutes that bring each block its range. Pairs at the same distance go together, the nearest first; pairs at other
-    distances join them where neither side is taken."""
+    """The permutes that bring each block its range: pairs at the same distance together, the nearest first."""
     wanted: list[tuple[int, int, int, int]] = []  # from, to, first position, count
     for to in range(pieces):
         for source in range(pieces):
@@ -153,8 +148,7 @@ def _rounds(starts: tuple[int, ...], width: int, block: int, pieces: int) -> tup
 
 def cut_sizes(program: Program, op: Op, factor: int) -> list[int]:
     """The sizes that a mesh axis would have to divide: that of the factor, and of dimensions of windowed tensors."""
-    rule = op.rule
-    assert rule is not None
+    rule = op.factor_rule
     sizes = [rule.factors[factor].size]
     if any(w.factor == factor for w in rule.windows):
         values = [*op.operands, *op.results]

@@ -78,9 +78,9 @@ class HardwareCost:
         return self._links[key]
 
     def ring(self, array: ArrayType, overlapped: bool) -> Ring:
-        """Which reductions into shards are better rings of permutes than reduce-scatters, where the compiler runs permutes
-        beside compute and reduce-scatters not (``Profile.rings``): those that other work can run beside (``overlapped``), and
-        those that would be all-reduces. None if the pieces are so small that latency is all they take."""
+        """Which reductions into shards are rings of permutes, where the compiler runs permutes beside compute and
+        reduce-scatters not (``Profile.rings``): those that other work can run beside, and those that would be all-reduces; none
+        of small pieces."""
         mesh = self.placement.mesh
         if not (self.profile.rings and array.reducer == "sum" and mesh.devices > 1):
             return Ring.NEVER
@@ -92,8 +92,7 @@ class HardwareCost:
         return Ring.ALWAYS if overlapped else Ring.MISSING
 
     def step_s(self, step: Collective, late: bool = False) -> float:
-        """One collective, nothing hidden. All-reduces of values that are used ``late`` are combined, so that their hops are
-        not counted; reduce-scatters as well where they are all-reduces in truth (``Profile.scatters``)."""
+        """One collective, nothing hidden. Reductions of values used ``late`` are combined: their hops are not counted."""
         if step.kind is Kind.SLICE:
             return 0.0
         if late and step.kind in self._combined:
@@ -101,9 +100,8 @@ class HardwareCost:
         return self.link(step).time_s(_moved(step))
 
     def copy_s(self, step: Collective) -> float:
-        """The copies that bring what arrives in pieces of several dimensions into the order of the array, or from it; and those
-        that turn both sides of a gather round (``Profile.minor_copies``): along the last dimension by the element, along others
-        by the row."""
+        """The copies that bring pieces of several dimensions into the order of the array, and those that turn both sides of a
+        gather round (``Profile.minor_copies``): along the last dimension by the element, along others by the row."""
         if step.hops:  # what arrives is added
             return 1.5 * step.hops * step.nbytes * self._plain_copy
         crossing = self._crossing.get(step.kind, 0.0) * step.nbytes if step.crossing else 0.0
@@ -112,9 +110,8 @@ class HardwareCost:
         return crossing
 
     def hidden_s(self, step: Collective, early: bool, late: bool) -> float:
-        """What of a collective hides behind compute: a share of its transfer, where it can be started long before its result is
-        needed. A gather can if its operand is ready ``early``; a reduction if its result is used ``late``, as gradients are,
-        which come while others are computed. What is gathered late comes last."""
+        """What of a collective hides behind compute: a share of its transfer, for a gather whose operand is ready ``early`` and
+        a reduction whose result is used ``late``, as gradients are."""
         kind = step.purpose
         if kind is Kind.REDUCE_SCATTER and self.profile.rings and not step.hops:
             return 0.0

@@ -24,33 +24,49 @@ plan, a few ops for the evaluator.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.program import Op, Origin
 from shardwise.ir.traits import VIEWS
-from shardwise.lowering.candidate_tables import SAME, CandidateTable, CandidateTables, Moves, Reach
+from shardwise.lowering.candidate_tables import SAME, CandidateTable, CandidateTables, Moves, Reach, ReshardTimes
 from shardwise.lowering.candidates import NO_CANDIDATE, Candidate, Candidates, can_pass
 from shardwise.lowering.decisions import State
-from shardwise.lowering.lazy import Lazy
 from shardwise.lowering.local_cost import LocalCost
-from shardwise.lowering.reshard_times import ReshardTimes, target_sharding
-from shardwise.lowering.sharding import Axes, Collective, Kind, Sharding, tensor_sharding
+from shardwise.lowering.sharding import Axes, Collective, Kind, Sharding, target_sharding, tensor_sharding
 from shardwise.lowering.storage import kept_axes, store
 from shardwise.lowering.structure import Structure
 
+_T = TypeVar("_T")
+
 NOTHING: Final = Sharding(())
 _NONE: Final[frozenset[int]] = frozenset()
-#: How an op computes: the axes of its factors, and those over which it passes partial values on.
-Choice = tuple[tuple[Axes, ...], Axes]
+
+
+class Lazy(Sequence[_T], Generic[_T]):
+    """A list whose items are worked out when first asked for, one at a time. Those that nobody asks for take no space."""
+
+    def __init__(self, count: int, compute: Callable[[int], _T]):
+        self._items: dict[int, _T] = {}
+        self._count, self._compute = count, compute
+
+    def __getitem__(self, index: int) -> _T:  # type: ignore[override]
+        item = self._items.get(index)
+        if item is None:
+            if not 0 <= index < self._count:
+                raise IndexError(index)
+            item = self._items[index] = self._compute(index)
+        return item
+
+    def __len__(self) -> int:
+        return self._count
 
 
 @dataclass(frozen=True, slots=True)
 class Reshard:
-    """Collectives on the edge into an op (``operand``) or out of it (``result``), executed in a ``region``, as often as that
-    runs."""
+    """Collectives on the edge into an op (``operand``) or out of it (-1), executed in a ``region``, as often as that runs."""
 
     op: int
     value: int
@@ -61,35 +77,28 @@ class Reshard:
     region: int
 
 
-@dataclass(frozen=True, slots=True)
 class Memo:
-    """Results that all states of one mesh and cost share, by the local situation that they belong to: the fastest candidates
-    of an op (``chosen``), the time of a consumer (``consumer_s``), local sizes (``local``). ``reach``: see
-    ``CandidateTables``."""
+    """Results that all states of one mesh and cost share, by local situation: the fastest candidates of an op (``chosen``), the
+    time of a consumer (``consumer_s``), local sizes (``local``). ``reach``: see ``CandidateTables``."""
 
-    candidates: Candidates
-    reach: Callable[[Op], Reach] | None = None
-    times: ReshardTimes = field(init=False)
-    tables: CandidateTables = field(init=False)
-    chosen: dict[object, tuple[Candidate, ...]] = field(default_factory=dict)
-    consumer_s: dict[object, float] = field(default_factory=dict)
-    local: dict[tuple[int, Candidate], Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "times", ReshardTimes(self.candidates.mesh, self.candidates.cost))
-        object.__setattr__(self, "tables", CandidateTables(self.candidates, self.times, self.reach))
+    def __init__(self, candidates: Candidates, reach: Callable[[Op], Reach] | None = None):
+        self.candidates, self.times = candidates, ReshardTimes(candidates.mesh, candidates.cost)
+        self.tables = CandidateTables(candidates, self.times, reach)
+        self.chosen: dict[object, tuple[Candidate, ...]] = {}
+        self.consumer_s: dict[object, float] = {}
+        self.local: dict[tuple[int, Candidate], Any] = {}
 
 
 def lower_state(analysis: Analysis, state: State, cost: LocalCost) -> Lowered:
     """Lowers a state: storage, computation and reshards of the whole program."""
-    lowered = Lowered(Structure.of(analysis), state, cost)
+    lowered = Lowered(Structure(analysis), state, cost)
     lowered.lower_all()
     return lowered
 
 
 class Lowered:
-    """A lowered state: ``storage`` is the sharding by value, ``actual`` the sharding in which a value leaves its op (partial
-    where the reduction is deferred), ``computes`` the chosen candidate by op."""
+    """A lowered state: ``storage`` by value, ``actual`` the sharding in which a value leaves its op (partial where the
+    reduction is deferred), ``computes`` the chosen candidate by op."""
 
     def __init__(self, structure: Structure, state: State, cost: LocalCost, memo: Memo | None = None) -> None:
         self.structure, self.state, self.cost = structure, state, cost
@@ -120,16 +129,8 @@ class Lowered:
             self.computes[op.id]
 
     @cached_property
-    def choices(self) -> Sequence[Choice]:
-        return Lazy(len(self.program.ops), lambda op: (self.computes[op].assigned, self.computes[op].passed))
-
-    @cached_property
     def factors(self) -> Sequence[tuple[Axes, ...]]:
         return Lazy(len(self.program.ops), lambda op: self.computes[op].assigned)
-
-    @cached_property
-    def passing(self) -> Sequence[Axes]:
-        return Lazy(len(self.program.ops), lambda op: self.computes[op].passed)
 
     @cached_property
     def reshards(self) -> tuple[Reshard, ...]:
@@ -162,11 +163,6 @@ class Lowered:
                 lines.append(f"{value.path}[{d}] of size {size} does not divide by {pieces} ({name})")
             seen.add(id(stored))
         return tuple(dict.fromkeys(lines))
-
-    def __str__(self) -> str:
-        from shardwise.lowering.text import format_lowered
-
-        return format_lowered(self)
 
     # Storage.
 
@@ -230,8 +226,7 @@ class Lowered:
         return fastest[0] if len(fastest) == 1 else self.first(op, fastest)
 
     def first(self, op: Op, equal: tuple[Candidate, ...]) -> Candidate:
-        """Of candidates that take the same time, the first by the order of decisions: passing partial sums on comes before
-        computing sharded, which comes before computing replicated."""
+        """Of equally fast candidates the first by the order of decisions; passing sums on comes first, replicated last."""
         colors, last = self.structure.factor_colors[op.id], (len(self.state.order), 0)
 
         def places(candidate: Candidate) -> list[tuple[int, int]]:
@@ -355,11 +350,7 @@ class Lowered:
         return self._crossings[colors]
 
     def stays(self, value: int, computed: Sharding) -> bool:
-        """Is it faster to leave a product's result (or a view of one) as computed than to bring it to its storage?
-
-        The consumers decide: the dispatch mask of a mixture of experts, computed by groups and used with tokens by groups,
-        would otherwise go to the experts and back.
-        """
+        """Is it faster to leave a product's result (or a view of one) as computed than to bring it to its storage?"""
         stored = self.storage[value]
         if not self.structure.stays[value] or computed is stored or not self.shares_axis(value):
             return False
@@ -398,8 +389,7 @@ class Lowered:
 
 def seen_through(view: Op, sharding: Sharding) -> Sharding:
     """The sharding of a view's result, from that of its operand."""
-    rule = view.rule
-    assert rule is not None
+    rule = view.factor_rule
     assigned: list[Axes] = [()] * len(rule.factors)
     for factor, axes in zip(rule.operand_majors[0], sharding.dims, strict=True):
         if factor >= 0 and rule.splittable[factor]:

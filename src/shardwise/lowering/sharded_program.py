@@ -16,8 +16,7 @@ from shardwise.lowering.structure import array_type
 @dataclass(frozen=True)
 class ShardedProgram:
     """How a program is computed on a mesh: by op the axes of its factors and those over which it passes partial sums on, by
-    value the sharding in which it leaves its op; which values are reduced into shards by rings of permutes; and whether
-    products at default precision read their operands rounded, so that these move so."""
+    value the sharding in which it leaves its op, and its ring; ``rounds``: whether products read their operands rounded."""
 
     mesh: MeshAxes
     factors: tuple[tuple[Axes, ...], ...]

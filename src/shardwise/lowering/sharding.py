@@ -1,8 +1,5 @@
-"""Shardings of values, and the collectives that lead from one to another.
-
-A sharding gives every dimension its mesh axes, major first, and names the axes over which the value is *partial*: each
-device holds an addend, and the value is their sum (or maximum, …).
-"""
+"""Shardings of values, and the collectives that lead from one to another. A value can be *partial* over axes: each device holds
+an addend, and the value is their sum (or maximum, …)."""
 
 from __future__ import annotations
 
@@ -26,8 +23,7 @@ class _Fields(NamedTuple):
 
 
 class Sharding(_Fields):
-    """Axes by dimension, and the axes over which the value is partial. Equal ones are one object, hashed by its address:
-    lowering looks up by many of them at a time."""
+    """Mesh axes by dimension, major first, and those over which the value is partial. Equal ones are one object."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -48,9 +44,6 @@ class Sharding(_Fields):
     def axes(self) -> frozenset[int]:
         return frozenset(a for dim in self.dims for a in dim)
 
-    def place(self, axis: int) -> int | None:
-        return next((d for d, axes in enumerate(self.dims) if axis in axes), None)
-
     def shards(self, mesh: MeshAxes) -> int:
         count = 1
         for dim in self.dims:
@@ -58,9 +51,9 @@ class Sharding(_Fields):
                 count *= mesh.sizes[axis]
         return count
 
-    def text(self, mesh: MeshAxes) -> str:
-        dims = ",".join("·".join(mesh.names[a] for a in dim) or "-" for dim in self.dims)
-        return f"[{dims}]" + "".join(f" partial {mesh.names[a]}" for a in self.partial)
+    def spec(self, mesh: MeshAxes) -> tuple[tuple[str, ...], ...]:
+        """The names of the axes by dimension."""
+        return tuple(tuple(mesh.names[a] for a in dim) for dim in self.dims)
 
 
 class Kind(enum.Enum):
@@ -89,8 +82,8 @@ _ROW_BYTES: Final = 512
 
 
 class Ring(enum.Enum):
-    """Which reductions of an array into shards are emitted as rings of permutes: none; those for which the compiler has no
-    reduce-scatter and all-reduces the whole array; or all, since other work can run beside them."""
+    """Which reductions into shards are rings of permutes: none; those for which the compiler has no reduce-scatter; or all,
+    since other work can run beside them."""
 
     NEVER = "never"
     MISSING = "missing"
@@ -103,11 +96,9 @@ ROUNDED: Final = "bfloat16"
 
 
 class ArrayType(NamedTuple):
-    """What a reshard depends on besides the two shardings: the global shape, bytes per element, and how parts are combined
-    where the array is partial. ``paired_itemsize``: bytes per element of the values that an ``argmax`` compares. ``ring``:
-    which reduce-scatters are rings of permutes. ``narrow``: bytes per element of a shorter type that holds the same values, in
-    which the array moves where nothing is added up; 0 where there is none. ``uniform``: all elements are the same, so that
-    every device can make any part of the array."""
+    """What a reshard depends on besides the two shardings. ``paired_itemsize``: bytes per element of the values that an
+    ``argmax`` compares. ``narrow``: bytes per element of a shorter type in which the array moves where nothing is added up; 0
+    for none. ``uniform``: all elements are the same, so that every device can make any part of the array."""
 
     shape: tuple[int, ...]
     itemsize: float
@@ -129,12 +120,10 @@ class ArrayType(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective over one or several axes. ``bytes_in`` and ``bytes_out`` are those of one device; ``near`` where a
-    permute goes to neighbours only (a halo); ``crossing`` where it acts along several dimensions, so that pieces arrive in
-    another order than that of the array; ``minor`` where it acts along any dimension but the first, ``last`` along the last.
-    ``after`` is the sharding that it leaves, where it is a step of a reshard. ``hops``: how often it runs, one hop after
-    another, where a ring of permutes stands for a reduce-scatter; 0 for any other. ``beside``: whether other work can run
-    beside such a ring."""
+    """One collective. ``bytes_in`` and ``bytes_out`` are those of one device; ``near``: a permute to neighbors; ``crossing``:
+    it acts along several dimensions, so that pieces arrive in another order; ``minor``: along any dimension but the first,
+    ``last``: along the last. ``after``: the sharding that it leaves. ``hops``: how often it runs where a ring of permutes
+    stands for a reduce-scatter; ``beside``: whether other work can run beside that."""
 
     kind: Kind
     axes: Axes
@@ -144,7 +133,7 @@ class Collective:
     crossing: bool = False
     minor: bool = False
     last: bool = False
-    after: Sharding | None = None
+    after: Sharding = Sharding(())  # noqa: RUF009  (equal ones are one object)
     hops: int = 0
     beside: bool = False
 
@@ -184,7 +173,7 @@ def reshard(array: ArrayType, source: Sharding, target: Sharding, mesh: MeshAxes
     ):
         size, out = (nbytes / s.shards(mesh) for s in (before, after))
         if combined:  # parts are gathered, and combined on every device
-            out = size * math.prod(mesh.sizes[a] for a in axes)
+            out = size * mesh.pieces(axes)
         if kind is Kind.REDUCE_SCATTER and _is_ring(array, before, after, mesh):
             (axis,) = axes
             where = (False, crossing, minor, last, after, mesh.sizes[axis] - 1, array.ring is Ring.ALWAYS)
@@ -214,13 +203,12 @@ def is_narrowed(array: ArrayType, source: Sharding) -> bool:
 
 
 def _is_ring(array: ArrayType, before: Sharding, after: Sharding, mesh: MeshAxes) -> bool:
-    """Is a reduce-scatter emitted as a ring of permutes? XLA's TPU compiler has reduce-scatters along the first dimension of
-    several elements and along the last two, which are tiled, if pieces are rows of ``_ROW_BYTES`` or more; else it all-reduces
-    the array and slices (tests/verification/test_tpu.py)."""
+    """Is a reduce-scatter a ring of permutes? XLA's TPU compiler has reduce-scatters along the first dimension of several
+    elements and along the last two, if pieces are rows of ``_ROW_BYTES`` or more (tests/verification/test_tpu.py)."""
     if array.ring is not Ring.MISSING:
         return array.ring is Ring.ALWAYS
     (dim,) = (d for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)) if old != new)
-    shards = [tuple(math.prod(mesh.sizes[a] for a in axes) for axes in s.dims) for s in (before, after)]
+    shards = [tuple(map(mesh.pieces, s.dims)) for s in (before, after)]
     if dim == len(array.shape) - 1 > 0:
         return array.shape[dim] // shards[1][dim] * array.itemsize < _ROW_BYTES
     lead = zip(array.shape[:dim], shards[0][:dim], strict=True)
@@ -341,6 +329,19 @@ def result_sharding(rule: Rule, result: int, assigned: Sequence[Axes], passing: 
     dims = tuple([assigned[m] if m >= 0 else () for m in rule.result_majors[result]])
     partial = {a for f in _summed(rule, result) for a in assigned[f]}
     return Sharding(dims, tuple(sorted(partial.union(passing))))
+
+
+def partial_need(need: Sharding, given: Sharding, passed: Axes) -> Sharding:
+    """The sharding in which an operand is needed, where partial sums are passed on over some axes."""
+    return Sharding(need.dims, tuple([a for a in given.partial if a in passed])) if passed and given.partial else need
+
+
+def target_sharding(computed: Sharding, stored: Sharding, waiting: frozenset[int], stays: bool) -> Sharding:
+    """The sharding to which a result is brought: its storage, without the axes on which its reduction waits; or as computed."""
+    if not computed.partial:
+        return computed if stays and computed.axes() == stored.axes() else stored
+    wait = tuple([a for a in computed.partial if a in waiting])
+    return Sharding(tuple(tuple(a for a in axes if a not in wait) for axes in stored.dims), wait) if wait else stored
 
 
 @cache

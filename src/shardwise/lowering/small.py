@@ -25,14 +25,10 @@ SHARE: Final = 1e-3
 
 def keep_small(analysis: Analysis, cost: LocalCost, mesh: MeshAxes, base: Sequence[Decision] = ()) -> tuple[Keep, ...]:
     """For each axis the decision that keeps small values replicated, other than those that the base pins."""
-    program, names = analysis.program, analysis.names
+    program = analysis.program
     pinned = {d.value for d in base if isinstance(d, Pin)}
     matters = {c for group in analysis.groups if group.matters for c in group.colors}
-    colors: list[set[int]] = [set() for _ in program.values]
-    for value, color in zip(names.member_value.tolist(), names.color[names.member_node].tolist(), strict=True):
-        if color in matters:
-            colors[value].add(color)
-    kinds = [frozenset(c) for c in colors]
+    kinds = [frozenset(matters.intersection(colors)) for colors in analysis.value_colors]
     arguments = [program.values[a.value] for a in program.arguments]
     share = SHARE * sum(v.nbytes for v in arguments)
     candidates = [v for v in arguments if kinds[v.id] and v.nbytes <= share and "float" in v.dtype]

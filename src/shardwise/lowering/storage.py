@@ -1,9 +1,5 @@
-"""The storage rule: how every value is stored under a state.
-
-For each mesh axis a value is stored with the axis on the dimension whose color was given that axis first, among that value's
-dimensions. Conflicts inside a color are decided by the bits. Divisibility is checked there and then; where it fails the next
-color in order gets the axis.
-"""
+"""The storage rule: for each mesh axis a value is stored with the axis on the dimension whose color was given that axis first.
+Conflicts inside a color are decided by the bits; where a size does not divide, the next color in order gets the axis."""
 
 from __future__ import annotations
 
@@ -30,10 +26,7 @@ def views(program: Program, sources: Iterable[int]) -> set[int]:
 
 @dataclass(frozen=True)
 class Clashes:
-    """Conflicts by op, as the rules ask them: for a pair of nodes, the bit that decides it and which node is side 0.
-
-    A pair of an inconsistent family has bit -1: neither node may have the axis.
-    """
+    """Conflicts by op: (node of side 0, node of side 1, bit). Bit -1 is an inconsistent family: neither may have the axis."""
 
     by_op: dict[int, tuple[tuple[int, int, int], ...]]  # op -> (node of side 0, node of side 1, bit)
 
@@ -84,10 +77,8 @@ def store(
     pinned: tuple[tuple[int, ...] | None, ...] | None,
     state: State,
 ) -> tuple[Sharding, tuple[tuple[int, int, int], ...]]:
-    """The storage of a value, and which shardings failed for divisibility: (dimension, pieces, axis).
-
-    ``beaten``: the (dimension, axis) pairs that lost a conflict; ``kept``: axes on which the value stays replicated.
-    """
+    """The storage of a value, and which shardings failed for divisibility: (dimension, pieces, axis). ``beaten``: the
+    (dimension, axis) pairs that lost a conflict; ``kept``: axes on which the value stays replicated."""
     mesh = state.mesh
     dims: list[list[int]] = [[] for _ in shape]
     used: set[int] = set(kept)

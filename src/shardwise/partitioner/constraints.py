@@ -9,7 +9,6 @@ layers, each part gets a constraint in every round, since one hardly affects ano
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 from shardwise.ir.program import Op, Unit
@@ -65,13 +64,12 @@ def _pad_results(lowered: Lowered, shardings: dict[int, Dims], stated: Constrain
     for op in lowered.program.ops:
         if op.kind != PAD:
             continue
-        assert op.rule is not None
         operand, result, place = op.operands[0], op.results[0], Place("computed", op.id)
         constraint = stated.get(Place("stored", operand))
         source = constraint.dims if constraint else shardings.get(operand, lowered.actual[operand].dims)
         if not failing_pads(op, source, shardings.get(result, lowered.actual[result].dims)):
             continue
-        computed = result_sharding(op.rule, 0, lowered.factors[op.id], ()).dims
+        computed = result_sharding(op.factor_rule, 0, lowered.factors[op.id], ()).dims
         failing = failing_pads(op, source, computed)
         sharding = Sharding(tuple(() if d in failing else axes for d, axes in enumerate(computed)))
         if stated.get(place) != sharding:
@@ -80,8 +78,7 @@ def _pad_results(lowered: Lowered, shardings: dict[int, Dims], stated: Constrain
 
 
 def _first(lowered: Lowered, shardings: dict[int, Dims], values: list[int], count: int) -> list[int]:
-    """Returns the first ``count`` values. Where they are in many parts of the program: the first of each part, and others up to
-    that number."""
+    """Returns the first ``count`` values; in many parts of the program the first of each part, and others up to that number."""
     part = _parts(lowered, shardings)
     first_of = {part[v]: v for v in reversed(values)}
     if len(first_of) <= MANY_PARTS:
@@ -91,8 +88,7 @@ def _first(lowered: Lowered, shardings: dict[int, Dims], values: list[int], coun
 
 
 def _parts(lowered: Lowered, shardings: dict[int, Dims]) -> list[int]:
-    """Returns the part of the program of every value. An op connects those of its values that differ from the plan or that
-    Shardy has no sharding for; values that agree already propagate little."""
+    """Returns the part of the program of every value. An op connects those of its values that differ from the plan."""
     program, actual = lowered.program, lowered.actual
     ends = {*(a.value for a in program.arguments), *program.outputs}
     joins = [
@@ -120,17 +116,14 @@ def _weight(lowered: Lowered, value: int) -> float:
 
 
 def _differing(lowered: Lowered, shardings: dict[int, Dims]) -> list[int]:
-    """Returns the values of inner ops that Shardy shards otherwise than the plan.
-
-    A dimension that does not divide is replicated in a plan; Shardy may shard it unevenly, with padding, which is accepted
-    except around scatters and convolutions (``quirks.py``).
-    """
-    program, actual, sizes = lowered.program, lowered.actual, lowered.state.mesh.sizes
+    """Returns the values that Shardy shards otherwise than the plan. It may shard a dimension unevenly, except around scatters
+    and convolutions."""
+    program, actual = lowered.program, lowered.actual
     strict = [op for op in program.ops if op.kind.startswith(UNEVEN_FAILS)]
     never_uneven = {v for op in strict for v in (*op.operands, *op.results)}
 
     def is_uneven(value: int, dims: Dims) -> bool:
-        pieces = [math.prod(sizes[a] for a in axes) for axes in dims]
+        pieces = map(lowered.mesh.pieces, dims)
         return any(size % n for size, n in zip(program.values[value].shape, pieces, strict=True))
 
     return [
@@ -151,18 +144,15 @@ def stated_constraints(lowered: Lowered, jaxpr: Any) -> tuple[StatedConstraint, 
         source = program.source_of(op)
         backward = " (backward)" if "transpose(" in source.names or REMATERIALIZED in source.names else ""
         where = f"{source}{backward}", program.values[value].shape
-        spec = tuple(tuple(mesh.names[a] for a in axes) for axes in sharding.dims)
+        spec = sharding.spec(mesh)
         stated.append(StatedConstraint(place.place, place.number, place.index, op.kind, *where, spec))
     return tuple(stated)
 
 
 def _stated_computations(lowered: Lowered) -> dict[Place, Sharding]:
-    """Returns operands and results that must be stated as the op computes on them.
-
-    Where the operands as stored agree on an axis (it shards one factor, which can be split) the partitioner computes on them
-    as they are; where they disagree it has to reshard anyway, and follows the result's sharding or moves shards to an idle
-    axis. If the plan computes otherwise, or runs into a quirk (``quirks.py``), that is stated.
-    """
+    """Returns operands and results that must be stated as the op computes on them. Where the operands as stored agree on an
+    axis the partitioner computes on them as they are; where they disagree it follows the result's sharding or moves shards to
+    an idle axis. If the plan computes otherwise, or runs into a quirk (``quirks.py``), that is stated."""
     stated: dict[Place, Sharding] = {}
     for op in lowered.program.ops:
         busy = any(lowered.factors[op.id]) or any(lowered.actual[v].axes() for v in op.operands if v >= 0)
@@ -188,8 +178,7 @@ def _reduced_by_consumer(lowered: Lowered, product: Op) -> dict[Place, Sharding]
 
 
 def _stated(lowered: Lowered, op: Op) -> dict[Place, Sharding]:
-    rule, assigned = op.rule, lowered.factors[op.id]
-    assert rule is not None
+    rule, assigned = op.factor_rule, lowered.factors[op.id]
     stated: dict[Place, Sharding] = {}
     computed, stored = result_sharding(rule, 0, assigned, ()), lowered.storage[op.results[0]]
     moved = op.unit is Unit.MATRIX and not computed.partial and is_moved(computed, stored, lowered.state.mesh)
@@ -223,10 +212,10 @@ def _is_any_idle(lowered: Lowered, op: Op) -> bool:
 
 def _agreed_axes(lowered: Lowered, op: Op) -> set[int]:
     """Returns the axes that shard one factor of the operands as stored, which can be split, or none."""
-    assert op.rule is not None
+    rule = op.factor_rule
     on: dict[int, set[int]] = {a: set() for a in range(len(lowered.state.mesh.sizes))}
     for k, v in enumerate(op.operands):
         for d, axes in enumerate(lowered.actual[v].dims if v >= 0 else ()):
             for axis in axes:
-                on[axis].add(op.rule.operand_majors[k][d])
-    return {a for a, factors in on.items() if len(factors) < 2 and all(op.rule.splittable[f] for f in factors)}
+                on[axis].add(rule.operand_majors[k][d])
+    return {a for a, factors in on.items() if len(factors) < 2 and all(rule.splittable[f] for f in factors)}

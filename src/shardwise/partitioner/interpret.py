@@ -1,8 +1,5 @@
-"""Interprets the jaxpr of a captured function under a visitor, which inserts constraints or marks.
-
-The interpreter walks the jaxpr in the order of capture, so that an equation's op is found by (scope, equation number). Calls
-are inlined; ``remat``, loops and branches are rebuilt around their rewritten bodies, with their parameters unchanged.
-"""
+"""Interprets the jaxpr of a captured function, with constraints or marks inserted. Calls are inlined;
+``remat``, loops and branches are rebuilt around their rewritten bodies, with their parameters unchanged."""
 
 from __future__ import annotations
 
@@ -12,24 +9,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwise.capture import jax_internals as internals
-from shardwise.capture.expand import called
-from shardwise.capture.replay import Replay
+from shardwise.capture.expand import Replay, called
 from shardwise.ir.program import Op, Program
 from shardwise.partitioner.quirks import clamp_starts
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """A place in the program where a sharding can be stated: value ``number`` as it is ``stored``, operand ``index`` of op
-    ``number`` as it is ``used``, or its result ``index`` as it is ``computed``."""
+    """Where a sharding can be stated: value ``number`` as ``stored``, operand ``index`` of an op as ``used``, or
+    ``computed``."""
 
     place: str
     number: int
     index: int = 0
 
 
-class Visitor:
-    """Changes arrays and ops while a program is interpreted; by default nothing."""
+class Interpreter:
+    """Runs a program's jaxpr. Subclasses change arrays and ops."""
+
+    def __init__(self, program: Program):
+        self.program, self._replay = program, Replay(program)
 
     def visit(self, place: Place, array: Any) -> Any:
         """Returns the array to continue with."""
@@ -42,15 +41,6 @@ class Visitor:
     def bind(self, equation: Any, arrays: Sequence[Any]) -> list[Any]:
         """Returns the results of an equation that is no loop, branch or call."""
         return internals.bind(equation, arrays)
-
-
-class Interpreter:
-    """Runs a program's jaxpr under a visitor."""
-
-    def __init__(self, program: Program, visitor: Visitor):
-        self.program = program
-        self.visitor = visitor
-        self._replay = Replay(program)
 
     def run(self, closed: Any, args: Sequence[Any], scope: int = 0) -> list[Any]:
         """Returns the outputs of the program's jaxpr, or of one that it calls in another scope, on arrays or tracers."""
@@ -85,7 +75,7 @@ class Interpreter:
         return self._plain(equation, arrays, ops)
 
     def _stored(self, value: int, array: Any) -> Any:
-        return self.visitor.visit(Place("stored", value), array)
+        return self.visit(Place("stored", value), array)
 
     def _plain(self, equation: Any, arrays: list[Any], ops: list[Op]) -> list[Any]:
         if equation.primitive.name == "optimization_barrier":
@@ -94,21 +84,21 @@ class Interpreter:
             all_live = len(ops) == len(results)
             return [self._stored(op.results[0], r) for op, r in zip(ops, results, strict=True)] if all_live else results
         if not ops:
-            return self.visitor.bind(equation, arrays)
+            return self.bind(equation, arrays)
         *inner, op = ops
         if inner:  # a gather from a widened array, which XLA's partitioner reads as one op
-            return [self._stored(op.results[0], r) for r in self.visitor.bind(equation, arrays)]
+            return [self._stored(op.results[0], r) for r in self.bind(equation, arrays)]
         if op.attribute("spec") is not None and equation.primitive.name == "sharding_constraint":
             return [self._stored(op.results[0], arrays[0])]  # the plan states it, on the plan's mesh
         arrays = [
-            self.visitor.visit(Place("used", op.id, k), a) if v >= 0 else a
+            self.visit(Place("used", op.id, k), a) if v >= 0 else a
             for k, (a, v) in enumerate(zip(arrays, op.operands, strict=True))
         ]
-        with self.visitor.scope(op):
+        with self.scope(op):
             if equation.primitive.name == "dynamic_slice":
                 arrays = clamp_starts(arrays, equation.params["slice_sizes"])
-            results = self.visitor.bind(equation, arrays)
-        results = [self.visitor.visit(Place("computed", op.id, k), r) for k, r in enumerate(results)]
+            results = self.bind(equation, arrays)
+        results = [self.visit(Place("computed", op.id, k), r) for k, r in enumerate(results)]
         return [self._stored(v, r) for v, r in zip(op.results, results, strict=True)]
 
     def _rebuild(self, equation: Any, arrays: list[Any], scope: int, number: int, ops: list[Op]) -> list[Any]:
@@ -129,7 +119,7 @@ class Interpreter:
             return internals.retrace(run, jaxpr)
 
         changed = _REBUILD[equation.primitive.name](equation.params, body)
-        with self.visitor.scope(op):
+        with self.scope(op):
             results = internals.bind(equation, arrays, changed)
         return [self._stored(v, r) if v >= 0 else r for v, r in zip(op.results, results, strict=True)]
 

@@ -1,25 +1,25 @@
 """Runs Shardy's propagation: how every value is sharded, given inputs, outputs and a few constraints.
 
-The function is lowered for an abstract mesh (no devices), with each op in its own name scope, Shardy's propagation runs on the
-StableHLO, and the shardings are read back by scope. It is lowered once for all propagations, with a mark at every place where a
-constraint may be stated. Kernels and callbacks, which can be lowered for their devices only, are replaced by custom calls.
+The function is lowered once, for an abstract mesh, with each op in its own name scope and a mark at every place where a
+constraint may be stated; shardings are read back by scope. Kernels and callbacks are replaced by custom calls.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.equations import partition_spec
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Op, Program
 from shardwise.lowering.sharding import Axes, Sharding
-from shardwise.partitioner.interpret import Interpreter, Place, Visitor
+from shardwise.partitioner.interpret import Interpreter, Place
 
 Dims = tuple[Axes, ...]
 
@@ -33,19 +33,14 @@ def abstract_mesh(mesh: MeshAxes) -> AbstractMesh:
     return AbstractMesh(mesh.sizes, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
 
 
-def partition_spec(sharding: Sharding, mesh: MeshAxes) -> PartitionSpec:
-    spec: Any = PartitionSpec
-    names = (tuple(mesh.names[a] for a in axes) for axes in sharding.dims)
-    return cast(PartitionSpec, spec(*(axes or None for axes in names)))
-
-
 Constraints = Mapping[Place, Sharding]
 
 
-class Constrain(Visitor):
-    """Inserts constraints."""
+class Constrained(Interpreter):
+    """A program with constraints."""
 
-    def __init__(self, constraints: Constraints, mesh: Any, axes: MeshAxes):
+    def __init__(self, program: Program, constraints: Constraints, mesh: Any, axes: MeshAxes):
+        super().__init__(program)
         self._constraints, self._mesh, self._axes = constraints, mesh, axes
 
     def visit(self, place: Place, array: Any) -> Any:
@@ -53,14 +48,14 @@ class Constrain(Visitor):
         if sharding is None:
             return array
         constrain: Any = jax.lax.with_sharding_constraint
-        return constrain(array, NamedSharding(self._mesh, partition_spec(sharding, self._axes)))
+        return constrain(array, NamedSharding(self._mesh, partition_spec(sharding.spec(self._axes))))
 
 
-class _Mark(Visitor):
-    """Marks all stored values that have dimensions, and some other places, with numbers, and binds every op in a name scope
-    with the op's number."""
+class _Marked(Interpreter):
+    """Numbers stored values that have dimensions, and some other places; every op is bound in a scope of its number."""
 
-    def __init__(self, others: Collection[Place]):
+    def __init__(self, program: Program, others: Collection[Place]):
+        super().__init__(program)
         self._others = others
         self.numbers: dict[Place, int] = {}
 
@@ -78,10 +73,8 @@ class _Mark(Visitor):
 
 
 class Propagation:
-    """Shardy's propagation in one program with some shardings of its inputs and outputs.
-
-    ``others``: the places, besides those of stored values, where constraints may be stated.
-    """
+    """Shardy's propagation in one program; ``others``: places besides those of stored values where constraints may be
+    stated."""
 
     @collector_paused()
     def __init__(
@@ -94,21 +87,21 @@ class Propagation:
         others: Collection[Place],
     ):
         self._program, self._axes, self._mesh = program, mesh, abstract_mesh(mesh)
-        visitor = _Mark(others)
+        marked = _Marked(program, others)
 
         def run(*arrays: Any) -> list[Any]:
-            return Interpreter(program, visitor).run(jaxpr, arrays)
+            return marked.run(jaxpr, arrays)
 
         shapes = [internals.plain_shape(v.aval) for v in internals.split_jaxpr(jaxpr)[0].invars]
         ends = [[self._named(s) for s in of] for of in (inputs, outputs)]
         jitted = jax.jit(run, in_shardings=ends[0], out_shardings=ends[1], keep_unused=True)
         lowered = jitted.trace(*shapes).lower(lowering_platforms=("cpu",))
         self._module = internals.MarkedModule(lowered, mesh.names)
-        self._numbers = visitor.numbers
+        self._numbers = marked.numbers
         self._ops: dict[str, Op | None] = {}
 
     def _named(self, sharding: Sharding) -> NamedSharding:
-        return NamedSharding(self._mesh, partition_spec(sharding, self._axes))
+        return NamedSharding(self._mesh, partition_spec(sharding.spec(self._axes)))
 
     def _op(self, location: str) -> Op | None:
         if location not in self._ops:

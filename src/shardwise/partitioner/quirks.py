@@ -55,8 +55,7 @@ UNEVEN_FAILS: Final = ("scatter", CONVOLUTION)
 
 def scattered_product(lowered: Lowered, op: Op) -> dict[int, Sharding]:
     """Returns the operands of a product that must be stated, so that only a scattering of its result is left."""
-    rule = op.rule
-    assert rule is not None
+    rule = op.factor_rule
     assigned = list(lowered.factors[op.id])
     stored = lowered.storage[op.results[0]]
     partial = result_sharding(rule, 0, assigned, ()).partial

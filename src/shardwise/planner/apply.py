@@ -19,8 +19,7 @@ from shardwise.capture.trace import JitOptions, Traced
 from shardwise.errors import PlanError, SpmdError
 from shardwise.ir.program import Program
 from shardwise.partitioner.constraints import choose_constraints
-from shardwise.partitioner.interpret import Interpreter
-from shardwise.partitioner.propagation import Constrain
+from shardwise.partitioner.propagation import Constrained
 from shardwise.partitioner.quirks import failing_convolutions
 from shardwise.planner.devices import automatic, named_sharding, under_mesh
 from shardwise.planner.fingerprint import check_version
@@ -68,7 +67,7 @@ class Applied:
 
     def _explicit(self) -> Callable[..., list[Any]]:
         """The device-local program on every device."""
-        local = LocalProgram(self.program, self._plan.sharded, self._traced.jaxpr, self._rounds)
+        local = LocalProgram(self.program, self._plan.sharded, self._rounds)
         specs = [tuple(s.spec for s in shardings) for shardings in (self.in_shardings, self.out_shardings)]
         run: Callable[..., tuple[Any, ...]] = jax.shard_map(
             lambda *blocks: tuple(local(*blocks)),
@@ -91,8 +90,8 @@ class Applied:
                 f"XLA's partitioner computes wrong numbers for the convolution at {self.program.source_of(op)} as this plan "
                 "shards it: use plan.jit(fn) without partitioner='xla'"
             )
-        visitor = Constrain(choose_constraints(lowered, jaxpr), self.mesh, plan.mesh)
-        return lambda *arrays: Interpreter(self.program, visitor).run(jaxpr, arrays)
+        constrained = Constrained(self.program, choose_constraints(lowered, jaxpr), self.mesh, plan.mesh)
+        return lambda *arrays: constrained.run(jaxpr, arrays)
 
     def jitted(self, donate: bool = True, run: Callable[..., Any] | None = None) -> Any:
         """``jax.jit`` of this function, or of another one of the same arrays, with the plan's shardings."""

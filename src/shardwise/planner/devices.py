@@ -9,24 +9,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
+from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.paths import find_paths
-from shardwise.plans.plan import ArrayPlan, Plan, Spec
-
-
-def to_partition_spec(spec: Spec) -> PartitionSpec:
-    entries = [axes[0] if len(axes) == 1 else axes or None for axes in spec]
-    while entries and entries[-1] is None:
-        entries.pop()
-    return PartitionSpec(*entries)
+from shardwise.plans.plan import ArrayPlan, Plan
 
 
 def named_sharding(array: ArrayPlan, mesh: Any) -> NamedSharding:
-    return NamedSharding(mesh, to_partition_spec(array.spec))
+    return NamedSharding(mesh, equations.partition_spec(array.spec))
 
 
 def placed_shape(array: ArrayPlan, mesh: Any) -> Any:

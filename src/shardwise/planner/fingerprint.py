@@ -6,8 +6,7 @@ import hashlib
 from collections.abc import Callable
 
 from shardwise.errors import PlanError
-from shardwise.ir.program import Program
-from shardwise.ir.text import format_program
+from shardwise.ir.program import Program, format_program
 from shardwise.plans.plan import Plan
 
 

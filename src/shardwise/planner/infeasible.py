@@ -145,11 +145,8 @@ def does_not_fit(
 
 
 def _arguments_bytes(lowered: Lowered) -> int:
-    total, sizes = 0, lowered.mesh.sizes
-    for argument in lowered.program.arguments:
-        parts = math.prod(sizes[a] for axes in lowered.storage[argument.value].dims for a in axes)
-        total += lowered.program.values[argument.value].nbytes // parts
-    return int(total)
+    arguments = [lowered.program.values[a.value] for a in lowered.program.arguments]
+    return sum(v.nbytes // lowered.storage[v.id].shards(lowered.mesh) for v in arguments)
 
 
 def _proof(bound: Bound, predicted: Predicted, proven: bool, ended: Ended) -> list[str]:

@@ -222,7 +222,7 @@ def assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequ
 
 def stored_spec(lowered: Lowered, value: int) -> Spec:
     """The spec in which a value is stored."""
-    return tuple(tuple(lowered.mesh.names[a] for a in axes) for axes in lowered.storage[value].dims)
+    return lowered.storage[value].spec(lowered.mesh)
 
 
 def _collectives(lowered: Lowered) -> Iterator[PredictedCollective]:

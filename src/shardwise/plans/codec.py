@@ -1,8 +1,7 @@
 """The JSON of a plan: dataclasses as plain data, and back, checked against the types of their fields.
 
-Fields that do not count in comparisons are not written, except those of decisions, whose first field has the name of the class:
-a decision is ``{"shard": colors, ...}``, ``{"keep": values, ...}`` or ``{"pin": value, ...}``. A mesh is a mapping of sizes, an
-enum its name in lower case. A class with ``to_json`` is written by that method.
+Fields that do not count in comparisons are not written, except those of decisions: a decision is ``{"shard": colors, ...}``,
+``{"keep": values, ...}`` or ``{"pin": value, ...}``. A mesh is a mapping of sizes, an enum its name in lower case.
 """
 
 from __future__ import annotations

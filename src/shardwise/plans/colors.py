@@ -1,5 +1,4 @@
-"""A summary of the analysis that is saved with a plan: groups of colors, the values that two groups share, the conflicts inside
-groups, and how the plan decided them. Its size is bounded, however large the program is."""
+"""A summary of the analysis that is saved with a plan, of bounded size: groups of colors, conflicts, decisions."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ _MOST_SEARCHED: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """Dimensions that are sharded together: ``number`` is the group's id in the analysis, ``size`` the largest size, ``places``
-    examples of its ``in_all`` dimensions of arguments and outputs, ``axes`` the plan's mesh axes for it, major first."""
+    """Dimensions that are sharded together: ``size`` the largest size, ``places`` examples of its ``in_all`` dimensions of
+    arguments and outputs, ``axes`` the plan's mesh axes for it, major first."""
 
     number: int
     size: int
@@ -42,9 +41,8 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class ConflictSummary:
-    """Two dimensions of one group that one axis cannot both shard, in ``count`` ops. ``first`` and ``second`` are examples of
-    the sides, ``lines`` of source lines. ``kept`` has for each axis of the group the side that is sharded, 1 or 2; 0 where no
-    side is consistent, so that neither is."""
+    """Two dimensions of one group that one axis cannot both shard, in ``count`` ops, with examples of the sides and source
+    lines. ``kept``: for each axis of the group the side that is sharded, 1 or 2; 0 where no side is consistent."""
 
     bit: int
     group: int
@@ -137,8 +135,8 @@ def _sides(analysis: Analysis, conflicts: Sequence[Conflict]) -> tuple[tuple[str
     sides: list[dict[tuple[int, int], None]] = [{}, {}]
     for conflict in conflicts:
         op = program.ops[conflict.op]
-        assert op.rule is not None
-        majors_of = zip((*op.operands, *op.results), (*op.rule.operand_majors, *op.rule.result_majors), strict=True)
+        rule = op.factor_rule
+        majors_of = zip((*op.operands, *op.results), (*rule.operand_majors, *rule.result_majors), strict=True)
         for v, d, major in [(v, d, major) for v, majors in majors_of for d, major in enumerate(majors)]:
             for side, factor in zip(sides, (conflict.first, conflict.second), strict=True):
                 if major == factor:

@@ -1,5 +1,4 @@
-"""The half of :class:`Plan` that needs JAX: specs and shardings for ``jax.jit``, sharded arguments, the planned function. Its
-methods have the examples; the work is done in ``planner`` and ``verification``."""
+"""The half of :class:`Plan` that needs JAX; the work is done in ``planner`` and ``verification``."""
 
 from __future__ import annotations
 
@@ -47,9 +46,9 @@ class Execution:
         >>> plan.spec("x") == plan["x"] == P("data"), plan["w"] == P()
         (True, True)
         """
-        from shardwise.planner.devices import to_partition_spec
+        from shardwise.capture.equations import partition_spec
 
-        return to_partition_spec(self.array(path).spec)
+        return partition_spec(self.array(path).spec)
 
     def __getitem__(self, path: str) -> PartitionSpec:
         return self.spec(path)
@@ -61,9 +60,9 @@ class Execution:
         >>> plan.in_specs == (P(), P("data"))
         True
         """
-        from shardwise.planner.devices import to_partition_spec
+        from shardwise.capture.equations import partition_spec
 
-        return self._positional([to_partition_spec(a.spec) for a in self.arguments])
+        return self._positional([partition_spec(a.spec) for a in self.arguments])
 
     @property
     def out_specs(self) -> Any:
@@ -72,9 +71,9 @@ class Execution:
         >>> plan.out_specs == P()
         True
         """
-        from shardwise.planner.devices import to_partition_spec
+        from shardwise.capture.equations import partition_spec
 
-        return self._trees()[1].unflatten([to_partition_spec(a.spec) for a in self.outputs])
+        return self._trees()[1].unflatten([partition_spec(a.spec) for a in self.outputs])
 
     @property
     def in_shardings(self) -> Any:

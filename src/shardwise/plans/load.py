@@ -20,11 +20,10 @@ from shardwise.plans.plan import SCHEMA, Plan
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Loads a plan that :meth:`Plan.save` wrote.
 
-    >>> import jax, shardwise, tempfile
+    >>> import jax, shardwise
     >>> plan = shardwise.plan(lambda x: 2 * x, jax.ShapeDtypeStruct((8,), "float32"), mesh={"data": 4}, tactics=[])
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     plan.save(f"{folder}/plan.json")
-    ...     shardwise.load_plan(f"{folder}/plan.json") == plan
+    >>> plan.save("plan.json")
+    >>> shardwise.load_plan("plan.json") == plan
     True
     """
     file = Path(path)

@@ -55,8 +55,8 @@ class ArrayPlan:
 
 @dataclass(frozen=True, slots=True)
 class StatedConstraint:
-    """A sharding constraint inside the program, at ``source``. The ``place`` is ``stored`` for value ``number``, ``used`` for
-    operand ``index`` of op ``number``, ``computed`` for its result ``index``."""
+    """A sharding constraint inside the program, at ``source``: value ``number`` as it is ``stored``, operand ``index`` of op
+    ``number`` as it is ``used``, or its result as ``computed``."""
 
     place: str
     number: int
@@ -242,9 +242,6 @@ class Plan(Execution):
           names: by path of an argument, the names of its dimensions in the model. Without them, names are invented, one for
             all dimensions that need the same sharding.
 
-        >>> import jax, shardwise
-        >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(64, 32), (1024, 64)]]
-        >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, tactics="dp")
         >>> plan.rules({"x": ("batch", "embed"), "w": ("embed", "mlp")}).rules
         (('batch', 'data'), ('embed', None), ('mlp', None))
         """
@@ -258,11 +255,8 @@ class Plan(Execution):
         """A loaded plan with its function, so that :meth:`what_if`, :attr:`effects`, :attr:`in_specs`, :meth:`verify` and a
         complete :meth:`report` are available as for a new plan. Arguments are as in :func:`shardwise.plan`.
 
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     plan.save(f"{folder}/plan.json")
-        ...     loaded = shardwise.load_plan(f"{folder}/plan.json")
-        >>> loaded.bind(step, w, x).in_specs == plan.in_specs
+        >>> plan.save("plan.json")
+        >>> shardwise.load_plan("plan.json").bind(step, w, x).in_specs == plan.in_specs
         True
         """
         from shardwise.planner.what_if import bound
@@ -295,12 +289,9 @@ class Plan(Execution):
           pins: as in :func:`shardwise.plan`; they come first, and replace the plan's pins of the same values.
           topology: other devices for the same mesh.
 
-        >>> import jax, shardwise
-        >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (65536, 64)]]
-        >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, tactics="dp")
         >>> asked = plan.what_if(without=1)
-        >>> asked.after.time_s > 3 * asked.before.time_s, [spec.path for spec in asked.specs]
-        (True, ['x', 'out'])
+        >>> asked.after.time_s > asked.before.time_s, [spec.path for spec in asked.specs]
+        (True, ['x'])
         """
         from shardwise.planner.what_if import what_if
 
@@ -346,10 +337,8 @@ class Plan(Execution):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a file, which is replaced as a whole or not at all.
 
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     plan.save(f"{folder}/plan.json")
-        ...     shardwise.load_plan(f"{folder}/plan.json") == plan
+        >>> plan.save("plan.json")
+        >>> shardwise.load_plan("plan.json") == plan
         True
         """
         write_whole(path, self.to_json(), PlanError)
@@ -357,18 +346,14 @@ class Plan(Execution):
     def timeline(self, path: str | os.PathLike[str]) -> None:
         """Writes the predicted step as a trace that chrome://tracing and Perfetto show: compute, communication, memory.
 
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     plan.timeline(f"{folder}/step.json")
+        >>> plan.timeline("step.json")
         """
         write_whole(path, json.dumps(self.predicted.timeline()), PlanError)
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as one HTML page that needs no network: figures, table, source lines, memory, mesh, search.
 
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     plan.report(f"{folder}/plan.html")
+        >>> plan.report("plan.html")
         """
         from shardwise.report.html import page_html
 
@@ -378,10 +363,8 @@ class Plan(Execution):
     def load(path: str | os.PathLike[str]) -> Plan:
         """A plan that :meth:`save` wrote; ``shardwise.load_plan`` is the same.
 
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     plan.save(f"{folder}/plan.json")
-        ...     shardwise.Plan.load(f"{folder}/plan.json") == plan
+        >>> plan.save("plan.json")
+        >>> shardwise.Plan.load("plan.json") == plan
         True
         """
         from shardwise.plans.load import load_plan

@@ -37,8 +37,8 @@ class MeshTried:
 
 @dataclass(frozen=True, slots=True)
 class VariantTried:
-    """A variant that could have been chosen: the best state for it, or in ``why`` the reason that it is not possible. Without a
-    time none of its plans can fit, and the peak is the least of theirs."""
+    """A variant that could have been chosen: the best state for it, or in ``why`` the reason that there is none. Without a time
+    none of its plans can fit."""
 
     variant: str
     time_s: float | None = None
@@ -58,8 +58,7 @@ class Trade:
 
 @dataclass(frozen=True, slots=True)
 class SearchLog:
-    """A plan's search. ``meshes`` is empty where the mesh was an argument, and ``variants`` likewise; ``front`` has at most
-    ``MOST_TRADES`` states, the smallest peak first; seconds are None in a loaded plan."""
+    """A plan's search. ``meshes`` and ``variants`` are empty where they were given; ``front`` by peak, the smallest first."""
 
     method: str
     seed: int

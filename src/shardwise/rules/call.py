@@ -70,8 +70,8 @@ class RuleBuilder:
         reason: str = "",
         windows: Sequence[Mapping[str, int]] = (),
     ) -> None:
-        """Adds one factor at these places, except those of size one, which broadcast. Nothing is added where no place is left
-        or the factor has size one. Without ``kind`` it is parallel, or free if it is in results only."""
+        """Adds one factor at these places, except those of size one, which broadcast. Without ``kind`` it is parallel, or free
+        if it is in results only."""
         placed = [(t, d) for t, d in places if self.shapes[t][d] > 1]
         size = size if size is not None else max((self.shapes[t][d] for t, d in placed), default=1)
         if size <= 1 or not placed:
@@ -119,8 +119,7 @@ def build_rule(function: Callable[[RuleBuilder], None], call: OpCall) -> Rule:
 
 
 def pointwise(b: RuleBuilder) -> None:
-    """Each position of the results depends on the same position of the operands. Scalars and dimensions of size one
-    broadcast."""
+    """Each position of the results depends on the same position of the operands. Size one broadcasts."""
     shape = b.results[0] if b.results else max(b.operands, key=len, default=())
     ranked = [t for t in b.tensors if len(b.shapes[t]) == len(shape)]
     for d in range(len(shape)):

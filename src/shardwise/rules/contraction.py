@@ -12,8 +12,8 @@ from shardwise.rules.call import Place, RuleBuilder
 def _product(
     b: RuleBuilder, numbers: Any, shift: int = 0, skipped: Sequence[int] = ()
 ) -> tuple[list[list[Place]], list[list[Place]]]:
-    """Returns the places of each dimension of a product's result, batch first and starting at ``shift``, and those of each
-    contracted dimension. The ``skipped`` dimensions of the second operand are in neither."""
+    """Returns the places of each dimension of a product's result, batch first and starting at ``shift``, and of each contracted
+    one, without ``skipped``."""
     (contract_l, contract_r), (batch_l, batch_r) = numbers
     used = {*contract_l, *batch_l}, {*contract_r, *batch_r, *skipped}
     kept = [[(0, left), (1, right)] for left, right in zip(batch_l, batch_r, strict=True)]
@@ -32,8 +32,7 @@ def dot_general(b: RuleBuilder) -> None:
 
 
 def scaled_dot(b: RuleBuilder) -> None:
-    """A product of block-scaled operands. The scales have one position per block of k: a part of k takes its part of the
-    scales only if cut between blocks, which the partitioner does not guarantee, so k is blocked."""
+    """A product of block-scaled operands. k is blocked, since the scales have one position per block of it."""
     kept, contracted = _product(b, b.params["dimension_numbers"])
     scaled = {t: t + 2 for t in (0, 1) if t + 2 < b.out and len(b.operands[t + 2]) == len(b.operands[t])}
     for places in kept:
@@ -45,11 +44,8 @@ def scaled_dot(b: RuleBuilder) -> None:
 
 
 def ragged_dot_general(b: RuleBuilder) -> None:
-    """Products by group, where groups are consecutive rows of the ragged dimension.
-
-    Where the ragged dimension is not contracted, rows belong to groups by the running sum of ``group_sizes``; a part of
-    the rows, or of the groups, no longer starts at the first group. Both are blocked. The rest is an ordinary product.
-    """
+    """Products by group: consecutive rows of the ragged dimension, which find their group by the running sum of
+    ``group_sizes``. Rows and groups are blocked unless contracted; the rest is an ordinary product."""
     numbers = b.params["ragged_dot_dimension_numbers"]
     ragged, group_dims = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
     (contract_l, _), (batch, _) = numbers.dot_dimension_numbers
@@ -78,9 +74,9 @@ def ragged_dot_general(b: RuleBuilder) -> None:
 def conv_general_dilated(b: RuleBuilder) -> None:
     """Batch and features are those of a product, with feature or batch groups as the major factor.
 
-    A spatial dimension relates three indices, ``input = output * stride + tap * dilation - padding``. Of output and tap the
-    one that covers more of the input is one factor with it: the output in a forward convolution (a halo), the taps in a weight
-    gradient, where the "kernel" is an image and the result a few taps wide (a reduction with a halo). The other is blocked.
+    A spatial dimension relates ``input = output * stride + tap * dilation - padding``. Of output and tap the one that covers
+    more of the input is one factor with it: the output in a forward convolution (a halo), the taps in a weight gradient (a
+    reduction with a halo). The other is blocked.
     """
     p = b.params
     numbers = p["dimension_numbers"]

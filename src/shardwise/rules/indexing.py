@@ -36,8 +36,7 @@ def gather(b: RuleBuilder) -> None:
 
 def scatter(b: RuleBuilder) -> None:
     """``operand[v…, d…], indices[s…, n], updates[s…, d…] -> operand's shape``: v is indexed, d is copied, s are positions of
-    updates. Where updates are combined (add, mul, min, max) s is a reduction; a plain scatter keeps the last update, which no
-    reduction computes, so s is blocked there."""
+    updates: a reduction where updates are combined, else blocked."""
     n = len(b.results)
     numbers = b.params["dimension_numbers"]
     operand, updates = b.operands[0], b.operands[n + 1]

@@ -1,22 +1,19 @@
-"""Rules of Pallas kernels, derived from the kernel itself.
+"""Rules of Pallas kernels, derived from the kernel itself, and of cuDNN's attention.
 
-Problem. A ``pallas_call`` runs its body once for every point of a grid, on blocks that index maps choose. Nothing states
-which of its dimensions can be split between devices.
-
-Idea. A grid dimension can be split if its steps are independent of their index and of each other:
+A ``pallas_call`` runs its body once for every point of a grid, on blocks that index maps choose. A grid dimension can be split
+if its steps are independent of their index and of each other:
 
 - the body does not read its index (``program_id``);
-- every index map uses the index only as the block number of one dimension, or divided by a constant (heads that share keys
-  and values), or not at all; the blocks cover the array exactly;
-- an output that does not use it, and scratch memory, carry nothing from step to step: the kernel overwrites them before
-  reading them wherever the dimensions inside are at their first step. For scratch memory it may also declare the dimension
-  parallel.
+- every index map uses the index only as the block number of one dimension, or divided by a constant (heads that share keys and
+  values), or not at all; the blocks cover the array exactly;
+- an output that does not use it, and scratch memory, carry nothing from step to step: the kernel overwrites them before reading
+  them wherever the dimensions inside are at their first step. For scratch memory it may also declare the dimension parallel.
 
 Such a dimension is a factor, the major one of the array dimensions whose blocks it numbers. All other factors are blocked. An
 output that does not use it has what the last step wrote.
 
-Weakness. An index that is computed in any other way blocks its grid dimension, and so does a scratch buffer whose reset depends
-on data. Jaxprs are read by their attributes only, since rules do not import JAX.
+Weak: an index that is computed in any other way blocks its grid dimension, and so does a scratch buffer whose reset depends on
+data. Jaxprs are read by their attributes only, since rules do not import JAX.
 """
 
 from __future__ import annotations
@@ -29,13 +26,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shardwise.ir.rule import Rule
-from shardwise.rules.call import OpCall, Place, RuleBuilder
+from shardwise.rules.call import OpCall, Place, RuleBuilder, Shape
 
 
 @dataclass(frozen=True, slots=True)
 class GridSplit:
-    """A grid dimension that can be split in at most ``parts`` equal parts. ``places`` are the dimensions of operands and
-    results whose blocks it numbers; ``rewritten`` are the numbers of the results that every step overwrites."""
+    """A grid dimension that can be split in at most ``parts`` equal parts. ``places``: the dimensions of operands and results
+    whose blocks it numbers; ``rewritten``: the results that every step overwrites."""
 
     axis: int
     parts: int
@@ -65,7 +62,7 @@ def grid_splits(params: Mapping[str, Any]) -> list[GridSplit]:
     mapping, body = params["grid_mapping"], _open(params["jaxpr"])
     if params.get("mesh") is not None or getattr(mapping, "local_grid_env", None) is not None:
         return []
-    if any(name.startswith("prng_") for name in _names(body)) or body.constvars:
+    if any(name.startswith("prng_") for name in primitive_names(body)) or body.constvars:
         return []
     # The body numbers the dimensions that are not mapped by vmap.
     numbered = [axis for axis in range(len(mapping.grid)) if axis not in mapping.vmapped_dims]
@@ -189,12 +186,12 @@ def _inner(equation: Any) -> list[Any]:
     return [_open(v) for v in values if hasattr(_open(v), "eqns")]
 
 
-def _names(jaxpr: Any) -> Iterator[str]:
+def primitive_names(jaxpr: Any) -> Iterator[str]:
     """Yields the names of all primitives in a jaxpr."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name
         for inner in _inner(equation):
-            yield from _names(inner)
+            yield from primitive_names(inner)
 
 
 def _live(jaxpr: Any) -> list[Any]:
@@ -230,8 +227,8 @@ def _declared_parallel(params: Mapping[str, Any], numbered: Sequence[int]) -> se
 
 
 def _overwritten(jaxpr: Any, refs: dict[Any, int], first: set[int], scalars: dict[Any, Any]) -> frozenset[int] | None:
-    """Returns which of some buffers a step overwrites where the grid dimensions ``first`` are at their first step; None where
-    it reads one before. ``scalars`` has the scalars with a known value."""
+    """Returns which buffers a step overwrites where the grid dimensions ``first`` are at their first step; None where it reads
+    one before. ``scalars``: known values."""
     fresh: frozenset[int] = frozenset()
     used = {v for atoms in (jaxpr.outvars, *(e.invars for e in jaxpr.eqns)) for v in atoms if not _is_literal(v)}
 
@@ -313,3 +310,57 @@ def jaxpr_flops(jaxpr: Any) -> float:
         else:
             total += params.get("length", 1) * sum(map(jaxpr_flops, _inner(equation)))
     return total
+
+
+# cuDNN's attention, ``dot_product_attention_fwd_wrapper`` and ``_bwd_wrapper`` in JAX. Operands are query, key, value,
+# bias, the lengths of queries and keys, the offsets of packed segments, two page tables; going backward also the softmax
+# statistics, the output and its gradient. Those that are not in use have shape ``(0,)``.
+
+_QUERY, _KEY, _VALUE, _BIAS = range(4)
+_LENGTHS: Final = (4, 5)
+_OFFSETS, _PAGES = 6, 8
+_STATISTICS, _OUTPUT, _GRADIENT = 10, 11, 12
+_SHARED: Final = "heads that share a key and a value stay together"
+
+
+def fused_attention(b: RuleBuilder) -> None:
+    """Batch and heads can be split; with paged keys or packed segments only heads, or nothing in the inner primitives."""
+    head = _head_dim(b.params)
+    queries, keys, statistics = [_QUERY, b.out], [_KEY, _VALUE], list(b.outs[1:2])
+    biases = [_BIAS] if len(b.shapes[_BIAS]) == 4 else []
+    if b.out > _GRADIENT:
+        queries += [_OUTPUT, _GRADIENT]
+        keys += b.outs[1:3]
+        statistics = [_STATISTICS]
+        biases += b.outs[3:4]
+    batch, heads = b.shapes[_QUERY][0], b.shapes[_KEY][head]
+    lengths = [t for t in _LENGTHS if b.shapes[t] == (batch,)]
+    packed, paged = len(b.shapes[_OFFSETS]) == 2, len(b.shapes[_PAGES]) == 4
+    if not packed and not paged:
+        b.add([(t, 0) for t in (*queries, *keys, *statistics, *biases, *lengths)])
+    if not packed or b.call.kind.endswith("_wrapper"):
+        places = [(t, head) for t in (*queries, *keys)] + [(t, 1) for t in (*statistics, *biases)]
+        b.add(places, heads)
+        for t, d in places:
+            b.block([(t, d)], _SHARED, b.shapes[t][d] // heads)
+    b.block_rest("cuDNN's attention needs it whole")
+
+
+def broadcast_bias_dims(shapes: Sequence[Shape], params: Mapping[str, Any]) -> list[Place]:
+    """Returns the dimensions of the query over which the gradient of a bias of size one is summed: batch or heads."""
+    bias = shapes[_BIAS]
+    dims = (0, _head_dim(params))
+    return [(_QUERY, d) for k, d in enumerate(dims) if len(bias) == 4 and bias[k] == 1 < shapes[_QUERY][d]]
+
+
+def fused_attention_flops(operands: Sequence[Shape], params: Mapping[str, Any]) -> float:
+    """Returns the FLOPs of attention on operands of these shapes: two products forward, five backward."""
+    keys = operands[_KEY][3 - _head_dim(params)]
+    products = 5 if len(operands) > _GRADIENT else 2
+    return products * 2.0 * math.prod(operands[_QUERY]) * keys
+
+
+def _head_dim(params: Mapping[str, Any]) -> int:
+    """Returns the dimension of the heads. Layout 0 has the positions before the heads (BTNH), layout 1 after them (BNTH)."""
+    layout = params["layout"]
+    return 1 if getattr(layout, "value", layout) == 1 else 2

@@ -18,8 +18,7 @@ CUMULATIVE: Final = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 
 
 def reduce_axes(b: RuleBuilder) -> None:
-    """``(i,k)->(i)``; k is the reduced axis, blocked where there is no reducer. As many operands as there are results are
-    reduced together; the others are initial values."""
+    """``(i,k)->(i)``; k is blocked where there is no reducer. Operands beyond the results are initial values."""
     reducer = REDUCERS_BY_KIND[b.call.kind]
     axes = b.params["axes" if "axes" in b.params else "dimensions"]
     inputs = range(len(b.results))

@@ -1,8 +1,7 @@
 """The rule of each primitive, and the registry of users' rules.
 
-A primitive has a rule, or it is one of the few *opaque* ones, listed here with the reason, or it is unknown. Opaque and
-unknown ones get the safe rule (every dimension blocked) and are reported. Control flow and calls are not here: capture
-inlines them.
+A primitive has a rule, or it is one of the few *opaque* ones, listed here with the reason, or it is unknown. Opaque and unknown
+ones get the safe rule (every dimension blocked) and are reported.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from shardwise.ir.notation import parse_rule
 from shardwise.ir.rule import Rule, check_rule
 from shardwise.ir.traits import MANUAL, SCATTERS
 from shardwise.rules import contraction, indexing, reduction, shape, transforms
-from shardwise.rules.attention import fused_attention
 from shardwise.rules.call import OpCall, RuleBuilder, build_rule, opaque, passing, pointwise
-from shardwise.rules.kernels import pallas_rule
+from shardwise.rules.kernels import fused_attention, pallas_rule
 from shardwise.rules.tables import ELEMENTWISE, LINEAR_ALGEBRA, PASSING
 
 RuleFunction = Callable[[OpCall], Rule | str | None]
@@ -145,8 +143,8 @@ def is_known(kind: str) -> bool:
 
 
 def find_rule(call: OpCall, kernel: str = "", stated: str | None = None) -> OpRule:
-    """Returns the rule of an op: a user's for the kernel or the primitive, the one that the op states itself (in our
-    notation), the built-in one, one derived from a kernel, or the safe one."""
+    """Returns the rule of an op: a user's for the kernel or the primitive, the one that it states itself, the built-in or a
+    derived one, or the safe one."""
     for name in (f"{call.kind}:{kernel}" if kernel else "", call.kind):
         rule = _from_user(name, call) if name in _registered else None
         if rule is not None:

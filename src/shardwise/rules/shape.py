@@ -16,8 +16,7 @@ _PIECE: Final = "a small piece of a dimension is not tied to the whole"
 
 
 def _placed(b: RuleBuilder, pairs: Iterable[tuple[int, int]], operand: int = 0) -> None:
-    """Adds a factor for each dimension of the result. ``pairs`` are dimensions of the operand and of the result with the same
-    positions; the other dimensions of the result are free."""
+    """Adds a factor for each dimension of the result; ``pairs``: (operand's, result's) dimensions with the same positions."""
     sources = {r: d for d, r in pairs}
     for r in range(len(b.results[0])):
         b.add([*([(operand, sources[r])] if r in sources else []), (b.out, r)])
@@ -49,8 +48,7 @@ def squeeze(b: RuleBuilder) -> None:
 
 
 def leading(b: RuleBuilder) -> None:
-    """The leading dimensions of operand and result are the same. More dimensions of the result are free, as in ``random_bits``
-    and ``random_split``: ``(keys…) -> (keys…, shape…)``."""
+    """The leading dimensions of operand and result are the same, others of the result free: ``(keys…) -> (keys…, shape…)``."""
     _placed(b, ((d, d) for d in range(len(b.operands[0]))))
 
 
@@ -115,7 +113,7 @@ def _skip_block(left: list[list[int]], right: list[list[int]], pairs: list[tuple
 
 def _shifted(b: RuleBuilder, windows: Mapping[int, list[dict[str, int]]]) -> None:
     """Pointwise, except that the dimensions with windows are shifted: a halo. Tensors that have only a small piece of such a
-    dimension are not tied to the rest: a few rows beside thousands mean something else, and are on one device anyway."""
+    dimension are not tied to the rest."""
     tensors = [t for t in b.tensors if b.shapes[t]]
     for d in range(len(b.operands[0])):
         places = [(t, d) for t in tensors]

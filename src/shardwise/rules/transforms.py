@@ -53,16 +53,15 @@ def fft(b: RuleBuilder) -> None:
 
 
 def rng_bit_generator(b: RuleBuilder) -> None:
-    """``(key) -> (new key), (bits…)``. The bits depend on the key and on the position only, so that every device can compute
-    its part; the partitioner lets each compute all of them and keep a part."""
+    """``(key) -> (new key), (bits…)``. Bits depend on the key and the position only: every device can compute its part."""
     b.block_apart([(t, d) for t in range(b.out + 1) for d in range(len(b.shapes[t]))], "the words of one key")
     for d in range(len(b.results[1])):
         b.add([(b.out + 1, d)])
 
 
 def random_gamma(b: RuleBuilder) -> None:
-    """``(keys…), (keys…, shape…) -> (keys…, shape…)``: each position derives its key from its number in the flattened
-    array. Of an array under one key the major dimension can be split; the others are minor parts of the flat one."""
+    """``(keys…), (keys…, shape…) -> (keys…, shape…)``: each position derives its key from its number in the flattened array, of
+    which the major dimension can be split."""
     keys, shape = len(b.operands[0]), b.results[0]
     major = next((d for d, size in enumerate(shape) if size > 1), 0)
     for d in range(len(shape)):

@@ -19,7 +19,6 @@ Weak: every value has its own best sharding, and the copies that reshards make a
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -58,7 +57,7 @@ def peak_bound(model: CostModel, base: Sequence[Decision] = (), mesh: MeshAxes |
     >>> from shardwise.lowering.structure import Structure
     >>> from shardwise.hardware.mesh import MeshAxes
     >>> x, w = (jax.ShapeDtypeStruct(s, "float32") for s in [(4096, 1024), (1024, 1024)])
-    >>> structure = Structure.of(shardwise.analyze(lambda x, w: x @ w, x, w))
+    >>> structure = Structure(shardwise.analyze(lambda x, w: x @ w, x, w))
     >>> found = peak_bound(CostModel(structure, HardwareCost.of(MeshAxes.of({"data": 4}))))
     >>> found.peak_bytes / 2**20, [(a.label, a.nbytes / 2**20) for a in found.alive[1:]]
     (9.125, [('x', 4.0), ('w', 1.0)])
@@ -137,7 +136,7 @@ class _Least:
             fixed = (*pinned, *((),) * (len(shape) - len(pinned)))
             used = {a for axes in fixed for a in axes or ()}
             able = [a - used if axes is None else frozenset() for a, axes in zip(able, fixed, strict=True)]
-            shards = [math.prod(self.mesh.sizes[a] for a in axes or ()) for axes in fixed]
+            shards = [self.mesh.pieces(axes or ()) for axes in fixed]
         return self._cut(shape, tuple(able), tuple(shards))
 
 

@@ -1,15 +1,13 @@
 """One emitter for each kind of collective, and for the permutes of windowed ops.
 
 Each step of ``shardwise.lowering.sharding.reshard`` becomes one collective of ``jax.lax`` on the local block, so that what is
-emitted is what was counted. Blocks are numbered by the axes of a dimension, major first. A gather or an all-to-all over axes of
-several dimensions is one collective over all of them; the pieces are then transposed into place.
+emitted is what was counted. Blocks are numbered by the axes of a dimension, major first.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -30,21 +28,13 @@ def block_index(axes: Axes, mesh: MeshAxes) -> Any:
     return index
 
 
-def pieces(axes: Axes, mesh: MeshAxes) -> int:
-    """How many blocks some axes make."""
-    return math.prod(mesh.sizes[a] for a in axes)
-
-
 def changed_dims(before: Sharding, after: Sharding) -> list[int]:
     return [d for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)) if old != new]
 
 
 def emit(arrays: list[Any], step: Collective, before: Sharding, reducer: str, mesh: MeshAxes) -> list[Any]:
-    """The arrays after one step of a reshard. There is one, or, where positions of a maximum are reduced, a second with the
-    values."""
-    after = step.after
-    assert after is not None
-    names = tuple(mesh.names[a] for a in step.axes)
+    """The arrays after one step of a reshard: one, or positions of a maximum and the values there."""
+    after, names = step.after, tuple(mesh.names[a] for a in step.axes)
     if step.kind is Kind.SLICE:
         return [_slice(x, before, after, mesh) for x in arrays]
     if step.kind is Kind.ALL_REDUCE:
@@ -64,8 +54,7 @@ def emit(arrays: list[Any], step: Collective, before: Sharding, reducer: str, me
 
 
 def _ring(x: Any, axis: int, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
-    """A sum over devices of which each keeps a block. Each block goes once round, and every device adds its part: unlike a
-    reduce-scatter, permutes can run beside other work."""
+    """A reduce-scatter as permutes, which can run beside other work: blocks go round, and every device adds its part."""
     (dim,) = changed_dims(before, after)
     count, index = mesh.sizes[axis], block_index((axis,), mesh)
     size = x.shape[dim] // count
@@ -87,7 +76,7 @@ def _slice(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
     for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)):
         added = new[len(old) :]
         if added:
-            size = x.shape[d] // pieces(added, mesh)
+            size = x.shape[d] // mesh.pieces(added)
             x = jax.lax.dynamic_slice_in_dim(x, block_index(added, mesh) * np.int32(size), size, d)
     return x
 
@@ -129,7 +118,7 @@ def _gather(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
     if len(along) == 1:
         return jax.lax.all_gather(x, names, axis=along[0], tiled=True)
     parts = jax.lax.all_gather(x, names, axis=0, tiled=False)
-    return _spread(parts.reshape(*(pieces(gathered[d], mesh) for d in along), *x.shape), along)
+    return _spread(parts.reshape(*(mesh.pieces(gathered[d]) for d in along), *x.shape), along)
 
 
 def _spread(parts: Any, along: Sequence[int]) -> Any:
@@ -165,7 +154,7 @@ def _all_to_all(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> An
     local = parts.shape[len(moving) :]
     parts = jax.lax.all_to_all(parts.reshape(-1, *local), names, split_axis=0, concat_axis=0, tiled=True)
     # What arrives is in the order of the dimensions that it comes from.
-    counts = (pieces(tuple(a for a in moving if old[a] == d), mesh) for d in sources)
+    counts = (mesh.pieces(tuple(a for a in moving if old[a] == d)) for d in sources)
     return _spread(parts.reshape(*counts, *local), sources)
 
 
@@ -185,10 +174,9 @@ def _permute(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
 
 
 def _ppermute(x: Any, axes: Axes, pairs: Sequence[tuple[int, int]], mesh: MeshAxes) -> Any:
-    """Sends blocks, numbered by the axes with the first as the major one. ``lax.ppermute`` numbers devices in the order of the
-    mesh, whatever the order of the names."""
+    """Sends blocks, numbered by the axes. ``lax.ppermute`` numbers devices in the order of the mesh instead."""
     order = sorted(axes)
-    devices = np.arange(pieces(axes, mesh)).reshape([mesh.sizes[a] for a in order])
+    devices = np.arange(mesh.pieces(axes)).reshape([mesh.sizes[a] for a in order])
     numbers = devices.transpose([order.index(a) for a in axes]).ravel().tolist()
     return jax.lax.ppermute(x, tuple(mesh.names[a] for a in order), [(numbers[a], numbers[b]) for a, b in pairs])
 
@@ -208,8 +196,7 @@ def window(x: Any, start: Any, size: int, dim: int) -> Any:
 
 
 def fetch(x: Any, needed: Fetch, axes: Axes, mesh: MeshAxes) -> Any:
-    """The positions of one dimension that this device needs, some of them from others. Positions outside of the array have any
-    value: see ``fill_outside``."""
+    """The positions of one dimension that this device needs; those outside of the array have any value (``fill_outside``)."""
     dim, index = needed.dim, block_index(axes, mesh)
     arrived = []
     for r in needed.rounds:
@@ -222,12 +209,12 @@ def fetch(x: Any, needed: Fetch, axes: Axes, mesh: MeshAxes) -> Any:
     inside = -needed.block <= first < needed.block and 0 < last <= 2 * needed.block
     if len(ahead) == 1 and inside and all(r.near for r in needed.rounds):
         return _beside(x, needed, arrived, ahead.pop(), index)
-    return _assembled(x, needed, arrived, index, pieces(axes, mesh))
+    return _assembled(x, needed, arrived, index, mesh.pieces(axes))
 
 
 def fill_outside(x: Any, needed: Fetch, axes: Axes, mesh: MeshAxes, fill: Any) -> Any:
     """What was fetched along a dimension, with ``fill`` at positions outside of the array."""
-    total = needed.block * pieces(axes, mesh)
+    total = needed.block * mesh.pieces(axes)
     if min(needed.starts) >= 0 and max(needed.starts) + needed.width <= total:
         return x
     start = _by_block(needed.starts, block_index(axes, mesh))

@@ -118,10 +118,8 @@ def _slice_sizes(numbers: Any, rank: int, updates: tuple[int, ...]) -> tuple[int
 
 
 def _kept(op: LocalOp, operand: Array, indices: Array, updates: Array, has: Array) -> tuple[Array, Array]:
-    """A single update that changes nothing where it is to be dropped, and its index vector, which is in bounds.
-
-    XLA makes one update a dynamic slice, and merges that with one around it as if it were in bounds.
-    """
+    """A single update that changes nothing where it is to be dropped, and its index vector, in bounds: XLA makes one update a
+    dynamic slice, and merges that with one around it as if it were in bounds."""
     numbers = op.params["dimension_numbers"]
     slices = _slice_sizes(numbers, operand.ndim, updates.shape)
     dims = numbers.scatter_dims_to_operand_dims
@@ -142,8 +140,7 @@ def _kept(op: LocalOp, operand: Array, indices: Array, updates: Array, has: Arra
 
 @form("dynamic_slice")
 def dynamic_slice(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """Only dimensions that are not sliced are sharded. Starts are clamped here: XLA merges a slice of a slice into one, which
-    clamps their sum instead of the first start."""
+    """Starts are clamped here: XLA merges a slice of a slice into one, which clamps their sum instead of the first start."""
     x, *starts = arrays
     for d, start in enumerate(starts):
         last = x.shape[d] - op.local_shape(op.out)[d]
@@ -155,10 +152,7 @@ def dynamic_slice(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
 @form("dynamic_update_slice")
 def dynamic_update_slice(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """Starts are clamped in the global array; then each device writes the part of the update that falls into its block.
-
-    Only as much as the update is read and written, so that the rest stays in place.
-    """
+    """Each device writes the part of the update that falls into its block; the rest stays in place."""
     x, update, *starts = arrays
     begins: list[Any] = []
     valid: Any = None

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from shardwise.capture import equations
 from shardwise.errors import RuleError, SpmdError
 from shardwise.lowering.sharding import Axes
-from shardwise.rules.attention import broadcast_bias_dims
-from shardwise.rules.kernels import grid_splits
-from shardwise.spmd.collectives import block_index, pieces
+from shardwise.rules.kernels import broadcast_bias_dims, grid_splits
+from shardwise.spmd.collectives import block_index
 from shardwise.spmd.local import Array, LocalOp, form
 
 
@@ -23,14 +22,14 @@ def pallas_call(op: LocalOp, arrays: list[Array]) -> list[Array]:
     params, mapping = op.params, op.params["grid_mapping"]
     grid, split_axes = list(mapping.grid), _axes_by_split(op)
     for axis, axes in split_axes.items():
-        grid[axis] //= pieces(axes, op.mesh)
+        grid[axis] //= op.mesh.pieces(axes)
     outputs = [op.local_shape(op.out + r) for r in range(mapping.num_outputs)]
     shapes = [*(array.shape for array in arrays[len(arrays) - mapping.num_inputs :]), *outputs]
     blocks = [
         block.replace(array_aval=block.array_aval.update(shape=shape))
         for block, shape in zip(mapping.block_mappings, shapes, strict=True)
     ]
-    count = math.prod(pieces(axes, op.mesh) for axes in split_axes.values())
+    count = math.prod(op.mesh.pieces(axes) for axes in split_axes.values())
     cost = params.get("cost_estimate")
     if cost is not None:
         cost = dataclasses.replace(cost, **{k: n // count for k, n in dataclasses.asdict(cost).items()})
@@ -43,14 +42,13 @@ def pallas_call(op: LocalOp, arrays: list[Array]) -> list[Array]:
     for split in grid_splits(params):
         axes = split_axes[split.axis]
         for r in split.rewritten if axes else ():
-            last = block_index(axes, op.mesh) == pieces(axes, op.mesh) - 1
+            last = block_index(axes, op.mesh) == op.mesh.pieces(axes) - 1
             results[r] = _sum(jnp.where(last, results[r], jnp.zeros_like(results[r])), axes, op)
     return results
 
 
 def _axes_by_split(op: LocalOp) -> dict[int, Axes]:
-    """The mesh axes of each grid dimension. Raises where the op is sharded in a way that its grid cannot follow, as a rule that
-    a user registered may ask."""
+    """The mesh axes of each grid dimension. Raises where a user's rule shards the op as its grid cannot follow."""
     by_split: dict[int, Axes] = {}
     explained = set()
     for split in grid_splits(op.params):
@@ -73,8 +71,7 @@ def _sum(array: Array, axes: Axes, op: LocalOp) -> Array:
 
 @form("dot_product_attention_bwd", "dot_product_attention_bwd_wrapper")
 def attention_backward(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """A bias that all examples or heads share gets the sum of what the devices compute for theirs, as in JAX's partitioning of
-    this op. XLA drops the sum where nothing needs that gradient."""
+    """A bias that examples or heads share gets the sum over devices. XLA drops the sum where nothing needs that gradient."""
     results = op.bind(arrays)
     if len(results) > 3:
         for tensor, dim in broadcast_bias_dims(op.shapes, op.params):

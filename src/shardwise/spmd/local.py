@@ -1,8 +1,7 @@
 """An op on one device's blocks, and the table of local forms.
 
 Most primitives have no shape among their parameters, and are bound as they are on smaller arrays. The others have a *local
-form*: a function of the op and the local operands that returns the local results. Forms are registered by primitive, one file
-for each family. Most are used only where some factor of the op is sharded.
+form*: a function of the op and the local operands that returns the local results, in one file for each family.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from shardwise.ir.rule import Kind, Rule
 from shardwise.ir.traits import MANUAL, SCATTERS
 from shardwise.lowering.halo import Fetch, fetches
 from shardwise.lowering.sharding import Axes
-from shardwise.spmd.collectives import block_index, fetch, fill_outside, pieces
+from shardwise.spmd.collectives import block_index, fetch, fill_outside
 
 Array = Any
 Form = Callable[["LocalOp", list[Array]], list[Array]]
@@ -43,11 +42,8 @@ def form(*kinds: str) -> Callable[[Form], Form]:
 
 @dataclass(frozen=True)
 class LocalOp:
-    """One op on local blocks: its equation, and the axes that each of its factors is sharded over.
-
-    ``shapes`` are the global shapes of operands and results, which are numbered through. ``shared`` has by operand what was
-    fetched of it for other ops already.
-    """
+    """One op on local blocks: its equation, and the axes of each of its factors. ``shapes`` are the global shapes of operands
+    and results, which are numbered through; ``shared`` has by operand what was fetched of it for other ops already."""
 
     op: Op
     equation: Any
@@ -63,8 +59,7 @@ class LocalOp:
 
     @property
     def rule(self) -> Rule:
-        assert self.op.rule is not None
-        return self.op.rule
+        return self.op.factor_rule
 
     @property
     def out(self) -> int:
@@ -79,7 +74,7 @@ class LocalOp:
     def local_shape(self, tensor: int) -> tuple[int, ...]:
         """The shape of this device's block."""
         shape = self.shapes[tensor]
-        return tuple(n // pieces(self.axes(tensor, d), self.mesh) for d, n in enumerate(shape))
+        return tuple(n // self.mesh.pieces(self.axes(tensor, d)) for d, n in enumerate(shape))
 
     def offset(self, tensor: int, dim: int) -> Any:
         """The global position of the first element of this device's block."""
@@ -99,8 +94,7 @@ class LocalOp:
         return fetches_by_operand(self.op, self.shapes, self.assigned, self.mesh)
 
     def fetched(self, arrays: list[Array], fills: Sequence[Any]) -> tuple[list[Array], dict[tuple[int, int], Fetch]]:
-        """The operands with what they need from other devices, and by operand and dimension what that is. ``fills``: the value
-        outside of each operand."""
+        """The operands with what they need from other devices, and that by operand and dimension; ``fills``: outside values."""
         arrays, by_dim = list(arrays), dict[tuple[int, int], Fetch]()
         for k, needed in self.fetches().items():
             arrays[k] = self.fetch(k, needed, arrays[k], fills[k])
@@ -131,8 +125,7 @@ def fetches_by_operand(
     op: Op, shapes: Sequence[tuple[int, ...]], assigned: Sequence[Axes], mesh: MeshAxes
 ) -> dict[int, tuple[Fetch, ...]]:
     """By operand what a windowed op needs from other devices."""
-    assert op.rule is not None
-    needed = fetches(op.kind, op.rule, shapes, [pieces(axes, mesh) for axes in assigned])
+    needed = fetches(op.kind, op.factor_rule, shapes, [mesh.pieces(axes) for axes in assigned])
     assert needed is not None, f"{op.kind} cannot be computed in these blocks"
     return {k: tuple(f for f in needed if f.operand == k) for k in dict.fromkeys(f.operand for f in needed)}
 

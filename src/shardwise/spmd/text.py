@@ -1,21 +1,17 @@
 """The device-local program as lines: what one device computes, with local shapes, and the collectives where they run.
 
-The lines follow from the same data and rules as the program that ``shardwise.spmd.program`` emits. They are plain data;
-``shardwise.report.program_text`` lays them out.
-
 - ``f32[16·data,512]`` is a block of 16 × 512 of an array whose first dimension is sharded over ``data``.
 - ``%7`` is a value as its op makes it, ``%7.a`` and ``%7.b`` are the same value in other shardings. Arguments are named by
   their paths where these are short. ``w[i]`` is what one trip of a loop reads of ``w``; ``_`` is a number in the program.
 - Collectives have the names that they have in ``jax.lax``.
-
-A value is resharded once in a section: a loop body or what stands behind the barrier of a ``remat`` is one.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -26,10 +22,9 @@ from shardwise.ir.traits import MANUAL
 from shardwise.lowering.halo import Fetch
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import PAIRED, Collective, Kind, Sharding, is_made_anew, reshard
-from shardwise.lowering.structure import reshard_sections
-from shardwise.spmd.collectives import changed_dims, pieces
+from shardwise.spmd.collectives import changed_dims
 from shardwise.spmd.local import fetches_by_operand
-from shardwise.spmd.walk import Walk
+from shardwise.spmd.walk import Handed, Walk
 
 #: Kinds of lines that communicate.
 MOVING: Final = frozenset(kind.value for kind in Kind if kind is not Kind.SLICE)
@@ -105,7 +100,7 @@ def local_type(value: Value, sharding: Sharding, mesh: MeshAxes, sizes: Mapping[
     'bf16[16·data,512]'
     """
     dims = [
-        "·".join([str(n // pieces(a, mesh)), *(mesh.names[k] for k in a)])
+        "·".join([str(n // mesh.pieces(a)), *(mesh.names[k] for k in a)])
         for n, a in zip(value.shape, sharding.dims, strict=True)
     ]
     for d, size in (sizes or {}).items():
@@ -127,16 +122,11 @@ def _dims(dims: Sequence[int]) -> str:
 
 
 class _Listing(Walk):
-    """The walk over the program. ``stored`` has the names of values in the sharding in which they leave their ops, ``copies``
-    by section, value and sharding those of the others."""
+    """The walk over names."""
 
     def __init__(self, program: Program, sharded: ShardedProgram):
         super().__init__(program, sharded, rounds=True)
         self.lines: list[Line] = []
-        self.stored: dict[int, str] = {}
-        self.copies: dict[Hashable, str] = {}
-        self._sections, self._crossing = reshard_sections(program)
-        self._links = {k for op in program.ops for k in op.links}
         self._roots: dict[str, str] = {}
         self._paths: dict[str, str] = {}
         self._suffixes: Counter[str] = Counter()
@@ -182,33 +172,14 @@ class _Listing(Walk):
 
     # Reshards.
 
-    def _operand(self, op: Op, operand: int) -> str:
-        """The name of an operand in the sharding that an op needs, after the collectives of its reshard."""
-        value = op.operands[operand]
-        if value < 0:
-            return "_"
-        source = self.sharded.shardings[value]
-        need = self._need(op, operand, source)
-        if need is source:
-            return self.stored[value]
-        rounded = self._is_rounded(op, value, source)
-        key = (self._crossing.get((op.id, value), self._sections[op.id]), value, need, rounded)
-        if key not in self.copies:
-            place = (self._region, value, need)
-            note = "again, behind a remat barrier" if place in self._resharded else ""
-            self._resharded.add(place)
-            self.copies[key] = self._reshard(op, value, self.stored[value], (source, need), note, rounded)
-        return self.copies[key]
+    def _read(self, op: Op, operand: int) -> str:
+        return str(self.stored.get(op.operands[operand], "_"))
 
-    def _store(self, op: Op, value: int, name: str) -> None:
-        """Reshards a result into the sharding in which it leaves its op."""
-        ends = self._computed(op, op.results.index(value)), self.sharded.shardings[value]
-        self.stored[value] = self._reshard(op, value, name, ends)
-
-    def _reshard(
-        self, op: Op, value: int, name: str, ends: tuple[Sharding, Sharding], note: str = "", rounded: bool = False
-    ) -> str:
+    def _reshard(self, op: Op, value: int, xs: Sequence[Any], ends: tuple[Sharding, Sharding], rounded: bool) -> str:
         """The name of a value after the collectives from one sharding to another."""
+        name, place = str(xs[0]), (self._region, value, ends[1])
+        note = "again, behind a remat barrier" if place in self._resharded else ""
+        self._resharded.add(place)
         array, now = self._array(value, rounded), ends[0]
         if is_made_anew(array, *ends):
             old, name = name, self._copy(name)
@@ -216,7 +187,6 @@ class _Listing(Walk):
             self._add("op", op, (note,), function="broadcast_in_dim", **parts)
         narrow = self._moved_dtype(value, ends[0], rounded)
         for step in reshard(array, *ends, self.mesh):
-            assert step.after is not None
             old, name = name, self._copy(name)
             function, details, remark = self._step(step, now, array.reducer)
             moves, now = step.kind is not Kind.SLICE, step.after
@@ -238,9 +208,7 @@ class _Listing(Walk):
 
     def _step(self, step: Collective, before: Sharding, reducer: str) -> tuple[str, tuple[str, ...], str]:
         """The function of ``jax.lax`` for one step of a reshard, its arguments after the axes, and a remark."""
-        after = step.after
-        assert after is not None
-        changed = changed_dims(before, after)
+        after, changed = step.after, changed_dims(before, step.after)
         if step.kind is Kind.ALL_REDUCE and reducer in PAIRED:
             best = "pmax" if reducer == "argmax" else "pmin"
             return (best, (), "of the values") if after is before else ("pmin", (), "of their positions")
@@ -290,25 +258,17 @@ class _Listing(Walk):
 
     # Ops.
 
-    def step(self, op: Op) -> None:
-        """Adds the lines of an op, or of a loop or branch with its bodies."""
-        if op.rule is None:
-            self._control(op)
-        elif op.id not in self._links:
-            self._op(op)
-
     def _op(self, op: Op) -> None:
         names = [self._operand(op, k) for k in range(len(op.operands))]
         shapes = [self.program.values[v].shape if v >= 0 else () for v in (*op.operands, *op.results)]
         for k, needed in fetches_by_operand(op, shapes, self.sharded.factors[op.id], self.mesh).items():
-            key = (self._sections[op.id], op.operands[k], self._need(op, k, Sharding(())), needed)
-            if key not in self.copies:
-                self.copies[key] = self._fetch(op, k, names[k], needed)
-            names[k] = self.copies[key]
+            shared = self._fetched(op, k)
+            if needed not in shared:
+                shared[needed] = self._fetch(op, k, names[k], needed)
+            names[k] = shared[needed]
         kind = op.kind if op.kind in ("argument", "output") else MANUAL.get(op.kind, "op")
         axes = tuple(n for n in op.attribute("axes", ()) if n in self.mesh.names) if op.kind in MANUAL else ()
-        sources = [self.sharded.shardings[v] if v >= 0 else Sharding(()) for v in op.operands]
-        once = [f"{x} counted once" for x, s in zip(names, sources, strict=True) if self._counted_once(op, s)]
+        once = [f"{x} counted once" for k, x in enumerate(names) if self._counted_once(op, k)]
         for r, value in enumerate(op.results):
             name, path, computed = self._name(value), self.program.values[value].path, self._computed(op, r)
             if path not in ("", name):
@@ -333,40 +293,30 @@ class _Listing(Walk):
 
     # Loops and branches.
 
-    def _control(self, op: Op) -> None:
-        links = [self.program.ops[k] for k in op.links]
-        initial = {link.id: self._operand(link, 0) for link in links if not link.kind.endswith(".output")}
-        for link in links:
-            for value in link.results if link.kind.endswith(".const") else ():
-                self._store(link, value, initial[link.id])
-        for number, region in enumerate(self.program.regions[r] for r in op.regions):
-            self._add("loop", op, function=self._head(op, number, region))
-            outer = self._region
-            self._region, self._depth = region.id, self._depth + 1
-            for link in links:
-                for value in (v for v in link.results if v in region.inputs and not link.kind.endswith(".const")):
-                    self._enter(link, value, initial[link.id])
-            for k in region.ops:
-                self.step(self.program.ops[k])
-            for link in links:
-                self._leave(link, number, region)
-            if region.kind == "while.cond":
-                self._add("next", op, function=f"continue if {self.stored.get(region.outputs[0], '_')}")
-            self._region, self._depth = outer, self._depth - 1
-        inner = {v for r in op.regions for v in self.program.regions[r].inputs}
-        for link in links:
-            for value in (v for v in link.results if v not in inner):
-                name = self._name(value)
-                if op.kind != "cond":
-                    last = [v for v in link.results if v in inner][-1:]
-                    self._link(link, value, name, (self._name(last[0]) if last else f"{name}[i]",))
-                self._store(link, value, name)
-
-    def _head(self, op: Op, number: int, region: Region) -> str:
+    @contextmanager
+    def _inside(self, op: Op, number: int) -> Iterator[None]:
+        region, outer = self.program.regions[op.regions[number]], self._region
+        head = f"{op.kind} ×{region.trips if region.trips_known else '?'}:"
         if op.kind == "cond":
-            return f"cond on {self.stored.get(op.operands[0], '_')}, branch {number}:"
-        trips = region.trips if region.trips_known else "?"
-        return "while, condition:" if region.kind == "while.cond" else f"{op.kind} ×{trips}:"
+            head = f"cond on {self._read(op, 0)}, branch {number}:"
+        self._add("loop", op, function="while, condition:" if region.kind == "while.cond" else head)
+        self._region, self._depth = region.id, self._depth + 1
+        yield
+        self._region, self._depth = outer, self._depth - 1
+
+    def _loop(self, op: Op, links: list[Op], initial: Handed, body: Callable[[int, Handed], Handed]) -> Handed:
+        for number in range(len(op.regions)):
+            body(number, initial)
+        return dict.fromkeys(op.links)
+
+    def _test(self, op: Op) -> None:
+        self._add("next", op, function=f"continue if {self._read(op, 0)}")
+
+    def _exit(self, link: Op, value: int, x: Any) -> None:
+        name, inner = self._name(value), [v for v in link.results if v != value]
+        if not link.kind.startswith("cond."):
+            self._link(link, value, name, (self._name(inner[-1]) if inner else f"{name}[i]",))
+        self._store(link, value, name)
 
     def _link(self, link: Op, value: int, name: str, operands: tuple[str, ...]) -> None:
         parts = {"name": name, "type": self._link_type(link, value), "operands": operands}
@@ -375,28 +325,27 @@ class _Listing(Walk):
     def _link_type(self, link: Op, value: int) -> str:
         return self._type(value, self._computed(link, link.results.index(value)))
 
-    def _enter(self, link: Op, value: int, initial: str) -> None:
+    def _enter(self, link: Op, value: int, x: Any) -> None:
         """Adds an input of a body: a carried value gets a name, of a scanned input there is one part for each trip."""
-        name = initial
+        name = str(x)
         if link.kind != "cond.input":
-            name = f"{initial}[i]" if link.kind == "scan.input" else self._name(value)
-            root = self._roots.get(initial, initial)
+            name = f"{x}[i]" if link.kind == "scan.input" else self._name(value)
+            root = self._roots.get(x, x)
             if link.kind == "scan.input" and root in self._paths:
                 self._paths[name] = self._paths[root]
-            self._link(link, value, name, (initial,))
+            self._link(link, value, name, (x,))
         self._store(link, value, name)
 
-    def _leave(self, link: Op, number: int, region: Region) -> None:
+    def _leave(self, link: Op, operand: int, region: Region | None = None) -> Any:
         """Adds a result of a body: for its next trip, or for the loop or branch."""
-        type_, operand = "", 0
-        if link.kind.endswith(".carry") and region.kind.endswith(".body"):
-            (carried,) = (v for v in link.results if v in region.inputs)
-            operand, name = 1, f"next {self._name(carried)}"
-        elif link.kind == "cond.output":
-            operand, name, type_ = number, self._name(link.results[0]), self._link_type(link, link.results[0])
-        elif link.kind.endswith(".output"):
-            name = f"{self._name(link.results[0])}[i]"
-        else:
-            return
-        operands = (self._operand(link, operand),)
-        self._add("next", link, name=name, type=type_, operands=operands, values=link.operands)
+        x = self._operand(link, operand)
+        if region is not None:
+            name, type_ = self._name(link.results[0]), ""
+            if link.kind == "cond.output":
+                type_ = self._link_type(link, link.results[0])
+            elif link.kind.endswith(".carry"):
+                name = f"next {next(self._name(v) for v in link.results if v in region.inputs)}"
+            else:
+                name = f"{name}[i]"
+            self._add("next", link, name=name, type=type_, operands=(x,), values=link.operands)
+        return x

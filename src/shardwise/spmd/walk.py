@@ -1,9 +1,16 @@
-"""What the emitted program and its listing share: the shardings in which ops take and compute values."""
+"""The walk over a sharded program that both the emitted program and its listing make, the one on blocks, the other on names.
+
+Each operand is resharded into the sharding that its op needs, and each result into the one that the plan stores. A value is
+resharded once in a section: a loop body, or what stands behind the barrier of a ``remat``, starts anew.
+"""
 
 from __future__ import annotations
 
-from shardwise.ir.program import Op, Program
-from shardwise.lowering.reshard_times import partial_need
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from shardwise.ir.program import Op, Program, Region
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import (
     ROUNDED,
@@ -11,33 +18,75 @@ from shardwise.lowering.sharding import (
     Sharding,
     is_narrowed,
     is_rounded,
+    partial_need,
     result_sharding,
     tensor_sharding,
 )
+from shardwise.lowering.structure import find_sections
+
+#: What the links of a loop or branch hand over, by link.
+Handed = Mapping[int, Any]
 
 
 class Walk:
-    """A walk over a sharded program; ``rounds``: products read their operands rounded where the plan says so."""
+    """A walk over a sharded program; ``rounds``: products read their operands rounded where the plan says so. ``stored`` has
+    the values as they leave their ops, ``copies`` the same in other shardings, by section."""
 
     def __init__(self, program: Program, sharded: ShardedProgram, rounds: bool):
         self.program, self.sharded, self.mesh = program, sharded, sharded.mesh
+        self.stored: dict[int, Any] = {}
+        self.copies: dict[Hashable, Any] = {}
         self._types = [sharded.array_type(program, v.id) for v in program.values]
         self._rounding = program.rounding if rounds and sharded.rounds else frozenset[int]()
+        self._sections, _, self._crossing = find_sections(program)
+
+    # What a walk does.
+
+    def _read(self, op: Op, operand: int) -> Any:
+        """An operand as it is stored, or a scalar in the program."""
+        raise NotImplementedError
+
+    def _reshard(self, op: Op, value: int, xs: Sequence[Any], ends: tuple[Sharding, Sharding], rounded: bool) -> Any:
+        """A value in another sharding; the position of a maximum comes with the maximum."""
+        raise NotImplementedError
+
+    def _op(self, op: Op) -> None:
+        raise NotImplementedError
+
+    def _inside(self, op: Op, number: int) -> AbstractContextManager[None]:
+        """The context of a body of a loop or branch."""
+        raise NotImplementedError
+
+    def _loop(self, op: Op, links: list[Op], initial: Handed, body: Callable[[int, Handed], Handed]) -> Handed:
+        """A loop or branch, given what enters it and its bodies; what its links return."""
+        raise NotImplementedError
+
+    def _enter(self, link: Op, value: int, x: Any) -> None:
+        """Adds an input of a body."""
+        self._store(link, value, x)
+
+    def _leave(self, link: Op, operand: int, region: Region | None = None) -> Any:
+        """What a link takes from before the loop, or from a body."""
+        return self._operand(link, operand)
+
+    def _test(self, op: Op) -> Any:
+        """Whether a loop goes on."""
+        return self._read(op, 0)
+
+    def _exit(self, link: Op, value: int, x: Any) -> None:
+        """Adds a result of a loop or branch."""
+        self._store(link, value, x)
+
+    # Shardings.
 
     def _need(self, op: Op, operand: int, source: Sharding) -> Sharding:
         """The sharding in which an op uses an operand that comes in another."""
-        assert op.rule is not None
-        need = tensor_sharding(op.rule.operand_majors[operand], self.sharded.factors[op.id])
+        need = tensor_sharding(op.factor_rule.operand_majors[operand], self.sharded.factors[op.id])
         return partial_need(need, source, self.sharded.passed[op.id])
 
     def _computed(self, op: Op, result: int) -> Sharding:
         """The sharding in which an op computes a result, before any reshard."""
-        assert op.rule is not None
-        return result_sharding(op.rule, result, self.sharded.factors[op.id], self.sharded.passed[op.id])
-
-    def _is_rounded(self, op: Op, value: int, source: Sharding) -> bool:
-        """Does an operand of an op move rounded, unlike for other ops?"""
-        return op.id in self._rounding and is_rounded(self._types[value], source)
+        return result_sharding(op.factor_rule, result, self.sharded.factors[op.id], self.sharded.passed[op.id])
 
     def _array(self, value: int, rounded: bool) -> ArrayType:
         return self._types[value].rounded if rounded else self._types[value]
@@ -48,7 +97,78 @@ class Walk:
             return ""
         return ROUNDED if rounded else self.program.values[self.program.moved_as[value]].dtype
 
-    def _counted_once(self, op: Op, source: Sharding) -> tuple[int, ...]:
+    def _counted_once(self, op: Op, operand: int) -> tuple[int, ...]:
         """The axes on which an operand counts on the first device only: those on which a sum is partial, and it is not."""
         passed = self.sharded.passed[op.id] if op.kind in ("add", "add_any", "sub") else ()
-        return tuple(a for a in passed if a not in source.partial)
+        value = op.operands[operand]
+        return tuple(a for a in passed if value < 0 or a not in self.sharded.shardings[value].partial)
+
+    def _operand(self, op: Op, operand: int) -> Any:
+        """An operand in the sharding that an op needs."""
+        value = op.operands[operand]
+        x = self._read(op, operand)
+        if value < 0:
+            return x
+        source = self.sharded.shardings[value]
+        need = self._need(op, operand, source)
+        if need is source:
+            return x
+        # An operand of a product may move rounded, unlike for other ops.
+        rounded = op.id in self._rounding and is_rounded(self._types[value], source)
+        key = (self._crossing.get((op.id, value), self._sections[op.id]), value, need, rounded)
+        if key not in self.copies:
+            self.copies[key] = self._reshard(op, value, [x], (source, need), rounded)
+        return self.copies[key]
+
+    def _fetched(self, op: Op, operand: int) -> dict[Any, Any]:
+        """What windowed ops fetched of an operand in the section of an op."""
+        need = self._need(op, operand, Sharding(()))
+        return self.copies.setdefault((self._sections[op.id], op.operands[operand], need), {})  # type: ignore[no-any-return]
+
+    def _store(self, op: Op, value: int, *xs: Any) -> None:
+        """Reshards a result into the sharding in which it leaves its op."""
+        ends = self._computed(op, op.results.index(value)), self.sharded.shardings[value]
+        self.stored[value] = self._reshard(op, value, xs, ends, False)
+
+    # The program.
+
+    def run(self, region: int) -> None:
+        for k in self.program.regions[region].ops:
+            self.step(self.program.ops[k])
+
+    def step(self, op: Op) -> None:
+        """One op, or a loop or branch with its bodies."""
+        if op.rule is None:
+            self._control(op)
+        elif op.id not in self.program.linked:
+            self._op(op)
+
+    def _control(self, op: Op) -> None:
+        links = [self.program.ops[k] for k in op.links]
+        regions = [self.program.regions[r] for r in op.regions]
+        initial = {link.id: self._leave(link, 0) for link in links if not link.kind.endswith(".output")}
+        for link in links:
+            for value in link.results if link.kind.endswith(".const") else ():
+                self._store(link, value, initial[link.id])
+
+        def body(number: int, handed: Handed) -> Handed:
+            region, left = regions[number], dict[int, Any]()
+            with self._inside(op, number):
+                for link in links:
+                    for value in (v for v in link.results if v in region.inputs and not link.kind.endswith(".const")):
+                        self._enter(link, value, handed[link.id])
+                self.run(region.id)
+                for link in links:
+                    if link.kind.endswith(".carry") and region.kind.endswith(".body"):
+                        left[link.id] = self._leave(link, 1, region)
+                    elif link.kind.endswith(".output"):
+                        left[link.id] = self._leave(link, number, region)
+                if region.kind == "while.cond":
+                    left[op.id] = self._test(op)
+            return left
+
+        results = self._loop(op, links, initial, body)
+        inner = {v for region in regions for v in region.inputs}
+        for link in links:
+            for value in (v for v in link.results if v not in inner):
+                self._exit(link, value, results[link.id])

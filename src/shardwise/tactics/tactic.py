@@ -52,7 +52,7 @@ class Context:
         return found
 
     def lower(self, decisions: Sequence[Decision]) -> Lowered:
-        memo = self.memo or Memo(Candidates(Structure.of(self.analysis), self.mesh, self.cost))
+        memo = self.memo or Memo(Candidates(Structure(self.analysis), self.mesh, self.cost))
         lowered = Lowered(memo.candidates.structure, State(self.mesh, tuple(decisions)), self.cost, memo)
         lowered.lower_all()
         return lowered

@@ -196,8 +196,7 @@ class BatchAnalysis:
         return [self._kept(pair, rule, tensor, factor, offset) for tensor in rule.results]
 
     def _locate(self, rule: Rule, tensor: Sequence[Sequence[int]], state: BatchState) -> tuple[int, int] | None:
-        """Returns the factor with the batch, and the size before the batch in the factor; (-1, -1) for a dimension of several
-        factors along which the value is constant."""
+        """Returns the factor with the batch and the size before it in the factor; (-1, -1) for several factors."""
         dim = tensor[state.dim]
         if state.outer < 0:
             return (dim[0], -1) if len(dim) == 1 else (-1, -1)

@@ -38,8 +38,7 @@ _Cuts = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The ``steps`` that are computed again before step ``at``, from ``inputs``, for the values ``dropped``. ``cotangent`` is a
-    value of the backward pass that they wait for."""
+    """The ``steps`` that are computed again before step ``at``, from ``inputs`` and behind ``cotangent``, for ``dropped``."""
 
     at: int
     steps: tuple[int, ...]
@@ -49,8 +48,7 @@ class Block:
 
 
 def find_families(flat: Flat) -> list[_Cuts]:
-    """Returns families of repeated blocks that drop more bytes than they keep instead, by their cuts: a block goes from one to
-    the next."""
+    """Returns families of repeated blocks that drop more bytes than they keep instead, by their cuts."""
     computed = {v for step in flat.steps if not step.is_backward for v in step.results}
     read = {v for step in flat.steps if step.is_backward for v in step.reads}
     least = _MIN_DROPPED * sum(map(flat.nbytes, computed & read))

@@ -1,5 +1,4 @@
-"""A program as one list of equations with its calls inlined: differentiation may have put a forward pass and its backward pass
-into different ones."""
+"""A program as one list of equations, with calls inlined: a forward pass and its backward pass may be in different ones."""
 
 from __future__ import annotations
 

@@ -10,15 +10,13 @@ of its values (``batch_roles.py``):
 - *after*: what needs the reduced values: clipping, the optimizer.
 
 Sums of partial values and widening casts of them are inside, so that a parameter that is used twice has one accumulator, in the
-wider dtype; other linear ops are after. The result differs from the original by rounding alone.
+wider dtype; other linear ops are after.
 
 Part ``k`` of ``m`` has the examples ``k, k + m, k + 2m, …``: ``[B] -> [B/m, m]``, the minor dimension scanned over. A batch
-that is sharded over devices is split without communication: every device has its share of every part.
+that is sharded over devices is split without communication.
 
 A reduced value that is used together with the batch, such as the number of valid tokens, is computed in a separate loop before,
 if that needs neither products nor loops; else (batch normalization, contrastive losses) an error is raised.
-
-Weak. The loop before reads the batch once more.
 """
 
 from __future__ import annotations
@@ -49,13 +47,8 @@ from shardwise.transforms.trace_pair import Pair, with_literals
 
 
 def microbatched(full: Traced, part: Traced, batch: Collection[str], parts: int) -> Traced:
-    """Returns a traced function as a loop over parts of its batch.
-
-    Args:
-      full, part: the function traced with the full batch and with one part of it.
-      batch: the paths of the arguments whose first dimension is the batch.
-      parts: the number of parts.
-    """
+    """Returns a traced function as a loop over parts of its batch, from traces with the full batch and with one part;
+    ``batch``: the paths of the arguments whose first dimension is the batch."""
     split = _Split(full.jaxpr, part.jaxpr, [k for k, leaf in enumerate(full.arguments) if leaf.path in batch], parts)
     return replace(full, jaxpr=internals.retrace(split.run, full.jaxpr))
 
@@ -70,8 +63,8 @@ class _Step:
 
 
 class _Split:
-    """A program in three pieces. ``_looped`` are values of the loop, ``_sized`` those after it that have the batch's size, and
-    ``_early`` those that have a separate loop before, with the value that replaces them."""
+    """A program in three pieces. ``_looped`` are values of the loop, ``_sized`` those after it of the batch's size, ``_early``
+    those that have a separate loop before."""
 
     def __init__(self, full: Any, part: Any, batch: Collection[int], parts: int):
         self._flat, small = Flat(full), Flat(with_literals(full, part))
@@ -97,8 +90,7 @@ class _Split:
         return self._states[atom] if isinstance(atom, int) else literal_state(atom.val)
 
     def _add(self, step: Step, part: Any) -> None:
-        """Adds an equation with the roles of its results. Operands that are reduced over the batch and would be needed inside
-        are computed in loops before."""
+        """Adds an equation with its roles; reduced operands that would be needed inside are computed in loops before."""
         pair = Pair(step.equation, part)
         states = [self._state(atom) for atom in step.operands]
         sized = [v for v, a, b in zip(step.results, pair.full.outvars, part.outvars, strict=True) if _differ(a, b)]
@@ -139,8 +131,7 @@ class _Split:
         return Role.PARTIAL if Role.PARTIAL in roles else Role.INVARIANT
 
     def _computed_before(self, step: Step) -> Step | None:
-        """Returns the step with the operands that are reduced over the batch computed in loops before; None where that is too
-        expensive, or where there are none."""
+        """Returns the step with reduced operands computed in loops before; None where that is not possible or expensive."""
         reduced = {v for v in step.reads if self._states[v].role in (Role.PARTIAL, Role.AFTER)}
         early = {v: self._early_value(v) for v in sorted(reduced)}
         if not early or None in early.values():

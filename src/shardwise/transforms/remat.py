@@ -3,17 +3,16 @@
 Problem. Differentiation keeps every activation of every layer for the backward pass. They do not fit. Idea. ``jax.checkpoint``
 around the layers, applied after differentiation, where the reads of the backward pass are known. Candidates are scans whose
 stacked outputs only other scans read (``transforms/scans``), and repeated blocks, such as unrolled layers
-(``transforms/blocks``). They have numbers, first the scans and then the families of blocks, each in the order of the program,
-so that a plan can leave some of them unchanged.
+(``transforms/blocks``).
 
-Weak. All residuals of a scan or family or none. A block is one layer, never several. A backward pass that is written by hand is
+Weak. All candidates or none. A block is one layer, never several. A backward pass that is written by hand is
 not recognized, and neither are the second and later derivatives. Scans inside of repeated blocks are run again with the block.
 """
 
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,32 +27,24 @@ from shardwise.transforms.flat import Flat, read_atoms
 from shardwise.transforms.scans import RematerializedScans, Residuals, find_residuals, find_scans
 
 
-def rematerialize(traced: Traced, but: Collection[int] = (), like: Traced | None = None) -> Traced:
-    """Returns a traced function whose scans and repeated blocks compute again what the backward pass needs.
-
-    The candidates in ``but``, by number from 1, are not changed. ``like`` is the same function at another size, whose
-    candidates are used.
-    """
+def rematerialize(traced: Traced, like: Traced | None = None) -> Traced:
+    """Returns a traced function that computes again what the backward pass needs; ``like``: the trace with the candidates."""
     flat = Flat(traced.jaxpr)
     other = flat if like is None else Flat(like.jaxpr)
-    sources, scans, families = _find_candidates(other)
-    count = len(scans) + len(families)
-    if not count:
+    families = find_families(other)
+    sources, scans = find_scans(other, {k for cuts in families for k in range(cuts[0], cuts[-1])})
+    if not scans and not families:
         raise VariantError(
             f"{traced.name} has no loop and no repeated block whose backward pass reads more than it carries: where "
             "something is to be computed again, put jax.checkpoint around it"
-        )
-    if set(but) == set(range(1, count + 1)) or not set(but) <= set(range(1, count + 1)):
-        raise VariantError(
-            f"{traced.name} has {count} loops or repeated blocks that can compute again: all but {sorted(but)}?"
         )
     if len(flat.steps) != len(other.steps):
         raise VariantError(
             f"the function is another program for a smaller batch: {len(other.steps)} operations became {len(flat.steps)}"
         )
-    residuals = [find_residuals(flat, k, sources) for n, k in enumerate(scans, 1) if n not in but]
-    blocks = blocks_by_step(flat, [cuts for n, cuts in enumerate(families, 1 + len(scans)) if n not in but])
-    return replace(traced, jaxpr=internals.retrace(rematerialized(flat, residuals, blocks), traced.jaxpr))
+    residuals = [find_residuals(flat, k, sources) for k in scans]
+    run = rematerialized(flat, residuals, blocks_by_step(flat, families))
+    return replace(traced, jaxpr=internals.retrace(run, traced.jaxpr))
 
 
 def rematerialized(
@@ -91,15 +82,3 @@ def rematerialized(
         return read_atoms(env, flat.outputs)
 
     return run
-
-
-def count_candidates(traced: Traced) -> int:
-    """Returns how many scans and families of blocks could compute again what the backward pass needs."""
-    _, scans, families = _find_candidates(Flat(traced.jaxpr))
-    return len(scans) + len(families)
-
-
-def _find_candidates(flat: Flat) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
-    """Returns the scans that save memory by themselves, those that do together, by step, and families of blocks by cuts."""
-    families = find_families(flat)
-    return *find_scans(flat, {k for cuts in families for k in range(cuts[0], cuts[-1])}), families

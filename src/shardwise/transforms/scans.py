@@ -23,8 +23,7 @@ from shardwise.transforms.flat import Flat, Step, read_atoms, values_of
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """The residuals that scan ``step`` does not stack: positions among its stacked outputs, by value; and the carries that it
-    stacks instead, by number."""
+    """The residuals that scan ``step`` does not stack, by value their position; and the carries stacked instead."""
 
     step: int
     dropped: Mapping[int, int]
@@ -39,8 +38,7 @@ def find_scans(flat: Flat, excluded: Collection[int]) -> tuple[list[int], list[i
 
 
 def find_residuals(flat: Flat, number: int, sources: Sequence[int] = ()) -> Residuals:
-    """Returns the stacked outputs of a scan that only scans read, step by step; not those in ``sources``, which need their
-    operands to be run again."""
+    """Returns the stacked outputs of a scan that only scans read, step by step; not those in ``sources``."""
     scan = _Scan(flat.steps[number])
     elsewhere, read = set(values_of(flat.outputs)), set[int]()
     for k in {k for v in scan.stacked for k in flat.users.get(v, ())}:
@@ -150,8 +148,7 @@ class RematerializedScans:
     def _recomputed(
         self, residuals: Residuals, reader: _Scan, env: Mapping[int, Any]
     ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[int, Any]]]:
-        """Returns what has to be scanned over to run a forward scan's body inside of another scan, and a function from one row
-        of that to the residuals of one step, by value."""
+        """Returns what to scan over to run a forward scan's body in a reader, and the function from a row to residuals."""
         scan = _Scan(self._flat.steps[residuals.step])
         read = residuals.dropped.keys() & set(values_of(reader.scanned))
         positions = {v: scan.carries + k for v, k in residuals.dropped.items() if v in read}

@@ -1,8 +1,5 @@
-"""One function traced at two batch sizes: the same equations, with other shapes and with other literals that depend on a size.
-
-The pair represents one program: *shapes of the small trace, literals of the large one*. A mean over the batch is a sum over its
-parts, divided by a literal that must be the full batch's.
-"""
+"""One function traced at two batch sizes: one program with the *shapes of the small trace and literals of the large one*. A
+mean over the batch is a sum over its parts, divided by a literal that must be the full batch's."""
 
 from __future__ import annotations
 
@@ -47,8 +44,7 @@ def pairs(full: Any, part: Any) -> list[Pair]:
 
 
 def with_literals(full: Any, part: Any) -> Any:
-    """Returns the small jaxpr with the literals and constants of the large one; raises where they are not the same program at
-    two sizes."""
+    """Returns the small jaxpr with the literals and constants of the large one; raises where they are different programs."""
     (large, consts), (small, others) = internals.split_jaxpr(full), internals.split_jaxpr(part)
     if len(large.eqns) != len(small.eqns) or len(consts) != len(others):
         raise VariantError(

@@ -10,12 +10,11 @@ from typing import Final
 class Variant:
     """``microbatches``: the number of parts in which the batch is computed, one after the other; ``batch``: the paths of its
     arguments, whose first dimension is the examples. ``remat``: whether loops and repeated blocks are computed again in the
-    backward pass, except the candidates in ``but``, numbered from 1, first the loops and then the families of blocks."""
+    backward pass."""
 
     microbatches: int = 1
     batch: tuple[str, ...] = ()
     remat: bool = False
-    but: tuple[int, ...] = ()
 
     def lines(self) -> tuple[str, ...]:
         """Returns a description, empty for the unchanged program."""
@@ -24,17 +23,13 @@ class Variant:
             more = f" and {len(self.batch) - 1} more" if len(self.batch) > 1 else ""
             lines.append(f"{self.microbatches} micro-batches of {self.batch[0]}{more}, one after the other")
         if self.remat:
-            lines.append(f"loops and repeated blocks{self._exception} keep their carry, and compute the rest again")
+            lines.append("loops and repeated blocks keep their carry, and compute the rest again")
         return tuple(lines)
 
     def __str__(self) -> str:
         parts = [f"{self.microbatches} micro-batches"] if self.microbatches > 1 else []
-        again = [f"rematerialized{self._exception}"] if self.remat else []
+        again = ["rematerialized"] if self.remat else []
         return ", ".join(parts + again) or "as it is"
-
-    @property
-    def _exception(self) -> str:
-        return f" except number {' and '.join(map(str, self.but))}" if self.but else ""
 
 
 #: The unchanged program.

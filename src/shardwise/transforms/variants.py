@@ -1,8 +1,7 @@
 """Variants of a program: the same function, transformed to need less memory.
 
 With ``"auto"`` the planner tries more and more micro-batches, with and without rematerialization, until some variant fits and
-more parts are not faster; then it leaves one scan or family of repeated blocks after another unchanged, as far as that fits and
-is faster (``planner/trying.py``).
+more parts are not faster (``planner/trying.py``).
 
 Weak. A number of parts that is only better beyond twice the next smaller one is not tried.
 """
@@ -92,13 +91,12 @@ def trace_variant(
     variant: Variant,
     traces: dict[int, Traced] | None = None,
 ) -> Traced:
-    """Traces a variant of a function. ``traces`` is a cache for all its variants: the function at the size of one micro-batch,
-    by their number."""
+    """Traces a variant of a function. ``traces``: a cache of the function at the size of one micro-batch, by their number."""
     traces = {} if traces is None else traces
     if 1 not in traces:
         traces[1] = trace(fn, args, kwargs, options)
     plain = traces[1]
-    traced = rematerialize(plain, variant.but) if variant.remat else plain
+    traced = rematerialize(plain) if variant.remat else plain
     if variant.microbatches == 1:
         return traced
     count = variant.microbatches
@@ -114,7 +112,7 @@ def trace_variant(
     try:
         if count not in traces:
             traces[count] = trace(fn, args, kwargs, options, cut)
-        part = rematerialize(traces[count], variant.but, like=plain) if variant.remat else traces[count]
+        part = rematerialize(traces[count], like=plain) if variant.remat else traces[count]
         return microbatched(traced, part, variant.batch, count)
     except (CaptureError, VariantError) as error:
         raise VariantError(f"{traced.name} cannot be computed in {count} micro-batches: {error}") from None

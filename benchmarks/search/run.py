@@ -154,7 +154,7 @@ def _run(
     model = CostModel.of(analysis, cost)
     roles: dict[str, tuple[str, ...]] = {role: (role,) for role in program.roles if role in ("batch", "params")}
     combinations = Combinations(Context(analysis, mesh, cost, roles), mesh.names)
-    problem = Problem(model, kept=combinations.decisions)
+    problem = Problem(model, extra=combinations.decisions)
     problem.start_from(combinations.seeds(problem, quick=False))
     found = mcts(problem, Budget(math.inf, evaluations), seed)
     decisions = problem.decisions(found.best.state)

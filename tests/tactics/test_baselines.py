@@ -150,7 +150,7 @@ def test_equal_axes_are_costed_once() -> None:
     context, model = setting("t2b", {"x": 2, "y": 2, "z": 2})
     (equal,) = [axes for axes in Combinations(context, context.mesh.names)._equal_axes if len(axes) > 1]
     combinations = Combinations(context, equal[:2])
-    problem = Problem(model, kept=combinations.decisions)
+    problem = Problem(model, extra=combinations.decisions)
     costs = {b.parts: b.cost for b in combinations.costed(problem)}
     first, second = ((("dp", a), ("megatron", b)) for a, b in (equal[:2], equal[1::-1]))
     assert costs[first] == costs[second] == problem.cost(problem.state(combinations._baseline(second).decisions))

@@ -12,6 +12,7 @@ from shardwise.cost.model import CostModel
 from shardwise.cost.predict import Predicted, predict
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.hardware.layout import Placement, place, placements
+from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology as topology_of
 from shardwise.ir.program import Program
 from shardwise.lowering.candidates import Candidates
@@ -61,23 +62,34 @@ class Inquiry:
         """Lowers decisions and predicts their cost. Small arguments are replicated, unless that is slower or does not fit."""
         lowered = self.context.lower(decisions)
         plain = Settled(lowered, (), predict(self.model, lowered))
-        small = tuple(self._small(lowered.state))
+        small = keep_small(self.analysis, self.cost, lowered.mesh, decisions)
         if not small:
             return plain
         lowered = self.context.lower((*decisions, *small))
-        kept = Settled(lowered, small, predict(self.model, lowered))
+        kept = Settled(lowered, tuple(self._changed(lowered.state, small)), predict(self.model, lowered))
         before, after = plain.predicted, kept.predicted
         worse = after.time_s > before.time_s or (before.fits and not after.fits)
         return plain if worse else kept
 
-    def _small(self, state: State) -> Iterator[Keep]:
-        """Decisions that keep small values replicated, of those that the state would shard."""
-        colors = self.model.structure.colors
-        for keep in keep_small(self.analysis, self.cost, state.mesh, state.decisions):
+    def _changed(self, state: State, keeps: Sequence[Keep]) -> Iterator[Keep]:
+        """The decisions for those values that the state would shard otherwise."""
+        for keep in keeps:
             sharded = {color for color, axis in state.order if axis == state.mesh.index(keep.axis)}
-            values = tuple(v for v in keep.values if not sharded.isdisjoint(colors[v]))
+            values = tuple(v for v in keep.values if not sharded.isdisjoint(self.analysis.value_colors[v]))
             if values:
                 yield replace(keep, values=values)
+
+    def renamed(self, decisions: Sequence[Decision], names: Sequence[str]) -> tuple[Inquiry, tuple[Decision, ...]]:
+        """The same with other names of mesh axes, and decisions with these."""
+        placement = self.cost.placement
+        new = dict(zip(placement.mesh.names, names, strict=True))
+        mesh = MeshAxes(tuple(names), placement.mesh.sizes)
+        other = Inquiry(self.model.on(HardwareCost(replace(placement, mesh=mesh))), self.roles, self._structure)
+        if "baselines" in vars(self):
+            other.baselines = [
+                replace(b, parts=tuple((part, new[axis]) for part, axis in b.parts)) for b in self.baselines
+            ]
+        return other, tuple(d if isinstance(d, Pin) else replace(d, axis=new[d.axis]) for d in decisions)
 
     @cached_property
     def baselines(self) -> list[Baseline]:
@@ -85,7 +97,7 @@ class Inquiry:
         problem, combinations = self.problems.get(((), self.context.mesh.names), (None, None))
         if problem is None or not isinstance(combinations, Combinations):
             combinations = Combinations(self.context, self.context.mesh.names)
-            problem = Problem(self.model, kept=combinations.decisions)
+            problem = Problem(self.model, extra=combinations.decisions)
         return sorted((b for b in combinations.costed(problem) if b.applies), key=lambda b: b.rank)
 
 

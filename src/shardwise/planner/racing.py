@@ -27,11 +27,13 @@ from typing import Final, NamedTuple
 from shardwise.cost.memory import BLOCK
 from shardwise.errors import MeshError, ShardwiseError, VariantError
 from shardwise.hardware.layout import Placement, placements
+from shardwise.hardware.mesh import MeshAxes
 from shardwise.planner.arms import Arm, Decided
 from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes
 from shardwise.planner.captured import Captured, Variants
 from shardwise.planner.inquiry import Settled, decisions_text
 from shardwise.planner.mesh import cuts
+from shardwise.planner.naming import carried_names
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.bounds import finest, peak_bound
 from shardwise.search.budget import Budget
@@ -267,14 +269,21 @@ class _Race:
         best = arm.best
         if self.is_open and not self.journal.interrupted:
             best = _best_placement(arm.captured, self.asked, best)
+        mesh = best.inquiry.cost.placement.mesh
+        if self.is_open and self.asked.mesh is None:
+            names = carried_names(best.inquiry.context, best.decisions)
+            inquiry, decisions = best.inquiry.renamed(best.decisions, names)
+            best = replace(best, inquiry=inquiry, decisions=decisions)
         settled = best.inquiry.settle(best.decisions)
         tried = tuple(self.tried.values()) if self.asked.wanted.open else ()
-        log = self._log(best) if self.asked.searches or self.is_open else None
+        log = self._log(best, mesh) if self.asked.searches or self.is_open else None
         return Outcome(arm.captured, best, settled, log, tried)
 
-    def _log(self, best: Decided) -> SearchLog:
+    def _log(self, best: Decided, mesh: MeshAxes) -> SearchLog:
+        """The log of a race that was won on a mesh, whose axes may have other names now."""
         journal, usable = self.journal, best.inquiry.model.usable_blocks
-        front = thinned(journal.fronts.get(best.inquiry.cost.placement.mesh, ()), MOST_TRADES, usable)
+        front = thinned(journal.fronts.get(mesh, ()), MOST_TRADES, usable)
+        named = {mesh: best.inquiry.cost.placement.mesh}
         ended = (Ended.INTERRUPTED,) if journal.interrupted else best.ended or (Ended.EXHAUSTED,)
         # Of several searches: what cut one of them short, or else why the last ended.
         short = [why for why in (Ended.INTERRUPTED, Ended.SECONDS, Ended.EVALUATIONS) if why in ended]
@@ -284,11 +293,11 @@ class _Race:
             (*short, ended[-1])[0],
             journal.evaluations,
             tuple(
-                Improved(s.evaluations, mesh, cost.time_s, cost.peak_bytes, cost.peak_blocks <= usable, s.seconds)
-                for mesh, s in journal.steps
-                for cost in [s.best.cost]
+                Improved(s.evaluations, named.get(on, on), c.time_s, c.peak_bytes, c.peak_blocks <= usable, s.seconds)
+                for on, s in journal.steps
+                for c in [s.best.cost]
             ),
-            tuple(self._meshes()) if self.is_open else (),
+            tuple(replace(m, mesh=named.get(m.mesh, m.mesh)) for m in self._meshes()) if self.is_open else (),
             front=tuple(Trade(ps * 1e-12, blocks * BLOCK, blocks <= usable) for ps, blocks in front),
             seconds=journal.seconds,
         )

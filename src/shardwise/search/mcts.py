@@ -15,8 +15,8 @@ The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, with thes
 - in turns with the tree, good states are polished by hill climbing: decisions are removed, inserted at any place, moved, or
   replaced by others.
 
-At the end decisions are dropped that gain next to nothing, half a percent in all: each is one constraint or collective more,
-with costs that the model does not have.
+At the end decisions are dropped that gain next to nothing, half a percent in all, as long as no named strategy is better: each
+is one constraint or collective more, with costs that the model does not have.
 
 Rewards are in [0, 1]: above one half for states that fit, higher the faster; below for those that do not, higher the smaller
 and a little higher the faster.
@@ -267,7 +267,8 @@ def mcts(problem: Problem, budget: Budget | None = None, seed: int = 0, progress
 def _simpler(problem: Problem, found: Found, spare: int) -> Found:
     """Drops decisions that gain next to nothing, as far as the evaluations allow."""
     first, best = problem.evaluations, found.best
-    most = found.best.cost.time_ps * (1 + _NOTHING)
+    seeds = [cost.time_ps for cost in problem.costs(problem.seeds) if problem.fits(cost)]
+    most = min([found.best.cost.time_ps * (1 + _NOTHING), *seeds])
 
     def without(some: Sequence[int]) -> Scored:
         state = tuple(n for n in best.state if n not in some)

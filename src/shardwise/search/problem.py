@@ -25,7 +25,7 @@ from shardwise.evaluator.evaluator import Evaluator
 from shardwise.evaluator.space import Space
 from shardwise.ir.program import HEAVY
 from shardwise.ir.traits import VIEWS
-from shardwise.lowering.decisions import Decision, Keep, State
+from shardwise.lowering.decisions import Decision, Keep, Shard, State
 from shardwise.lowering.small import keep_small
 from shardwise.search.bounds import peak_bound
 from shardwise.search.front import pareto
@@ -57,13 +57,13 @@ class Problem:
         model: CostModel,
         base: Sequence[Decision] = (),
         axes: Sequence[str] | None = None,
-        kept: Iterable[Decision] = (),
+        extra: Iterable[Decision] = (),
         keeps: bool = True,
         inner: bool = True,
     ):
-        """``base`` is decided already, and small arguments are kept replicated. ``kept``: decisions of strategies; those that
-        keep values replicated become actions that only seeds take. Without ``keeps`` there are no decisions that keep arguments
-        replicated; without ``inner`` only groups with a dimension of an argument are decided."""
+        """``base`` is decided already, and small arguments are kept replicated. ``extra``: decisions of strategies; those that
+        are no actions of the search become actions that only seeds take. Without ``keeps`` there are no decisions that keep
+        arguments replicated; without ``inner`` only groups with a dimension of an argument are decided."""
         self.model, cost = model, model.cost
         self.analysis, self.mesh = model.structure.analysis, cost.placement.mesh
         analysis = self.analysis
@@ -72,16 +72,19 @@ class Problem:
         self.axes = tuple(self.mesh.names if axes is None else axes)
         arguments = {a.value for a in analysis.program.arguments}
         reached = (g for g in analysis.groups if inner or any(p.value in arguments for p in g.places))
+        wanted = list(dict.fromkeys(extra))
+        of_seeds = {d.colors for d in wanted if isinstance(d, Shard)}
         groups = [g for g in reached if g.matters]
+        others = [g for g in analysis.groups if g.colors in of_seeds and g not in groups]
         together = kept_together(analysis) if keeps else ()
-        of_seeds = dict.fromkeys(d for d in kept if isinstance(d, Keep))
-        keep_sets = tuple(dict.fromkeys((*together, *(d.values for d in of_seeds))))
-        units, bits = tuple(g.colors for g in groups), tuple(tuple(g.bits) for g in groups)
+        keep_sets = tuple(dict.fromkeys((*together, *(d.values for d in wanted if isinstance(d, Keep)))))
+        units, bits = (tuple(tuple(getattr(g, name)) for g in (*groups, *others)) for name in ("colors", "bits"))
         self.space = Space(self.mesh, units, bits, keep_sets, self.base)
         decisions = [shard for n, g in enumerate(groups) for shard in self._shards(n, g)]
         decisions += [Keep(values, axis) for values in together for axis in self.axes]
         self.actions = range(len(decisions))
-        decisions += [d for d in of_seeds if d not in decisions]
+        able = [d for d in wanted if isinstance(d, Keep) or (isinstance(d, Shard) and d.colors in units)]
+        decisions += [d for d in able if d not in decisions]
         self.evaluator = Evaluator(self.model, self.space, decisions)
         self._numbers = {d: n for n, d in enumerate(decisions)}
         # Actions with one slot exclude each other: those of one unit on one axis. Keeps exclude only themselves.

@@ -226,7 +226,7 @@ class Searcher:
     def _problem(self, base: tuple[Decision, ...], axes: tuple[str, ...], starts: Callable[[], Starts]) -> Problem:
         if (base, axes) not in self._problems:
             start = starts()
-            self._problems[base, axes] = Problem(self.model, base, axes, kept=start.decisions), start
+            self._problems[base, axes] = Problem(self.model, base, axes, extra=start.decisions), start
         self._last, start = self._problems[base, axes]
         self._last.start_from(start.seeds(self._last, self._quick))
         return self._last

@@ -77,7 +77,7 @@ def baselines(context: Context, model: CostModel, menu: Sequence[Entry] = MENU) 
     """All combinations that apply, those that fit and are fast first; then those that do not apply. Of combinations that decide
     the same, the one with the fewest strategies is given."""
     combinations = Combinations(context, context.mesh.names, menu=menu)
-    every = combinations.costed(Problem(model, kept=combinations.decisions))
+    every = combinations.costed(Problem(model, extra=combinations.decisions))
     return [*sorted((b for b in every if b.applies), key=lambda b: b.rank), *(b for b in every if not b.applies)]
 
 

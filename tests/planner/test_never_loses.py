@@ -1,0 +1,112 @@
+"""A plan is never worse than a named strategy, at any budget, and the same on every machine."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import shardwise
+from shardwise import zoo
+from shardwise.errors import ShardwiseError
+from tests.planner.test_plan_search import small_memory
+
+WHERE: dict[str, Any] = {"topology": "v5e:2x4", "mesh": {"data": 2, "model": 4}}
+
+
+def rank(figures: Any) -> tuple[bool, float]:
+    return not figures.fits, figures.time_s if figures.fits else figures.peak_bytes
+
+
+def loses(plan: shardwise.Plan, rows: Any) -> list[str]:
+    """The strategies that are better than a plan."""
+    fits, figure = rank(plan.predicted)
+    return [row.name for row in rows if rank(row) < (fits, figure * (1 - 1e-9))]
+
+
+SLOW = ("gpt", "mlp", "t5", "ssm", "dlrm", "vit", "unet", "wresnet")
+
+
+@pytest.mark.parametrize(
+    ("name", "evaluations"),
+    [("t2b", 0), ("t2b", 40), ("mixtral", 0), ("vit", 0), ("itx:tiny-step", 0), ("gns", 40)]
+    + [pytest.param(name, 40, marks=pytest.mark.slow) for name in SLOW],
+)
+def test_no_strategy_of_compare_is_better(name: str, evaluations: int) -> None:
+    program = zoo.parse(name if ":" in name else f"{name}:tiny")
+    jit = {"donate_argnums": program.donate_argnums}
+    plan = shardwise.plan(program.fn, *program.args, budget_evals=evaluations, **WHERE, **jit)
+    compared = shardwise.compare(program.fn, *program.args, **WHERE, **jit)
+    assert len(compared.rows) > 3 and not loses(plan, compared.rows)
+    assert [row.name for row in plan.baselines] == [row.name for row in compared.ranked]
+
+
+def random_step(seed: int) -> tuple[Any, list[Any]]:
+    """Layers of random widths with skips and norms, and a training step with momentum or without."""
+    rng = random.Random(seed)
+    widths = [rng.choice([64, 96, 256, 1024]) for _ in range(rng.randint(2, 5))]
+    batch = rng.choice([8, 12, 4096])
+    norms, momentum = [rng.random() < 0.5 for _ in widths], rng.random() < 0.5
+
+    def forward(params: Any, x: jax.Array) -> jax.Array:
+        for w, norm in zip(params, norms, strict=False):
+            y = jax.nn.relu(x @ w)
+            y = y / (1 + jnp.sqrt(jnp.mean(y * y, -1, keepdims=True))) if norm else y
+            x = x + y if y.shape == x.shape else y
+        return jnp.mean(x**2)
+
+    def step(params: Any, moments: Any, x: jax.Array) -> Any:
+        grads = jax.grad(forward)(params, x)
+        if momentum:
+            moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, grads)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, moments if momentum else grads), moments
+
+    shape = jax.ShapeDtypeStruct
+    params = [shape((a, b), "float32") for a, b in itertools.pairwise(widths)]
+    return step, [params, params, shape((batch, widths[0]), "float32")]
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(k, marks=pytest.mark.slow) for k in range(4, 40))])
+def test_no_strategy_is_better_for_random_programs(seed: int) -> None:
+    step, args = random_step(seed)
+    for evaluations in (0, 15):
+        plan = shardwise.plan(step, *args, budget_evals=evaluations, **WHERE)
+        assert plan.baselines and not loses(plan, plan.baselines)
+
+
+def test_no_strategy_in_any_variant_is_better() -> None:
+    program = zoo.parse("t2b:tiny")
+    fn, args, jit = program.fn, program.args, {"donate_argnums": program.donate_argnums}
+    whole = shardwise.plan(fn, *args, tactics="fsdp", **WHERE, **jit).predicted.peak_bytes
+    tight = {**WHERE, "topology": small_memory("v5e:2x4", 0.7 * whole)}
+    plan = shardwise.plan(fn, *args, microbatches="auto", remat="auto", **tight, **jit)
+    assert plan.predicted.fits
+    for microbatches in (1, 4):
+        for remat in (False, True):
+            for tactics in (
+                "dp:data,megatron:model",
+                "fsdp:data+model",
+                "fsdp:data,megatron:model",
+                "zero2:data+model",
+            ):
+                changed = {"microbatches": microbatches, "remat": remat, "allow_infeasible": True}
+                try:
+                    other = shardwise.plan(fn, *args, tactics=tactics, **changed, **tight, **jit).predicted
+                except ShardwiseError:
+                    continue
+                assert rank(plan.predicted) <= rank(other), (tactics, changed)
+
+
+def test_a_slow_machine_gives_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = zoo.parse("t2b:layers=2,d=512,heads=8,head=64,ffn=2048,vocab=1024,batch=32,seq=256")
+    where = {"topology": "v5e:2x2", "donate_argnums": program.donate_argnums}
+    plan = shardwise.plan(program.fn, *program.args, **where)
+    clock = time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: 8 * clock())
+    assert shardwise.plan(program.fn, *program.args, **where).to_json() == plan.to_json()
+    assert plan.search is not None and plan.search.evaluations > 50

@@ -80,7 +80,7 @@ def plan(
       roles: paths of the arguments with a role, such as ``{"batch": "x", "params": "w"}``. Other roles are inferred from the
         structure of the program (``shardwise.tactics.roles``); ``plan.roles`` has all of them.
       budget_s, budget_evals: when a search stops, in seconds or in evaluated states; it stops earlier if nothing improves for
-        a while. With a budget in evaluations alone the plan is the same on every machine.
+        a while. By default, and with a budget in evaluations alone, the plan is the same on every machine.
       seed: the seed of the search.
       method: ``"mcts"``, or one of ``shardwise.search.methods``: ``"beam"``, ``"greedy"``, ``"random"``, ``"exhaustive"``.
       progress: called with every improvement (``shardwise.search.result``) and the share of the budget that is spent;

@@ -211,6 +211,9 @@ def _print_origin(page: Page, plan: Plan) -> None:
         )
     if plan.search is not None:
         page.print(f"\nFound by {plan.search}")
+        if plan.search.ended in (Ended.SECONDS, Ended.EVALUATIONS):
+            more = 2 * max(100, plan.search.evaluations)
+            page.print(f"  it may still improve: --evaluations {more} (budget_evals={more}) searches longer")
         for tried in plan.search.meshes[1:4]:
             outcome = tried.why or (seconds(tried.time_s or 0.0) if tried.fits else "does not fit")
             page.print(f"  instead of {tried.mesh}: {outcome}")

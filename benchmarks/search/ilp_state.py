@@ -48,6 +48,11 @@ def ilp_state(problem: Problem, budget: Budget) -> Found:
     return searched(problem, budget, None, explore)
 
 
+def _place(sharding: Sharding, axis: int) -> int | None:
+    """The dimension that an axis shards."""
+    return next((d for d, axes in enumerate(sharding.dims) if axis in axes), None)
+
+
 class _Nearness:
     """How near states are to a solution."""
 
@@ -56,7 +61,7 @@ class _Nearness:
         program, axes = problem.analysis.program, range(len(problem.mesh.sizes))
         runs = {v: float(program.runs[op.region]) for op in program.ops for v in op.results}
         self._wanted = [
-            (v, program.values[v].nbytes * runs[v], [(a, lie.place(a)) for a in axes]) for v, lie in lies.items()
+            (v, program.values[v].nbytes * runs[v], [(a, _place(lie, a)) for a in axes]) for v, lie in lies.items()
         ]
 
     def agreement(self, state: Actions) -> float:
@@ -66,7 +71,7 @@ class _Nearness:
         total = 0.0
         for value, weight, places in self._wanted:
             stored = lowered.storage[value]
-            total += weight * sum(stored.place(a) == place for a, place in places)
+            total += weight * sum(_place(stored, a) == place for a, place in places)
         return total
 
 

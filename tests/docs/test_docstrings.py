@@ -12,7 +12,7 @@ import shardwise
 from shardwise import errors
 from shardwise.dims.analysis import Analysis
 from shardwise.plans.plan import Plan
-from shardwise.tactics import strategies
+from shardwise.tactics import auto, strategies
 
 
 def members(cls: type) -> dict[str, object]:
@@ -27,8 +27,9 @@ def members(cls: type) -> dict[str, object]:
 
 TACTICS = {
     name: thing
-    for name, thing in vars(strategies).items()
-    if inspect.isclass(thing) and thing.__module__ == strategies.__name__
+    for module in (strategies, auto)
+    for name, thing in vars(module).items()
+    if inspect.isclass(thing) and thing.__module__ == module.__name__
 }
 PUBLIC = {name: getattr(shardwise, name) for name in shardwise.__all__}
 ERRORS = {name for name, thing in PUBLIC.items() if inspect.isclass(thing) and issubclass(thing, Exception)}

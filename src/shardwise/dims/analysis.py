@@ -178,7 +178,11 @@ class Analysis:
 
     @cached_property
     def value_nodes(self) -> tuple[tuple[int, ...], ...]:
-        """By value: the nodes (``dims/names.py``) of its dimensions, -1 for dimensions of size one."""
+        """By value: the nodes (``dims/names.py``) of its dimensions, -1 for dimensions of size one.
+
+        >>> [len(analysis.value_nodes[analysis.program.paths[path]]) for path in ("w", "x")]
+        [2, 2]
+        """
         names, nodes = self.names, [[-1] * len(v.shape) for v in self.program.values]
         rows = (names.member_value, names.member_dim, names.member_node)
         for value, dim, node in zip(*(row.tolist() for row in rows), strict=True):

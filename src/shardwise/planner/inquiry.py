@@ -59,7 +59,7 @@ class Inquiry:
         return Context(self.analysis, mesh, self.cost, self.roles, memo=memo, cache=self._structure)
 
     def settle(self, decisions: Sequence[Decision]) -> Settled:
-        """Lowers decisions and predicts their cost. Small arguments are replicated, unless that is slower or does not fit."""
+        """Lowers decisions and predicts their cost. Small arguments are replicated where that is faster and fits."""
         lowered = self.context.lower(decisions)
         plain = Settled(lowered, (), predict(self.model, lowered))
         small = keep_small(self.analysis, self.cost, lowered.mesh, decisions)
@@ -68,8 +68,8 @@ class Inquiry:
         lowered = self.context.lower((*decisions, *small))
         kept = Settled(lowered, tuple(self._changed(lowered.state, small)), predict(self.model, lowered))
         before, after = plain.predicted, kept.predicted
-        worse = after.time_s > before.time_s or (before.fits and not after.fits)
-        return plain if worse else kept
+        better = after.time_s < before.time_s and (after.fits or not before.fits)
+        return kept if better else plain
 
     def _changed(self, state: State, keeps: Sequence[Keep]) -> Iterator[Keep]:
         """The decisions for those values that the state would shard otherwise."""

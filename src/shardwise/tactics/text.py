@@ -64,6 +64,7 @@ def read_words(text: str, known: Sequence[str] = NAMES) -> list[Words]:
 def as_tactics(tactics: Given) -> tuple[Tactic, ...]:
     """Tactics from text, objects, or a list of both.
 
+    >>> from shardwise.tactics.strategies import Megatron
     >>> as_tactics("fsdp:data+model,auto")
     (FSDP(axes=('data', 'model'), dim=0), Auto(axes=()))
     >>> as_tactics([Megatron("model"), "dp:data"])

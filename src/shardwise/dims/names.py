@@ -19,8 +19,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from shardwise.ir.program import Program
 
@@ -108,11 +106,19 @@ def build_names(program: Program) -> Names:
 
 
 def components(count: int, edges: IntArray) -> IntArray:
-    """Returns the number of each node's connected component; components are numbered by their first node."""
-    if not count:
-        return np.zeros(0, dtype=np.int64)
-    graph = coo_array((np.ones(len(edges), dtype=np.int8), (edges[:, 0], edges[:, 1])), shape=(count, count))
-    return numbered(connected_components(graph, directed=False)[1])[0]
+    """Returns the number of each node's connected component; components are numbered by their first node.
+
+    Every root is hooked to the smallest root that an edge leads to, and paths are halved, until all edges lie inside of a
+    component. SciPy has the same, and takes a quarter of a second to import.
+    """
+    root = np.arange(count)
+    a, b = edges[:, 0], edges[:, 1]
+    while (apart := root[a] != root[b]).any():
+        a, b = a[apart], b[apart]
+        np.minimum.at(root, np.maximum(root[a], root[b]), np.minimum(root[a], root[b]))
+        while ((next_root := root[root]) != root).any():
+            root = next_root
+    return numbered(root)[0]
 
 
 def numbered(labels: IntArray) -> tuple[IntArray, IntArray]:

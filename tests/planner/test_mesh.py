@@ -160,3 +160,12 @@ def test_a_found_mesh_runs() -> None:
     plan = planned.plan(w, x)
     used = planned.planned(w, x).mesh.devices
     assert tuple(d.id for d in used.reshape(-1)) == plan.device_order
+
+
+def test_axes_are_named_by_what_they_carry() -> None:
+    plan = planned(args=shapes(65536, 512, 2048))
+    assert set(plan.mesh.names) <= {"data", "fsdp", "model"} and plan.search is not None
+    assert plan.search.meshes[0].mesh == plan.mesh and plan.search.improvements[-1].mesh == plan.mesh
+    for name in plan.mesh.names:
+        batch, params = any(name in axes for axes in plan.array("x").spec), name in str(plan.array("params/up").spec)
+        assert {"data": batch and not params, "fsdp": batch and params, "model": params and not batch}[name]

@@ -65,3 +65,53 @@ def test_a_bias_that_is_no_parameter_makes_no_residual_stream() -> None:
         roles={"params": "w"},
     )
     assert plan.array("w/a").spec == ((), ("model",)) and plan.array("bias").spec == (("model",),)
+
+
+def norm(x: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+
+
+def test_a_product_that_is_normalized_before_it_is_added_makes_a_residual_stream() -> None:
+    def loss(layers, x):
+        for w in layers:
+            x = x + norm(jax.nn.relu(norm(x) @ w["up"]) @ w["down"])
+        return jnp.sum(x**2)
+
+    layers = [{"up": shape(64, 256), "down": shape(256, 64)} for _ in range(2)]
+    where = {"mesh": {"model": 4}, "tactics": [Megatron("model")], "roles": {"params": "layers"}}
+    plan = shardwise.plan(jax.grad(loss), layers, shape(32, 64), **where)
+    for k in range(2):
+        assert plan.array(f"layers/{k}/up").spec == ((), ("model",))
+        assert plan.array(f"layers/{k}/down").spec == (("model",), ())
+    assert plan.array("x").spec == ((), ())
+
+
+def attend(w, x, heads: int):
+    """Attention with one matrix for queries, keys and values."""
+    q, k, v = jnp.moveaxis(jnp.einsum("bsd,dthk->bsthk", x, w["qkv"]), 2, 0)
+    scores = jax.nn.softmax(jnp.einsum("bshk,bthk->bhst", q, k) / k.shape[-1] ** 0.5)
+    return jnp.einsum("bshk,hkd->bsd", jnp.einsum("bhst,bthk->bshk", scores, v), w["o"])
+
+
+@pytest.mark.parametrize(("heads", "want"), [(8, True), (6, False)])
+def test_heads_that_the_axis_divides_and_never_their_width(heads: int, want: bool) -> None:
+    def loss(w, x):
+        y = attend(w, x, heads)
+        return jnp.sum((x + y + jax.nn.relu(x @ w["up"]) @ w["down"]) ** 2)
+
+    w = {"qkv": shape(64, 3, heads, 16), "o": shape(heads, 16, 64), "up": shape(64, 256), "down": shape(256, 64)}
+    where = {"mesh": {"model": 4}, "tactics": [Megatron("model")], "roles": {"params": "w"}}
+    plan = shardwise.plan(jax.grad(loss), w, shape(8, 16, 64), **where)
+    on = ("model",) if want else ()
+    assert plan.array("w/qkv").spec == ((), (), on, ()) and plan.array("w/o").spec == (on, (), ())
+    assert plan.array("w/up").spec == ((), ("model",))
+
+
+@pytest.mark.parametrize("target", ["t5:tiny", "gpt:tiny", "llama3:tiny"])
+def test_the_order_of_tactics_does_not_matter(target: str) -> None:
+    program = zoo.parse(target)
+    specs = []
+    for tactics in ("dp:data,megatron:model", "megatron:model,dp:data"):
+        plan = shardwise.plan(program.fn, *program.args, mesh={"data": 2, "model": 4}, tactics=tactics)
+        specs.append({a.path: a.spec for a in plan.arguments})
+    assert specs[0] == specs[1] and any(("model",) in spec for spec in specs[0].values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardwise.cost.memory import BLOCK, blocks
@@ -42,7 +41,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A state that was evaluated: its times with all memory it wants, and without what it computes."""
+    """A state that was evaluated: its time, its peak memory, and the memory of its arguments alone."""
 
     time_ps: int
     peak_bytes: int
@@ -50,9 +49,10 @@ class Candidate:
 
 
 class Arm:
-    """Tactics on one variant and mesh, applied again with larger budgets."""
+    """Tactics on one variant and mesh, applied again with larger budgets. A new arm has the best of the named strategies, or of
+    some of them where the look is ``quick``."""
 
-    def __init__(self, captured: Captured, placement: Placement, asked: Asked, journal: Journal):
+    def __init__(self, captured: Captured, placement: Placement, asked: Asked, journal: Journal, quick: bool):
         self.captured, self.placement = captured, placement
         self.inquiry = captured.inquiry(placement, asked.roles)
         pins = make_pins(captured.analysis, placement.mesh, asked.pins or {})
@@ -61,8 +61,9 @@ class Arm:
         self._searches = sum(isinstance(t, Auto) for t in asked.tactics)
         self._searcher = Searcher(self.inquiry.model, journal, self.inquiry.problems)
         self._context = replace(self.inquiry.context, searcher=self._searcher)
-        self.best: Decided | None = None
+        self._arguments_bytes: dict[tuple[Decision, ...], int] = {}
         self.least_bytes = peak_bound(self.inquiry.model, self._first).peak_bytes
+        self.best = self._decide(Budget(evaluations=0), quick)
 
     @property
     def usable_bytes(self) -> int:
@@ -73,8 +74,12 @@ class Arm:
         """Whether it is proven that nothing fits."""
         return self.least_bytes > self.usable_bytes
 
-    def run(self, budget: Budget, quick: bool = False) -> Decided:
-        """Applies the tactics, and returns the best result so far."""
+    def search(self, budget: Budget, quick: bool) -> Decided:
+        """Applies the tactics with a budget, and returns the best result so far."""
+        self.best = min(self._decide(budget, quick), self.best, key=lambda decided: decided.rank)
+        return self.best
+
+    def _decide(self, budget: Budget, quick: bool) -> Decided:
         self._searcher.begin(budget, self._searches, quick)
         decisions = tuple(decide(self._context, self._tactics, self._first))
         results = self._searcher.done
@@ -82,29 +87,26 @@ class Arm:
             total = results[-1].best.cost
         else:
             total = self.inquiry.model.evaluate(self._context.lower(decisions))
-        decided = Decided(self.inquiry, decisions, total, tuple(r.ended for r in results))
-        if self.best is None or decided.rank <= self.best.rank:
-            self.best = decided
-        return self.best
+        return Decided(self.inquiry, decisions, total, tuple(r.ended for r in results))
 
     def points(self) -> list[tuple[int, int]]:
         """Time and peak of the states on the Pareto front, (ps, blocks)."""
-        assert self.best is not None
         return [s.point for s in self._searcher.front] or [(self.best.total.time_ps, self.best.total.peak_blocks)]
 
     def candidates(self, faster_than_ps: float) -> list[Candidate]:
         """States on the front that are faster, and do not fit, but whose arguments do."""
-        assert self.best is not None
-        states: list[tuple[Sequence[Decision], Cost]] = self._searcher.front_decisions()
+        states: list[tuple[tuple[Decision, ...], Cost]] = self._searcher.front_decisions()
         candidates = []
         for decisions, cost in states or [(self.best.decisions, self.best.total)]:
             if cost.time_ps < faster_than_ps and cost.peak_blocks * BLOCK > self.usable_bytes:
-                arguments = self._arguments_bytes(decisions)
-                if arguments < self.usable_bytes:
+                if decisions not in self._arguments_bytes:
+                    self._arguments_bytes[decisions] = self._arguments(decisions)
+                if (arguments := self._arguments_bytes[decisions]) < self.usable_bytes:
                     candidates.append(Candidate(cost.time_ps, cost.peak_blocks * BLOCK, arguments))
         return candidates
 
-    def _arguments_bytes(self, decisions: Sequence[Decision]) -> int:
+    def _arguments(self, decisions: tuple[Decision, ...]) -> int:
+        """The bytes of the arguments on a device."""
         lowered, profile = self._context.lower(decisions), self.inquiry.cost.profile
         values = (lowered.program.values[a.value] for a in lowered.program.arguments)
         return BLOCK * sum(blocks(v, lowered.storage[v.id], lowered.mesh, profile) for v in values)

@@ -36,7 +36,6 @@ from shardwise.planner.mesh import cuts
 from shardwise.planner.naming import carried_names
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.bounds import finest, peak_bound
-from shardwise.search.budget import Budget
 from shardwise.search.front import thinned
 from shardwise.search.result import Ended
 from shardwise.search.searcher import Journal, Purse
@@ -81,8 +80,7 @@ class _Gains:
 
 def choose(variants: Variants, asked: Asked) -> Outcome:
     """Runs the race."""
-    race = _Race(variants, asked)
-    return race.run()
+    return _Race(variants, asked).run()
 
 
 @dataclass
@@ -126,7 +124,7 @@ class _Race:
 
     @property
     def best_arm(self) -> Arm | None:
-        return min((arm for arm in self.arms if arm.best is not None), key=_rank, default=None)
+        return min(self.arms, key=_rank, default=None)
 
     def look(self, variant: Variant, placed: Sequence[Placement], anyway: bool = False) -> list[Arm]:
         """Applies the tactics to a variant, without searches; not if nothing can fit, unless ``anyway``."""
@@ -139,8 +137,7 @@ class _Race:
             if self.journal.interrupted:
                 break
             try:
-                arm = Arm(captured, placement, self.asked, self.journal)
-                arm.run(Budget(evaluations=0), quick)
+                arm = Arm(captured, placement, self.asked, self.journal, quick)
             except ShardwiseError as error:
                 self.failed[placement] = error
                 continue
@@ -173,7 +170,7 @@ class _Race:
         gains, count = _Gains(), len(self.arms)
         for arm in sorted(self.arms, key=_rank):
             best, purse = self.best_arm, self.journal.purse
-            assert best is not None and arm.best is not None and best.best is not None
+            assert best is not None
             number = self.arms.index(arm)
             if self.journal.interrupted or (purse.empty and best.best.ended):
                 return
@@ -184,7 +181,7 @@ class _Race:
             if short:
                 evaluations = math.ceil(budget.evaluations * _SHORT_SHARE / count)
                 budget = replace(budget, evaluations=evaluations, patience=min(_SHORT, budget.patience))
-            gains.note(before, arm.run(budget, quick=short))
+            gains.note(before, arm.search(budget, quick=short))
             done.add(number)
 
     def _could_win(self, arm: Arm, best: Decided, gains: _Gains) -> bool:
@@ -192,7 +189,6 @@ class _Race:
             return False
         usable = self.arms[0].inquiry.model.usable_blocks
         if not best.fits:
-            assert arm.best is not None
             return arm.best.total.peak_blocks * (1 - gains.memory) < best.total.peak_blocks
         able = (time for time, peak in arm.points() if peak * (1 - gains.memory) <= usable)
         return min(able, default=math.inf) * (1 - gains.time) < best.total.time_ps
@@ -227,7 +223,7 @@ class _Race:
 
     def _limit_ps(self) -> float:
         best = self.best_arm
-        return best.best.total.time_ps * (1 - _LITTLE) if best and best.best and best.best.fits else math.inf
+        return best.best.total.time_ps * (1 - _LITTLE) if best and best.best.fits else math.inf
 
     def _needed(self, remat: bool, arms: Sequence[Arm]) -> float:
         """The fewest micro-batches in which a state could fit that is faster than the best so far."""
@@ -258,14 +254,13 @@ class _Race:
             self.tried[variant] = VariantTried(str(variant), peak_bytes=min(arm.least_bytes for arm in arms))
             return
         best = min(arms, key=_rank).best
-        assert best is not None
         self.tried[variant] = VariantTried(str(variant), best.total.time_s, best.total.peak_bytes, best.fits)
 
     # The result.
 
     def _outcome(self) -> Outcome:
         arm = self.best_arm
-        assert arm is not None and arm.best is not None
+        assert arm is not None
         best = arm.best
         if self.is_open and not self.journal.interrupted:
             best = _best_placement(arm.captured, self.asked, best)
@@ -308,7 +303,6 @@ class _Race:
         for arm in sorted(self.arms, key=_rank):
             by_mesh.setdefault(arm.placement, arm)
         for placement, arm in by_mesh.items():
-            assert arm.best is not None
             total, why = arm.best.total, "" if arm.best.fits or arm.hopeless else "nothing was found that fits"
             yield MeshTried(placement.mesh, total.time_s, total.peak_bytes, arm.best.fits, why)
         for placement in self.placed:
@@ -325,7 +319,6 @@ class _Race:
 
 
 def _rank(arm: Arm) -> tuple[int, int]:
-    assert arm.best is not None
     return arm.best.rank
 
 

@@ -200,7 +200,7 @@ class Searcher:
         """The Pareto front of the states that the last search evaluated."""
         return () if self._last is None else self._last.front
 
-    def front_decisions(self) -> list[tuple[Sequence[Decision], Cost]]:
+    def front_decisions(self) -> list[tuple[tuple[Decision, ...], Cost]]:
         """The same as decisions and costs."""
         return [(self._last.decisions(s.state), s.cost) for s in self.front] if self._last is not None else []
 

@@ -18,6 +18,9 @@ _BATCH: Final = 256
 #: An improvement by less than this does not count as one; and a problem has patience as if it had this many actions.
 _LITTLE: Final = 0.001
 _FEWEST: Final = 12
+#: A search that is better than its seeds by this share has so many times the patience: there is more to find.
+_MUCH: Final = 0.01
+_MORE: Final = 3
 
 
 class SearchError(ShardwiseError):
@@ -50,7 +53,7 @@ class Run:
         starts = ((), *problem.seeds)
         self.best = min(map(Scored, starts, problem.costs(starts)), key=problem.rank)
         self._first = problem.evaluations
-        self._improved = 0
+        self._improved, self._first_rank = 0, problem.rank(self.best)
         self.log: list[Improvement] = []
 
     @property
@@ -67,7 +70,8 @@ class Run:
             raise Stop(Ended.SECONDS)
         if self.spent >= self.budget.evaluations:
             raise Stop(Ended.EVALUATIONS)
-        if self.spent - self._improved >= self.budget.patience * max(_FEWEST, len(self.problem.actions)):
+        more = _MORE if self._beats(self._first_rank, _MUCH) else 1
+        if self.spent - self._improved >= more * self.budget.patience * max(_FEWEST, len(self.problem.actions)):
             raise Stop(Ended.CONVERGED)
         return self.budget.evaluations - self.spent
 
@@ -82,12 +86,17 @@ class Run:
 
     def offer(self, scored: Scored) -> None:
         """Takes a state that is better than the best so far."""
-        rank, before = self.problem.rank(scored), self.problem.rank(self.best)
-        if rank < before:
-            if rank[0] < before[0] or rank[1] < (1 - _LITTLE) * before[1]:
-                self._improved = self.spent
+        before = self.problem.rank(self.best)
+        if self.problem.rank(scored) < before:
             self.best = scored
+            if self._beats(before, _LITTLE):
+                self._improved = self.spent
             self.note()
+
+    def _beats(self, rank: tuple[int, int, int, int], share: float) -> bool:
+        """Is the best state better than this rank by a share, or does it fit where that does not?"""
+        best = self.problem.rank(self.best)
+        return best[0] < rank[0] or best[1] < (1 - share) * rank[1]
 
     def note(self) -> None:
         """Writes the best state into the log."""

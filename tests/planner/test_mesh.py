@@ -169,3 +169,9 @@ def test_axes_are_named_by_what_they_carry() -> None:
     for name in plan.mesh.names:
         batch, params = any(name in axes for axes in plan.array("x").spec), name in str(plan.array("params/up").spec)
         assert {"data": batch and not params, "fsdp": batch and params, "model": params and not batch}[name]
+
+
+def test_axes_that_somebody_names_keep_their_names() -> None:
+    args = shapes(65536, 512, 2048)
+    assert planned(args=args, pins={"x": P("a")}).mesh.names[0] == "a"
+    assert planned(args=args, tactics="dp:a,auto").mesh.names[0] == "a"

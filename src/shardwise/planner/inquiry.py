@@ -80,7 +80,7 @@ class Inquiry:
                 yield replace(keep, values=values)
 
     def renamed(self, decisions: Sequence[Decision], names: Sequence[str]) -> tuple[Inquiry, tuple[Decision, ...]]:
-        """The same with other names of mesh axes, and decisions with these."""
+        """The same with other names of mesh axes, and decisions with these; pins, which name axes, cannot be among them."""
         placement = self.cost.placement
         new = dict(zip(placement.mesh.names, names, strict=True))
         mesh = MeshAxes(tuple(names), placement.mesh.sizes)
@@ -89,7 +89,7 @@ class Inquiry:
             other.baselines = [
                 replace(b, parts=tuple((part, new[axis]) for part, axis in b.parts)) for b in self.baselines
             ]
-        return other, tuple(d if isinstance(d, Pin) else replace(d, axis=new[d.axis]) for d in decisions)
+        return other, tuple(replace(d, axis=new[d.axis]) for d in decisions if not isinstance(d, Pin))
 
     @cached_property
     def baselines(self) -> list[Baseline]:

@@ -28,6 +28,7 @@ from shardwise.cost.memory import BLOCK
 from shardwise.errors import MeshError, ShardwiseError, VariantError
 from shardwise.hardware.layout import Placement, placements
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.lowering.decisions import Pin
 from shardwise.planner.arms import Arm, Decided
 from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes
 from shardwise.planner.captured import Captured, Variants
@@ -265,7 +266,8 @@ class _Race:
         if self.is_open and not self.journal.interrupted:
             best = _best_placement(arm.captured, self.asked, best)
         mesh = best.inquiry.cost.placement.mesh
-        if self.is_open and self.asked.mesh is None:
+        by_name = self.asked.mesh is not None or not self.asked.searches_all
+        if self.is_open and not by_name and not any(isinstance(d, Pin) for d in best.decisions):
             names = carried_names(best.inquiry.context, best.decisions)
             inquiry, decisions = best.inquiry.renamed(best.decisions, names)
             best = replace(best, inquiry=inquiry, decisions=decisions)

@@ -141,6 +141,12 @@ def test_the_best_of_all_is_kept_without_remembering_the_others() -> None:
     assert found.best.cost == best.cost and found.evaluations == len(states)
 
 
+def test_all_states_are_tried_however_long_nothing_improves() -> None:
+    made = SMALL["attention"]()
+    found = exhaustive(made, Budget(patience=0.01))
+    assert found.ended is Ended.EXHAUSTED and found.evaluations == sum(map(len, all_states(made)))
+
+
 def test_a_problem_with_too_many_states_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardwise.search.exhaustive.MOST", 100)
     with pytest.raises(SearchError, match="more than 100 states; search fewer axes"):

@@ -67,8 +67,8 @@ def _whole_ps(seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product on one device: the sizes of the dimensions of each role, and its type. ``zeros``: of so many taps all but one
-    fall on zeros that were put between elements."""
+    """A product on one device: the sizes of the dimensions of each role, and its type. In a convolution of a dilated input,
+    ``zeros`` is the number of taps of which only one reads an element of the input."""
 
     batch: int
     rows: tuple[int, ...]

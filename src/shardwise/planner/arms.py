@@ -22,7 +22,7 @@ from shardwise.tactics.tactic import decide
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Decisions and their cost on a placed mesh. ``ended``: why each search among the tactics did."""
+    """Decisions and their cost on a placed mesh. ``ended`` says why each search among the tactics ended."""
 
     inquiry: Inquiry
     decisions: tuple[Decision, ...]
@@ -49,8 +49,8 @@ class Candidate:
 
 
 class Arm:
-    """Tactics on one variant and mesh, applied again with larger budgets. A new arm has the best of the named strategies, or of
-    some of them where the look is ``quick``."""
+    """Tactics on one variant and mesh, applied again with larger budgets. A new arm has not searched yet: its best is the best
+    named strategy, or with ``quick`` the best of a few."""
 
     def __init__(self, captured: Captured, placement: Placement, asked: Asked, journal: Journal, quick: bool):
         self.captured, self.placement = captured, placement
@@ -89,15 +89,14 @@ class Arm:
             total = self.inquiry.model.evaluate(self._context.lower(decisions))
         return Decided(self.inquiry, decisions, total, tuple(r.ended for r in results))
 
-    def points(self) -> list[tuple[int, int]]:
-        """Time and peak of the states on the Pareto front, (ps, blocks)."""
-        return [s.point for s in self._searcher.front] or [(self.best.total.time_ps, self.best.total.peak_blocks)]
+    def states(self) -> list[tuple[tuple[Decision, ...], Cost]]:
+        """The evaluated states that no other beats in both time and memory; without a search, the best alone."""
+        return self._searcher.front() or [(self.best.decisions, self.best.total)]
 
     def candidates(self, faster_than_ps: float) -> list[Candidate]:
-        """States on the front that are faster, and do not fit, but whose arguments do."""
-        states: list[tuple[tuple[Decision, ...], Cost]] = self._searcher.front_decisions()
+        """States that are faster, and do not fit, but whose arguments do."""
         candidates = []
-        for decisions, cost in states or [(self.best.decisions, self.best.total)]:
+        for decisions, cost in self.states():
             if cost.time_ps < faster_than_ps and cost.peak_blocks * BLOCK > self.usable_bytes:
                 if decisions not in self._arguments_bytes:
                     self._arguments_bytes[decisions] = self._arguments(decisions)

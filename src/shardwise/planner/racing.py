@@ -49,7 +49,7 @@ _SHORT_SHARE: Final = 0.5
 _MOST_MESHES: Final = 3
 #: Placements of the best mesh that are tried.
 _MOST_PLACEMENTS: Final = 5
-#: An arm with states that are larger than the device by no more than this is searched for one that fits.
+#: The share of memory that a search is assumed to save before any search has shown more.
 _LARGER: Final = 0.2
 #: A variant must promise to be faster by this.
 _LITTLE: Final = 0.005
@@ -96,8 +96,8 @@ class _Race:
     def __post_init__(self) -> None:
         self.placed, self.is_open = candidate_meshes(self.asked)
         self.journal = Journal(self.asked.search, Purse(self.asked.search.budget()), decisions_text)
-        self._short: set[int] = set()  # numbers of arms that had a short search
-        self._full: set[int] = set()
+        self._short: set[Arm] = set()  # arms that had a short search
+        self._full: set[Arm] = set()
 
     def run(self) -> Outcome:
         rounds = self.asked.wanted.rounds(self.variants[AS_IS].traced, self.asked.roles)
@@ -167,15 +167,14 @@ class _Race:
         for arm in self.arms:
             self._note(arm.captured.variant)
 
-    def _search(self, done: set[int], short: bool) -> None:
+    def _search(self, done: set[Arm], short: bool) -> None:
         gains, count = _Gains(), len(self.arms)
         for arm in sorted(self.arms, key=_rank):
             best, purse = self.best_arm, self.journal.purse
             assert best is not None
-            number = self.arms.index(arm)
             if self.journal.interrupted or (purse.empty and best.best.ended):
                 return
-            if number in done or not (arm is best or self._could_win(arm, best.best, gains)):
+            if arm in done or not (arm is best or self._could_win(arm, best.best, gains)):
                 continue
             before = arm.best
             budget = purse.part(1)
@@ -183,7 +182,7 @@ class _Race:
                 evaluations = math.ceil(budget.evaluations * _SHORT_SHARE / count)
                 budget = replace(budget, evaluations=evaluations, patience=min(_SHORT, budget.patience))
             gains.note(before, arm.search(budget, quick=short))
-            done.add(number)
+            done.add(arm)
 
     def _could_win(self, arm: Arm, best: Decided, gains: _Gains) -> bool:
         if arm.hopeless:
@@ -191,7 +190,7 @@ class _Race:
         usable = self.arms[0].inquiry.model.usable_blocks
         if not best.fits:
             return arm.best.total.peak_blocks * (1 - gains.memory) < best.total.peak_blocks
-        able = (time for time, peak in arm.points() if peak * (1 - gains.memory) <= usable)
+        able = (cost.time_ps for _, cost in arm.states() if cost.peak_blocks * (1 - gains.memory) <= usable)
         return min(able, default=math.inf) * (1 - gains.time) < best.total.time_ps
 
     # Variants.

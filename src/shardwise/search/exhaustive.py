@@ -94,7 +94,7 @@ def exhaustive(run: Run, seed: int) -> Ended:
         )
     for states in all_states(problem):
         while states:
-            left = run.left()
+            left = run.left(patient=True)
             part, states = states[:left], states[left:]
             run.offer(min(map(Scored, part, problem.costs_once(part)), key=problem.rank))
     return Ended.EXHAUSTED

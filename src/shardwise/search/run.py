@@ -15,10 +15,11 @@ from shardwise.search.result import Ended, Found, Improvement, Progress
 
 #: States that are evaluated between two checks of the clock.
 _BATCH: Final = 256
-#: An improvement by less than this does not count as one; and a problem has patience as if it had this many actions.
+#: An improvement by a smaller share does not renew the patience. A problem with fewer actions has the patience of this many.
 _LITTLE: Final = 0.001
 _FEWEST: Final = 12
-#: A search that is better than its seeds by this share has so many times the patience: there is more to find.
+#: Where the best state is faster than the best seed by this share, the patience is multiplied: the strategies were not close to
+#: the optimum, and further improvements are likely.
 _MUCH: Final = 0.01
 _MORE: Final = 3
 
@@ -64,14 +65,16 @@ class Run:
     def seconds(self) -> float:
         return time.perf_counter() - self._start
 
-    def left(self) -> int:
-        """Returns the evaluations that are left; stops the search where the budget is exhausted."""
+    def left(self, patient: bool = False) -> int:
+        """Returns the evaluations that are left; stops the search where the budget is exhausted. A ``patient`` method goes on
+        however long nothing improves."""
         if self.seconds > self.budget.seconds:
             raise Stop(Ended.SECONDS)
         if self.spent >= self.budget.evaluations:
             raise Stop(Ended.EVALUATIONS)
         more = _MORE if self._beats(self._first_rank, _MUCH) else 1
-        if self.spent - self._improved >= more * self.budget.patience * max(_FEWEST, len(self.problem.actions)):
+        patience = more * self.budget.patience * max(_FEWEST, len(self.problem.actions))
+        if self.spent - self._improved >= patience and not patient:
             raise Stop(Ended.CONVERGED)
         return self.budget.evaluations - self.spent
 

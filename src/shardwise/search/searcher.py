@@ -25,7 +25,7 @@ from shardwise.lowering.decisions import Decision
 from shardwise.search.budget import Budget
 from shardwise.search.front import Points, pareto
 from shardwise.search.methods import METHODS
-from shardwise.search.problem import Actions, Problem, Scored
+from shardwise.search.problem import Actions, Problem
 from shardwise.search.result import Ended, Found, Improvement, Progress
 from shardwise.search.run import SearchError
 
@@ -195,14 +195,10 @@ class Searcher:
         self._purse, self._left, self._quick = Purse(budget), searches, quick
         self.done: list[Found] = []
 
-    @property
-    def front(self) -> tuple[Scored, ...]:
-        """The Pareto front of the states that the last search evaluated."""
-        return () if self._last is None else self._last.front
-
-    def front_decisions(self) -> list[tuple[tuple[Decision, ...], Cost]]:
-        """The same as decisions and costs."""
-        return [(self._last.decisions(s.state), s.cost) for s in self.front] if self._last is not None else []
+    def front(self) -> list[tuple[tuple[Decision, ...], Cost]]:
+        """The Pareto front of the states that the last problem evaluated, as decisions and costs."""
+        last = self._last
+        return [] if last is None else [(last.decisions(scored.state), scored.cost) for scored in last.front]
 
     def search(self, base: Sequence[Decision], axes: Sequence[str], starts: Callable[[], Starts]) -> Found | None:
         """Returns the best decisions for some axes, on top of a base; None after an interrupt."""

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shardwise.cli import completers, options
+from shardwise.cli import options
 from shardwise.cli.options import Result
 from shardwise.hardware.profile import MATRIX_TYPES
 from shardwise.report.units import si
@@ -39,17 +39,17 @@ def add_hardware(commands: Any) -> None:
     listing = options.add_command(actions, "list", _list)
     show = options.add_command(actions, "show", _show)
     help = "a name, a path to a .toml file, or a topology such as v5e:4x4"
-    show.add("name", metavar="NAME", help=help, by=completers.hardware)
+    show.add_argument("name", metavar="NAME", help=help)
     calibrate = options.add_command(actions, "calibrate", _calibrate, accelerators=True)
-    calibrate.add("--name", help="the profile's name (default: the kind of device with -measured)")
+    calibrate.add_argument("--name", help="the profile's name (default: the kind of device with -measured)")
     help = "where it goes (default: NAME.toml, here)"
-    calibrate.add("--output", metavar="FILE.toml", type=Path, help=help, by=completers.files("toml"))
+    calibrate.add_argument("--output", metavar="FILE.toml", type=Path, help=help)
     calibrate.add_flag("--quick", help="coarse figures within 15 s rather than 90 s")
-    calibrate.add("--devices", metavar="N", type=int, help="use N devices; on a CPU make N host devices")
-    readings: dict[str, Any] = {"metavar": "FILE.json", "type": Path, "by": completers.files("json")}
-    calibrate.add("--readings", help="save the readings there as well", **readings)
+    calibrate.add_argument("--devices", metavar="N", type=int, help="use N devices; on a CPU make N host devices")
+    readings: dict[str, Any] = {"metavar": "FILE.json", "type": Path}
+    calibrate.add_argument("--readings", help="save the readings there as well", **readings)
     help = "measure nothing: make a profile of saved readings, of several the fastest"
-    calibrate.add("--from", dest="saved", nargs="+", help=help, **readings)
+    calibrate.add_argument("--from", dest="saved", nargs="+", help=help, **readings)
     for action in (listing, show, calibrate):
         options.add_json(action)
     options.add_loudness(calibrate, "say what is measured, terminal or not")

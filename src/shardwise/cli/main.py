@@ -68,7 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parses the command; help and version are written like any other output."""
     parser = _parser()
-    machine.answer_shell(parser)
+    if "_ARGCOMPLETE" in os.environ:  # A shell asks for completions.
+        import argcomplete
+
+        argcomplete.autocomplete(parser, always_complete_options=False)
     shown = io.StringIO()
     try:
         with contextlib.redirect_stdout(shown):

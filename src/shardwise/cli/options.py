@@ -1,4 +1,4 @@
-"""The parser, and the options that several commands share: described once, so that they read and complete alike."""
+"""The parser, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import inspect
 import shlex
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-from shardwise.cli import completers
 from shardwise.errors import ShardwiseError
 
 #: What a command returns: text, or data to print as JSON; and an exit code where that is not 0.
@@ -33,10 +32,6 @@ class Parser(argparse.ArgumentParser):
             hint = f" (did you mean {' or '.join(near)}?)" if near else ""
             command.error(f"unknown argument {shlex.join(unknown[:1])}{hint}")
         return parsed
-
-    def add(self, *names: str, by: Callable[..., Iterable[str]] | None = None, **options: Any) -> None:
-        """``add_argument``, with the function that completes it in a shell."""
-        self.add_argument(*names, **options).completer = by  # type: ignore[attr-defined]
 
     def add_flag(self, name: str, help: str) -> None:
         self.add_argument(name, action="store_true", help=help)
@@ -62,28 +57,35 @@ def add_command(
 def add_target(parser: Parser, optional: str = "") -> None:
     """``optional``: what it is good for, where it can be left out."""
     help = "zoo:NAME[:CONFIG], or file.py:function returning (fn, args)" + (f"; {optional}" if optional else "")
-    parser.add("target", metavar="TARGET", help=help, by=completers.targets, **({"nargs": "?"} if optional else {}))
+    target = parser.add_argument("target", metavar="TARGET", help=help, nargs="?" if optional else None)
+    target.completer = _complete_target  # type: ignore[attr-defined]
+
+
+def _complete_target(prefix: str, **_: Any) -> list[str]:
+    """Returns the programs of the zoo and Python files, for Argcomplete."""
+    from argcomplete.completers import FilesCompleter
+
+    from shardwise import zoo
+
+    programs = [f"zoo:{name}:{config}" for name in zoo.names() for config in zoo.configs(name)]
+    return [*programs, *FilesCompleter(("py",))(prefix)]
 
 
 def add_plan(parser: Parser, name: str = "plan", metavar: str = "PLAN", **options: Any) -> None:
     options = {"help": "a plan that Plan.save wrote", **options}
-    parser.add(name, metavar=metavar, by=completers.files("json"), **options)
+    parser.add_argument(name, metavar=metavar, **options)
 
 
 def add_mesh(parser: Parser, topology: str, mesh: str) -> None:
     """The devices and the mesh; the texts say what the defaults are."""
     help = f"devices and links, such as v5e:4x4 or h100:8x4{topology}"
-    parser.add("--topology", metavar="T", help=help, by=completers.topologies)
-    parser.add("--mesh", metavar="AXES", type=_mesh, help=f"axes and sizes, such as data=4,model=4{mesh}")
-
-
-def add_tactics(parser: Parser, help: str) -> None:
-    parser.add("--tactics", metavar="NAMES", help=help, by=completers.tactics)
+    parser.add_argument("--topology", metavar="T", help=help)
+    parser.add_argument("--mesh", metavar="AXES", type=_mesh, help=f"axes and sizes, such as data=4,model=4{mesh}")
 
 
 def add_roles(parser: Parser) -> None:
     for role, help in (("batch", "an argument that is the batch"), ("params", "one that is parameters")):
-        parser.add(f"--{role}", metavar="PATH", action="append", help=f"{help} (default: inferred)")
+        parser.add_argument(f"--{role}", metavar="PATH", action="append", help=f"{help} (default: inferred)")
 
 
 def roles(arguments: argparse.Namespace) -> dict[str, tuple[str, ...]]:

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any, Final
 
-from shardwise.cli import completers, options
+from shardwise.cli import options
 from shardwise.cli.options import Result
 from shardwise.cli.targets import load_target
 from shardwise.errors import PlanError, ShardwiseError
@@ -20,22 +20,24 @@ def add_plan(commands: Any) -> None:
     plan = options.add_command(commands, "plan", _plan)
     options.add_target(plan)
     options.add_mesh(plan, "", "; a size of ? is searched (default: all are)")
-    plan.add("--budget", dest="budget_s", metavar="SECONDS", type=float, help="how long the search may take")
+    plan.add_argument("--budget", dest="budget_s", metavar="SECONDS", type=float, help="how long the search may take")
     help = "how many states it may evaluate: the same plan on every machine"
-    plan.add("--evaluations", dest="budget_evals", metavar="N", type=int, help=help)
-    plan.add("--seed", metavar="N", type=int, help="of the search")
-    options.add_tactics(
-        plan, "tactics in order, such as fsdp:data,auto:model or fsdp:data+model (default: auto, a search)"
+    plan.add_argument("--evaluations", dest="budget_evals", metavar="N", type=int, help=help)
+    plan.add_argument("--seed", metavar="N", type=int, help="of the search")
+    plan.add_argument(
+        "--tactics",
+        metavar="NAMES",
+        help="tactics in order, such as fsdp:data,auto:model or fsdp:data+model (default: auto, a search)",
     )
     options.add_roles(plan)
     help = "number of micro-batches (default: as few as fit in memory)"
-    plan.add("--microbatches", metavar="N", default="auto", type=_count, help=help)
+    plan.add_argument("--microbatches", metavar="N", default="auto", type=_count, help=help)
     help = "rematerialize the bodies of loops and repeated blocks (default auto: if nothing fits otherwise)"
-    plan.add("--remat", choices=tuple(_REMAT), default="auto", help=help)
+    plan.add_argument("--remat", choices=tuple(_REMAT), default="auto", help=help)
     plan.add_flag("--allow-infeasible", help="give the smallest plan where none fits")
-    plan.add("--output", metavar="FILE.json", type=Path, help="save the plan there", by=completers.files("json"))
+    plan.add_argument("--output", metavar="FILE.json", type=Path, help="save the plan there")
     help = "write the plan as a page to open in a browser"
-    plan.add("--report", metavar="FILE.html", type=Path, help=help, by=completers.files("html"))
+    plan.add_argument("--report", metavar="FILE.html", type=Path, help=help)
     plan.add_flag("--all", help="list every argument and collective")
     options.add_json(plan, "the plan as JSON")
     options.add_loudness(plan, "a line for each improvement, terminal or not")
@@ -112,7 +114,7 @@ def add_inspect(commands: Any) -> None:
     options.add_target(inspect)
     inspect.add_flag("--all", help="list also groups that do not matter (loops, dimensions that stay replicated)")
     help = "show what ties two dimensions together, each as PATH:DIM (params/w1:0)"
-    inspect.add("--why", nargs=2, metavar=("A", "B"), help=help)
+    inspect.add_argument("--why", nargs=2, metavar=("A", "B"), help=help)
     inspect.add_flag("--program", help="print the captured program with its rules instead")
     options.add_json(inspect, "the analysis as JSON")
     options.add_loudness(inspect)
@@ -153,7 +155,11 @@ def add_compare(commands: Any) -> None:
     options.add_target(compare)
     options.add_mesh(compare, " (default: those of the plans)", " (default: that of the plans)")
     options.add_plan(compare, "--plans", nargs="+", default=[], help="plans that Plan.save wrote")
-    options.add_tactics(compare, "what an axis may be used for, such as dp,fsdp,megatron+sequence (default: all)")
+    compare.add_argument(
+        "--tactics",
+        metavar="NAMES",
+        help="what an axis may be used for, such as dp,fsdp,megatron+sequence (default: all)",
+    )
     options.add_roles(compare)
     compare.add_flag("--all", help="list every combination, and why others do not apply")
     options.add_json(compare)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shardwise.cli import completers, options
+from shardwise.cli import options
 from shardwise.cli.options import Result
 from shardwise.cli.targets import load_target
 from shardwise.errors import ShardwiseError
@@ -36,7 +36,7 @@ def add_explain(commands: Any) -> None:
     explain = options.add_command(commands, "explain", _explain)
     options.add_plan(explain)
     help = "an argument or output by its path, or by the end of it; with --program TARGET comes here"
-    explain.add("path", metavar="PATH", help=help, by=completers.paths)
+    explain.add_argument("path", metavar="PATH", help=help)
     options.add_target(explain, "with it also what each decision is worth, and the lines of the device-local program")
     help = "print the device-local program: local shapes, collectives, source lines; needs TARGET"
     explain.add_flag("--program", help=help)
@@ -82,13 +82,17 @@ def add_what_if(commands: Any) -> None:
     options.add_plan(what_if)
     options.add_target(what_if)
     many: dict[str, Any] = {"action": "append", "default": []}
-    what_if.add("--without", metavar="DECISION", help="a decision to leave out: its number, or words of it", **many)
+    what_if.add_argument(
+        "--without", metavar="DECISION", help="a decision to leave out: its number, or words of it", **many
+    )
     help = "give a dimension, and all that need the same sharding, a mesh axis"
-    what_if.add("--shard", metavar="PATH,DIM,AXIS", help=help, **many)
-    what_if.add("--keep", metavar="PATH,AXIS", help="store an argument replicated on an axis", **many)
-    options.add_tactics(what_if, "tactics to apply after the plan's decisions, such as megatron:model")
+    what_if.add_argument("--shard", metavar="PATH,DIM,AXIS", help=help, **many)
+    what_if.add_argument("--keep", metavar="PATH,AXIS", help="store an argument replicated on an axis", **many)
+    what_if.add_argument(
+        "--tactics", metavar="NAMES", help="tactics to apply after the plan's decisions, such as megatron:model"
+    )
     help = "other devices for the same mesh, such as v5p:4x4"
-    what_if.add("--topology", metavar="T", help=help, by=completers.topologies)
+    what_if.add_argument("--topology", metavar="T", help=help)
     options.add_json(what_if)
     options.add_loudness(what_if)
 
@@ -162,7 +166,7 @@ def add_verify(commands: Any) -> None:
     options.add_plan(verify)
     options.add_target(verify)
     help = "host (default) or a TPU topology such as v5e:4x4"
-    verify.add("--backend", metavar="B", default="host", help=help, by=completers.backends)
+    verify.add_argument("--backend", metavar="B", default="host", help=help)
     options.add_json(verify)
     options.add_loudness(verify)
 
@@ -207,7 +211,7 @@ def add_report(commands: Any) -> None:
     options.add_plan(report, type=Path)
     options.add_target(report, "with it the page also has times by line, memory over time, effects and strategies")
     help = "where it goes (default: PLAN.html beside it)"
-    report.add("--output", metavar="FILE.html", type=Path, help=help, by=completers.files("html"))
+    report.add_argument("--output", metavar="FILE.html", type=Path, help=help)
     options.add_json(report, "the page's data as JSON and write no page")
 
 

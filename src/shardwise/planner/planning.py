@@ -25,7 +25,6 @@ from shardwise.planner.fingerprint import fingerprint
 from shardwise.planner.infeasible import does_not_fit, size, variant_changes
 from shardwise.planner.inquiry import Inquiry, Settled, described
 from shardwise.planner.racing import choose
-from shardwise.plans.colors import color_graph
 from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec
 from shardwise.plans.search_log import VariantTried
 from shardwise.search.result import Ended, Progress
@@ -210,7 +209,6 @@ def assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequ
         predicted=settled.predicted,
         notes=lowered.refused,
         versions={"shardwise": shardwise.__version__, "jax": jax.__version__},
-        colors=color_graph(analysis, lowered.state),
         choices=tuple(described(analysis, d) for d in decisions),
         small=tuple(replace(d, what=described(analysis, d).what, why=_SMALL) for d in settled.small),
         roles=inquiry.roles,

@@ -7,8 +7,7 @@ time with the previous result, so that the overhead of a call cancels. In a loop
 nothing is unrolled or fused; where the overhead of a loop would matter, two programs of different length are compared
 (``Bench.slope``). The fastest of several calls counts, since other work on a machine only ever slows it.
 
-Weak. A disturbance that lasts as long as all calls of a reading is part of it; ``shardwise.calibration.readings.fastest``
-combines readings made at different times.
+Weak. A disturbance that lasts as long as all calls of a reading is part of it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 from pathlib import Path
@@ -17,7 +16,6 @@ from shardwise.report.units import si
 
 if TYPE_CHECKING:
     from shardwise.calibration.calibrate import Calibration
-    from shardwise.calibration.readings import Measured
     from shardwise.hardware.profile import LinkTier, Profile
     from shardwise.hardware.topology import Topology
 
@@ -46,10 +44,6 @@ def add_hardware(commands: Any) -> None:
     calibrate.add_argument("--output", metavar="FILE.toml", type=Path, help=help)
     calibrate.add_flag("--quick", help="coarse figures within 15 s rather than 90 s")
     calibrate.add_argument("--devices", metavar="N", type=int, help="use N devices; on a CPU make N host devices")
-    readings: dict[str, Any] = {"metavar": "FILE.json", "type": Path}
-    calibrate.add_argument("--readings", help="save the readings there as well", **readings)
-    help = "measure nothing: make a profile of saved readings, of several the fastest"
-    calibrate.add_argument("--from", dest="saved", nargs="+", help=help, **readings)
     for action in (listing, show, calibrate):
         options.add_json(action)
     options.add_loudness(calibrate, "say what is measured, terminal or not")
@@ -65,7 +59,7 @@ def _list(arguments: argparse.Namespace) -> Result:
 
     loaded, problems = profiles()
     if arguments.json:
-        return {"schema": 1, "profiles": [p.to_json() for p in loaded], "problems": list(problems)}
+        return {"schema": 1, "profiles": [_data(p) for p in loaded], "problems": list(problems)}
     rows = []
     for p in loaded:
         rates = dict(p.matrix_flops_per_s)
@@ -75,6 +69,13 @@ def _list(arguments: argparse.Namespace) -> Result:
     page = Page(options.width())
     page.print(table(["name", "memory", "16-bit peak", "bandwidth", "*links (GB/s one way)"], rows))
     return page.text() + "".join(f"\n{problem}\n" for problem in problems)
+
+
+def _data(profile: Profile) -> dict[str, Any]:
+    """The profile in the layout of its file."""
+    from shardwise.hardware.load import profile_data
+
+    return {"schema": 1, "file": profile.file} | profile_data(profile.file)
 
 
 def _tier_text(tier: LinkTier) -> str:
@@ -96,7 +97,7 @@ def _show(arguments: argparse.Namespace) -> Result:
     place = None if is_known_name(arguments.name) else topology(arguments.name)
     profile = place.profile if place else load_profile(arguments.name)
     if arguments.json:
-        return profile.to_json() | ({"topology": place.to_json()} if place else {})
+        return _data(profile) | ({"topology": dataclasses.asdict(place) | {"profile": profile.name}} if place else {})
     cited: dict[str, int] = {}
     lines = [f"{profile.title} ({profile.name})"]
     if profile.aliases:
@@ -150,43 +151,15 @@ def _calibrate(arguments: argparse.Namespace) -> Result:
     Measures the devices that JAX has here (products, memory, elementwise work, kernels, collectives), all of
     them busy at once, and writes a hardware profile. Let nothing else run meanwhile.
 
-      shardwise hardware calibrate --name ours --devices 8 --readings ours.json
-      shardwise hardware calibrate --name ours --from ours.json
+      shardwise hardware calibrate --name ours --devices 8
     """
     from shardwise.calibration.calibrate import calibrate, check_output
-    from shardwise.calibration.readings import fastest, read_measured
 
     flag = "--xla_force_host_platform_device_count"
     if (arguments.devices or 0) > 1 and flag not in os.environ.get("XLA_FLAGS", ""):
         # Read when JAX first looks for devices; other platforms do not mind.
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}={arguments.devices}".strip()
     check_output(arguments.output or Path(f"{arguments.name or 'measured'}.toml"))
-    measured = fastest(*map(read_measured, arguments.saved)) if arguments.saved else _measured(arguments)
-    calibration = calibrate(measured, arguments.name or (arguments.output and arguments.output.stem))
-    path = arguments.output or Path(f"{calibration.data['name']}.toml")
-    profile = calibration.write(path)
-    if not arguments.json:
-        return _calibration_text(calibration, profile, path)
-    data = {
-        "device_kind": measured.machine.device_kind,
-        "devices": measured.machine.devices,
-        "jax": measured.machine.jax,
-        "base": calibration.base,
-        "figures": sorted(calibration.figures),
-        "time_s": measured.time_s,
-        "links_error": calibration.links_error,
-        "notes": list(calibration.notes),
-        "readings": [dataclasses.asdict(r) | {"rate": r.rate} for r in measured.readings],
-    }
-    return profile.to_json() | {"measured": data}
-
-
-def _measured(arguments: argparse.Namespace) -> Measured:
-    from shardwise.errors import HardwareError
-    from shardwise.files import check_writable, write_whole
-
-    if arguments.readings:
-        check_writable(arguments.readings, HardwareError)
 
     from shardwise.calibration.measure import measure  # imports JAX
 
@@ -195,9 +168,12 @@ def _measured(arguments: argparse.Namespace) -> Measured:
             print(f"measuring {what} ...", file=sys.stderr)
 
     measured = measure(arguments.devices, arguments.quick, say=say)
-    if arguments.readings:
-        write_whole(arguments.readings, json.dumps(measured.to_json(), indent=1) + "\n", HardwareError)
-    return measured
+    calibration = calibrate(measured, arguments.name or (arguments.output and arguments.output.stem))
+    path = arguments.output or Path(f"{calibration.data['name']}.toml")
+    profile = calibration.write(path)
+    if arguments.json:
+        return _data(profile) | {"measured": dataclasses.asdict(measured), "links_error": calibration.links_error}
+    return _calibration_text(calibration, profile, path)
 
 
 def _calibration_text(calibration: Calibration, profile: Profile, path: Path) -> str:

@@ -17,8 +17,8 @@ def add_doctor(commands: Any) -> None:
 def _doctor(arguments: argparse.Namespace) -> Result:
     """Say what is installed on this machine, what is missing, and whether planning works.
 
-    Shows versions, the devices that JAX sees, extras, cores and memory, and makes, compiles and runs a tiny
-    plan. The exit code is 1 if something that is needed is missing or does not work.
+    Shows versions, the devices that JAX sees and extras, and makes, compiles and runs a tiny plan. The exit
+    code is 1 if something that is needed is missing or does not work.
 
       shardwise doctor --json
     """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -47,7 +46,7 @@ def load_profile(name: str) -> Profile:
 
 
 def profile_data(name: str) -> dict[str, Any]:
-    """Returns a profile in the layout of its file, with the figures of its base."""
+    """Returns a profile as data in the layout of its file, with the figures of its base."""
     return _read(name, ())[0]
 
 
@@ -62,7 +61,7 @@ def profiles() -> tuple[tuple[Profile, ...], tuple[str, ...]]:
             problems.append(str(error))
             continue
         by_name.setdefault(profile.name, profile)
-    return tuple(by_name[name] for name in sorted(by_name, key=_natural)), tuple(problems)
+    return tuple(by_name[name] for name in sorted(by_name)), tuple(problems)
 
 
 def canonical(name: str) -> str:
@@ -79,11 +78,6 @@ def is_known_name(name: str) -> bool:
 
 def is_path(name: str) -> bool:
     return name.endswith(".toml")
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Returns a sort key in which numbers count as numbers: v5e comes before v100."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _files() -> Iterator[Path]:

@@ -68,7 +68,7 @@ def test_the_file_loads_and_has_every_figure_with_its_source(found: Calibration,
         assert profile.source(figure) != "not stated", figure
     by_whom = "shardwise hardware calibrate with jax 0.9.0 on cpu"
     assert profile.source("matrix.f32") == profile.source("latency.collective_s") == f"measured by {by_whom}"
-    assert profile.source("memory.bytes") == f"reported by the machine to {by_whom}"
+    assert profile.source("memory.bytes") == f"measured by {by_whom}"
     assert profile.source("matrix.tile").startswith("taken from profile cpu: ")
     assert dict(profile.matrix_flops_per_s).keys() == {"f32", "bf16"}, "rates of other machines are left out"
     assert topology(f"{tmp_path / 'ours.toml'}:2").devices == 2
@@ -129,7 +129,7 @@ def test_costs_of_operands_and_transposed_reads(tmp_path: Path) -> None:
 
 def test_a_compiler_that_turns_what_it_gathers(tmp_path: Path) -> None:
     turning = profile_of(dataclasses.replace(HOST, minor_copies=True), tmp_path)
-    assert turning.minor_copies and turning.source("minor_copies").startswith("reported by the machine ")
+    assert turning.minor_copies and turning.source("minor_copies").startswith("measured by ")
     assert not profile_of(HOST, tmp_path).minor_copies
 
 
@@ -138,7 +138,7 @@ def test_a_compiler_without_reduce_scatters(tmp_path: Path) -> None:
     without = of(dataclasses.replace(HOST, scatters=False), *collectives("h100:2"))
     assert without.links_error == pytest.approx(0.0, abs=1e-9)
     profile = without.write(tmp_path / "ours.toml")
-    assert not profile.scatters and profile.source("reduce_scatter").startswith("reported by the machine ")
+    assert not profile.scatters and profile.source("reduce_scatter").startswith("measured by ")
     assert of(dataclasses.replace(HOST, scatters=True)).write(tmp_path / "ours.toml").scatters
     assert profile_of(HOST, tmp_path).scatters is load_profile("cpu").scatters is False, "the base's"
     asked = dataclasses.replace(H200, scatters=False)
@@ -188,7 +188,7 @@ def test_what_jax_takes_of_a_gpu_is_not_what_can_be_used(tmp_path: Path) -> None
     assert any(note.startswith("memory.usable_share is that of h200") for note in of(H200).notes)
     limited = profile_of(dataclasses.replace(H200, memory_bytes=128 << 30, memory_fraction=0.92), tmp_path)
     assert limited.usable_share == pytest.approx((128 << 30) / shipped.memory_bytes, rel=1e-3)
-    assert limited.source("memory.usable_share").startswith("reported by the machine ")
+    assert limited.source("memory.usable_share").startswith("measured by ")
     other = Machine("NVIDIA L4", "gpu", 1, "0.9.0", memory_bytes=18 << 30)
     unknown = profile_of(other, tmp_path)
     assert (unknown.memory_bytes, unknown.usable_share) == (24 << 30, stand_in.usable_share)
@@ -245,13 +245,15 @@ def test_the_command(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     asked: list[object] = []
-    noted = dataclasses.replace(found.measured, notes=("matrix.f64 was not measured: " + "words " * 20,))
+    noted = Measured(
+        HOST, (*readings(), *collectives("cpu:2")), notes=("matrix.f64 was not measured: " + "words " * 20,), time_s=1.0
+    )
     measuring(monkeypatch, lambda *given, say: asked.append(given) or noted)
     assert main(["hardware", "calibrate", "--quick", "--devices", "2", "--name", "ours"]) == 0
     out = capsys.readouterr().out
     assert all(len(line) <= 80 for line in out.splitlines() if "SHARDWISE_HARDWARE_PATH" not in line)
     assert "matrix.f32 " in out and "Written to ours.toml." in out and "--topology ours:2" in out
-    assert "\nNote: matrix.f64 was not measured" in out
+    assert "\nnote: matrix.f64 was not measured" in out
     assert main(["hardware", "calibrate", "--quick", "--devices", "2", "--json", "--output", "other.toml"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert asked == [(2, True), (2, True)]

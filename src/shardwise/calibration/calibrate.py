@@ -59,15 +59,10 @@ _MIN_TRANSPOSED: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A measured profile. ``data`` has the layout of the file; ``figures`` are those that were measured, ``reported`` those
-    that the machine reports about itself; the others are the base's. ``links_error`` is the median relative error of the
-    collectives' times under the fitted links, ``None`` where none were measured."""
+    """A measured profile. ``data`` has the layout of the file. ``links_error`` is the median relative error of the collectives'
+    times under the fitted links, ``None`` where none were measured."""
 
     data: dict[str, Any]
-    base: str
-    figures: frozenset[str]
-    reported: frozenset[str]
-    measured: Measured
     links_error: float | None
     notes: tuple[str, ...]
 
@@ -108,12 +103,8 @@ def calibrate(measured: Measured, name: str | None = None) -> Calibration:
     notes = list(measured.notes)
     figures = _figures(readings, base, same_device)
     links, links_error = _fit_links(_without_products(readings), machine.devices, base)
-    figures |= links
-    reported = _reported(machine, base, same_device)
-    tool = f"shardwise hardware calibrate with jax {machine.jax} on {machine.device_kind}"
-    sources = dict.fromkeys(figures, f"measured by {tool}")
-    sources |= dict.fromkeys(reported, f"reported by the machine to {tool}")
-    if machine.platform == "gpu" and "memory.usable_share" not in reported:
+    figures |= links | _reported(machine, base, same_device)
+    if machine.platform == "gpu" and "memory.usable_share" not in figures:
         notes.append(f"memory.usable_share is that of {base_name}, not the limit of this process")
     if machine.devices > 1 and not links:
         notes.append(f"links were not measured: those of {base_name} have several tiers here")
@@ -121,9 +112,9 @@ def calibrate(measured: Measured, name: str | None = None) -> Calibration:
         notes.append("the links' rate was not measured: times did not grow with bytes; is the machine busy?")
     title = f"{machine.device_kind} as measured ({machine.devices} device{'s' if machine.devices > 1 else ''} at once)"
     data = {"name": name or f"{base_name}-measured", "title": title}
-    data |= _compose(base, same_device, figures | reported, sources)
-    measured_figures = frozenset(figures)
-    return Calibration(data, base_name, measured_figures, frozenset(reported), measured, links_error, tuple(notes))
+    source = f"measured by shardwise hardware calibrate with jax {machine.jax} on {machine.device_kind}"
+    data |= _compose(base, same_device, figures, source)
+    return Calibration(data, links_error, tuple(notes))
 
 
 def _without_products(readings: Sequence[Reading]) -> list[Reading]:
@@ -243,9 +234,7 @@ def _reported(machine: Machine, base: Profile, same_device: bool) -> dict[str, A
     return figures
 
 
-def _compose(
-    base: Profile, same_device: bool, figures: Mapping[str, Any], sources: Mapping[str, str]
-) -> dict[str, Any]:
+def _compose(base: Profile, same_device: bool, figures: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Returns the figures of a complete file: the base's, replaced by the measured ones, with all sources."""
     excluded = ("name", "title", "aliases", "base", "sources")
     data = {key: value for key, value in profile_data(base.name).items() if key not in excluded}
@@ -262,7 +251,7 @@ def _compose(
     texts = tuple(f"links.{link['name']}.{key}" for link in data["links"] for key in ("name", "kind"))
     keys = [key for key, _ in figures_of(data) if key not in texts]
     taken = f"taken from profile {base.name}: "
-    return data | {"sources": {key: sources.get(key, taken + base.source(key)) for key in keys}}
+    return data | {"sources": {key: source if key in figures else taken + base.source(key) for key in keys}}
 
 
 def to_toml(data: Mapping[str, Any]) -> str:

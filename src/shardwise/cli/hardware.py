@@ -15,7 +15,6 @@ from shardwise.hardware.profile import MATRIX_TYPES
 from shardwise.report.units import si
 
 if TYPE_CHECKING:
-    from shardwise.calibration.calibrate import Calibration
     from shardwise.hardware.profile import LinkTier, Profile
     from shardwise.hardware.topology import Topology
 
@@ -24,7 +23,7 @@ _UNITS: Final = {"bytes_per_s": "B/s", "flops_per_s": "FLOP/s", "_per_s": "/s", 
     MATRIX_TYPES, "FLOP/s"
 )
 #: Parts of a profile that are no figures.
-_UNSHOWN: Final = ("name", "title", "aliases", "base", "kind", "dims")
+_UNSHOWN: Final = ("schema", "file", "name", "title", "aliases", "base", "kind", "dims")
 
 
 def add_hardware(commands: Any) -> None:
@@ -90,22 +89,27 @@ def _show(arguments: argparse.Namespace) -> Result:
     shardwise hardware show v5e
     shardwise hardware show '2*v5e:16x16'
     """
-    from shardwise.hardware.load import is_known_name, load_profile, profile_data
+    from shardwise.hardware.load import is_known_name, load_profile
     from shardwise.hardware.topology import topology
-    from shardwise.report.units import wrapped
 
     place = None if is_known_name(arguments.name) else topology(arguments.name)
     profile = place.profile if place else load_profile(arguments.name)
     if arguments.json:
         return _data(profile) | ({"topology": dataclasses.asdict(place) | {"profile": profile.name}} if place else {})
-    cited: dict[str, int] = {}
+    lines = [f"topology {place}", *(f"  {line}" for line in _axis_lines(place)), ""] if place else []
+    return _profile_text(profile, lines)
+
+
+def _profile_text(profile: Profile, more: list[str]) -> str:
+    """Every figure of a profile with its source."""
+    from shardwise.report.units import wrapped
+
     lines = [f"{profile.title} ({profile.name})"]
     if profile.aliases:
         lines.append(f"also called {', '.join(profile.aliases)}")
-    lines += [f"read from {profile.file}", ""]
-    if place:
-        lines += [f"topology {place}", *(f"  {line}" for line in _axis_lines(place)), ""]
-    for figure, value in figures(profile_data(profile.file)):
+    lines += [f"read from {profile.file}", "", *more]
+    cited: dict[str, int] = {}
+    for figure, value in figures(_data(profile)):
         number = cited.setdefault(profile.source(figure), len(cited) + 1)
         lines.append(f"{figure:30} {value:24} [{number}]")
     lines += ["", "Sources", *(f"[{number}] {source}" for source, number in cited.items())]
@@ -173,27 +177,12 @@ def _calibrate(arguments: argparse.Namespace) -> Result:
     profile = calibration.write(path)
     if arguments.json:
         return _data(profile) | {"measured": dataclasses.asdict(measured), "links_error": calibration.links_error}
-    return _calibration_text(calibration, profile, path)
-
-
-def _calibration_text(calibration: Calibration, profile: Profile, path: Path) -> str:
-    """The figures and their origin, then where the file is and how it is used."""
-    from shardwise.report.units import plural, wrapped
-
-    machine, time_s = calibration.measured.machine, calibration.measured.time_s
-    count = plural(machine.devices, "device")
-    lines = [f"{machine.device_kind}: {count}, all busy at once, jax {machine.jax}, {time_s:.0f} s", ""]
-    for figure, value in figures(calibration.data):
-        timed, reported = figure in calibration.figures, figure in calibration.reported
-        origin = "measured" if timed else "reported by the machine" if reported else f"from profile {calibration.base}"
-        lines.append(f"{figure:30} {value:24} {origin}")
+    count = measured.machine.devices
+    notes = [f"all {count} devices busy at once, {measured.time_s:.0f} s"]
     if calibration.links_error is not None:
-        error = f"{calibration.links_error:.0%}"
-        lines += ["", f"Collectives are off by {error} from the fitted links (the median of all sizes)."]
-    lines += [f"Note: {note}" for note in calibration.notes]
-    usage = [
-        f"\nWritten to {path}. Use it by its path, or by its name:",
-        f"  --topology {path}:{machine.devices}",
-        f"  SHARDWISE_HARDWARE_PATH={path.resolve().parent}  --topology {profile.name}:{machine.devices}\n",
-    ]
-    return wrapped("\n".join(lines), 80) + "\n".join(usage)
+        notes.append(f"median error of the collectives' times under the fitted links: {calibration.links_error:.0%}")
+    notes += [f"note: {note}" for note in calibration.notes]
+    return _profile_text(profile, [*notes, ""]) + (
+        f"\nWritten to {path}. Use it by its path, or by its name:\n  --topology {path}:{count}\n"
+        f"  SHARDWISE_HARDWARE_PATH={path.resolve().parent}  --topology {profile.name}:{count}\n"
+    )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from shardwise.capture.trace import JitOptions
-from shardwise.errors import DecisionError, MeshError, PlanError, ShardwiseError
+from shardwise.errors import DecisionError, MeshError, PlanError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
 from shardwise.planner.captured import Variants
@@ -22,7 +21,7 @@ from shardwise.report.units import binary, plural, seconds
 from shardwise.tactics.baselines import MENU, Baseline, baselines
 from shardwise.tactics.named import PARTS
 from shardwise.tactics.roles import Given as GivenRoles
-from shardwise.tactics.roles import Roles, complete_roles
+from shardwise.tactics.roles import complete_roles
 from shardwise.tactics.text import read_words
 from shardwise.transforms.variant import AS_IS
 
@@ -136,9 +135,6 @@ def compare(
     Returns:
       What was compared: ``ranked`` has the best first, ``refused`` what does not apply, with the reason; it prints as a table.
 
-    Raises:
-      ShardwiseError: with all that is wrong with what was given.
-
     >>> import jax, shardwise
     >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(256, 256), (65536, 256)]]
     >>> step = lambda w, x: x @ w
@@ -149,34 +145,17 @@ def compare(
     """
     options = JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
     variants = Variants(fn, args, kwargs or {}, options)
-    problems: list[ShardwiseError] = []
-    menu: list[tuple[str, ...]] = []
-    place: Placement | None = None
-    paths: Roles = {}
-    with _collected(problems):
-        menu = _menu(tactics)
-    named = _named(plans, problems)
-    with _collected(problems):
-        place = _place(mesh, topology, named)
+    menu, named = _menu(tactics), _named(plans)
+    place = _place(mesh, topology, named)
     plain = variants[AS_IS].analysis
-    with _collected(problems):
-        paths = complete_roles(plain, roles)
-
-    def check(name: str, plan: Plan) -> None:
-        check_version(plan, plain.program, name, lambda: variants[plan.variant].analysis.program)
-        if place is not None and plan.predicted.hardware != place.topology.text:
+    for name, plan in named.items():
+        check_version(plan, plain.program, name, lambda plan=plan: variants[plan.variant].analysis.program)  # type: ignore[misc]
+        if plan.predicted.hardware != place.topology.text:
             raise PlanError(
                 f"{name} is a plan for {plan.predicted.hardware}, and strategies are compared on "
                 f"{place.topology.text}: plan again for those devices, or compare there"
             )
-
-    for name, plan in named.items():
-        with _collected(problems):
-            check(name, plan)
-    if problems:
-        raise problems[0] if len(problems) == 1 else PlanError("\n".join(map(str, problems)))
-    assert place is not None
-    inquiry = variants[AS_IS].inquiry(place, paths)
+    inquiry = variants[AS_IS].inquiry(place, complete_roles(plain, roles))
     tried, mesh_text = baselines(inquiry.context, inquiry.model, menu), str(place.mesh)
     rows = [plan_row(name, plan, mesh_text) for name, plan in named.items()]
     return Comparison(
@@ -187,15 +166,6 @@ def compare(
         rows=(*rows, *(baseline_row(one) for one in tried if one.applies)),
         refused=tuple((one.name, one.reason) for one in tried if not one.applies),
     )
-
-
-@contextmanager
-def _collected(problems: list[ShardwiseError]) -> Iterator[None]:
-    """Collects an error, so that all of them can be raised together."""
-    try:
-        yield
-    except ShardwiseError as error:
-        problems.append(error)
 
 
 def _menu(tactics: str | Sequence[str] | None) -> list[tuple[str, ...]]:
@@ -214,26 +184,25 @@ def _menu(tactics: str | Sequence[str] | None) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(words.names for words in menu))
 
 
-def _named(plans: PlanLike | Iterable[PlanLike], problems: list[ShardwiseError]) -> dict[str, Plan]:
+def _named(plans: PlanLike | Iterable[PlanLike]) -> dict[str, Plan]:
     """The plans by name, loaded where they are files; those without a name are numbered."""
     single = isinstance(plans, Plan | str | os.PathLike)
     items: list[Any] = [plans] if single else list(plans.items() if isinstance(plans, Mapping) else plans)  # type: ignore[arg-type]
     named: dict[str, Plan] = {}
     for number, item in enumerate(items, start=1):
-        with _collected(problems):
-            match item:
-                case str() | os.PathLike():
-                    name = os.fspath(item)
-                    plan = named.get(name) or load_plan(name)
-                case Plan():
-                    name, plan = str(number), item
-                case (str(name), Plan() as plan):
-                    pass
-                case _:
-                    kinds = "Plan objects, (name, plan) pairs or paths of saved plans"
-                    raise PlanError(f"plans are {kinds}; number {number} is {type(item).__name__}")
-            if named.setdefault(name, plan) is not plan:
-                raise PlanError(f"two plans are called {name!r}: give each a name, as in plans=[('mine', plan), ...]")
+        match item:
+            case str() | os.PathLike():
+                name = os.fspath(item)
+                plan = named.get(name) or load_plan(name)
+            case Plan():
+                name, plan = str(number), item
+            case (str(name), Plan() as plan):
+                pass
+            case _:
+                kinds = "Plan objects, (name, plan) pairs or paths of saved plans"
+                raise PlanError(f"plans are {kinds}; number {number} is {type(item).__name__}")
+        if named.setdefault(name, plan) is not plan:
+            raise PlanError(f"two plans are called {name!r}: give each a name, as in plans=[('mine', plan), ...]")
     return named
 
 

@@ -158,9 +158,11 @@ class Session:
         """Reads the machine, and writes the readings and the profile of all readings so far; gives the seconds it took."""
         from shardwise.calibration.calibrate import calibrate
         from shardwise.calibration.measure import measure
-        from shardwise.calibration.timing import scale_for
+        from shardwise.calibration.timing import HOST
 
-        sizes = dataclasses.replace(scale_for("cpu", self.scale == "tiny"), types=("f32",))
+        sizes = dataclasses.replace(HOST, types=("f32",))
+        if self.scale == "tiny":
+            sizes = dataclasses.replace(sizes, products=HOST.products[:2], target_s=0.01, limit_s=0.2, budget_s=11.0)
         found = measure(DEVICES, scale=sizes)
         (self.out / f"readings{number}.json").write_text(json.dumps(dataclasses.asdict(found), indent=1) + "\n")
         self.measured.append(found)

@@ -47,8 +47,6 @@ from shardwise.hardware.topology import Topology, topology
 
 #: The base where the kind of device has no profile.
 _DEFAULT_BASES: Final = {"cpu": "cpu", "gpu": "a100-40", "tpu": "v5e"}
-#: The fraction of a GPU's memory that JAX preallocates by default.
-_PREALLOCATED: Final = 0.75
 #: The fraction of a reading that a collective must have to be used.
 _MIN_COLLECTIVE: Final = 0.02
 #: The weight of the smallest collectives, which determine latency.
@@ -103,9 +101,7 @@ def calibrate(measured: Measured, name: str | None = None) -> Calibration:
     notes = list(measured.notes)
     figures = _figures(readings, base, same_device)
     links, links_error = _fit_links(_without_products(readings), machine.devices, base)
-    figures |= links | _reported(machine, base, same_device)
-    if machine.platform == "gpu" and "memory.usable_share" not in figures:
-        notes.append(f"memory.usable_share is that of {base_name}, not the limit of this process")
+    figures |= links | _reported(machine, same_device)
     if machine.devices > 1 and not links:
         notes.append(f"links were not measured: those of {base_name} have several tiers here")
     elif links and not any(figure.endswith(".bytes_per_s") for figure in links):
@@ -213,24 +209,16 @@ def _efficiency(rate: float, peak: float) -> tuple[float, float]:
     return (rate, 1.0) if rate > peak else (peak, rate / peak)
 
 
-def _reported(machine: Machine, base: Profile, same_device: bool) -> dict[str, Any]:
-    """Returns the figures that the machine reports about itself."""
-    figures: dict[str, Any] = {}
-    if not same_device:
-        flags = {"reduce_scatter": machine.scatters, "minor_copies": machine.minor_copies}
-        figures |= {key: int(flag) for key, flag in flags.items() if flag is not None}
-    if not machine.memory_bytes:
-        return figures
-    if machine.platform == "cpu":
+def _reported(machine: Machine, same_device: bool) -> dict[str, Any]:
+    """Returns the figures that the machine reports about itself; those of a device with a shipped profile are the profile's."""
+    if same_device:
+        return {}
+    flags = {"reduce_scatter": machine.scatters, "minor_copies": machine.minor_copies}
+    figures: dict[str, Any] = {key: int(flag) for key, flag in flags.items() if flag is not None}
+    if machine.memory_bytes:
         figures["memory.bytes"] = machine.memory_bytes
-    elif machine.platform == "gpu":
-        fraction = machine.memory_fraction or _PREALLOCATED
-        size = base.memory_bytes if same_device else round(machine.memory_bytes / fraction)
-        figures |= {} if same_device else {"memory.bytes": size}
-        if machine.memory_fraction:
-            figures["memory.usable_share"] = min(1.0, machine.memory_bytes / size)
-    elif not same_device:  # libtpu rejects programs above a bound that the shipped profile has.
-        figures |= {"memory.bytes": machine.memory_bytes, "memory.usable_share": 1.0}
+        if machine.platform != "cpu":  # the limit of JAX
+            figures["memory.usable_share"] = 1.0
     return figures
 
 

@@ -36,7 +36,7 @@ class Reading:
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What a machine reports. ``memory_bytes`` is a device's share of a host's memory, or JAX's limit (0 if there is none);
-    ``memory_fraction`` the fraction of a GPU's memory that JAX is set to preallocate; ``scatters`` whether the compiler has
+    ``scatters`` says whether the compiler has
     reduce-scatters; ``minor_copies`` whether it transposes arrays to gather them. ``None`` means not set, or not tried."""
 
     device_kind: str
@@ -44,7 +44,6 @@ class Machine:
     devices: int
     jax: str
     memory_bytes: int = 0
-    memory_fraction: float | None = None
     scatters: bool | None = None
     minor_copies: bool | None = None
 

@@ -41,7 +41,6 @@ def add_hardware(commands: Any) -> None:
     calibrate.add_argument("--name", help="the profile's name (default: the kind of device with -measured)")
     help = "where it goes (default: NAME.toml, here)"
     calibrate.add_argument("--output", metavar="FILE.toml", type=Path, help=help)
-    calibrate.add_flag("--quick", help="coarse figures within 15 s rather than 90 s")
     calibrate.add_argument("--devices", metavar="N", type=int, help="use N devices; on a CPU make N host devices")
     for action in (listing, show, calibrate):
         options.add_json(action)
@@ -171,7 +170,7 @@ def _calibrate(arguments: argparse.Namespace) -> Result:
         if sys.stderr is not None and (arguments.verbose or (not arguments.quiet and sys.stderr.isatty())):
             print(f"measuring {what} ...", file=sys.stderr)
 
-    measured = measure(arguments.devices, arguments.quick, say=say)
+    measured = measure(arguments.devices, say=say)
     calibration = calibrate(measured, arguments.name or (arguments.output and arguments.output.stem))
     path = arguments.output or Path(f"{calibration.data['name']}.toml")
     profile = calibration.write(path)

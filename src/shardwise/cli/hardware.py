@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shardwise.cli import options
-from shardwise.cli.options import Result
+from shardwise.cli.options import Result, argument, flag
 from shardwise.hardware.profile import MATRIX_TYPES
 from shardwise.report.units import si
 
@@ -26,27 +26,7 @@ _UNITS: Final = {"bytes_per_s": "B/s", "flops_per_s": "FLOP/s", "_per_s": "/s", 
 _UNSHOWN: Final = ("schema", "file", "name", "title", "aliases", "base", "kind", "dims")
 
 
-def add_hardware(commands: Any) -> None:
-    hardware = commands.add_parser(
-        "hardware",
-        help="list the devices Shardwise knows, or show the figures of one with their sources",
-        description="Profiles of devices and links: what planning assumes about the hardware, with sources.",
-    )
-    actions = hardware.add_subparsers(title="actions", metavar="ACTION", required=True)
-    listing = options.add_command(actions, "list", _list)
-    show = options.add_command(actions, "show", _show)
-    help = "a name, a path to a .toml file, or a topology such as v5e:4x4"
-    show.add_argument("name", metavar="NAME", help=help)
-    calibrate = options.add_command(actions, "calibrate", _calibrate, accelerators=True)
-    calibrate.add_argument("--name", help="the profile's name (default: the kind of device with -measured)")
-    help = "where it goes (default: NAME.toml, here)"
-    calibrate.add_argument("--output", metavar="FILE.toml", type=Path, help=help)
-    calibrate.add_argument("--devices", metavar="N", type=int, help="use N devices; on a CPU make N host devices")
-    for action in (listing, show, calibrate):
-        options.add_json(action)
-    options.add_loudness(calibrate, "say what is measured, terminal or not")
-
-
+@options.command("list", options.JSON)
 def _list(arguments: argparse.Namespace) -> Result:
     """List all profiles: those that come with Shardwise, and those in SHARDWISE_HARDWARE_PATH.
 
@@ -82,6 +62,11 @@ def _tier_text(tier: LinkTier) -> str:
     return f"{tier.name}{shape} {tier.bytes_per_s / 1e9:.3g}"
 
 
+@options.command(
+    "show",
+    argument("name", metavar="NAME", help="a name, a path to a .toml file, or a topology such as v5e:4x4"),
+    options.JSON,
+)
 def _show(arguments: argparse.Namespace) -> Result:
     """Show every figure of a profile with its source, and the links of a topology.
 
@@ -148,6 +133,16 @@ def _value(key: str, value: Any) -> str:
     return f"{value * 1e6:.4g} µs" if key.endswith("_s") else value if isinstance(value, str) else f"{value:g}"
 
 
+@options.command(
+    "calibrate",
+    argument("--name", help="the profile's name (default: the kind of device with -measured)"),
+    argument("--output", metavar="FILE.toml", type=Path, help="where it goes (default: NAME.toml, here)"),
+    argument("--devices", metavar="N", type=int, help="use N devices; on a CPU make N host devices"),
+    options.JSON,
+    options.QUIET,
+    flag("--verbose", "say what is measured, terminal or not; the full traceback where something fails"),
+    accelerators=True,
+)
 def _calibrate(arguments: argparse.Namespace) -> Result:
     """Measure this machine's devices and write a profile.
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Final
 
 from shardwise.cli import options
 from shardwise.cli.options import Result
 
 
-def add_doctor(commands: Any) -> None:
-    doctor = options.add_command(commands, "doctor", _doctor, accelerators=True)
-    options.add_json(doctor)
-
-
+@options.command("doctor", options.JSON, accelerators=True)
 def _doctor(arguments: argparse.Namespace) -> Result:
     """Say what is installed on this machine, what is missing, and whether planning works.
 
@@ -28,11 +23,9 @@ def _doctor(arguments: argparse.Namespace) -> Result:
     return data if arguments.json else doctor_text(data), int(bool(data["problems"]))
 
 
-def add_completion(commands: Any) -> None:
-    completion = options.add_command(commands, "completion", _completion)
-    completion.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
-
-
+@options.command(
+    "completion", options.argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="the shell")
+)
 def _completion(arguments: argparse.Namespace) -> Result:
     """Print a script that makes a shell complete commands, options, programs of the zoo and files.
 
@@ -46,6 +39,3 @@ def _completion(arguments: argparse.Namespace) -> Result:
     from argcomplete.shell_integration import shellcode
 
     return shellcode(["shardwise"], shell=arguments.shell).strip() + "\n"
-
-
-COMMANDS: Final = (add_doctor, add_completion)

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shardwise.cli import options
-from shardwise.cli.options import Result
+from shardwise.cli.options import Result, argument, flag
 from shardwise.cli.targets import load_target
 from shardwise.errors import ShardwiseError
 
 if TYPE_CHECKING:
     from shardwise.plans.plan import Plan
+
+#: Of an argument that can be repeated.
+_MANY: Final[dict[str, Any]] = {"action": "append", "default": []}
 
 
 def _loaded(arguments: argparse.Namespace, target: str | None) -> Plan:
@@ -32,17 +35,14 @@ def _mesh(plan: Plan) -> dict[str, int]:
     return dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
 
 
-def add_explain(commands: Any) -> None:
-    explain = options.add_command(commands, "explain", _explain)
-    options.add_plan(explain)
-    help = "an argument or output by its path, or by the end of it; with --program TARGET comes here"
-    explain.add_argument("path", metavar="PATH", help=help)
-    options.add_target(explain, "with it also what each decision is worth, and the lines of the device-local program")
-    help = "print the device-local program: local shapes, collectives, source lines; needs TARGET"
-    explain.add_flag("--program", help=help)
-    options.add_json(explain)
-
-
+@options.command(
+    "explain",
+    options.saved_plan(),
+    argument("path", metavar="PATH", help="an argument or output by its path, or by the end of it; not with --program"),
+    options.target("with it also what each decision is worth, and the lines of the device-local program"),
+    flag("--program", "print the device-local program of TARGET: local shapes, collectives, source lines"),
+    options.JSON,
+)
 def _explain(arguments: argparse.Namespace) -> Result:
     """Say how an argument or output is sharded under a saved plan, and what moves for it.
 
@@ -77,26 +77,18 @@ def _explain(arguments: argparse.Namespace) -> Result:
     }
 
 
-def add_what_if(commands: Any) -> None:
-    what_if = options.add_command(commands, "what-if", _what_if)
-    options.add_plan(what_if)
-    options.add_target(what_if)
-    many: dict[str, Any] = {"action": "append", "default": []}
-    what_if.add_argument(
-        "--without", metavar="DECISION", help="a decision to leave out: its number, or words of it", **many
-    )
-    help = "give a dimension, and all that need the same sharding, a mesh axis"
-    what_if.add_argument("--shard", metavar="PATH,DIM,AXIS", help=help, **many)
-    what_if.add_argument("--keep", metavar="PATH,AXIS", help="store an argument replicated on an axis", **many)
-    what_if.add_argument(
-        "--tactics", metavar="NAMES", help="tactics to apply after the plan's decisions, such as megatron:model"
-    )
-    help = "other devices for the same mesh, such as v5p:4x4"
-    what_if.add_argument("--topology", metavar="T", help=help)
-    options.add_json(what_if)
-    options.add_loudness(what_if)
-
-
+@options.command(
+    "what-if",
+    options.saved_plan(),
+    options.target(),
+    argument("--without", metavar="DECISION", **_MANY, help="a decision to leave out: its number, or words of it"),
+    argument("--shard", metavar="PATH,DIM,AXIS", **_MANY, help="give a dimension, and all of its color, a mesh axis"),
+    argument("--keep", metavar="PATH,AXIS", **_MANY, help="store an argument replicated on an axis"),
+    argument("--tactics", metavar="NAMES", help="tactics to apply after the plan's decisions, such as megatron:model"),
+    argument("--topology", metavar="T", help="other devices for the same mesh, such as v5p:4x4"),
+    options.JSON,
+    options.VERBOSE,
+)
 def _what_if(arguments: argparse.Namespace) -> Result:
     """Say what a saved plan would take with other decisions.
 
@@ -136,14 +128,9 @@ def _parts(text: str, count: int, form: str) -> list[str]:
     return parts
 
 
-def add_diff(commands: Any) -> None:
-    diff = options.add_command(commands, "diff", _diff)
-    options.add_plan(diff, "one", "A")
-    options.add_plan(diff, "other", "B", help="another")
-    options.add_json(diff)
-    diff.set_defaults(trouble=2)
-
-
+@options.command(
+    "diff", options.saved_plan("one", "A"), options.saved_plan("other", "B", help="another"), options.JSON, trouble=2
+)
 def _diff(arguments: argparse.Namespace) -> Result:
     """Say what differs between two saved plans.
 
@@ -161,16 +148,14 @@ def _diff(arguments: argparse.Namespace) -> Result:
     return data if arguments.json else difference_text(one, other, names, options.width()), 1 - data["same"]
 
 
-def add_verify(commands: Any) -> None:
-    verify = options.add_command(commands, "verify", _verify)
-    options.add_plan(verify)
-    options.add_target(verify)
-    help = "host (default) or a TPU topology such as v5e:4x4"
-    verify.add_argument("--backend", metavar="B", default="host", help=help)
-    options.add_json(verify)
-    options.add_loudness(verify)
-
-
+@options.command(
+    "verify",
+    options.saved_plan(),
+    options.target(),
+    argument("--backend", metavar="B", default="host", help="host (default) or a TPU topology such as v5e:4x4"),
+    options.JSON,
+    options.VERBOSE,
+)
 def _verify(arguments: argparse.Namespace) -> Result:
     """Compile a program under a saved plan and compare with what the plan predicts.
 
@@ -206,15 +191,13 @@ def _verify(arguments: argparse.Namespace) -> Result:
     }
 
 
-def add_report(commands: Any) -> None:
-    report = options.add_command(commands, "report", _report)
-    options.add_plan(report, type=Path)
-    options.add_target(report, "with it the page also has times by line, memory over time, effects and strategies")
-    help = "where it goes (default: PLAN.html beside it)"
-    report.add_argument("--output", metavar="FILE.html", type=Path, help=help)
-    options.add_json(report, "the page's data as JSON and write no page")
-
-
+@options.command(
+    "report",
+    options.saved_plan(type=Path),
+    options.target("with it the page also has times by line, memory over time, effects and strategies"),
+    argument("--output", metavar="FILE.html", type=Path, help="where it goes (default: PLAN.html beside it)"),
+    flag("--json", "print the page's data as JSON and write no page"),
+)
 def _report(arguments: argparse.Namespace) -> Result:
     """Write a saved plan as one HTML page that needs no network.
 
@@ -231,6 +214,3 @@ def _report(arguments: argparse.Namespace) -> Result:
         raise ShardwiseError(f"the page would take the place of the plan {output}: give another --output")
     plan.report(output)
     return f"written to {output}\n"
-
-
-COMMANDS: Final = (add_explain, add_what_if, add_diff, add_verify, add_report)

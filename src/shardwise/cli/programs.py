@@ -24,18 +24,26 @@ def _count(text: str) -> int | str:
     "plan",
     options.target(),
     *options.mesh("", "; a size of ? is searched (default: all are)"),
-    argument("--budget", dest="budget_s", metavar="SECONDS", type=float, help="how long the search may take"),
-    argument("--evaluations", dest="budget_evals", metavar="N", type=int, help="how many states it may evaluate"),
-    argument("--seed", metavar="N", type=int, help="of the search"),
+    argument("--budget", dest="budget_s", metavar="SECONDS", type=float, help="the longest time that the search takes"),
+    argument(
+        "--evaluations", dest="budget_evals", metavar="N", type=int, help="the most states that the search evaluates"
+    ),
+    argument("--seed", metavar="N", type=int, help="seed of the search"),
     argument(
         "--tactics", metavar="NAMES", help="tactics in order, such as fsdp:data,auto:model (default: auto, a search)"
     ),
     *options.ROLES,
-    argument("--microbatches", metavar="N", default="auto", type=_count, help="their number (default: as few as fit)"),
+    argument(
+        "--microbatches",
+        metavar="N",
+        default="auto",
+        type=_count,
+        help="micro-batches of a step (default: as few as fit)",
+    ),
     argument(
         "--remat", choices=tuple(_REMAT), default="auto", help="rematerialize layers (default: if nothing else fits)"
     ),
-    flag("--allow-infeasible", "give the smallest plan where none fits"),
+    flag("--allow-infeasible", "return the smallest plan if none fits"),
     argument("--output", metavar="FILE.json", type=Path, help="save the plan there"),
     argument("--report", metavar="FILE.html", type=Path, help="write the plan as a page to open in a browser"),
     flag("--all", "list every argument and collective"),
@@ -108,7 +116,7 @@ def _next(arguments: argparse.Namespace) -> str:
 @options.command(
     "inspect",
     options.target(),
-    flag("--all", "list also groups that do not matter (loops, dimensions that stay replicated)"),
+    flag("--all", "also list groups that do not matter (loops, dimensions that stay replicated)"),
     argument(
         "--why", nargs=2, metavar=("A", "B"), help="show what ties two dimensions together, as PATH:DIM (params/w1:0)"
     ),

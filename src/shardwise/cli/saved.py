@@ -21,7 +21,7 @@ _MANY: Final[dict[str, Any]] = {"action": "append", "default": []}
 
 
 def _loaded(arguments: argparse.Namespace, target: str | None) -> Plan:
-    """The saved plan; bound to its target, if that was given."""
+    """Returns the saved plan, bound to its target if there is one."""
     from shardwise.plans.load import load_plan
 
     plan = load_plan(arguments.plan)
@@ -44,10 +44,10 @@ def _mesh(plan: Plan) -> dict[str, int]:
     options.JSON,
 )
 def _explain(arguments: argparse.Namespace) -> Result:
-    """Say how an argument or output is sharded under a saved plan, and what moves for it.
+    """Say how an argument or output is sharded under a saved plan, and which collectives it causes.
 
     Says how an argument or output is sharded, in how many shards, and which collectives it causes, with the
-    lines of the source that need them; or prints the whole program of one device.
+    lines of the source that need them; or prints the program of one device.
 
       shardwise explain plan.json params/first/kernel
       shardwise explain plan.json params/first/kernel zoo:mlp
@@ -58,7 +58,7 @@ def _explain(arguments: argparse.Namespace) -> Result:
 
     if arguments.program:
         if arguments.target is not None:
-            arguments.parser.error("--program prints the whole program: leave PATH out")
+            arguments.parser.error("--program prints the complete program: leave PATH out")
         plan = _loaded(arguments, arguments.path)
         if not arguments.json:
             return plan.program(options.width())
@@ -90,10 +90,10 @@ def _explain(arguments: argparse.Namespace) -> Result:
     options.VERBOSE,
 )
 def _what_if(arguments: argparse.Namespace) -> Result:
-    """Say what a saved plan would take with other decisions.
+    """Predict a saved plan with other decisions.
 
     Leaves decisions of a saved plan out, adds others or takes other devices, and says what time and memory
-    would be, and what makes the difference. Nothing is searched.
+    would be, and why they differ. Nothing is searched.
 
       shardwise what-if plan.json zoo:t2b --without 2
       shardwise what-if plan.json train.py:make_step --shard params/w,0,model

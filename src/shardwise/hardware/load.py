@@ -121,7 +121,7 @@ def _find(name: str) -> Path:
         near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "'shardwise hardware list' shows what there is."
         raise HardwareError(
-            f"unknown hardware {name!r}; {hint} Your own goes into a .toml file: give its path, or its folder in {ENVIRONMENT}"
+            f"unknown hardware {name!r}; {hint} For another device write a .toml file: use its path, or set {ENVIRONMENT}"
         )
     return names[wanted]
 

@@ -33,7 +33,7 @@ _MOST: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A named strategy (``baseline``) or a ``plan``, and its prediction. The name of a strategy can be given as ``tactics``."""
+    """A named strategy (``baseline``) or a ``plan``, and its prediction. ``tactics`` takes the name of a strategy."""
 
     kind: str
     name: str
@@ -57,7 +57,7 @@ def baseline_row(baseline: Baseline) -> Row:
 
 
 def plan_row(name: str, plan: Plan, mesh: str) -> Row:
-    """The name says the mesh where that is not the one that strategies are compared on."""
+    """The name has the mesh of the plan where strategies are compared on another one."""
     p = plan.predicted
     other = [f"on {plan.mesh}"] if str(plan.mesh) != mesh else []
     name = ", ".join([f"plan {name}", *other, *plan.variant.lines()])
@@ -207,7 +207,7 @@ def _named(plans: PlanLike | Iterable[PlanLike]) -> dict[str, Plan]:
 
 
 def _place(mesh: Any, topology: str | Topology | Placement | None, named: Mapping[str, Plan]) -> Placement:
-    """Where strategies are compared: on the given mesh and topology, or else on those that all plans have."""
+    """The mesh and topology on which strategies are compared: those of the call, or those that all plans have."""
     if isinstance(topology, Placement):
         return placement_of(mesh, topology)
     if mesh is None and not named:

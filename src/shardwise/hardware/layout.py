@@ -131,8 +131,8 @@ def placements(mesh: Any, topology: Topology, *, limit: int = 32) -> tuple[Place
     axes = MeshAxes.of(mesh)
     if axes.devices != topology.devices:
         raise MeshError(
-            f"the mesh {axes} has {axes.devices} devices and {topology.text} has {topology.devices}: "
-            f"sizes must multiply to {topology.devices}, as in {_shapes(topology, len(axes.sizes))}"
+            f"the mesh {axes} has {axes.devices} devices and {topology.text} has {topology.devices}: its sizes must "
+            f"multiply to {topology.devices}"
         )
     sizes, unnamed = tuple(axis.size for axis in topology.axes), [astuple(axis)[1:] for axis in topology.axes]
     ranked: dict[tuple[Any, ...], tuple[tuple[Any, ...], Cut]] = {}
@@ -203,18 +203,3 @@ def _rank(matrix: Matrix, cut: Cut, topology: Topology) -> tuple[Any, ...]:
     split = sum(len(pieces) > 1 for p, pieces in enumerate(cut) if topology.axes[p].kind == "torus")
     reversed_pieces = sum(a < b for pieces in cut for (a, _), (b, _) in itertools.pairwise(pieces))
     return (round(outer, 6), split, reversed_pieces, tuple(tuple(-f for f in row) for row in matrix), cut)
-
-
-def _shapes(topology: Topology, count: int) -> str:
-    """Returns text with meshes of ``count`` axes that split no physical axis."""
-    candidates = set()
-    owners = itertools.product(range(max(count, 1)), repeat=len(topology.axes))
-    for owner_of in itertools.islice(owners, _MOST):
-        shape = [1] * max(count, 1)
-        for owner, axis in zip(owner_of, topology.axes, strict=True):
-            shape[owner] *= axis.size
-        candidates.add(tuple(shape))
-    # Users usually want even ones.
-    shapes = sorted(candidates, key=lambda shape: (max(shape), shape))[:6]
-    texts = ["(" + ", ".join(str(size) for size in shape) + ")" for shape in shapes]
-    return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1]

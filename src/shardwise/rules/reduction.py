@@ -26,7 +26,7 @@ def reduce_axes(b: RuleBuilder) -> None:
     for d in range(len(b.operands[0])):
         places = [(t, d) for t in inputs]
         if d in axes and not reducer:
-            b.block(places, "the combiner is the program's own")
+            b.block(places, "no collective computes the program's combiner")
         elif d in axes:
             b.reduce(places, reducer)
         else:
@@ -57,8 +57,8 @@ def top_k(b: RuleBuilder) -> None:
     axis = b.params.get("axis", b.params.get("reduction_dimension", -1)) % len(b.operands[0])
     for d in range(len(b.operands[0])):
         if d == axis:
-            b.block([(0, d)], "the best are looked for in the whole dimension")
-            b.block([(t, d) for t in b.outs], "the best are known only when all were seen")
+            b.block([(0, d)], "the largest elements may be anywhere in the dimension")
+            b.block([(t, d) for t in b.outs], "the largest elements depend on all positions")
         else:
             b.add([(0, d), *((t, d) for t in b.outs)])
 

@@ -24,7 +24,7 @@ def linear_algebra(b: RuleBuilder) -> None:
         if letter.isupper():
             b.add(placed)
         else:
-            b.block(placed, "a matrix is factorized or solved as a whole")
+            b.block(placed, "factorizing or solving needs the complete matrix")
 
 
 def triangular_solve(b: RuleBuilder) -> None:
@@ -70,4 +70,4 @@ def random_gamma(b: RuleBuilder) -> None:
         elif d == major:
             b.add([(1, d), (b.out, d)])
         else:
-            b.block([(1, d), (b.out, d)], "each position derives its own key from its flat number")
+            b.block([(1, d), (b.out, d)], "each position derives a key from its flat index")

@@ -21,22 +21,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 
 from shardwise.cost.memory import BLOCK, Allocation, blocks
 from shardwise.cost.model import CostModel, memory_curve
-from shardwise.cost.predict import Alive
+from shardwise.cost.predict import Alive, alive
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Origin, Value
 from shardwise.ir.traits import BORDERS
 from shardwise.lowering.decisions import Decision, State
 from shardwise.lowering.sharding import Sharding
 from shardwise.lowering.storage import kept_axes
-
-#: How many of the tensors alive at the peak are named.
-_NAMED: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +62,8 @@ def peak_bound(model: CostModel, base: Sequence[Decision] = (), mesh: MeshAxes |
     allocations = [a for value in model.life.values() for a in least.allocations(value)]
     curve = memory_curve(model.life.points, allocations)
     at = int(np.argmax(curve))
-    alive = [a for a in allocations if a.first <= at <= a.last]
-    return Bound(int(curve[at]) * BLOCK, _source(model, at), tuple(_named(model, alive)))
+    at_peak = [a for a in allocations if a.first <= at <= a.last]
+    return Bound(int(curve[at]) * BLOCK, _source(model, at), tuple(alive(model.structure.program, at_peak)))
 
 
 def finest(devices: int) -> MeshAxes:
@@ -159,18 +155,3 @@ def _source(model: CostModel, at: int) -> str:
         return ""
     source = program.source_of(program.ops[max(before)[1]])
     return str(source) if source.file else ""
-
-
-def _named(model: CostModel, alive: Sequence[Allocation]) -> Iterator[Alive]:
-    program = model.structure.program
-    ordered = sorted(alive, key=lambda a: (-a.blocks, a.value, a.what))
-    for a in ordered[:_NAMED]:
-        op = program.ops[program.definitions[a.value][0]]
-        # A stacked result of a loop is named by the value in its body: the loop's line is that of all its results.
-        stacked = op.kind == "scan.output" and not program.values[a.value].path
-        label = f"stack of {program.label(op.operands[0])}" if stacked else program.label(a.value)
-        named = label if a.what == "value" else f"{a.what} of {label}"
-        yield Alive(named, a.blocks * BLOCK, str(program.source_of(op)))
-    rest = sum(a.blocks for a in ordered[_NAMED:])
-    if rest:
-        yield Alive(f"{len(ordered) - _NAMED} more", rest * BLOCK, "")

@@ -38,7 +38,7 @@ from shardwise.search.budget import Budget
 from shardwise.search.openings import find_openings
 from shardwise.search.problem import Actions, Problem, Scored
 from shardwise.search.rest import Rest
-from shardwise.search.result import Ended, Found, Progress
+from shardwise.search.result import Ended, Progress, SearchResult
 from shardwise.search.run import Run, searched
 
 _EXPLORE: Final = 0.15
@@ -247,7 +247,9 @@ class _Tree:
         return 0.5 * self.problem.model.usable_blocks / cost.peak_blocks * (0.8 + 0.2 * speed)
 
 
-def mcts(problem: Problem, budget: Budget | None = None, seed: int = 0, progress: Progress | None = None) -> Found:
+def mcts(
+    problem: Problem, budget: Budget | None = None, seed: int = 0, progress: Progress | None = None
+) -> SearchResult:
     """Searches a problem; an interrupt ends the search with the best state so far."""
     budget = budget or Budget()
     spare = min(_SPARE, budget.evaluations // 10)
@@ -264,7 +266,7 @@ def mcts(problem: Problem, budget: Budget | None = None, seed: int = 0, progress
         return replace(found, ended=Ended.INTERRUPTED)
 
 
-def _simpler(problem: Problem, found: Found, spare: int) -> Found:
+def _simpler(problem: Problem, found: SearchResult, spare: int) -> SearchResult:
     """Drops decisions that gain next to nothing, as far as the evaluations allow."""
     first, best = problem.evaluations, found.best
     seeds = [cost.time_ps for cost in problem.costs(problem.seeds) if problem.fits(cost)]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shardwise.lowering.sharding import Axes
+from shardwise.search.front import pareto
 from shardwise.search.problem import Actions, Problem, Scored
 
 #: The most openings for some axes.
@@ -29,10 +30,10 @@ def find_openings(problem: Problem) -> dict[Axes, list[Actions]]:
 
 def _front(scored: Sequence[Scored]) -> list[Actions]:
     """The states of the Pareto front, the fastest first; of many, some from all along it."""
-    front: list[Scored] = []
-    for s in sorted(scored, key=lambda s: (s.cost.time_ps, s.cost.peak_blocks, len(s.state))):
-        if not front or s.cost.peak_blocks < front[-1].cost.peak_blocks:
-            front.append(s)
+    shortest: dict[tuple[int, int], Actions] = {}
+    for s in sorted(scored, key=lambda s: len(s.state)):
+        shortest.setdefault(s.point, s.state)
+    front = [shortest[point] for point in reversed(pareto(shortest))]
     if len(front) > _MOST:
         front = [front[round(k * (len(front) - 1) / (_MOST - 1))] for k in range(_MOST)]
-    return [s.state for s in front]
+    return front

@@ -24,7 +24,6 @@ from shardwise.dims.analysis import Analysis, Group
 from shardwise.evaluator.evaluator import Evaluator
 from shardwise.evaluator.space import Space
 from shardwise.ir.program import HEAVY
-from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import Decision, Keep, Shard, State
 from shardwise.lowering.small import keep_small
 from shardwise.search.bounds import peak_bound
@@ -67,8 +66,8 @@ class Problem:
         self.model, cost = model, model.cost
         self.analysis, self.mesh = model.structure.analysis, cost.placement.mesh
         analysis = self.analysis
-        self.given = tuple(base)
-        self.base = (*self.given, *keep_small(analysis, cost, self.mesh, base))
+        self.decided = tuple(base)
+        self.base = (*self.decided, *keep_small(analysis, cost, self.mesh, base))
         self.axes = tuple(self.mesh.names if axes is None else axes)
         arguments = {a.value for a in analysis.program.arguments}
         reached = (g for g in analysis.groups if inner or any(p.value in arguments for p in g.places))
@@ -159,7 +158,7 @@ class Problem:
     @cached_property
     def least_bytes(self) -> int:
         """A lower bound on the peak memory of all states."""
-        return peak_bound(self.model, self.given).peak_bytes
+        return peak_bound(self.model, self.decided).peak_bytes
 
     def fits(self, cost: Cost) -> bool:
         return cost.peak_blocks <= self.model.usable_blocks
@@ -172,7 +171,7 @@ class Problem:
 
     def decisions(self, state: Actions) -> tuple[Decision, ...]:
         """The decisions of a state, without those about small arguments."""
-        return (*self.given, *(self.evaluator.actions[n].decision for n in state))
+        return (*self.decided, *(self.evaluator.actions[n].decision for n in state))
 
 
 def _sides(bits: int) -> list[tuple[int, ...]]:
@@ -188,10 +187,8 @@ def kept_together(analysis: Analysis) -> tuple[tuple[int, ...], ...]:
     replaces, the parameters of a training step; then the others, the parameters of a step that does not train.
     """
     program = analysis.program
-    used = {v for op in program.ops if op.unit in HEAVY or op.kind == "gather" for v in op.operands}
-    for op in reversed(program.schedule):
-        if op.kind in VIEWS and not used.isdisjoint(op.results):
-            used.add(op.operands[0])
+    users = (op for op in program.ops if op.unit in HEAVY or op.kind == "gather")
+    used = {program.argument_of.get(v) for op in users for v in op.operands}
 
     def kind(value: int) -> object:
         return program.values[value].type_text, analysis.value_colors[value]

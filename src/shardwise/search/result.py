@@ -35,7 +35,7 @@ class Improvement:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """The best state, how the search came to it, and why it ended. ``decisions`` are those that a plan's search adds to what
     was decided before it."""
 

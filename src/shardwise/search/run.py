@@ -11,7 +11,7 @@ from shardwise.errors import ShardwiseError
 from shardwise.ir.collector import collector_paused
 from shardwise.search.budget import Budget
 from shardwise.search.problem import Actions, Problem, Scored
-from shardwise.search.result import Ended, Found, Improvement, Progress
+from shardwise.search.result import Ended, Improvement, Progress, SearchResult
 
 #: States that are evaluated between two checks of the clock.
 _BATCH: Final = 256
@@ -41,7 +41,7 @@ class Method(Protocol):
 
     def __call__(
         self, problem: Problem, budget: Budget | None = None, seed: int = 0, progress: Progress | None = None
-    ) -> Found: ...
+    ) -> SearchResult: ...
 
 
 class Run:
@@ -113,7 +113,7 @@ class Run:
 @collector_paused()
 def searched(
     problem: Problem, budget: Budget | None, progress: Progress | None, explore: Callable[[Run], Ended]
-) -> Found:
+) -> SearchResult:
     """Runs a search until it ends, its budget is exhausted, or it is interrupted."""
     run = Run(problem, budget or Budget(), progress)
     try:
@@ -123,7 +123,7 @@ def searched(
         ended = stop.why
     except KeyboardInterrupt:
         ended = Ended.INTERRUPTED
-    return Found(run.best, problem.fits(run.best.cost), ended, run.seconds, run.spent, tuple(run.log))
+    return SearchResult(run.best, problem.fits(run.best.cost), ended, run.seconds, run.spent, tuple(run.log))
 
 
 def method(explore: Callable[[Run, int], Ended]) -> Method:
@@ -132,7 +132,7 @@ def method(explore: Callable[[Run, int], Ended]) -> Method:
     @functools.wraps(explore)
     def search(
         problem: Problem, budget: Budget | None = None, seed: int = 0, progress: Progress | None = None
-    ) -> Found:
+    ) -> SearchResult:
         return searched(problem, budget, progress, lambda run: explore(run, seed))
 
     return search

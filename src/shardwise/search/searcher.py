@@ -26,15 +26,13 @@ from shardwise.search.budget import Budget
 from shardwise.search.front import Points, pareto
 from shardwise.search.methods import METHODS
 from shardwise.search.problem import Actions, Problem
-from shardwise.search.result import Ended, Found, Improvement, Progress
+from shardwise.search.result import Ended, Improvement, Progress, SearchResult
 from shardwise.search.run import SearchError
 
 #: The patience of a search with a given budget (``Budget``).
 _PATIENCE: Final = 40.0
 #: States that are evaluated where no state can fit.
 _HOPELESS: Final = 200
-#: Ends after which a search with a larger budget would find the same.
-SETTLED: Final = (Ended.CONVERGED, Ended.EXHAUSTED, Ended.NOTHING, Ended.INFEASIBLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class Options:
                 f"progress is 'auto' or called at every improvement; {type(progress).__name__} cannot be called"
             )
         if problems:
-            raise SearchError("the search cannot be made: " + "; ".join(problems))
+            raise SearchError("invalid search options: " + "; ".join(problems))
 
     def budget(self) -> Budget:
         """The budget, the default one where none was given. A given one has more patience."""
@@ -153,7 +151,7 @@ class Journal:
             words = self._describe(problem.analysis, decisions) if self._describe is not None else ""
             self.options.progress(replace(improvement, words=words), self.purse.share(evaluations))
 
-    def close(self, problem: Problem, found: Found) -> None:
+    def close(self, problem: Problem, found: SearchResult) -> None:
         """Counts a search that has ended."""
         self.evaluations += found.evaluations
         self.purse.spend(found.evaluations)
@@ -193,14 +191,16 @@ class Searcher:
     def begin(self, budget: Budget, searches: int, quick: bool = False) -> None:
         """Sets the budget that the next searches share; ``quick`` searches start from some of the strategies."""
         self._purse, self._left, self._quick = Purse(budget), searches, quick
-        self.done: list[Found] = []
+        self.done: list[SearchResult] = []
 
     def front(self) -> list[tuple[tuple[Decision, ...], Cost]]:
         """The Pareto front of the states that the last problem evaluated, as decisions and costs."""
         last = self._last
         return [] if last is None else [(last.decisions(scored.state), scored.cost) for scored in last.front]
 
-    def search(self, base: Sequence[Decision], axes: Sequence[str], starts: Callable[[], Starts]) -> Found | None:
+    def search(
+        self, base: Sequence[Decision], axes: Sequence[str], starts: Callable[[], Starts]
+    ) -> SearchResult | None:
         """Returns the best decisions for some axes, on top of a base; None after an interrupt."""
         if self.journal.interrupted:
             return None
@@ -212,7 +212,7 @@ class Searcher:
         found = unless_hopeless(
             problem, lambda budget: self._run(problem, budget), self._purse.part(max(1, self._left))
         )
-        found = replace(found, decisions=problem.decisions(found.best.state)[len(problem.given) :])
+        found = replace(found, decisions=problem.decisions(found.best.state)[len(problem.decided) :])
         self.journal.close(problem, found)
         self._purse.spend(found.evaluations)
         self._left -= 1
@@ -227,7 +227,7 @@ class Searcher:
         self._last.start_from(start.seeds(self._last, self._quick))
         return self._last
 
-    def _run(self, problem: Problem, budget: Budget) -> Found:
+    def _run(self, problem: Problem, budget: Budget) -> SearchResult:
         def watch(improvement: Improvement, share: float) -> None:
             self.journal.note(problem, improvement)
 
@@ -235,7 +235,7 @@ class Searcher:
         return METHODS[options.method](problem, budget, int(options.seed), watch)
 
 
-def unless_hopeless(problem: Problem, search: Callable[[Budget], Found], budget: Budget) -> Found:
+def unless_hopeless(problem: Problem, search: Callable[[Budget], SearchResult], budget: Budget) -> SearchResult:
     """Searches a problem; where it is proven that no state fits, only for a small state."""
     if problem.least_bytes <= problem.model.cost.profile.usable_bytes:
         return search(budget)

@@ -20,16 +20,13 @@ from shardwise.spmd.collectives import in_range, window
 from shardwise.spmd.local import Array, LocalOp, form
 
 
-def _wide(indices: Array) -> Array:
-    return indices.astype(jnp.int32) if indices.dtype.itemsize < 4 or indices.dtype == jnp.uint32 else indices
-
-
 def _localized(
     op: LocalOp, indices: Array, dims: tuple[int, ...], widths: tuple[int, ...], mode: Any
 ) -> tuple[Array, Array, Array]:
     """Index vectors in this device's block; which of them are inside the global array; which of them this device has."""
     shape, local = op.shapes[0], op.local_shape(0)
-    indices = _wide(indices)
+    if indices.dtype.itemsize < 4 or indices.dtype == jnp.uint32:
+        indices = indices.astype(jnp.int32)
     last = np.array([shape[d] - w for d, w in zip(dims, widths, strict=True)], indices.dtype)
     inside: Any = np.True_
     if mode == GatherScatterMode.FILL_OR_DROP:
@@ -67,21 +64,9 @@ def gather(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
     zero = jnp.zeros((), result.dtype)
     if mode == GatherScatterMode.FILL_OR_DROP:
-        fill = _fill_value(op.params["fill_value"], result.dtype)
+        fill = jnp.asarray(op.params["fill_value"], result.dtype)
         zero = jnp.where(over(inside) | ~op.is_first(indexed), zero, fill)
     return [jnp.where(over(has), result, zero)]
-
-
-def _fill_value(stated: Any, dtype: Any) -> Any:
-    """The result for positions out of bounds."""
-    if stated is not None:
-        return jnp.asarray(stated, dtype)
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.asarray(np.nan, dtype)
-    if dtype == jnp.bool_:
-        return jnp.asarray(True)
-    ends = jnp.iinfo(dtype)
-    return jnp.asarray(ends.min if jnp.issubdtype(dtype, jnp.signedinteger) else ends.max, dtype)
 
 
 #: By kind of scatter the update that changes nothing.

@@ -4,9 +4,6 @@ The walk (``walk.py``) is that of PartIR's lowering to SPMD (arXiv 2401.11202, s
 the collectives that the cost model counted (``shardwise.lowering.sharding.reshard``); the op is bound on the local blocks
 (``local.py``). Loops and branches are emitted again around local bodies. Where a partial sum is added to a value that is not
 partial, that value counts on the first device only.
-
-Weak: an op that nothing here can express is reported (:class:`~shardwise.errors.SpmdError`), and the plan is then executed by
-constraints.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import jax
 import jax.numpy as jnp
 
 from shardwise.capture import jax_internals as internals
-from shardwise.errors import SpmdError
 from shardwise.ir.program import Op, Origin, Program, Region
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import PAIRED, Kind, Sharding, is_made_anew, reshard
@@ -33,7 +29,6 @@ _PASSED: Final = frozenset(
     "output shard_map.input shard_map.output sharding_constraint reshard mesh_cast layout_constraint".split()
 )
 _BARRIER: Final = "optimization_barrier"
-_UNSUPPORTED: Final = {"xla_pmap": "a manual region of the old kind"}
 
 
 class LocalProgram(Walk):
@@ -43,13 +38,12 @@ class LocalProgram(Walk):
         super().__init__(program, sharded, rounds)
         self._contents = program.contents
         self._together: dict[tuple[int, int], list[Op]] = {}  # the ops of one barrier
-        self._scopes = [self._barriers(op.scope, op.region) for op in program.ops]
         self._entering: dict[int, dict[int, None]] = {}  # by scope with a barrier the values that enter it
         for op in program.ops:
             if op.kind == _BARRIER:
                 self._together.setdefault((op.scope, op.equation), []).append(op)
             for v in op.operands:
-                for scope in self._crossed(self._scopes[op.id], op.region, v):
+                for scope in self._crossed(program.barriers[op.id], op.region, v):
                     self._entering.setdefault(scope, {})[v] = None
 
     def __call__(self, *blocks: Any) -> list[Any]:
@@ -62,28 +56,21 @@ class LocalProgram(Walk):
 
     # Values.
 
-    def _barriers(self, scope: int, region: int) -> list[int]:
-        """The scopes with a barrier around a scope, in a region, the innermost first."""
-        here = self.program.scopes[scope]
-        if here.parent < 0 or here.region != region:
-            return []
-        return [scope] * here.has_barrier + self._barriers(here.parent, region)
-
-    def _crossed(self, scopes: list[int], region: int, value: int) -> list[int]:
+    def _crossed(self, scopes: tuple[int, ...], region: int, value: int) -> list[int]:
         """The scopes with a barrier that a value enters for an op inside of them."""
         if not scopes or value < 0 or self.program.values[value].origin is Origin.CONSTANT:
             return []
         maker, home = self.program.ops[self.program.definitions[value][0]], self.program.home[value]
-        around = self._scopes[maker.id] if maker.region == home else []  # an input of a body is in none of its scopes
+        around = self.program.barriers[maker.id] if maker.region == home else ()  # not for an input of a body
         return [scope for scope in scopes if scope not in around] if home == region else []
 
     def _read(self, op: Op, operand: int) -> Any:
         value = op.operands[operand]
         if value < 0:
             return self._contents.scalars[op.id, operand]
-        return self._behind(self._scopes[op.id], op.region, value)
+        return self._behind(self.program.barriers[op.id], op.region, value)
 
-    def _behind(self, scopes: list[int], region: int, value: int) -> Any:
+    def _behind(self, scopes: tuple[int, ...], region: int, value: int) -> Any:
         """A value inside of scopes with barriers."""
         if not self._crossed(scopes, region, value):
             return self.stored[value]
@@ -205,10 +192,3 @@ class LocalProgram(Walk):
         branches = [branch(n) for n in range(len(op.regions))]
         index = self._read(op, 0)
         return dict(zip(leaving, internals.branch(equation, index, branches, others), strict=True))
-
-
-def check_expressible(program: Program) -> None:
-    """Raises :class:`SpmdError` for an op that the device-local program cannot express."""
-    for op in program.ops:
-        if op.kind in _UNSUPPORTED:
-            raise SpmdError(op.kind, str(program.source_of(op)), _UNSUPPORTED[op.kind])

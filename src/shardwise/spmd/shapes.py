@@ -187,12 +187,13 @@ def random_gamma(op: LocalOp, arrays: list[Array]) -> list[Array]:
 # Windows.
 
 
-def _least(dtype: Any) -> Any:
-    return -np.inf if jnp.issubdtype(dtype, jnp.floating) else False if dtype == jnp.bool_ else jnp.iinfo(dtype).min
-
-
-def _most(dtype: Any) -> Any:
-    return np.inf if jnp.issubdtype(dtype, jnp.floating) else True if dtype == jnp.bool_ else jnp.iinfo(dtype).max
+def _last_chosen(dtype: Any, largest: bool) -> Any:
+    """The value that a maximum (or minimum) chooses only where there is no other."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -np.inf if largest else np.inf
+    if dtype == jnp.bool_:
+        return not largest
+    return jnp.iinfo(dtype).min if largest else jnp.iinfo(dtype).max
 
 
 def _padding(f: Fetch, outputs: int, stride: int, span: int, dilation: int) -> tuple[int, int]:
@@ -225,16 +226,14 @@ def convolution(op: LocalOp, arrays: list[Array]) -> list[Array]:
 )  # fmt: skip
 def reduce_window(op: LocalOp, arrays: list[Array]) -> list[Array]:
     p, kind = op.params, op.op.kind
-    fills: list[Any]
+    fills: list[Any] = [0]
     if kind == "reduce_window":
         count = len(op.op.results)
         fills = [*arrays[count:], *[None] * count]
     elif kind == "select_and_gather_add":
-        largest = p["select_prim"].name == "ge"
-        fills = [0, _least(arrays[1].dtype) if largest else _most(arrays[1].dtype)]
-    else:
-        dtype = arrays[0].dtype
-        fills = [{"reduce_window_sum": 0, "reduce_window_max": _least(dtype)}.get(kind, _most(dtype))]
+        fills = [0, _last_chosen(arrays[1].dtype, p["select_prim"].name == "ge")]
+    elif kind != "reduce_window_sum":
+        fills = [_last_chosen(arrays[0].dtype, kind == "reduce_window_max")]
     arrays, fetched = op.fetched(arrays, fills)
     padding = list(p["padding"])
     rank = len(padding)
@@ -249,9 +248,7 @@ def reduce_window(op: LocalOp, arrays: list[Array]) -> list[Array]:
 def select_and_scatter_add(op: LocalOp, arrays: list[Array]) -> list[Array]:
     """The gradient of a pooling. A device computes all windows that touch its block, and keeps the block."""
     p = op.params
-    largest = p["select_prim"].name == "ge"
-    dtype = arrays[1].dtype
-    arrays, fetched = op.fetched(arrays, [0, _least(dtype) if largest else _most(dtype)])
+    arrays, fetched = op.fetched(arrays, [0, _last_chosen(arrays[1].dtype, p["select_prim"].name == "ge")])
     padding = list(p["padding"])
     dims = [d for k, d in fetched if k == 1]
     for d in dims:

@@ -1,4 +1,4 @@
-"""What an expert would try: the named strategies, and their combinations over the axes of a mesh.
+"""Baselines: the named strategies, and their combinations over the axes of a mesh.
 
 Every axis is used for an entry of the menu, one strategy or several that belong together (Megatron with the sequence beside
 it), or is not used. Only one strategy that shards gradients and moments is used at a time. The strategies of a combination are
@@ -36,7 +36,8 @@ MENU: Final[tuple[Entry, ...]] = tuple(
     ).split()
 )
 _SHARDED: Final = frozenset(("fsdp", "zero1", "zero2"))
-#: Combinations by time, and by memory, that get a further axis: after the second axis, and where only a quick look is wanted.
+#: Combinations by time, and by memory, that get a further axis, and fewer for a quick look. All entries of the menu on one axis
+#: are within the first.
 _WIDTH: Final = 8
 _QUICK: Final = 2
 
@@ -74,8 +75,8 @@ class Baseline:
 
 
 def baselines(context: Context, model: CostModel, menu: Sequence[Entry] = MENU) -> list[Baseline]:
-    """All combinations that apply, those that fit and are fast first; then those that do not apply. Of combinations that decide
-    the same, the one with the fewest strategies is given."""
+    """Returns all combinations that apply, those that fit and are fast first; then those that do not apply. Of combinations
+    that decide the same, it returns the one with the fewest strategies."""
     combinations = Combinations(context, context.mesh.names, menu=menu)
     every = combinations.costed(Problem(model, extra=combinations.decisions))
     return [*sorted((b for b in every if b.applies), key=lambda b: b.rank), *(b for b in every if not b.applies)]
@@ -104,15 +105,13 @@ class Combinations:
 
     def costed(self, problem: Problem, quick: bool = False) -> list[Baseline]:
         """The combinations with their costs; those that do not apply come last. ``quick`` leaves out most."""
+        width = _QUICK if quick else _WIDTH
         distinct: dict[object, Baseline] = {}
         partial = [self._cost(problem, self._baseline(()))]
         for number, axis in enumerate(self._axes):
-            width = _QUICK if quick else _WIDTH if number > 1 else len(partial)
             alone = [self._cost(problem, b) for (_, other), b in self._alone.items() if other == axis and b.applies]
-            before = _best(partial, width)
-            if quick:
-                alone = _best(alone, width)
-            else:
+            alone, before = _best(alone, width), _best(partial, width)
+            if not quick:
                 before += [b for b in partial if b not in before and _is_uniform(b, number)]
             extended = [
                 self._baseline((*one.parts, *other.parts))

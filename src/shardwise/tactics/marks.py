@@ -77,7 +77,7 @@ class Marks:
         """Is a value used by an op that is not under a name, also across the borders of loops?"""
         seen, left = {value}, [value]
         while left:
-            for op in self._users.get(left.pop(), ()):
+            for op in (self.program.ops[k] for k, _ in self.program.uses[left.pop()]):
                 if _crosses(op):
                     left += [v for v in op.results if v not in seen]
                     seen.update(op.results)
@@ -87,14 +87,6 @@ class Marks:
 
     def _under(self, op: Op, name: str) -> bool:
         return f"/{name}/" in self._stacks[op.id]
-
-    @cached_property
-    def _users(self) -> dict[int, list[Op]]:
-        users: dict[int, list[Op]] = {}
-        for op in self.program.ops:
-            for v in op.operands:
-                users.setdefault(v, []).append(op)
-        return users
 
     @cached_property
     def _stacks(self) -> list[str]:

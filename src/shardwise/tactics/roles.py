@@ -28,20 +28,22 @@ from shardwise.dims.analysis import Analysis
 from shardwise.ir.paths import find_paths, trees
 from shardwise.ir.program import HEAVY, Op, Value
 from shardwise.ir.rule import Kind
-from shardwise.ir.traits import ADDING_SCATTERS, VIEWS
+from shardwise.ir.traits import ADDING_SCATTERS
 
 #: Roles in the order in which they are shown.
 ROLES: Final = ("batch", "params", "optimizer", "cache")
-#: Paths of the arguments that play a role, as a person gives them.
-Given = Mapping[str, str | Sequence[str]]
+#: By role: the paths of its arguments, as users write them.
+RolesLike = Mapping[str, str | Sequence[str]]
 #: The same, by paths of arguments or of trees of them.
 Roles = dict[str, tuple[str, ...]]
 #: What errors say where a role is needed that no argument has.
-UNTOLD: Final = "the structure of the program does not tell, so name them, as in plan(..., roles={'batch': 'path'})"
+NAME_THEM: Final = (
+    "the structure of the program does not show it, so name them, as in plan(..., roles={'batch': 'path'})"
+)
 
 
-def complete_roles(analysis: Analysis, given: Given | None) -> Roles:
-    """The roles of a program's arguments: those given, and others inferred from its structure.
+def complete_roles(analysis: Analysis, stated: RolesLike | None) -> Roles:
+    """The roles of a program's arguments: those that are stated, and others inferred from its structure.
 
     >>> import jax, shardwise
     >>> def step(state, x):
@@ -57,7 +59,7 @@ def complete_roles(analysis: Analysis, given: Given | None) -> Roles:
     """
     arguments = analysis.program.named_paths[0]
     roles: dict[str, list[str]] = {}
-    for role, asked in (given or {}).items():
+    for role, asked in (stated or {}).items():
         several = (asked,) if isinstance(asked, str) else asked
         roles[role] = [path for one in several for path in find_paths(one, arguments, what="argument")]
     taken = {path for paths in roles.values() for path in paths}
@@ -185,13 +187,9 @@ class _Inference:
     def _frozen(self, batch_colors: set[int]) -> set[int]:
         """The arguments that parameters look like: without the batch's dimension, and with those of operands of products."""
         able = [v for v in self.arguments if v.shape and _floating(v) and not batch_colors & set(self.colors[v.id])]
-        root = {v.id: v.id for v in able}
-        for op in self.program.schedule:
-            if op.kind in VIEWS and op.operands[0] in root:
-                root.update((result, root[op.operands[0]]) for result in op.results)
         looked_into = [op.operands[0] for op in self.program.ops if op.kind == "gather"]
-        used = [*(v for op in self.heavy for v in op.operands), *looked_into]
-        used_colors = {c for v in used if v in root for c in self.colors[root[v]]} | {-1}
+        used = {self.program.argument_of.get(v) for v in (*(v for op in self.heavy for v in op.operands), *looked_into)}
+        used_colors = {c for v in able if v.id in used for c in self.colors[v.id]} | {-1}
         return {v.id for v in able if set(self.colors[v.id]) <= used_colors and max(self.colors[v.id]) >= 0}
 
 

@@ -24,7 +24,7 @@ from shardwise.lowering.lowered import Lowered, Memo
 from shardwise.lowering.structure import Structure
 from shardwise.search.searcher import Searcher
 from shardwise.tactics.places import PathDim, Places, find_places
-from shardwise.tactics.roles import UNTOLD, Roles
+from shardwise.tactics.roles import NAME_THEM, Roles
 
 T = TypeVar("T")
 #: One mesh axis or several.
@@ -62,7 +62,7 @@ class Context:
         prefixes = self.roles.get(name)
         if not prefixes:
             raise DecisionError(
-                f"{tactic} needs to know which arguments are the {name}: {UNTOLD.replace('batch', name)}"
+                f"{tactic} needs to know which arguments are the {name}: {NAME_THEM.replace('batch', name)}"
             )
         return self.arguments(prefixes)
 

@@ -142,7 +142,7 @@ class BatchAnalysis:
         if Role.PARTIAL in roles:
             results = linear(pair, states)
             if results is None:
-                raise VariantError(f"{pair.where} needs a whole sum over the batch inside of a loop or branch")
+                raise VariantError(f"{pair.where} needs the complete sum over the batch inside of a loop or branch")
             return results
         return self._invariant(pair, states)
 

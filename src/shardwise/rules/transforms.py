@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.errors import RuleError
-from shardwise.rules.call import Place, RuleBuilder
+from shardwise.rules.call import Place, RuleBuilder, pointwise
 from shardwise.rules.tables import LINEAR_ALGEBRA
 
 
@@ -42,14 +42,9 @@ def triangular_solve(b: RuleBuilder) -> None:
 def fft(b: RuleBuilder) -> None:
     """The transformed dimensions are blocked; a real transform changes the size of the last one."""
     rank = len(b.operands[0])
-    for d in range(rank):
-        places = [(0, d), (b.out, d)]
-        if d < rank - len(b.params["fft_lengths"]):
-            b.add(places)
-        elif b.operands[0][d] == b.results[0][d]:
-            b.block(places, "every frequency needs every position")
-        else:
-            b.block_apart(places, "every frequency needs every position")
+    pointwise(
+        b, dict.fromkeys(range(rank - len(b.params["fft_lengths"]), rank), "every frequency needs every position")
+    )
 
 
 def rng_bit_generator(b: RuleBuilder) -> None:

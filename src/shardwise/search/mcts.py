@@ -5,7 +5,7 @@ every node of the tree has a cost, and the search can be stopped at any time.
 
 The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, with these changes:
 
-- a state that is reached in several ways is one node (transpositions);
+- sequences of decisions that give the same state are one node (transpositions);
 - a node grows by one decision, by a named strategy for axes without decisions (``shardwise.search.openings``), or by all that
   is left to shard on an axis (``shardwise.search.rest``), so that decisions that pay only together are tried together;
 - children are evaluated some at a time, first those whose decision has gained most wherever it was taken so far (all moves
@@ -15,8 +15,8 @@ The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, with thes
 - in turns with the tree, good states are polished by hill climbing: decisions are removed, inserted at any place, moved, or
   replaced by others.
 
-At the end decisions are dropped that gain next to nothing, half a percent in all, as long as no named strategy is better: each
-is one constraint or collective more, with costs that the model does not have.
+At the end decisions are dropped that gain almost nothing, half a percent in all, as long as no named strategy is better: each
+adds collectives, with costs that the model does not have.
 
 Rewards are in [0, 1]: above one half for states that fit, higher the faster; below for those that do not, higher the smaller
 and a little higher the faster.
@@ -123,7 +123,7 @@ class _Tree:
             node.closed = node.waiting == [] and all(self.nodes[c].closed for c in node.children)
 
     def _widens(self, node: _Node) -> bool:
-        """Is it time for more children?"""
+        """Returns whether a node gets more children."""
         if node.waiting is None:
             return True
         return bool(node.waiting) and len(node.children) < _SOME * math.sqrt(node.visits / 2)
@@ -155,7 +155,7 @@ class _Tree:
         return max(best, self._rollouts(changed))
 
     def _gain(self, step: Actions) -> float:
-        """The mean gain of a step so far; the largest possible for a step that was not tried."""
+        """Returns the mean gain of a step so far; the largest possible for a step that was not tried."""
         total, count = self.gains.get(step, (0.0, 0))
         return total / count if count else 1.0
 
@@ -164,7 +164,7 @@ class _Tree:
         self.gains[step] = total + gain, count + 1
 
     def _following(self, state: Actions) -> list[Actions]:
-        """The states one decision on, one opening on, or with all that is left on an axis."""
+        """Returns the states with one more decision, one opening, or all that is left on an axis."""
         used = {self.problem.evaluator.actions[n].axis for n in state}
         states = [(*state, n) for n in self.problem.allowed(state)]
         for axes, openings in self.openings.items():
@@ -174,7 +174,7 @@ class _Tree:
         return list({self.problem.canonical(s): s for s in states}.values())
 
     def _rollouts(self, children: list[Scored]) -> float:
-        """The best reward of random continuations of children, the better the likelier, step by step in batches."""
+        """Returns the best reward of random continuations of some children; better children are drawn more often."""
         if not children:
             return 0.0
         weights = [1 / (1 + k) for k in range(len(children))]
@@ -190,7 +190,7 @@ class _Tree:
     # Hill climbing.
 
     def _to_polish(self) -> Scored | None:
-        """The best state that was not polished yet."""
+        """Returns the best state that was not polished yet."""
         best = self.run.best
         if self.problem.canonical(best.state) not in self.polished:
             return best
@@ -215,7 +215,7 @@ class _Tree:
                 return
 
     def _neighbors(self, state: Actions) -> list[Actions]:
-        """States that differ in one decision or in the place of one, or have the rest; the likelier to be better first."""
+        """Returns states that differ in one decision or its position, or shard what is left; the most promising come first."""
         shorter = [state[:k] + state[k + 1 :] for k in range(len(state))]
         near = [(1.0, (*state, *step)) for step in self.rest.steps(state)]
         near += [(1.0, rest) for rest in shorter]
@@ -267,7 +267,7 @@ def mcts(
 
 
 def _simpler(problem: Problem, found: SearchResult, spare: int) -> SearchResult:
-    """Drops decisions that gain next to nothing, as far as the evaluations allow."""
+    """Drops decisions that gain almost nothing, as far as the evaluations allow."""
     first, best = problem.evaluations, found.best
     seeds = [cost.time_ps for cost in problem.costs(problem.seeds) if problem.fits(cost)]
     most = min([found.best.cost.time_ps * (1 + _NOTHING), *seeds])

@@ -1,4 +1,4 @@
-"""What every method keeps while it runs: the budget, the best state so far, and the log of improvements."""
+"""The state of a running search: the budget, the best state so far, and the log of improvements."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _MORE: Final = 3
 
 
 class SearchError(ShardwiseError):
-    """A problem cannot be searched in the way that was asked for."""
+    """A problem cannot be searched with these options."""
 
 
 class Stop(Exception):
-    """Ends a search from wherever it is."""
+    """Ends a search from inside of its functions."""
 
     def __init__(self, why: Ended):
         self.why = why
@@ -97,7 +97,7 @@ class Run:
             self.note()
 
     def _beats(self, rank: tuple[int, int, int, int], share: float) -> bool:
-        """Is the best state better than this rank by a share, or does it fit where that does not?"""
+        """Returns whether the best state is better than this rank by a share, or fits where that does not."""
         best = self.problem.rank(self.best)
         return best[0] < rank[0] or best[1] < (1 - share) * rank[1]
 

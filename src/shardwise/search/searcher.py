@@ -1,4 +1,4 @@
-"""The searches of one plan: on top of what was decided before, one after another on one budget.
+"""The searches of one plan, which share a budget and a log.
 
 A plan may take several searches: tactics may ask for more than one, and where the mesh is open each mesh is searched, the
 better ones again and again (``shardwise.planner.racing``). They share a budget (``Purse``) and a log (``Journal``); a
@@ -29,7 +29,7 @@ from shardwise.search.problem import Actions, Problem
 from shardwise.search.result import Ended, Improvement, Progress, SearchResult
 from shardwise.search.run import SearchError
 
-#: The patience of a search with a given budget (``Budget``).
+#: The patience of a search with a stated budget (``Budget``).
 _PATIENCE: Final = 40.0
 #: States that are evaluated where no state can fit.
 _HOPELESS: Final = 200
@@ -37,8 +37,8 @@ _HOPELESS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to search. Without a budget, for a few seconds; with one in evaluations alone the result is the same on every
-    machine. ``progress="auto"`` is replaced by the caller that can show it."""
+    """How to search. Without a budget a search takes a few seconds. With a budget in evaluations alone the result is the same
+    on every machine. The caller replaces ``progress="auto"``."""
 
     method: str = "mcts"
     seed: int = 0
@@ -67,7 +67,7 @@ class Options:
             raise SearchError("invalid search options: " + "; ".join(problems))
 
     def budget(self) -> Budget:
-        """The budget, the default one where none was given. A given one has more patience."""
+        """Returns the stated budget, which has more patience, or else the default one."""
         if self.budget_s is None and self.budget_evals is None:
             return Budget()
         seconds = math.inf if self.budget_s is None else float(self.budget_s)
@@ -99,7 +99,7 @@ class Purse:
         return self._evaluations <= 0 or self.seconds <= 0.0
 
     def part(self, parts: int) -> Budget:
-        """One of several equal parts of what is left."""
+        """Returns one of several equal parts of what is left."""
         return replace(self._budget, seconds=self.seconds / parts, evaluations=-(-self._evaluations // parts))
 
     def spend(self, evaluations: int) -> None:
@@ -110,7 +110,7 @@ class Purse:
         self._end += seconds
 
     def share(self, evaluations: int = 0) -> float:
-        """The share that is spent, with some evaluations more."""
+        """Returns the share of the budget that is spent, counting some more evaluations."""
         left = (self._evaluations - evaluations) / max(1, self._budget.evaluations)
         if math.isfinite(self._budget.seconds):
             left = min(left, self.seconds / self._budget.seconds)
@@ -122,7 +122,7 @@ Describe = Callable[[Analysis, Sequence[Decision]], str]
 
 
 class Journal:
-    """What the searches of one plan have spent, and their improvements: each state that was better than all before."""
+    """The log of the searches of one plan: evaluations, and each state that was better than all before it."""
 
     def __init__(self, options: Options, purse: Purse, describe: Describe | None = None):
         self.options, self.purse, self._describe = options, purse, describe
@@ -160,7 +160,7 @@ class Journal:
 
 
 class Starts(Protocol):
-    """What searches start from: the named strategies (``tactics/baselines.py``)."""
+    """The states from which searches start: the named strategies (``tactics/baselines.py``)."""
 
     @property
     def decisions(self) -> Iterable[Decision]: ...
@@ -182,7 +182,7 @@ class Searcher:
 
     @staticmethod
     def alone(model: CostModel, options: Options | None = None) -> Searcher:
-        """Returns a searcher for one search, with its own budget."""
+        """Returns a searcher for one search, with a separate budget."""
         options = options or Options()
         searcher = Searcher(model, Journal(options, Purse(options.budget())))
         searcher.begin(options.budget(), 1)
@@ -194,7 +194,7 @@ class Searcher:
         self.done: list[SearchResult] = []
 
     def front(self) -> list[tuple[tuple[Decision, ...], Cost]]:
-        """The Pareto front of the states that the last problem evaluated, as decisions and costs."""
+        """Returns the Pareto front of the states that the last problem evaluated, as decisions and costs."""
         last = self._last
         return [] if last is None else [(last.decisions(scored.state), scored.cost) for scored in last.front]
 
@@ -236,7 +236,7 @@ class Searcher:
 
 
 def unless_hopeless(problem: Problem, search: Callable[[Budget], SearchResult], budget: Budget) -> SearchResult:
-    """Searches a problem; where it is proven that no state fits, only for a small state."""
+    """Searches a problem; where it is proven that no state fits, only shortly, for a state with little memory."""
     if problem.least_bytes <= problem.model.cost.profile.usable_bytes:
         return search(budget)
     found = search(replace(budget, evaluations=min(budget.evaluations, _HOPELESS)))

@@ -1,7 +1,7 @@
-"""The baselines of the search: greedy, beam, random.
+"""Simple search methods: greedy, beam, random.
 
-``greedy`` takes the best next action until none is better. ``beam`` keeps the best few states of every depth, and one of those
-that cost the same. ``random`` draws states.
+``greedy`` takes the best next action until none is better. ``beam`` keeps the best few states of every depth, one of those with
+equal costs. ``random`` draws states.
 
 Weak: neither of the first two takes a decision that pays only with another that is not among the best of its depth.
 """
@@ -46,7 +46,7 @@ def beam(run: Run, seed: int) -> Ended:
 
 
 def _continued(run: Run, kept: list[Scored]) -> list[Scored]:
-    """The best states that are one action longer, and the first of those that cost the same."""
+    """Returns the best states that are one action longer, the first of those with equal costs."""
     problem = run.problem
     states: dict[object, Actions] = {}
     for scored in kept:
@@ -63,7 +63,7 @@ def _continued(run: Run, kept: list[Scored]) -> list[Scored]:
 
 @method
 def random(run: Run, seed: int) -> Ended:
-    """Draws states of one action or more, every length as likely as every other."""
+    """Draws states of one action or more; all lengths have the same probability."""
     rng, idle = Random(seed), 0
     while idle < run.budget.patience:
         before = run.best

@@ -1,4 +1,4 @@
-"""The lowered program as a JAX function on local blocks, to be run under ``jax.shard_map`` (design, section 10).
+"""Emits the lowered program as a JAX function on local blocks, to be run under ``jax.shard_map``.
 
 The walk (``walk.py``) is that of PartIR's lowering to SPMD (arXiv 2401.11202, section 6). Operands and results are resharded by
 the collectives that the cost model counted (``shardwise.lowering.sharding.reshard``); the op is bound on the local blocks
@@ -32,7 +32,7 @@ _BARRIER: Final = "optimization_barrier"
 
 
 class LocalProgram(Walk):
-    """A captured function on local blocks: from those of its arguments, as the plan stores them, to those of its outputs."""
+    """A captured function on local blocks: it takes those of the arguments and returns those of the outputs."""
 
     def __init__(self, program: Program, sharded: ShardedProgram, rounds: bool = False):
         super().__init__(program, sharded, rounds)
@@ -57,7 +57,7 @@ class LocalProgram(Walk):
     # Values.
 
     def _crossed(self, scopes: tuple[int, ...], region: int, value: int) -> list[int]:
-        """The scopes with a barrier that a value enters for an op inside of them."""
+        """Returns the scopes, of some with barriers, that a value enters from outside."""
         if not scopes or value < 0 or self.program.values[value].origin is Origin.CONSTANT:
             return []
         maker, home = self.program.ops[self.program.definitions[value][0]], self.program.home[value]
@@ -71,7 +71,7 @@ class LocalProgram(Walk):
         return self._behind(self.program.barriers[op.id], op.region, value)
 
     def _behind(self, scopes: tuple[int, ...], region: int, value: int) -> Any:
-        """A value inside of scopes with barriers."""
+        """Returns a value as it is inside of scopes with barriers."""
         if not self._crossed(scopes, region, value):
             return self.stored[value]
         if scopes[0] not in self.copies:
@@ -126,7 +126,7 @@ class LocalProgram(Walk):
         return self._once(local, arrays) if equation.effects and op.opaque else compute(local, arrays)
 
     def _once(self, local: LocalOp, arrays: list[Any]) -> list[Any]:
-        """The results of an op with an effect, which runs on the first device and sends them to all."""
+        """Runs an op with an effect on the first device, and sends its results to all devices."""
         names = self.mesh.names
         first = block_index(tuple(range(len(names))), self.mesh) == 0
         outs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in local.equation.outvars]
@@ -136,7 +136,7 @@ class LocalProgram(Walk):
         return [jax.lax.psum(x, names).astype(o.dtype) for x, o in zip(results, outs, strict=True)]
 
     def _barrier(self, ops: list[Op], first: Op) -> None:
-        """The results of a barrier, with its first op."""
+        """Emits a barrier once for all of its ops, with the first of them."""
         if first is ops[0]:
             for op, x in zip(ops, internals.barrier([self._operand(op, 0) for op in ops]), strict=True):
                 self._store(op, op.results[0], x)
@@ -145,14 +145,14 @@ class LocalProgram(Walk):
 
     @contextmanager
     def _inside(self, op: Op, number: int) -> Iterator[None]:
-        """A body may be traced more than once, and nothing that it computes is there outside."""
+        """Restores the values of outside: a body may be traced more than once, and its values are not used outside."""
         saved = self.stored, self.copies
         self.stored, self.copies = dict(self.stored), dict(self.copies)
         yield
         self.stored, self.copies = saved
 
     def _leave(self, link: Op, operand: int, region: Region | None = None) -> Any:
-        """An array whose type is not weak: what a loop carries keeps its type."""
+        """Returns an array whose type is not weak: a carried value must keep its type."""
         x = self._operand(link, operand)
         if jnp.issubdtype(jnp.asarray(x).dtype if not hasattr(x, "dtype") else x.dtype, jax.dtypes.extended):
             return x

@@ -43,7 +43,7 @@ NAME_THEM: Final = (
 
 
 def complete_roles(analysis: Analysis, stated: RolesLike | None) -> Roles:
-    """The roles of a program's arguments: those that are stated, and others inferred from its structure.
+    """Returns the roles of a program's arguments: those that are stated, and others inferred from its structure.
 
     >>> import jax, shardwise
     >>> def step(state, x):
@@ -71,7 +71,7 @@ def complete_roles(analysis: Analysis, stated: RolesLike | None) -> Roles:
 
 
 class _Inference:
-    """The steps of the inference. A set of arguments is an integer, of which bit k is the argument number k.
+    """Infers roles. A set of arguments is an integer, of which bit k is argument number k.
 
     ``leading`` is, by argument, the color of its first dimension that no loop runs over, -1 where there is none; ``pairs``, by
     argument, the output that replaces it; ``returned`` the colors of these arguments.
@@ -88,7 +88,7 @@ class _Inference:
         self.returned = {c for v in self.pairs for c in self.colors[v]}
 
     def _depends(self) -> dict[int, int]:
-        """By value: the arguments that it depends on. Loops are repeated until nothing changes."""
+        """Returns, by value, the arguments that it depends on. Loops are repeated until nothing changes."""
         depends = {v.id: 1 << k for k, v in enumerate(self.arguments)}
         ops = [op for op in self.program.schedule if op.rule is not None and op.kind != "argument"]
         loops = len(self.program.regions) > 1
@@ -103,7 +103,7 @@ class _Inference:
         return depends
 
     def reaching(self, values: Iterable[int]) -> int:
-        """The arguments that some of these values depend on."""
+        """Returns the arguments that some of these values depend on."""
         return functools.reduce(operator.or_, (self.depends.get(v, 0) for v in values), 0)
 
     def _pairs(self) -> dict[int, int]:
@@ -136,13 +136,13 @@ class _Inference:
         return max(able, key=rank) if able else None
 
     def _kinds(self, op: Op) -> list[tuple[int, Kind]]:
-        """The colors of an op's factors, and their kinds."""
+        """Returns the colors of an op's factors, and their kinds."""
         assert op.rule is not None
         kinds = (f.kind for f in op.rule.factors)
         return list(zip(self.analysis.names.factor_colors(op.id), kinds, strict=True))
 
     def _batch_colors(self) -> set[int]:
-        """The batch's color, and those that are both looked into and added into by it."""
+        """Returns the batch's color, and those from which it gathers and to which it scatters."""
         batch_color = self._batch_color()
         if batch_color is None:
             return set()
@@ -162,7 +162,7 @@ class _Inference:
         return colors
 
     def roles(self) -> dict[str, list[str]]:
-        """The paths of the arguments by role."""
+        """Returns the paths of the arguments by role."""
         batch_colors = self._batch_colors()
         outputs = [o for o in self.program.outputs if o not in self.pairs.values()]
         losses, products = self.reaching(outputs), self.reaching(v for op in self.heavy for v in op.operands)
@@ -185,7 +185,7 @@ class _Inference:
         return roles
 
     def _frozen(self, batch_colors: set[int]) -> set[int]:
-        """The arguments that parameters look like: without the batch's dimension, and with those of operands of products."""
+        """Returns the arguments that look like parameters: they lack the batch's dimension and share those of products."""
         able = [v for v in self.arguments if v.shape and _floating(v) and not batch_colors & set(self.colors[v.id])]
         looked_into = [op.operands[0] for op in self.program.ops if op.kind == "gather"]
         used = {self.program.argument_of.get(v) for v in (*(v for op in self.heavy for v in op.operands), *looked_into)}

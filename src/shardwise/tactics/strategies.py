@@ -1,4 +1,4 @@
-"""The named strategies, each defined by structure: what is contracted, what is looked up, what is shared.
+"""The named strategies. Each is defined by the structure of the program, never by names.
 
 All but ``Replicate`` are applied to mesh axes, one after another: ``FSDP("data")``, ``FSDP("data", "model")`` or
 ``FSDP(("data", "model"))``, and ``FSDP()`` for all axes of the mesh. Beside a place, several axes are a tuple.
@@ -30,7 +30,7 @@ from shardwise.tactics.tactic import Axes, Batched, Context, Listed, OverAxes, s
 
 @dataclass(frozen=True, slots=True)
 class Shard(OverAxes):
-    """One dimension of an argument or output, with everything of its color (and of its group), on a mesh axis.
+    """Shards one dimension of an argument or output, with its color and its group, on a mesh axis.
 
     ``side`` resolves conflicts of that color: 0 or 1.
 
@@ -53,7 +53,7 @@ class Shard(OverAxes):
 
 
 class DataParallel(Batched):
-    """The batch on an axis. ``dim`` is the batch dimension of every batch argument.
+    """Shards the batch on an axis. ``dim`` is the batch dimension of every batch argument.
 
     >>> import jax, shardwise
     >>> def step(w, mean, x):
@@ -72,7 +72,7 @@ class DataParallel(Batched):
 
 
 class FSDP(Batched):
-    """Data parallel, and parameters, gradients and moments sharded on the same axis (ZeRO-3).
+    """Shards the batch, parameters, gradients and moments on the same axis (ZeRO-3).
 
     The parameter dimensions are the fewest colors that shard every parameter, those that cover most bytes first.
 
@@ -95,7 +95,7 @@ class FSDP(Batched):
 
 
 class ZeRO2(Batched):
-    """As FSDP, but parameters stay replicated: gradients are reduced into shards, moments are sharded, and the updated
+    """Does as FSDP, but parameters stay replicated: gradients are reduced into shards, moments are sharded, and the updated
     parameters are gathered once.
 
     >>> import jax, shardwise
@@ -116,7 +116,7 @@ class ZeRO2(Batched):
 
 
 class ZeRO1(Batched):
-    """As ZeRO2, but gradients are replicated too: they are all-reduced, and the update takes its part of them.
+    """Does as ZeRO2, but gradients are replicated too: they are all-reduced, and the update slices them.
 
     The gradients are what ZeRO2 reduces into shards. The reduction of a value that is kept replicated may move to the one op
     that uses it (a sum over a broadcast dimension, a scale): that op's result is then kept as well, until there are no more.
@@ -140,7 +140,7 @@ class ZeRO1(Batched):
         return [*zero2, *([KeepDecision(gradients, axis)] if gradients else [])]
 
     def _gradients(self, axis: str, context: Context) -> tuple[int, ...]:
-        """The values that ZeRO2 on this axis alone reduces into shards."""
+        """Returns the values that ZeRO2 on this axis alone reduces into shards."""
         zero2 = ZeRO2(dim=self.dim).on(axis, context, ())
         gradients: tuple[int, ...] = ()
         while True:
@@ -153,7 +153,7 @@ class ZeRO1(Batched):
 
 
 class Megatron(Listed):
-    """Hidden dimensions and heads on an axis.
+    """Shards hidden dimensions and heads on an axis.
 
     By structure: groups that one product with a parameter makes and another contracts, other than residual streams (where a
     product is added to something that is not one), the width of heads and what a gather looks into. Of those that the axis
@@ -193,7 +193,7 @@ class Megatron(Listed):
         return shard_groups(context, chosen, axis, taken)
 
     def _ranked(self, context: Context) -> list[int]:
-        """One color of each group of inner colors, those first that take the least communication for the bytes they shard."""
+        """Returns one color of each group of inner colors. Those with the least communication per sharded byte come first."""
         inner = inner_colors(context, context.role("params", "Megatron"))
         groups: dict[int, int] = {}
         for color in sorted(inner):
@@ -207,7 +207,7 @@ class Megatron(Listed):
 
 
 def _covered(context: Context, color: int) -> set[int]:
-    """The parameters that have a dimension of a color's group."""
+    """Returns the parameters that have a dimension of a color's group."""
     group = set(context.group(color))
     parameters = context.role("params", "Megatron")
     return {v.id for v in parameters if any(c in group for _, c in context.colors_of(v))}
@@ -219,7 +219,7 @@ def _group(context: Context, color: int) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class SequenceParallel(OverAxes):
-    """After Megatron on the same axis: the sequence, named by one of its places, wherever the axis is not used.
+    """Shards the sequence, named by one of its places, where Megatron before it does not use the axis.
 
     >>> import jax, shardwise
     >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
@@ -239,7 +239,7 @@ class SequenceParallel(OverAxes):
 
 @dataclass(frozen=True, slots=True)
 class ContextParallel(OverAxes):
-    """The sequence on an axis; in attention the queries keep it (``side`` 0) or the keys (``side`` 1).
+    """Shards the sequence on an axis; in attention that of the queries (``side`` 0) or of the keys (``side`` 1).
 
     >>> import jax, shardwise
     >>> x, w = (jax.ShapeDtypeStruct(s, "float32") for s in [(2048, 64), (64, 64)])
@@ -261,7 +261,7 @@ class ContextParallel(OverAxes):
 
 @dataclass(frozen=True, slots=True)
 class ExpertParallel(OverAxes):
-    """Experts on an axis, then the batch on the same: tokens go to their experts and back.
+    """Shards experts on an axis, then the batch on the same: tokens are sent to their experts and back.
 
     >>> import jax, jax.numpy as jnp, shardwise
     >>> def layer(mask, x, w):
@@ -284,7 +284,7 @@ class ExpertParallel(OverAxes):
 
 @dataclass(frozen=True, slots=True)
 class EdgeSharding(OverAxes):
-    """The edges of a graph on an axis: only sums over nodes are reduced.
+    """Shards the edges of a graph on an axis: only sums over nodes are reduced.
 
     >>> import jax, shardwise
     >>> def messages(sender, receiver, nodes, w):
@@ -306,7 +306,7 @@ class EdgeSharding(OverAxes):
 
 @dataclass(frozen=True, slots=True)
 class Keep(OverAxes):
-    """Arguments under a path, and the outputs that replace them, are stored replicated on an axis.
+    """Stores arguments under a path, and the outputs that replace them, replicated on an axis.
 
     >>> import jax, shardwise
     >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
@@ -325,7 +325,7 @@ class Keep(OverAxes):
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Arguments under a path are stored replicated on every axis.
+    """Stores arguments under a path replicated on every axis.
 
     >>> import jax, shardwise
     >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])

@@ -39,7 +39,7 @@ class Words(NamedTuple):
 
 
 def read_words(text: str, known: Sequence[str] = NAMES) -> list[Words]:
-    """The parts of a text.
+    """Returns the parts of a text.
 
     >>> read_words("dp:data, megatron+sequence:model")
     [Words(names=('dp',), axes=('data',)), Words(names=('megatron', 'sequence'), axes=('model',))]
@@ -58,7 +58,7 @@ def read_words(text: str, known: Sequence[str] = NAMES) -> list[Words]:
 
 
 def as_tactics(tactics: TacticsLike) -> tuple[Tactic, ...]:
-    """Tactics from text, objects, or a list of both.
+    """Returns tactics from text, objects, or a list of both.
 
     >>> from shardwise.tactics.strategies import Megatron
     >>> as_tactics("fsdp:data+model,auto")

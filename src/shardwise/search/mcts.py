@@ -257,20 +257,20 @@ def mcts(
     def explore(run: Run) -> Ended:
         return _Tree(run, seed).search()
 
-    found = searched(problem, replace(budget, evaluations=budget.evaluations - spare), progress, explore)
-    if found.ended in (Ended.INTERRUPTED, Ended.NOTHING):
-        return found
+    result = searched(problem, replace(budget, evaluations=budget.evaluations - spare), progress, explore)
+    if result.ended in (Ended.INTERRUPTED, Ended.NOTHING):
+        return result
     try:
-        return _simpler(problem, found, spare)
+        return _simpler(problem, result, spare)
     except KeyboardInterrupt:
-        return replace(found, ended=Ended.INTERRUPTED)
+        return replace(result, ended=Ended.INTERRUPTED)
 
 
-def _simpler(problem: Problem, found: SearchResult, spare: int) -> SearchResult:
+def _simpler(problem: Problem, result: SearchResult, spare: int) -> SearchResult:
     """Drops decisions that gain almost nothing, as far as the evaluations allow."""
-    first, best = problem.evaluations, found.best
+    first, best = problem.evaluations, result.best
     seeds = [cost.time_ps for cost in problem.costs(problem.seeds) if problem.fits(cost)]
-    most = min([found.best.cost.time_ps * (1 + _NOTHING), *seeds])
+    most = min([result.best.cost.time_ps * (1 + _NOTHING), *seeds])
 
     def without(some: Sequence[int]) -> Scored:
         state = tuple(n for n in best.state if n not in some)
@@ -279,7 +279,7 @@ def _simpler(problem: Problem, found: SearchResult, spare: int) -> SearchResult:
     def good(scored: Scored) -> bool:
         return problem.fits(scored.cost) and scored.cost.time_ps <= most
 
-    while found.fits and problem.evaluations - first + len(best.state) <= spare:
+    while result.fits and problem.evaluations - first + len(best.state) <= spare:
         able = [(n, scored) for n in best.state if good(scored := without([n]))]
         able.sort(key=lambda pair: problem.rank(pair[1]))
         # As many as possible at once, the least useful first.
@@ -289,4 +289,4 @@ def _simpler(problem: Problem, found: SearchResult, spare: int) -> SearchResult:
         if not count:
             break
         best = simpler
-    return replace(found, best=best, evaluations=found.evaluations + problem.evaluations - first)
+    return replace(result, best=best, evaluations=result.evaluations + problem.evaluations - first)

@@ -1,7 +1,7 @@
 """The searches of one plan, which share a budget and a log.
 
 A plan may take several searches: tactics may ask for more than one, and where the mesh is open each mesh is searched, the
-better ones again and again (``shardwise.planner.racing``). They share a budget (``Purse``) and a log (``Journal``); a
+better ones again and again (``shardwise.planner.racing``). They share a budget (``SharedBudget``) and a log (``Journal``); a
 ``Searcher`` keeps the problems of one mesh.
 
 An interrupt ends the running search with the best state so far, and the searches after it do nothing.
@@ -82,7 +82,7 @@ def _real(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, numbers.Real) and not math.isnan(value)
 
 
-class Purse:
+class SharedBudget:
     """A budget that several searches share."""
 
     def __init__(self, budget: Budget):
@@ -124,8 +124,8 @@ Describe = Callable[[Analysis, Sequence[Decision]], str]
 class Journal:
     """The log of the searches of one plan: evaluations, and each state that was better than all before it."""
 
-    def __init__(self, options: Options, purse: Purse, describe: Describe | None = None):
-        self.options, self.purse, self._describe = options, purse, describe
+    def __init__(self, options: Options, budget: SharedBudget, describe: Describe | None = None):
+        self.options, self.budget, self._describe = options, budget, describe
         self.evaluations = 0
         self.interrupted = False
         self.steps: list[tuple[MeshAxes, Improvement]] = []
@@ -149,13 +149,13 @@ class Journal:
         self.steps.append((problem.mesh, improvement))
         if callable(self.options.progress):
             words = self._describe(problem.analysis, decisions) if self._describe is not None else ""
-            self.options.progress(replace(improvement, words=words), self.purse.share(evaluations))
+            self.options.progress(replace(improvement, words=words), self.budget.share(evaluations))
 
-    def close(self, problem: Problem, found: SearchResult) -> None:
+    def close(self, problem: Problem, result: SearchResult) -> None:
         """Counts a search that has ended."""
-        self.evaluations += found.evaluations
-        self.purse.spend(found.evaluations)
-        self.interrupted |= found.ended is Ended.INTERRUPTED
+        self.evaluations += result.evaluations
+        self.budget.spend(result.evaluations)
+        self.interrupted |= result.ended is Ended.INTERRUPTED
         self.fronts[problem.mesh] = pareto([*self.fronts.get(problem.mesh, ()), *(s.point for s in problem.front)])
 
 
@@ -184,13 +184,13 @@ class Searcher:
     def alone(model: CostModel, options: Options | None = None) -> Searcher:
         """Returns a searcher for one search, with a separate budget."""
         options = options or Options()
-        searcher = Searcher(model, Journal(options, Purse(options.budget())))
+        searcher = Searcher(model, Journal(options, SharedBudget(options.budget())))
         searcher.begin(options.budget(), 1)
         return searcher
 
     def begin(self, budget: Budget, searches: int, quick: bool = False) -> None:
         """Sets the budget that the next searches share; ``quick`` searches start from some of the strategies."""
-        self._purse, self._left, self._quick = Purse(budget), searches, quick
+        self._shared, self._left, self._quick = SharedBudget(budget), searches, quick
         self.done: list[SearchResult] = []
 
     def front(self) -> list[tuple[tuple[Decision, ...], Cost]]:
@@ -207,17 +207,17 @@ class Searcher:
         begun = time.perf_counter()
         problem = self._problem(tuple(base), tuple(axes), starts)
         # The tables of a large program take seconds, which are not the search's.
-        for purse in (self._purse, self.journal.purse):
-            purse.wait(time.perf_counter() - begun)
-        found = unless_hopeless(
-            problem, lambda budget: self._run(problem, budget), self._purse.part(max(1, self._left))
+        for budget in (self._shared, self.journal.budget):
+            budget.wait(time.perf_counter() - begun)
+        result = unless_hopeless(
+            problem, lambda budget: self._run(problem, budget), self._shared.part(max(1, self._left))
         )
-        found = replace(found, decisions=problem.decisions(found.best.state)[len(problem.decided) :])
-        self.journal.close(problem, found)
-        self._purse.spend(found.evaluations)
+        result = replace(result, decisions=problem.decisions(result.best.state)[len(problem.decided) :])
+        self.journal.close(problem, result)
+        self._shared.spend(result.evaluations)
         self._left -= 1
-        self.done.append(found)
-        return found
+        self.done.append(result)
+        return result
 
     def _problem(self, base: tuple[Decision, ...], axes: tuple[str, ...], starts: Callable[[], Starts]) -> Problem:
         if (base, axes) not in self._problems:
@@ -239,5 +239,5 @@ def unless_hopeless(problem: Problem, search: Callable[[Budget], SearchResult], 
     """Searches a problem; where it is proven that no state fits, only shortly, for a state with little memory."""
     if problem.least_bytes <= problem.model.cost.profile.usable_bytes:
         return search(budget)
-    found = search(replace(budget, evaluations=min(budget.evaluations, _HOPELESS)))
-    return found if found.ended is Ended.INTERRUPTED else replace(found, ended=Ended.INFEASIBLE)
+    result = search(replace(budget, evaluations=min(budget.evaluations, _HOPELESS)))
+    return result if result.ended is Ended.INTERRUPTED else replace(result, ended=Ended.INFEASIBLE)

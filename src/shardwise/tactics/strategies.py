@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwise.dims.analysis import Group
 from shardwise.errors import DecisionError
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.decisions import Keep as KeepDecision
@@ -174,7 +173,7 @@ class Megatron(Listed):
         colors = []
         for color in context.once("megatron", lambda: self._ranked(context)):
             before = math.prod(size for name, size in sizes.items() if (color, name) in sharded and name != axis)
-            if all(size % (before * sizes[axis]) == 0 for size in _group(context, color).sizes):
+            if all(size % (before * sizes[axis]) == 0 for size in context.group(color).sizes):
                 colors.append(color)
         if not colors:
             raise DecisionError(
@@ -186,8 +185,8 @@ class Megatron(Listed):
         chosen: list[int] = []
         covered: set[int] = set()
         for color in colors:
-            group = _group(context, color).id
-            if not covers[color] <= covered and not any((group, _group(context, c).id) in meeting for c in chosen):
+            group = context.group(color).id
+            if not covers[color] <= covered and not any((group, context.group(c).id) in meeting for c in chosen):
                 chosen.append(color)
                 covered |= covers[color]
         return shard_groups(context, chosen, axis, taken)
@@ -208,13 +207,9 @@ class Megatron(Listed):
 
 def _covered(context: Context, color: int) -> set[int]:
     """Returns the parameters that have a dimension of a color's group."""
-    group = set(context.group(color))
+    group = set(context.group(color).colors)
     parameters = context.role("params", "Megatron")
     return {v.id for v in parameters if any(c in group for _, c in context.colors_of(v))}
-
-
-def _group(context: Context, color: int) -> Group:
-    return context.analysis.groups[context.analysis.colors[color].group]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from shardwise.dims.analysis import Analysis
+from shardwise.dims.analysis import Analysis, Group
 from shardwise.errors import DecisionError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.paths import find_paths
@@ -87,9 +87,9 @@ class Context:
             raise DecisionError(f"{tactic}: {path}[{dim}] has size one: there is nothing to shard")
         return numbers
 
-    def group(self, color: int) -> tuple[int, ...]:
-        """Returns all colors that are decided together with this one."""
-        return self.analysis.groups[self.analysis.colors[color].group].colors
+    def group(self, color: int) -> Group:
+        """Returns the group of a color: the colors that are decided together with it."""
+        return self.analysis.groups[self.analysis.colors[color].group]
 
     def colors_of(self, value: Value) -> list[tuple[int, int]]:
         """Returns (dimension, color) of a value's dimensions larger than one."""
@@ -169,9 +169,9 @@ def shard_groups(
     context.mesh.index(axis)
     sharded = {c for d in taken if isinstance(d, ShardDecision) and d.axis == axis for c in d.colors}
     decisions: list[Decision] = []
-    for group in dict.fromkeys(context.analysis.colors[color].group for color in colors):
-        group_colors, bits = context.analysis.groups[group].colors, context.analysis.groups[group].bits
-        left = tuple(c for c in group_colors if c not in sharded)
+    groups = {group.id: group for group in map(context.group, colors)}
+    for group in groups.values():
+        left = tuple(c for c in group.colors if c not in sharded)
         if left:
-            decisions.append(ShardDecision(left, axis, tuple((bit, side) for bit in bits)))
+            decisions.append(ShardDecision(left, axis, tuple((bit, side) for bit in group.bits)))
     return decisions

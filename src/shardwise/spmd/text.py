@@ -40,9 +40,9 @@ class Line:
     """One line: ``name type = function(operands, details)``.
 
     ``kind`` is that of a collective (``all-gather``, …, or ``slice``, which is local), or one of ``argument``, ``op``,
-    ``output``, ``loop`` (the head of a body or branch) and ``next`` (what a body hands on). ``about`` are the paths of values
+    ``output``, ``loop`` (the head of a body or branch) and ``next`` (a result of a body). ``about`` are the paths of values
     that are named by number; ``nbytes`` the bytes that one device moves each time, ``times`` how often the line runs in a step,
-    ``count`` how many collectives it stands for (the hops of a ring), ``values`` the values that it uses and makes.
+    ``count`` the number of collectives (the hops of a ring), ``values`` the values that it uses and makes.
     """
 
     kind: str

@@ -2,6 +2,16 @@
 
 All but ``Replicate`` are applied to mesh axes, one after another: ``FSDP("data")``, ``FSDP("data", "model")`` or
 ``FSDP(("data", "model"))``, and ``FSDP()`` for all axes of the mesh. Beside a place, several axes are a tuple.
+
+Most examples are about this training step, or this layer:
+
+>>> import jax, shardwise
+>>> def step(w, mean, x):
+...     mean = 0.9 * mean + jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
+...     return w - 0.1 * mean, mean
+>>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (512, 16)])
+>>> layer = lambda y, up, down: jax.nn.relu(y @ up) @ down
+>>> y, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
 """
 
 from __future__ import annotations
@@ -33,10 +43,7 @@ class Shard(OverAxes):
 
     ``side`` resolves conflicts of that color: 0 or 1.
 
-    >>> import jax, shardwise
-    >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
-    >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
-    >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=[Shard("up", 1, "model")])
+    >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=[Shard("up", 1, "model")])
     >>> plan.spec("up"), plan.spec("down")
     (P(None, 'model'), P('model',))
     """
@@ -54,11 +61,6 @@ class Shard(OverAxes):
 class DataParallel(Batched):
     """Shards the batch on an axis. ``dim`` is the batch dimension of every batch argument.
 
-    >>> import jax, shardwise
-    >>> def step(w, mean, x):
-    ...     mean = 0.9 * mean + jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
-    ...     return w - 0.1 * mean, mean
-    >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (512, 16)])
     >>> plan = shardwise.plan(step, w, w, x, mesh={"data": 8}, tactics=[DataParallel("data")])
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
     (P(), P(), P('data',))
@@ -75,11 +77,6 @@ class FSDP(Batched):
 
     The parameter dimensions are the fewest colors that shard every parameter, those that cover most bytes first.
 
-    >>> import jax, shardwise
-    >>> def step(w, mean, x):
-    ...     mean = 0.9 * mean + jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
-    ...     return w - 0.1 * mean, mean
-    >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (512, 16)])
     >>> plan = shardwise.plan(step, w, w, x, mesh={"data": 8}, tactics=[FSDP("data")])
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
     (P('data',), P('data',), P('data',))
@@ -97,11 +94,6 @@ class ZeRO2(Batched):
     """Does as FSDP, but parameters stay replicated: gradients are reduced into shards, moments are sharded, and the updated
     parameters are gathered once.
 
-    >>> import jax, shardwise
-    >>> def step(w, mean, x):
-    ...     mean = 0.9 * mean + jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
-    ...     return w - 0.1 * mean, mean
-    >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (512, 16)])
     >>> plan = shardwise.plan(step, w, w, x, mesh={"data": 8}, tactics=[ZeRO2("data")])
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
     (P(), P('data',), P('data',))
@@ -159,10 +151,7 @@ class Megatron(Listed):
     divides, the ones with the least communication for the bytes of parameters that they shard, no two of which meet in one
     op. Decisions before this one do not change the choice.
 
-    >>> import jax, shardwise
-    >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
-    >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
-    >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=[Megatron("model")])
+    >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=[Megatron("model")])
     >>> plan.spec("up"), plan.spec("down"), [kind for kind, _ in plan.moved()]
     (P(None, 'model'), P('model',), ['all-reduce'])
     """
@@ -216,12 +205,9 @@ def _covered(context: Context, color: int) -> set[int]:
 class SequenceParallel(OverAxes):
     """Shards the sequence, named by one of its places, where Megatron before it does not use the axis.
 
-    >>> import jax, shardwise
-    >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
-    >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
-    >>> tactics = [Megatron("model"), SequenceParallel("model", ("x", 0))]
-    >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=tactics)
-    >>> plan.spec("x"), [kind for kind, _ in plan.moved()]
+    >>> tactics = [Megatron("model"), SequenceParallel("model", ("y", 0))]
+    >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=tactics)
+    >>> plan.spec("y"), [kind for kind, _ in plan.moved()]
     (P('model',), ['all-gather', 'reduce-scatter'])
     """
 
@@ -303,10 +289,7 @@ class EdgeSharding(OverAxes):
 class Keep(OverAxes):
     """Stores arguments under a path, and the outputs that replace them, replicated on an axis.
 
-    >>> import jax, shardwise
-    >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
-    >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
-    >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=[Keep("up", "model"), Megatron("model")])
+    >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=[Keep("up", "model"), Megatron("model")])
     >>> plan.spec("up"), plan.spec("down")
     (P(), P('model',))
     """
@@ -322,10 +305,7 @@ class Keep(OverAxes):
 class Replicate:
     """Stores arguments under a path replicated on every axis.
 
-    >>> import jax, shardwise
-    >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
-    >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
-    >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=[Replicate("down"), Shard("up", 1, "model")])
+    >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=[Replicate("down"), Shard("up", 1, "model")])
     >>> plan.spec("up"), plan.spec("down")
     (P(None, 'model'), P())
     """

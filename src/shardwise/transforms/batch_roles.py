@@ -324,7 +324,7 @@ def join(pair: Pair, one: BatchState, other: BatchState) -> BatchState:
         return INVARIANT
     if roles == {Role.INVARIANT, Role.PARTIAL} and all(map(_partial, (one, other))):
         return one if one.role is Role.PARTIAL else other
-    raise VariantError(f"{pair.where} carries a value that depends on the whole batch in some turns only")
+    raise VariantError(f"{pair.where} carries a value that depends on the whole batch in some iterations only")
 
 
 def _shapes(variables: Sequence[Any]) -> tuple[tuple[int, ...], ...]:

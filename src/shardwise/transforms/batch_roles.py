@@ -91,16 +91,11 @@ class BatchAnalysis:
 
     def outputs(self, full: Any, part: Any, inputs: Sequence[BatchState]) -> list[BatchState]:
         """Returns the roles of a jaxpr's outputs, given those of its inputs."""
-        large, _ = internals.split_jaxpr(full)
-        env: dict[Any, BatchState] = dict.fromkeys(large.constvars, INVARIANT)
-        env.update(zip(large.invars, inputs, strict=True))
-
-        def read(atom: Any) -> BatchState:
-            return literal_state(atom.val) if internals.is_literal(atom) else env[atom]
-
-        for pair in pairs(full, part):
-            env.update(zip(pair.full.outvars, self.equation(pair, [read(a) for a in pair.full.invars]), strict=True))
-        return [read(a) for a in large.outvars]
+        large, both = internals.split_jaxpr(full)[0], pairs(full, part)
+        states = [*[INVARIANT] * len(large.constvars), *inputs]
+        return internals.interpret(
+            large, states, lambda k, operands: self.equation(both[k], operands), lambda atom: literal_state(atom.val)
+        )
 
     def equation(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
         """Returns the roles of an equation's results; raises where examples would mix, or a partial value is used as a sum."""

@@ -15,7 +15,6 @@ from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
 from shardwise.interruption import interruptible
 from shardwise.ir.collector import collector_paused
-from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.lowered import Lowered, collectives
 from shardwise.lowering.sharded_program import ShardedProgram
@@ -29,9 +28,8 @@ from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec
 from shardwise.plans.search_log import VariantTried
 from shardwise.search.result import Ended, Progress
 from shardwise.search.searcher import Options
-from shardwise.tactics.roles import Given as GivenRoles
-from shardwise.tactics.roles import complete_roles
-from shardwise.tactics.text import Given
+from shardwise.tactics.roles import RolesLike, complete_roles
+from shardwise.tactics.text import TacticsLike
 from shardwise.transforms.variant import AS_IS
 from shardwise.transforms.variants import Wanted
 
@@ -45,9 +43,9 @@ def plan(
     kwargs: Mapping[str, Any] | None = None,
     mesh: Any = None,
     topology: str | Topology | Placement | None = None,
-    tactics: Given | None = None,
+    tactics: TacticsLike | None = None,
     pins: Mapping[str, Any] | None = None,
-    roles: GivenRoles | None = None,
+    roles: RolesLike | None = None,
     budget_s: float | None = None,
     budget_evals: int | None = None,
     seed: int = 0,
@@ -225,10 +223,7 @@ def stored_spec(lowered: Lowered, value: int) -> Spec:
 
 def _collectives(lowered: Lowered) -> Iterator[PredictedCollective]:
     program, names = lowered.program, lowered.mesh.names
-    argument = {a.value: a.path for a in program.arguments}  # by value, the argument that it is a view or a cast of
-    for op in program.schedule:
-        if op.kind in VIEWS and op.operands[0] in argument:
-            argument.update((v, argument[op.operands[0]]) for v in op.results)
+    argument = {v: program.values[root].path for v, root in program.argument_of.items()}
     for kind, axes, nbytes, times, reshard in collectives(lowered):
         op, value = program.ops[reshard.op], program.values[reshard.value]
         view = f"{argument[value.id]} as {value.type_text}" if value.id in argument else value.type_text

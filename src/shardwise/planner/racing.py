@@ -39,7 +39,7 @@ from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchL
 from shardwise.search.bounds import finest, peak_bound
 from shardwise.search.front import thinned
 from shardwise.search.result import Ended
-from shardwise.search.searcher import Journal, Purse
+from shardwise.search.searcher import Journal, SharedBudget
 from shardwise.transforms.variant import AS_IS, Variant
 
 #: The patience of a short search (``Budget``), and the share of a budget that all short searches have.
@@ -95,7 +95,7 @@ class _Race:
 
     def __post_init__(self) -> None:
         self.placed, self.is_open = candidate_meshes(self.asked)
-        self.journal = Journal(self.asked.search, Purse(self.asked.search.budget()), decisions_text)
+        self.journal = Journal(self.asked.search, SharedBudget(self.asked.search.budget()), decisions_text)
         self._short: set[Arm] = set()  # arms that had a short search
         self._full: set[Arm] = set()
 
@@ -170,14 +170,14 @@ class _Race:
     def _search(self, done: set[Arm], short: bool) -> None:
         gains, count = _Gains(), len(self.arms)
         for arm in sorted(self.arms, key=_rank):
-            best, purse = self.best_arm, self.journal.purse
+            best, shared = self.best_arm, self.journal.budget
             assert best is not None
-            if self.journal.interrupted or (purse.empty and best.best.ended):
+            if self.journal.interrupted or (shared.empty and best.best.ended):
                 return
             if arm in done or not (arm is best or self._could_win(arm, best.best, gains)):
                 continue
             before = arm.best
-            budget = purse.part(1)
+            budget = shared.part(1)
             if short:
                 evaluations = math.ceil(budget.evaluations * _SHORT_SHARE / count)
                 budget = replace(budget, evaluations=evaluations, patience=min(_SHORT, budget.patience))

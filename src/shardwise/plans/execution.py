@@ -217,5 +217,5 @@ class Execution:
         from shardwise.report.compare import compare
 
         fn, args, kwargs = self._called()
-        plan, jit = self._plan, JitOptions.of_static(self._plan.static).given()
+        plan, jit = self._plan, JitOptions.of_static(self._plan.static).keywords()
         return compare(fn, *args, kwargs=kwargs, plans=[plan, *plans], roles=plan.roles, tactics=tactics, **jit)

@@ -20,8 +20,7 @@ from shardwise.report.page import Page, table
 from shardwise.report.units import binary, plural, seconds
 from shardwise.tactics.baselines import MENU, Baseline, baselines
 from shardwise.tactics.named import PARTS
-from shardwise.tactics.roles import Given as GivenRoles
-from shardwise.tactics.roles import complete_roles
+from shardwise.tactics.roles import RolesLike, complete_roles
 from shardwise.tactics.text import read_words
 from shardwise.transforms.variant import AS_IS
 
@@ -108,7 +107,7 @@ def compare(
     plans: PlanLike | Iterable[PlanLike] = (),
     mesh: Any = None,
     topology: str | Topology | Placement | None = None,
-    roles: GivenRoles | None = None,
+    roles: RolesLike | None = None,
     tactics: str | Sequence[str] | None = None,
     static_argnums: Any = None,
     static_argnames: Any = None,

@@ -56,6 +56,8 @@ class Arm:
         self.captured, self.placement = captured, placement
         self.inquiry = captured.inquiry(placement, asked.roles)
         pins = make_pins(captured.analysis, placement.mesh, asked.pins or {})
+        if asked.tactics and isinstance(asked.tactics[0], Auto):  # the search decides whether the rest follows
+            pins = [replace(pin, colors=()) for pin in pins]
         self._first: tuple[Decision, ...] = (*pins, *stated_shards(captured.analysis, placement.mesh))
         self._tactics = asked.tactics
         self._searches = sum(isinstance(t, Auto) for t in asked.tactics)

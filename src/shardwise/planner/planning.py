@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import jax
 
 import shardwise
-from shardwise.capture.trace import Call, JitOptions, Traced
+from shardwise.capture.trace import JitOptions, Traced
 from shardwise.errors import InfeasibleError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
@@ -24,7 +24,7 @@ from shardwise.planner.captured import Variants
 from shardwise.planner.fingerprint import fingerprint
 from shardwise.planner.infeasible import does_not_fit, size, variant_changes
 from shardwise.planner.inquiry import Inquiry, Settled, described
-from shardwise.planner.racing import choose
+from shardwise.planner.racing import Outcome, choose
 from shardwise.plans.colors import color_graph
 from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec
 from shardwise.plans.search_log import VariantTried
@@ -146,7 +146,12 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     variants = Variants(fn, args, dict(kwargs), asked.jit)
     asked = replace(asked, roles=complete_roles(variants[AS_IS].analysis, asked.roles))
     # 2. Choose the variant, the mesh and the decisions.
-    captured, decided, settled, log, tried = choose(variants, asked)
+    return plan_of(variants, asked, choose(variants, asked))
+
+
+def plan_of(variants: Variants, asked: Asked, outcome: Outcome) -> Plan:
+    """The plan of what was chosen; raises InfeasibleError if it does not fit."""
+    captured, decided, settled, log, tried = outcome
     placement = decided.inquiry.cost.placement
     notes = [f"{t.variant}: {t.why}" for t in tried if t.why and not tried[0].fits]
     notes += [f"{t.variant} it does not fit: {_peak(t)} a device" for t in tried[:1] if t.peak_bytes and not t.fits]
@@ -174,7 +179,7 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         notes=(*notes, *plan.notes),
         search=log and replace(log, variants=tried),
         variant=captured.variant,
-        call=Call.of(fn, args, kwargs),
+        call=variants.call,
         static=asked.jit.static,
     )
     if isinstance(asked.mesh, jax.sharding.Mesh):

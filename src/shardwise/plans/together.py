@@ -50,11 +50,5 @@ class Together(Mapping[str, Plan]):
 
         return together_page(self).text()
 
-    def _repr_html_(self) -> str:
-        from shardwise.report.html import notebook_html
-        from shardwise.report.together_text import together_page
-
-        return notebook_html(together_page(self))
-
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))

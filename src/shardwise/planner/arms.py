@@ -76,6 +76,12 @@ class Arm:
         """Whether it is proven that nothing fits."""
         return self.least_bytes > self.usable_bytes
 
+    @property
+    def scaling(self) -> float:
+        """The step time over that of perfect scaling: the compute of one device, divided by the number of devices."""
+        cost = self._searcher.unsharded
+        return self.best.total.time_ps * self.placement.mesh.devices / cost.compute_ps if cost else 1.0
+
     def search(self, budget: Budget, quick: bool) -> Decided:
         """Applies the tactics with a budget, and returns the best result so far."""
         self.best = min(self._decide(budget, quick), self.best, key=lambda decided: decided.rank)

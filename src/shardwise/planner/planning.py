@@ -12,6 +12,7 @@ import shardwise
 from shardwise.capture.trace import JitOptions, Traced
 from shardwise.errors import InfeasibleError
 from shardwise.hardware.layout import Placement
+from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.interruption import interruptible
 from shardwise.ir.collector import collector_paused
@@ -24,6 +25,7 @@ from shardwise.planner.captured import Variants
 from shardwise.planner.fingerprint import fingerprint
 from shardwise.planner.infeasible import does_not_fit, size, variant_changes
 from shardwise.planner.inquiry import Inquiry, Settled, described
+from shardwise.planner.mesh import OpenMesh
 from shardwise.planner.racing import Outcome, choose
 from shardwise.plans.colors import color_graph
 from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec
@@ -155,6 +157,10 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome) -> Plan:
     placement = decided.inquiry.cost.placement
     notes = [f"{t.variant}: {t.why}" for t in tried if t.why and not tried[0].fits]
     notes += [f"{t.variant} it does not fit: {_peak(t)} a device" for t in tried[:1] if t.peak_bytes and not t.fits]
+    if asked.mesh is not None and OpenMesh.of(asked.mesh) is None and placement.mesh != MeshAxes.of(asked.mesh):
+        notes.append(
+            f"the mesh {MeshAxes.of(asked.mesh)} is used as {placement.mesh}, with the devices in the same order"
+        )
     # 3. Say what to do if nothing fits.
     if log is not None and not decided.fits and not settled.predicted.fits:
         message = does_not_fit(

@@ -200,6 +200,11 @@ class Searcher:
         last = self._last
         return [] if last is None else [(last.decisions(scored.state), scored.cost) for scored in last.front]
 
+    @property
+    def unsharded(self) -> Cost | None:
+        """The cost of the last problem if nothing is sharded."""
+        return None if self._last is None else self._last.cost(())
+
     def search(self, base: Sequence[Decision], axes: Sequence[str], starts: Callable[[], Starts]) -> Found | None:
         """Returns the best decisions for some axes, on top of a base; None after an interrupt."""
         if self.journal.interrupted:

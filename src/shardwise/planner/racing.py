@@ -34,7 +34,7 @@ from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes
 from shardwise.planner.captured import Captured, Variants
 from shardwise.planner.inquiry import Settled, decisions_text
 from shardwise.planner.mesh import cuts, splits
-from shardwise.planner.naming import carried_names
+from shardwise.planner.naming import carried_names, exchanged
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.bounds import finest, peak_bound
 from shardwise.search.front import thinned
@@ -282,6 +282,8 @@ class _Race:
             names = carried_names(best.inquiry.context, best.decisions)
             inquiry, decisions = best.inquiry.renamed(best.decisions, names)
             best = replace(best, inquiry=inquiry, decisions=decisions)
+        elif not self.is_open and self.asked.searches_all:
+            best = _suited(best)
         settled = best.inquiry.settle(best.decisions)
         tried = tuple(self.tried.values()) if self.asked.wanted.open else ()
         log = self._log(best, mesh) if self.asked.searches or self.is_open else None
@@ -344,6 +346,17 @@ class _Race:
 
 def _rank(arm: Arm) -> tuple[int, int]:
     return arm.best.rank
+
+
+def _suited(best: Decided) -> Decided:
+    """The same decisions with equal axes exchanged, so that they carry what their names say, where that costs nothing."""
+    inquiry = best.inquiry
+    for decisions in exchanged(inquiry.context, best.decisions):
+        total = inquiry.model.evaluate(inquiry.context.lower(decisions))
+        other = replace(best, decisions=decisions, total=total)
+        if other.rank <= best.rank:
+            return other
+    return best
 
 
 def _best_placement(captured: Captured, asked: Asked, best: Decided) -> Decided:

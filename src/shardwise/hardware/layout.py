@@ -94,6 +94,35 @@ class Placement:
                 runs.append(Run(kind, size, axis.tier, axis.bytes_per_s / stride, axis.latency_s * stride))
         return tuple(runs)
 
+    def split(self, axis: int, inner: int) -> Placement:
+        """Returns the same devices in the same order with a mesh axis as two, the second of them of size ``inner``.
+
+        >>> from shardwise.hardware.topology import topology
+        >>> placement = place({"data": 4, "model": 16}, topology("v5p:4x4x4"))
+        >>> placement.split(1, 8).lines()
+        ('data 4: ICI x 4', 'model_0 2: ICI y 4 in pieces of 2 at distance 2', 'model_1 8: ICI y 4 in pieces of 2 × ICI z 4')
+        >>> (placement.split(1, 8).order().reshape(4, 16) == placement.order()).all()
+        np.True_
+        """
+        outer, minor, rest = list[Segment](), list[Segment](), inner
+        for segment in reversed(self.segments[axis]):
+            part = math.gcd(segment.size, rest)
+            if part > 1 and outer:
+                break
+            rest //= part
+            if part > 1:
+                minor.insert(0, replace(segment, size=part))
+            if part < segment.size:
+                outer.insert(0, replace(segment, size=segment.size // part, stride=segment.stride * part))
+        if rest > 1:
+            raise MeshError(f"the axis {self.mesh.names[axis]} has no blocks of {inner} devices in a row")
+        name, size = self.mesh.names[axis], self.mesh.sizes[axis]
+        names, sizes, rows = list(self.mesh.names), list(self.mesh.sizes), list(self.segments)
+        names[axis : axis + 1] = [f"{name}_0", f"{name}_1"]
+        sizes[axis : axis + 1] = [size // inner, inner]
+        rows[axis : axis + 1] = [tuple(outer), tuple(minor)]
+        return Placement(MeshAxes(tuple(names), tuple(sizes)), self.topology, tuple(rows))
+
     def lines(self) -> tuple[str, ...]:
         """Returns one line for each mesh axis.
 

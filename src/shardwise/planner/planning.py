@@ -9,9 +9,10 @@ from typing import Any, Final, Literal
 import jax
 
 import shardwise
-from shardwise.capture.trace import Call, JitOptions, Traced
+from shardwise.capture.trace import JitOptions, Traced
 from shardwise.errors import InfeasibleError
 from shardwise.hardware.layout import Placement
+from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.interruption import interruptible
 from shardwise.ir.collector import collector_paused
@@ -23,7 +24,8 @@ from shardwise.planner.captured import Variants
 from shardwise.planner.fingerprint import fingerprint
 from shardwise.planner.infeasible import does_not_fit, size, variant_changes
 from shardwise.planner.inquiry import Inquiry, Settled, described
-from shardwise.planner.racing import choose
+from shardwise.planner.mesh import OpenMesh
+from shardwise.planner.racing import Outcome, choose
 from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec
 from shardwise.plans.search_log import VariantTried
 from shardwise.search.result import Ended, Progress
@@ -143,10 +145,19 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     variants = Variants(fn, args, dict(kwargs), asked.jit)
     asked = replace(asked, roles=complete_roles(variants[AS_IS].analysis, asked.roles))
     # 2. Choose the variant, the mesh and the decisions.
-    captured, decided, settled, log, tried = choose(variants, asked)
+    return plan_of(variants, asked, choose(variants, asked))
+
+
+def plan_of(variants: Variants, asked: Asked, outcome: Outcome) -> Plan:
+    """The plan of what was chosen; raises InfeasibleError if it does not fit."""
+    captured, decided, settled, log, tried = outcome
     placement = decided.inquiry.cost.placement
     notes = [f"{t.variant}: {t.why}" for t in tried if t.why and not tried[0].fits]
     notes += [f"{t.variant} it does not fit: {_peak(t)} a device" for t in tried[:1] if t.peak_bytes and not t.fits]
+    if asked.mesh is not None and OpenMesh.of(asked.mesh) is None and placement.mesh != MeshAxes.of(asked.mesh):
+        notes.append(
+            f"the mesh {MeshAxes.of(asked.mesh)} is used as {placement.mesh}, with the devices in the same order"
+        )
     # 3. Say what to do if nothing fits.
     if log is not None and not decided.fits and not settled.predicted.fits:
         message = does_not_fit(
@@ -171,7 +182,7 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         notes=(*notes, *plan.notes),
         search=log and replace(log, variants=tried),
         variant=captured.variant,
-        call=Call.of(fn, args, kwargs),
+        call=variants.call,
         static=asked.jit.static,
     )
     if isinstance(asked.mesh, jax.sharding.Mesh):

@@ -123,6 +123,11 @@ class Problem:
         taken = {self._slots[n] for n in state}
         return [n for n in self.actions if self._slots[n] not in taken]
 
+    def joined(self, state: Actions, others: Actions) -> Actions:
+        """A state with further actions, those of them that may follow."""
+        taken = {self._slots[n] for n in state}
+        return (*state, *(n for n in others if self._slots[n] not in taken))
+
     def canonical(self, state: Actions) -> object:
         """Returns a key that is equal for sequences that are one state."""
         orders: dict[int, list[int]] = {}  # by axis, and by unit as a negative number

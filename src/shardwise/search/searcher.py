@@ -198,6 +198,11 @@ class Searcher:
         last = self._last
         return [] if last is None else [(last.decisions(scored.state), scored.cost) for scored in last.front]
 
+    @property
+    def unsharded(self) -> Cost | None:
+        """The cost of the last problem if nothing is sharded."""
+        return None if self._last is None else self._last.cost(())
+
     def search(
         self, base: Sequence[Decision], axes: Sequence[str], starts: Callable[[], Starts]
     ) -> SearchResult | None:

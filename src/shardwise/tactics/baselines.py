@@ -21,7 +21,7 @@ from shardwise.lowering.decisions import Decision, Pin, State
 from shardwise.lowering.sharding import Collective, Kind
 from shardwise.search.problem import Actions, Problem
 from shardwise.tactics.named import PARTS, named
-from shardwise.tactics.tactic import Context, Tactic
+from shardwise.tactics.tactic import Context, Tactic, shard_groups
 
 #: A strategy on an axis.
 Part = tuple[str, str]
@@ -96,12 +96,24 @@ class Combinations:
     @property
     def decisions(self) -> list[Decision]:
         """The decisions of all strategies, for the actions of a ``Problem``."""
-        return [d for baseline in self._alone.values() for d in baseline.decisions]
+        return [*(d for baseline in self._alone.values() for d in baseline.decisions), *self._following]
 
     def seeds(self, problem: Problem, quick: bool) -> list[Actions]:
         """Returns the combinations as states of a problem, without those that it cannot express."""
         every = (b for b in self.costed(problem, quick) if b.applies and self._mirrored(b.parts) == b.parts)
-        return [state for b in every if (state := problem.state(b.decisions))]
+        states = [state for b in every if (state := problem.state(b.decisions))]
+        following = problem.state(self._following) or ()
+        return states + [problem.joined(state, following) for state in ((), *states) if following]
+
+    @cached_property
+    def _following(self) -> list[Decision]:
+        """Decisions by which the rest of the program follows pins that have no colors."""
+        context, decisions = self._context, list[Decision]()
+        for pin in (d for d in self._taken if isinstance(d, Pin) and not d.colors):
+            for color, axes in zip(context.analysis.value_colors[pin.value], pin.spec, strict=False):
+                for axis in (axes or ()) if color >= 0 else ():
+                    decisions += shard_groups(context, [color], axis, [*self._taken, *decisions])
+        return decisions
 
     def costed(self, problem: Problem, quick: bool = False) -> list[Baseline]:
         """Returns the combinations with their costs; those that do not apply come last. ``quick`` leaves out most."""

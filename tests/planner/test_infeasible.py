@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -29,8 +31,9 @@ from shardwise.lowering.decisions import Decision, Keep, Pin, State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import lower_state
 from shardwise.lowering.structure import Structure
+from shardwise.planner import infeasible
 from shardwise.planner.infeasible import Change, does_not_fit, with_small_moments
-from shardwise.planner.inquiry import Settled
+from shardwise.planner.inquiry import Inquiry, Settled
 from shardwise.plans.search_log import SearchLog
 from shardwise.search import bounds
 from shardwise.search.bounds import Bound, finest, peak_bound
@@ -190,10 +193,10 @@ def test_what_other_axes_may_still_do_is_hope() -> None:
 # What is said.
 
 
-def settled(analysis: Analysis, where: HardwareCost, decisions: Sequence[Decision] = ()) -> tuple[CostModel, Settled]:
+def settled(analysis: Analysis, where: HardwareCost, decisions: Sequence[Decision] = ()) -> tuple[Inquiry, Settled]:
     made = lower_state(analysis, State(where.placement.mesh, tuple(decisions)), where)
     model = CostModel(made.structure, where)
-    return model, Settled(made, (), predict(model, made))
+    return Inquiry(model), Settled(made, (), predict(model, made))
 
 
 def log(ended: Ended = Ended.CONVERGED) -> SearchLog:
@@ -251,6 +254,24 @@ def test_the_smallest_relaxations_are_checked() -> None:
     assert more.startswith("v5e:4x4, mesh x 16: ")
     assert "to try" not in text
     assert section(text, "would not do (checked):")[0].startswith("moments in bfloat16: at least ")
+
+
+def test_what_is_said_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    nbytes, clock = 0.6 * bound().peak_bytes, itertools.count(step=100)
+    before = said(nbytes)
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    assert said(nbytes) == before and "would do (checked):" in before
+
+
+def test_checks_start_from_the_named_strategies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a single evaluation of a search, what a named strategy fits is found."""
+    monkeypatch.setattr(infeasible, "_CHECK", Budget(math.inf, 0))
+    made, state = settled(trained(), cost(small_memory("v5e:2x2", 0.6 * bound().peak_bytes)))
+    more = "v5e:2x4, mesh x 8: "
+    nothing = does_not_fit(Inquiry(made.model), state, log())
+    strategies = does_not_fit(Inquiry(made.model, {"params": ("params",), "batch": ("x",)}), state, log())
+    assert any(line.startswith(more) for line in section(strategies, "would do (checked):"))
+    assert not any(line.startswith(more) for line in section(nothing, "would do (checked):"))
 
 
 def test_moments_in_bfloat16_may_do() -> None:

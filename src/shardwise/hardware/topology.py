@@ -65,6 +65,14 @@ class Topology:
     def devices(self) -> int:
         return math.prod(axis.size for axis in self.axes)
 
+    def of_size(self, devices: int) -> Topology:
+        """Returns another number of the same devices in their natural shape.
+
+        >>> topology("v5e:4x4").of_size(8).text, topology("h100:8x4").of_size(16).text
+        ('v5e:2x4', 'h100:8x2')
+        """
+        return _counted(f"{devices} {self.profile.name}", self.profile, 1, devices, self.profile.devices_per_chip)
+
     def __str__(self) -> str:
         axes = ", ".join(f"{a.name} {a.size}{' ring' if a.wrap else ''}" for a in self.axes)
         count = f"{self.devices} device{'s' if self.devices != 1 else ''}"

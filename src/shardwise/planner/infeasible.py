@@ -4,7 +4,8 @@ Proof. A lower bound over all states (``shardwise.search.bounds``) that is above
 search starts (``shardwise.search.searcher``), so that a hopeless one ends at once with a small state instead of the smallest.
 
 Relaxations. Each is checked, by the same bound and, where that lets it pass, by a short search that stops at the first state
-that fits:
+that fits. It starts from the named strategies, and all searches together have a number of evaluations, so that the same is said
+on every machine:
 
 - more devices: up to 16 times as many in their natural shape, on the same mesh axes, some of them longer;
 - moments in bfloat16, by structure: float32 arguments that outputs replace and that no product or lookup uses;
@@ -18,8 +19,6 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -30,7 +29,6 @@ from shardwise.dims.analysis import Analysis
 from shardwise.errors import HardwareError, MeshError, ShardwiseError, VariantError
 from shardwise.hardware.layout import Placement, ideal, place
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.hardware.topology import topology
 from shardwise.ir.program import HEAVY
 from shardwise.lowering.decisions import Pin
 from shardwise.lowering.local_cost import HardwareCost
@@ -38,7 +36,7 @@ from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.storage import views
 from shardwise.lowering.structure import Structure
 from shardwise.planner.captured import Variants
-from shardwise.planner.inquiry import Settled
+from shardwise.planner.inquiry import Inquiry, Settled
 from shardwise.plans.search_log import SearchLog
 from shardwise.search.bounds import Bound, finest, peak_bound
 from shardwise.search.budget import Budget
@@ -46,7 +44,7 @@ from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
 from shardwise.search.result import Ended, Improvement
 from shardwise.search.run import Stop
-from shardwise.search.simple import greedy
+from shardwise.tactics.baselines import Combinations
 from shardwise.tactics.roles import Roles
 from shardwise.transforms.variant import AS_IS, Variant
 from shardwise.transforms.variants import AUTO, Wanted, batch_of
@@ -58,10 +56,9 @@ _COLUMNS: Final = 80
 #: Ends of a search that was cut short.
 _SHORT: Final = (Ended.SECONDS, Ended.EVALUATIONS, Ended.INTERRUPTED)
 
-#: The search that checks a relaxation; the seconds for all of them, and those that one has at least.
-_CHECK: Final = Budget(seconds=2.0, evaluations=400)
-_ALL_S: Final = 8.0
-_LEAST_S: Final = 0.5
+#: The search that checks a relaxation, and the evaluations for all of them.
+_CHECK: Final = Budget(seconds=math.inf, evaluations=400)
+_ALL: Final = 4000
 #: How often the devices are doubled, and meshes of one size that are searched.
 _DOUBLINGS: Final = 4
 _MESHES: Final = 2
@@ -114,17 +111,17 @@ def variant_changes(variants: Variants, variant: Variant, wanted: Wanted, roles:
 
 
 def does_not_fit(
-    model: CostModel, settled: Settled, log: SearchLog, changes: Sequence[Change] = (), check: bool = True
+    inquiry: Inquiry, settled: Settled, log: SearchLog, changes: Sequence[Change] = (), check: bool = True
 ) -> str:
     """The message for the state with the smallest peak that was found.
 
     Args:
-      model, settled: the program, and that state.
+      inquiry, settled: the program, and that state.
       log: how it was searched for; a search that was cut short might have found more.
       changes: variants of the function that are checked as well.
       check: whether relaxations are checked, which takes seconds.
     """
-    lowered, predicted = settled.lowered, settled.predicted
+    model, lowered, predicted = inquiry.model, settled.lowered, settled.predicted
     base = tuple(d for d in lowered.state.decisions if isinstance(d, Pin))
     others = [f"{t.mesh}: {size(t.peak_bytes) if t.peak_bytes is not None else t.why}" for t in log.meshes[1:]]
     bound = peak_bound(model, base, mesh=finest(lowered.mesh.devices) if others and not base else None)
@@ -134,7 +131,7 @@ def does_not_fit(
         lines.append(f"the smallest peak found is {size(predicted.peak_bytes)} a device")
     lines.append(f"the arguments take {size(_arguments_bytes(lowered))} of it")
     lines += _list("on other meshes:", others)
-    checked = list(_Relaxing(model, base, changes).run()) if check else []
+    checked = list(_Relaxing(inquiry, base, changes).run()) if check else []
     lines += _list("would do (checked):", [str(c) for c in checked if c.fits])
     lines += _list("would not do (checked):", [str(c) for c in checked if not c.fits])
     if not proven and log.ended in _SHORT:
@@ -181,33 +178,32 @@ def _list(heading: str, lines: Sequence[str]) -> list[str]:
 class _Relaxing:
     """Checks changes, of each kind the smallest that fits."""
 
-    def __init__(self, model: CostModel, base: Sequence[Pin], changes: Sequence[Change]):
-        self.model, self.base, self.changes = model, tuple(base), changes
-        self._usable = model.cost.profile.usable_bytes
-        self._end = 0.0
+    def __init__(self, inquiry: Inquiry, base: Sequence[Pin], changes: Sequence[Change]):
+        self.model, self.roles, self.base, self.changes = inquiry.model, inquiry.roles, tuple(base), changes
+        self._usable = self.model.cost.profile.usable_bytes
+        self._left = 0  # evaluations
 
     def run(self) -> Iterator[Checked]:
-        """Checks all kinds. The time that is left is shared by the kinds that are left."""
+        """Checks all kinds. The evaluations that are left are shared by the kinds that are left."""
         by_kind: dict[str, list[Change]] = {}
         for change in self.changes:
             by_kind.setdefault(change.kind, []).append(change)
         changed = {kind: self._changed(changes) for kind, changes in by_kind.items()}
         kinds = {"moments": self._moments(), **changed, "devices": self._more_devices()}
-        fits = False
-        end = time.perf_counter() + _ALL_S
+        fits, left = False, _ALL
         for k, (kind, checks) in enumerate(kinds.items()):
-            now = time.perf_counter()
-            self._end = now + max(0.0, end - now) / (len(kinds) - k)
+            self._left = share = left // (len(kinds) - k)
             checked = None if kind == "both" and fits else self._first_that_fits(checks)
             if checked is not None:
                 fits |= checked.fits
                 yield checked
+            left -= share - self._left
 
     def _first_that_fits(self, checks: Iterator[Checked]) -> Checked | None:
-        """The first that fits, or else the last within the time."""
+        """The first that fits, or else the last within the evaluations."""
         checked = None
         for checked in checks:
-            if checked.fits or time.perf_counter() > self._end:
+            if checked.fits or self._left <= 0:
                 break
         return checked
 
@@ -233,7 +229,7 @@ class _Relaxing:
             return changed is None or peak_bound(changed, self._pins(changed)).peak_bytes <= self._usable
 
         left = range(bisect.bisect_left(range(len(changes)), True, key=may_fit), len(changes))
-        able = (k for k in left if time.perf_counter() < self._end and model(k) is not None)
+        able = (k for k in left if model(k) is not None)
         first = next(able, max((k for k in models if models[k] is not None), default=None))
         for k in itertools.chain([] if first is None else [first], able):
             changed = models[k]
@@ -253,21 +249,19 @@ class _Relaxing:
         return self._search(what, model, base)
 
     def _search(self, what: str, model: CostModel, base: Sequence[Pin]) -> Checked:
-        """Searches for the first state that fits, or for the smallest."""
-        problem = Problem(model, base)
-        left = self._end - time.perf_counter()
-        budget = replace(_CHECK, seconds=max(_LEAST_S, min(_CHECK.seconds, left)))
+        """Searches for the first state that fits, or for the smallest, from the named strategies on."""
+        context = Inquiry(model, self.roles).context
+        strategies = Combinations(context, context.mesh.names, base)
+        problem = Problem(model, base, extra=strategies.decisions)
+        problem.start_from(strategies.seeds(problem, quick=False))
 
         def stop_if_fits(improvement: Improvement, share: float) -> None:
             if problem.fits(improvement.best.cost):
                 raise Stop(Ended.CONVERGED)
 
-        least, fits = math.inf, False
-        for method in (greedy, mcts):
-            if not fits:
-                result = method(problem, budget, progress=stop_if_fits)
-                least, fits = min(least, result.best.cost.peak_bytes), result.fits
-        return Checked(what, fits, int(least))
+        result = mcts(problem, _CHECK, progress=stop_if_fits)
+        self._left -= result.evaluations
+        return Checked(what, result.fits, result.best.cost.peak_bytes)
 
     def _more_devices(self) -> Iterator[Checked]:
         """More devices, by doublings: for each number the better meshes."""
@@ -290,12 +284,10 @@ class _Relaxing:
             for count, axes in zip(shape, pin.spec, strict=False):
                 if count % math.prod(mesh.sizes[mesh.index(axis)] for axis in axes or ()):
                     return None
-        name, colon, _ = ours.text.rpartition(":")
         try:
-            if not colon:  # no topology was given
-                placement = ideal(mesh, ours.profile.name)
-            else:
-                placement = place(mesh, topology(f"{mesh.devices} {re.sub(r'^[0-9]+[*]', '', name)}"))
+            if ":" in ours.text:
+                return place(mesh, ours.of_size(mesh.devices))
+            placement = ideal(mesh, ours.profile.name)  # no topology was given
         except (HardwareError, MeshError):
             return None
         return replace(placement, topology=replace(placement.topology, profile=ours.profile))

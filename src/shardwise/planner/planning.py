@@ -161,7 +161,7 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome) -> Plan:
     # 3. Say what to do if nothing fits.
     if log is not None and not decided.fits and not settled.predicted.fits:
         message = does_not_fit(
-            decided.inquiry.model,
+            decided.inquiry,
             settled,
             log,
             list(variant_changes(variants, captured.variant, asked.wanted, asked.roles)),

@@ -5,8 +5,8 @@ Every ablation is a problem like any other, searched by the same methods for as 
 - *no groups*: every color is decided alone, with bits of its own;
 - *no resolution*: where two dimensions of one color meet, neither is sharded;
 - *no keep*: what is sharded is sharded at rest, too;
-- *automap*: none of the three, and only colors that an argument has. Automap (Schaarschmidt et al., 2021) decides on one
-  dimension of one argument at a time and propagates through the ops' rules; a color is what propagation reaches.
+- *automap*: the decisions of Automap (``shardwise.search.automap``), without resolution. A dimension of one argument is decided
+  at a time, or one argument is kept.
 
 Costs of states without resolution are those of a program in which conflicts are left whole. Their decisions, lowered under the
 whole analysis, would take side 0.
@@ -25,6 +25,7 @@ from shardwise.dims.analysis import Analysis
 from shardwise.dims.groups import find_groups
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.local_cost import HardwareCost
+from shardwise.search.automap import Automap
 from shardwise.search.problem import Problem
 
 
@@ -35,7 +36,7 @@ class Ablation:
     groups: bool = True
     resolution: bool = True
     keeps: bool = True
-    inner: bool = True
+    kind: type[Problem] = Problem
 
     def problem(
         self,
@@ -49,7 +50,7 @@ class Ablation:
             analysis = unresolved(analysis)
         if not self.groups:
             analysis = ungrouped(analysis)
-        return Problem(CostModel.of(analysis, cost), base, axes, keeps=self.keeps, inner=self.inner)
+        return self.kind(CostModel.of(analysis, cost), base, axes, keeps=self.keeps)
 
 
 ABLATIONS: Final[dict[str, Ablation]] = {
@@ -57,7 +58,7 @@ ABLATIONS: Final[dict[str, Ablation]] = {
     "no groups": Ablation(groups=False),
     "no resolution": Ablation(resolution=False),
     "no keep": Ablation(keeps=False),
-    "automap": Ablation(False, False, False, False),
+    "automap": Ablation(resolution=False, kind=Automap),
 }
 
 

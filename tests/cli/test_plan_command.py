@@ -94,6 +94,38 @@ def test_wrong_input_is_one_line(words: list[str], says: str, capsys: pytest.Cap
     assert "Traceback" not in caught.err
 
 
+def test_goals(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "zoo:mlp:tiny", "--topology", "v5e:2x2", "--evaluations", "50"]
+    assert main([*words, "--objective", "memory", "--memory-limit", "1GiB", "--step-time", "1"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "of 1.00 GiB" in text and "smallest peak memory that was found with a step time of at most 1 s" in text
+    assert main([*words, "--objective", "devices"]) == 0
+    assert ": v5e:1x1\n" in capsys.readouterr().out
+    assert main([*words, "--objective", "devices", "--step-time", "1e-9"]) == 1
+    assert "no plan was found that takes at most 1e-09 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--objective", "size"], "objective is one of 'time', 'memory', 'devices', not 'size'"),
+        (["--objective", "devices", "--mesh", "data=4"], "objective='devices' chooses the number of devices"),
+        (["--step-time", "1"], "step_time_s is the longest step time for objective='memory' or 'devices'"),
+        (["--memory-limit", "12GiG"], "memory_limit is a number of bytes, or text such as '12GiB', not '12GiG'"),
+    ],
+)
+def test_wrong_goals(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "zoo:mlp:tiny", "--topology", "v5e:2x2", *words]) == 1
+    assert says in capsys.readouterr().err
+
+
+def test_a_schedule_is_shown_with_its_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "zoo:mlp:tiny", "--mesh", "data=2,model=2", "--topology", "v5e:2x2", "--evaluations", "50"]
+    assert main([*words, "--tactics", "dp:data,auto:model@params"]) == 0
+    text = capsys.readouterr().out
+    assert "After each tactic" in text and "\nauto:model@params " in text
+
+
 @pytest.mark.slow
 def test_what_would_fit_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "zoo:t2b:layers=8,batch=64", "--topology", "v5e:2x2", "--mesh", "data=2,model=2"]

@@ -228,8 +228,11 @@ def test_without_resolution_a_sequence_that_meets_itself_stays_whole() -> None:
 def test_automap_decides_on_dimensions_of_arguments_one_by_one() -> None:
     analysis = analyzed(mlp, 4096, 512, 4)
     made = ABLATIONS["automap"].problem(analysis, cost(x=4))
-    for action in made.evaluator.actions:
-        assert isinstance(action.decision, Shard) and len(action.decision.colors) == 1 and not action.decision.sides
-        assert analysis.colors[action.decision.colors[0]].places
+    shards = [a.decision for a in made.evaluator.actions if isinstance(a.decision, Shard)]
+    keeps = [a.decision for a in made.evaluator.actions if isinstance(a.decision, Keep)]
+    assert shards and all(len(shard.colors) == 1 and not shard.sides for shard in shards)
+    assert all(analysis.colors[shard.colors[0]].places for shard in shards)
+    paths = [[analysis.program.values[v].path for v in keep.values] for keep in keeps]
+    assert paths == [*([f"params/{k}", f"out/{k}"] for k in range(4)), ["x"]]
     whole = ABLATIONS["whole"].problem(analysis, cost(x=4))
     assert whole.rank(exhaustive(whole, LONG).best)[:2] <= made.rank(METHODS["mcts"](made, LONG).best)[:2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -38,7 +39,8 @@ def test_it_searches_its_axes_on_top_of_what_was_decided() -> None:
 
 def test_without_axes_it_takes_those_that_are_left() -> None:
     named, rest = planned([DataParallel("data"), Auto("model")]), planned([DataParallel("data"), Auto()])
-    assert named.to_json() == rest.to_json()
+    assert replace(named, schedule=()).to_json() == replace(rest, schedule=()).to_json()
+    assert [applied.tactic for applied in named.schedule[1:]] == ["dp:data", "auto:model"]
     with pytest.raises(shardwise.ShardwiseError, match=r"every axis is taken .*; Auto\('data', 'model'\) searches"):
         planned([DataParallel("data"), DataParallel("model"), Auto()])
 
@@ -98,3 +100,33 @@ def test_an_interrupt_ends_all_of_them() -> None:
 
     plan = planned([Auto("model"), Auto("data")], progress=stop)
     assert plan.search is not None and plan.search.ended is Ended.INTERRUPTED
+
+
+def test_it_decides_about_some_arguments_only() -> None:
+    """The rows of ``up`` are a dimension of ``x`` and ``down`` too; its columns are the rows of ``down``."""
+    everything = planned([Auto("model")])
+    some = planned([Auto("model", only="x")])
+    assert axes(everything, "params/down") == axes(everything, "params/up") == {"model"}
+    assert everything.array("params/up").spec == ((), ("model",))
+    assert some.array("params/up").spec != ((), ("model",)), "the width is no dimension of x"
+    assert some.search is not None and 0 < some.search.evaluations < everything.search.evaluations  # type: ignore[union-attr]
+    for decision in some.choices:
+        assert decision.what.startswith(("x[", "params/up[0]", "params/down[1]")), decision
+
+
+def test_what_it_decides_about_is_given_by_paths() -> None:
+    one = planned([DataParallel("data"), Auto("model", only="params/up")])
+    both = planned([DataParallel("data"), Auto("model", only=["params/up", "params/down"])])
+    text = planned("dp:data,auto:model@params/up+params/down")  # type: ignore[arg-type]
+    assert both.to_json() == text.to_json() and axes(one, "params/up") == {"model"}
+    with pytest.raises(shardwise.QueryError, match="params/upp"):
+        planned([Auto(only="params/upp")])
+    for wrong in ("dp:data@params", "auto@", "auto+dp@params"):
+        with pytest.raises(shardwise.DecisionError, match="paths for auto alone, such as auto:model@params/mlp"):
+            planned(wrong)  # type: ignore[arg-type]
+
+
+def test_a_search_of_some_arguments_is_not_worse_than_a_strategy_for_them() -> None:
+    best = planned([DataParallel("data"), Auto("model", only="params")], budget_evals=0)
+    megatron = planned("dp:data,megatron:model")  # type: ignore[arg-type]
+    assert best.predicted.time_s <= megatron.predicted.time_s

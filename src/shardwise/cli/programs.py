@@ -30,6 +30,19 @@ def _count(text: str) -> int | str:
     ),
     argument("--seed", metavar="N", type=int, help="seed of the search"),
     argument(
+        "--objective",
+        metavar="O",
+        help="time, memory, or devices: the fastest plan (default), the smallest, or that for the fewest devices",
+    ),
+    argument(
+        "--step-time",
+        dest="step_time_s",
+        metavar="SECONDS",
+        type=float,
+        help="the longest step time that --objective memory or devices may take",
+    ),
+    argument("--memory-limit", metavar="SIZE", help="the memory of a device that may be used, such as 12GiB"),
+    argument(
         "--tactics", metavar="NAMES", help="tactics in order, such as fsdp:data,auto:model (default: auto, a search)"
     ),
     *options.ROLES,
@@ -60,6 +73,7 @@ def _plan(arguments: argparse.Namespace) -> Result:
       shardwise plan zoo:t7b:7b,remat --topology v5p:2x2x2
       shardwise plan train.py:make_step --mesh data=4,model=8 --output plan.json
       shardwise plan zoo:t2b --mesh data=4,model=4 --tactics fsdp:data,auto:model
+      shardwise plan zoo:t2b --topology v5e:4x8 --objective devices --step-time 2
     """
     from shardwise.files import check_writable
 
@@ -73,7 +87,7 @@ def _plan(arguments: argparse.Namespace) -> Result:
     from shardwise.search.result import Ended
 
     target = load_target(arguments.target)
-    names = ("mesh", "topology", "tactics", "budget_s", "budget_evals", "seed")
+    names = "mesh topology tactics budget_s budget_evals seed objective step_time_s memory_limit".split()
     values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     with ProgressLine(not arguments.quiet, lines=arguments.verbose) as show:
         planned = plan(

@@ -123,6 +123,18 @@ class Placement:
         rows[axis : axis + 1] = [tuple(outer), tuple(minor)]
         return Placement(MeshAxes(tuple(names), tuple(sizes)), self.topology, tuple(rows))
 
+    def limited(self, usable_bytes: int) -> Placement:
+        """Returns the same with another usable memory of each device.
+
+        >>> from shardwise.hardware.topology import topology
+        >>> place({"data": 4}, topology("v5e:2x2")).limited(2**30).topology.profile.usable_bytes == 2**30
+        True
+        """
+        if usable_bytes == self.topology.profile.usable_bytes:
+            return self
+        profile = replace(self.topology.profile, memory_bytes=usable_bytes, usable_share=1.0)
+        return replace(self, topology=replace(self.topology, profile=profile))
+
     def lines(self) -> tuple[str, ...]:
         """Returns one line for each mesh axis.
 

@@ -13,6 +13,7 @@ from shardwise.planner.captured import Captured
 from shardwise.planner.inquiry import Inquiry
 from shardwise.search.bounds import peak_bound
 from shardwise.search.budget import Budget
+from shardwise.search.goal import Goal
 from shardwise.search.result import Ended
 from shardwise.search.searcher import Journal, Searcher
 from shardwise.tactics.auto import Auto
@@ -22,12 +23,15 @@ from shardwise.tactics.tactic import decide
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Decisions and their cost on a placed mesh. ``ended`` says why each search among the tactics ended."""
+    """Decisions and their cost on a placed mesh, with the number of decisions before each tactic and in all. ``ended`` says why
+    each search among the tactics ended."""
 
     inquiry: Inquiry
     decisions: tuple[Decision, ...]
     total: Cost
     ended: tuple[Ended, ...]
+    goal: Goal
+    counts: tuple[int, ...]
 
     @property
     def fits(self) -> bool:
@@ -36,7 +40,7 @@ class Decided:
     @property
     def rank(self) -> tuple[int, int]:
         """Smaller is better."""
-        return (0, self.total.time_ps) if self.fits else (1, self.total.peak_blocks)
+        return self.goal.rank(self.total, self.inquiry.model.usable_blocks)[:2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +93,17 @@ class Arm:
 
     def _decide(self, budget: Budget, quick: bool) -> Decided:
         self._searcher.begin(budget, self._searches, quick)
-        decisions = tuple(decide(self._context, self._tactics, self._first))
+        decisions, counts = self._first, [len(self._first)]
+        for tactic in self._tactics:
+            decisions = tuple(decide(self._context, [tactic], decisions))
+            counts.append(len(decisions))
         results = self._searcher.done
         if len(results) == self._searches > 0 and isinstance(self._tactics[-1], Auto):
             total = results[-1].best.cost
         else:
             total = self.inquiry.model.evaluate(self._context.lower(decisions))
-        return Decided(self.inquiry, decisions, total, tuple(r.ended for r in results))
+        ended = tuple(r.ended for r in results)
+        return Decided(self.inquiry, decisions, total, ended, self._searcher.journal.options.goal, tuple(counts))
 
     def states(self) -> list[tuple[tuple[Decision, ...], Cost]]:
         """The evaluated states that no other beats in both time and memory; without a search, the best alone."""

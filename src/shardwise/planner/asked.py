@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from shardwise.capture.trace import JitOptions
-from shardwise.errors import MeshError
+from shardwise.errors import MeshError, PlanError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.hardware.topology import topology as topology_of
 from shardwise.ir.program import Program
 from shardwise.planner.mesh import OpenMesh, meshes, placement_of
+from shardwise.search.goal import FASTEST, Goal
 from shardwise.search.searcher import Options
 from shardwise.tactics.auto import Auto
 from shardwise.tactics.roles import Roles, RolesLike
@@ -21,10 +24,14 @@ from shardwise.tactics.tactic import Tactic
 from shardwise.tactics.text import TacticsLike, as_tactics
 from shardwise.transforms.variants import Wanted
 
+OBJECTIVES: Final = ("time", "memory", "devices")
+_UNITS: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The options of ``shardwise.plan``. ``roles`` are completed by the planner from the program."""
+    """The options of ``shardwise.plan``. ``roles`` are completed by the planner from the program; ``memory_limit`` is in bytes,
+    and ``search`` has the goal of the search."""
 
     mesh: Any
     topology: str | Topology | Placement | None
@@ -35,12 +42,33 @@ class Asked:
     allow_infeasible: bool
     jit: JitOptions
     wanted: Wanted
+    objective: str = "time"
+    step_time_s: float | None = None
+    memory_limit: int | None = None
 
     @staticmethod
-    def of(tactics: TacticsLike | None, roles: RolesLike | None, **options: Any) -> Asked:
+    def of(
+        tactics: TacticsLike | None,
+        roles: RolesLike | None,
+        search: Options,
+        objective: str = "time",
+        step_time_s: float | None = None,
+        memory_limit: int | str | None = None,
+        **options: Any,
+    ) -> Asked:
         """No tactics at all, which is not an empty list of them, stands for a search over all axes."""
+        _check_objective(objective, step_time_s)
         paths = {role: (p,) if isinstance(p, str) else tuple(p) for role, p in (roles or {}).items()}
-        return Asked(tactics=(Auto(),) if tactics is None else as_tactics(tactics), roles=paths, **options)
+        goal = Goal(True, step_time_s or math.inf) if objective == "memory" else FASTEST
+        return Asked(
+            tactics=(Auto(),) if tactics is None else as_tactics(tactics),
+            roles=paths,
+            search=replace(search, goal=goal),
+            objective=objective,
+            step_time_s=step_time_s,
+            memory_limit=None if memory_limit is None else read_bytes(memory_limit),
+            **options,
+        )
 
     @property
     def searches(self) -> bool:
@@ -50,7 +78,35 @@ class Asked:
     @property
     def searches_all(self) -> bool:
         """Whether nothing but a search over all axes decides."""
-        return not self.pins and all(isinstance(t, Auto) and not t.axes for t in self.tactics)
+        return not self.pins and all(isinstance(t, Auto) and not t.axes and not t.only for t in self.tactics)
+
+
+def _check_objective(objective: str, step_time_s: float | None) -> None:
+    if objective not in OBJECTIVES:
+        raise PlanError(f"objective is one of {', '.join(map(repr, OBJECTIVES))}, not {objective!r}")
+    if step_time_s is None:
+        return
+    is_number = isinstance(step_time_s, int | float) and not isinstance(step_time_s, bool)
+    if not is_number or not 0 < step_time_s < math.inf:
+        raise PlanError(f"step_time_s is a number of seconds above zero, not {step_time_s!r}")
+    if objective == "time":
+        raise PlanError(
+            "step_time_s is the longest step time for objective='memory' or 'devices'; with objective='time' the plan is the "
+            "fastest that is found"
+        )
+
+
+def read_bytes(text: int | str) -> int:
+    """Returns a number of bytes.
+
+    >>> read_bytes("12GiB"), read_bytes("1.5 GB"), read_bytes(4096)
+    (12884901888, 1500000000, 4096)
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", str(text).lower())
+    size = int(float(match[1]) * _UNITS.get(match[2], 0)) if match else 0
+    if size < 1 or isinstance(text, bool):
+        raise PlanError(f"memory_limit is a number of bytes, or text such as '12GiB', not {text!r}")
+    return size
 
 
 def check_manual_axes(program: Program, meshes: Sequence[MeshAxes]) -> None:
@@ -76,6 +132,18 @@ def check_manual_axes(program: Program, meshes: Sequence[MeshAxes]) -> None:
 
 def candidate_meshes(asked: Asked) -> tuple[list[Placement], bool]:
     """The meshes that could be chosen, and whether there is a choice."""
+    placed, is_open = _candidates(asked)
+    if (limit := asked.memory_limit) is None:
+        return placed, is_open
+    profile = placed[0].topology.profile
+    if limit > profile.memory_bytes:
+        raise PlanError(
+            f"memory_limit is {limit:,} bytes, which is more than the {profile.memory_bytes:,} of {profile.name}"
+        )
+    return [p.limited(limit) for p in placed], is_open
+
+
+def _candidates(asked: Asked) -> tuple[list[Placement], bool]:
     wanted = OpenMesh.of(asked.mesh)
     if wanted is None or isinstance(asked.topology, Placement):
         return [placement_of(asked.mesh, asked.topology)], False

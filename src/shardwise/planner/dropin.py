@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions
+from shardwise.errors import PlanError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
 from shardwise.planner.apply import Flat, PlannedFunction, array_type, static_split
@@ -75,6 +76,9 @@ def jit(
     seed: int = 0,
     method: str = "mcts",
     progress: Progress | Literal["auto"] | None = None,
+    objective: str = "time",
+    step_time_s: float | None = None,
+    memory_limit: int | str | None = None,
     allow_infeasible: bool = False,
     microbatches: int | str | None = None,
     remat: bool | str | None = None,
@@ -84,8 +88,9 @@ def jit(
 
     Args:
       fn: the function; leave it out to use this as a decorator.
-      mesh, topology, tactics, pins, roles, budget_s, budget_evals, seed, method, progress,
-        allow_infeasible, microbatches, remat: as in :func:`shardwise.plan`. A dict of axis sizes is a mesh of
+      mesh, topology, tactics, pins, roles, budget_s, budget_evals, seed, method, progress, objective, step_time_s,
+        memory_limit, allow_infeasible, microbatches, remat: as in :func:`shardwise.plan`, but for the objective ``"devices"``,
+        since the devices are there. A dict of axis sizes is a mesh of
         ``jax.devices()``. Without tactics the first call with new shapes searches.
       **jit_options: ``static_argnums``, ``static_argnames``, ``donate_argnums``, ``donate_argnames``.
 
@@ -95,6 +100,10 @@ def jit(
     >>> double(jnp.arange(4)).tolist()
     [0, 2, 4, 6]
     """
+    if objective == "devices":
+        raise PlanError(
+            "shardwise.jit uses the devices that are there: shardwise.plan(objective='devices') counts them"
+        )
     asked = Asked.of(
         mesh=mesh,
         topology=topology,
@@ -102,6 +111,9 @@ def jit(
         pins=pins,
         roles=roles,
         search=Options(method, seed, budget_s, budget_evals, progress),
+        objective=objective,
+        step_time_s=step_time_s,
+        memory_limit=memory_limit,
         allow_infeasible=allow_infeasible,
         jit=JitOptions(**jit_options),
         wanted=Wanted(microbatches, remat),

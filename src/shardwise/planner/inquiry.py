@@ -94,7 +94,7 @@ class Inquiry:
     @cached_property
     def baselines(self) -> list[Baseline]:
         """The named strategies that apply, the best first."""
-        problem, combinations = self.problems.get(((), self.context.mesh.names), (None, None))
+        problem, combinations = self.problems.get(((), self.context.mesh.names, None), (None, None))
         if problem is None or not isinstance(combinations, Combinations):
             combinations = Combinations(self.context, self.context.mesh.names)
             problem = Problem(self.model, extra=combinations.decisions)
@@ -113,7 +113,8 @@ def inquiry_of(plan: Plan, program: Program) -> Inquiry:
     donated = {a.path: a.donated for a in plan.arguments}
     arguments = tuple(replace(a, donated=donated[a.path]) for a in program.arguments)
     analysis = analyze_program(replace(program, arguments=arguments))
-    return Inquiry(CostModel.of(analysis, HardwareCost(_placement(plan))), dict(plan.roles))
+    placement = _placement(plan).limited(plan.predicted.usable_bytes)
+    return Inquiry(CostModel.of(analysis, HardwareCost(placement)), dict(plan.roles))
 
 
 def _placement(plan: Plan) -> Placement:

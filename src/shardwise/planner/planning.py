@@ -19,6 +19,7 @@ from shardwise.ir.collector import collector_paused
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.lowered import Lowered, collectives
 from shardwise.lowering.sharded_program import ShardedProgram
+from shardwise.planner.arms import Decided
 from shardwise.planner.asked import Asked
 from shardwise.planner.captured import Variants
 from shardwise.planner.fingerprint import fingerprint
@@ -26,12 +27,14 @@ from shardwise.planner.infeasible import does_not_fit, size, variant_changes
 from shardwise.planner.inquiry import Inquiry, Settled, described
 from shardwise.planner.mesh import OpenMesh
 from shardwise.planner.racing import Outcome, choose
-from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec
+from shardwise.planner.slices import choose_slice
+from shardwise.plans.plan import Applied, ArrayPlan, Plan, PredictedCollective, Spec
 from shardwise.plans.search_log import VariantTried
 from shardwise.search.result import Ended, Progress
 from shardwise.search.searcher import Options
 from shardwise.tactics.roles import RolesLike, complete_roles
-from shardwise.tactics.text import TacticsLike
+from shardwise.tactics.tactic import Tactic
+from shardwise.tactics.text import TacticsLike, tactic_text
 from shardwise.transforms.variant import AS_IS
 from shardwise.transforms.variants import Wanted
 
@@ -53,6 +56,9 @@ def plan(
     seed: int = 0,
     method: str = "mcts",
     progress: Progress | Literal["auto"] | None = None,
+    objective: str = "time",
+    step_time_s: float | None = None,
+    memory_limit: int | str | None = None,
     allow_infeasible: bool = False,
     microbatches: int | str | None = None,
     remat: bool | str | None = None,
@@ -84,6 +90,11 @@ def plan(
       method: ``"mcts"``, or one of ``shardwise.search.methods``: ``"beam"``, ``"greedy"``, ``"random"``, ``"exhaustive"``.
       progress: called with every improvement (``shardwise.search.result``) and the share of the budget that is spent;
         ``"auto"`` shows them in a line of the terminal or notebook. An interrupt (Ctrl-C) keeps the best plan so far.
+      objective: what is minimized: ``"time"``, the step time of plans that fit; ``"memory"``, their peak memory; ``"devices"``,
+        the number of devices, where slices of 1, 2, 4, ... devices of the topology's kind are tried.
+      step_time_s: the longest step time, in seconds, of a plan for ``objective="memory"`` or ``"devices"``.
+      memory_limit: the memory of a device that a plan may use, in bytes or as text such as ``"12GiB"``. Without one it is that
+        of the hardware profile.
       allow_infeasible: whether to return the plan with the smallest peak memory if none is found that fits, instead of raising
         ``InfeasibleError``.
       microbatches: the number of parts in which the batch (the arguments of that role, whose first dimension counts the
@@ -119,6 +130,9 @@ def plan(
         pins=pins,
         roles=roles,
         search=Options(method, seed, budget_s, budget_evals, progress),
+        objective=objective,
+        step_time_s=step_time_s,
+        memory_limit=memory_limit,
         allow_infeasible=allow_infeasible,
         jit=JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames),
         wanted=Wanted(microbatches, remat),
@@ -145,14 +159,18 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     variants = Variants(fn, args, dict(kwargs), asked.jit)
     asked = replace(asked, roles=complete_roles(variants[AS_IS].analysis, asked.roles))
     # 2. Choose the variant, the mesh and the decisions.
+    if asked.objective == "devices":
+        return plan_of(variants, asked, *choose_slice(variants, asked))
     return plan_of(variants, asked, choose(variants, asked))
 
 
-def plan_of(variants: Variants, asked: Asked, outcome: Outcome) -> Plan:
-    """The plan of what was chosen; raises InfeasibleError if it does not fit."""
+def plan_of(variants: Variants, asked: Asked, outcome: Outcome, slices: Sequence[str] = ()) -> Plan:
+    """The plan of what was chosen; raises InfeasibleError if it does not fit or takes too long. ``slices``: what other slices
+    of the topology lack."""
     captured, decided, settled, log, tried = outcome
     placement = decided.inquiry.cost.placement
-    notes = [f"{t.variant}: {t.why}" for t in tried if t.why and not tried[0].fits]
+    notes = [*_objective_notes(asked), *slices]
+    notes += [f"{t.variant}: {t.why}" for t in tried if t.why and not tried[0].fits]
     notes += [f"{t.variant} it does not fit: {_peak(t)} a device" for t in tried[:1] if t.peak_bytes and not t.fits]
     if asked.mesh is not None and OpenMesh.of(asked.mesh) is None and placement.mesh != MeshAxes.of(asked.mesh):
         notes.append(
@@ -171,8 +189,12 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome) -> Plan:
             assumed = "no topology was given, so TPU v5e chips were taken: topology='h100:8' names others"
             lines = [message, *([assumed] if asked.topology is None else ())]
             lines += [f"tried {t.variant}: {_peak(t) if t.peak_bytes is not None else t.why}" for t in tried[1:]]
-            raise InfeasibleError("\n".join(lines))
+            raise InfeasibleError("\n".join([*lines, *slices]))
         notes.append(message.partition("\n")[0])
+    elif asked.step_time_s is not None and settled.predicted.time_s > asked.step_time_s:
+        notes.append(f"no plan was found that takes at most {asked.step_time_s:g} s: {settled.predicted.time_s:.4g} s")
+        if not asked.allow_infeasible:
+            raise InfeasibleError("\n".join([notes[-1], *slices, "allow_infeasible=True gives this plan all the same"]))
     if log is not None and log.ended is Ended.INTERRUPTED:
         notes.append(f"the search was interrupted: this is the best plan of {log.evaluations:,} evaluations")
     # 4. Write the plan.
@@ -184,6 +206,7 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome) -> Plan:
         variant=captured.variant,
         call=variants.call,
         static=asked.jit.static,
+        schedule=tuple(_schedule(asked.tactics, decided)),
     )
     if isinstance(asked.mesh, jax.sharding.Mesh):
         plan = plan.on_mesh(asked.mesh)
@@ -192,9 +215,27 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome) -> Plan:
     return replace(plan, placement=placement.lines(), device_order=tuple(placement.order().reshape(-1).tolist()))
 
 
+def _objective_notes(asked: Asked) -> Iterator[str]:
+    limit = "" if asked.step_time_s is None else f" with a step time of at most {asked.step_time_s:g} s"
+    if asked.objective == "memory":
+        yield f"the plan has the smallest peak memory that was found{limit}"
+    if asked.objective == "devices":
+        yield f"the plan is for the fewest devices on which one was found that fits{limit}"
+
+
 def _peak(tried: VariantTried) -> str:
     assert tried.peak_bytes is not None
     return f"{'at least ' if tried.time_s is None else ''}{size(tried.peak_bytes)}"
+
+
+def _schedule(tactics: Sequence[Tactic], decided: Decided) -> Iterator[Applied]:
+    """The cost before the first of several tactics and after each."""
+    first = "pins" if decided.counts[0] else "replicated"
+    for name, count in (
+        zip([first, *map(tactic_text, tactics)], decided.counts, strict=True) if len(tactics) > 1 else ()
+    ):
+        p = decided.inquiry.settle(decided.decisions[:count]).predicted
+        yield Applied(name, p.time_s, p.peak_bytes, p.fits, p.collectives)
 
 
 def assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequence[Decision]) -> Plan:

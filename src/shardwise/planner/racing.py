@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from shardwise.cost.memory import BLOCK
+from shardwise.cost.model import Cost
 from shardwise.errors import MeshError, ShardwiseError, VariantError
 from shardwise.hardware.layout import Placement, placements
 from shardwise.hardware.mesh import MeshAxes
@@ -57,6 +58,13 @@ _LITTLE: Final = 0.005
 _IMPERFECT: Final = 0.05
 
 
+class Hopeless(Exception):
+    """It is proven that nothing fits: at least this many bytes of a device are needed."""
+
+    def __init__(self, least_bytes: int):
+        self.least_bytes = least_bytes
+
+
 class Outcome(NamedTuple):
     """The winner: its variant, decisions and settled plan, with the log of the searches and the variants that were tried."""
 
@@ -77,13 +85,17 @@ class _Gains:
     def note(self, before: Decided, after: Decided) -> None:
         if before.fits and after.fits:
             self.time = max(self.time, 1 - after.total.time_ps / before.total.time_ps)
-        if not before.fits:
+        if not before.fits or before.goal.memory:
             self.memory = max(self.memory, 1 - after.total.peak_blocks / before.total.peak_blocks)
 
+    def applied(self, cost: Cost) -> Cost:
+        """The cost that a state might have after a search."""
+        return Cost(int(cost.time_ps * (1 - self.time)), 0, 0, int(cost.peak_blocks * (1 - self.memory)))
 
-def choose(variants: Variants, asked: Asked) -> Outcome:
-    """Runs the race."""
-    return _Race(variants, asked).run()
+
+def choose(variants: Variants, asked: Asked, anyway: bool = True) -> Outcome:
+    """Runs the race. Where it is proven that nothing fits it returns a small plan ``anyway``, or raises Hopeless."""
+    return _Race(variants, asked).run(anyway)
 
 
 @dataclass
@@ -102,7 +114,7 @@ class _Race:
         self._full: set[Arm] = set()
         self._gains = _Gains()
 
-    def run(self) -> Outcome:
+    def run(self, anyway: bool) -> Outcome:
         rounds = self.asked.wanted.rounds(self.variants[AS_IS].traced, self.asked.roles)
         (first, *others), *rest = rounds
         captured = self.variants[first]
@@ -119,6 +131,8 @@ class _Race:
                 self.vary(others, rest)
                 self.search()
             if not self.arms and not self.failed:
+                if not anyway:
+                    raise Hopeless(min(self.tried[variant].peak_bytes or 0 for variant in self.hopeless))
                 self.look(min(self.hopeless, key=self.hopeless.__getitem__), self.placed, anyway=True)
                 self.search()
             if not self.arms:
@@ -200,11 +214,9 @@ class _Race:
     def _could_win(self, arm: Arm, best: Decided, gains: _Gains) -> bool:
         if arm.hopeless:
             return False
-        usable = self.arms[0].inquiry.model.usable_blocks
-        if not best.fits:
-            return arm.best.total.peak_blocks * (1 - gains.memory) < best.total.peak_blocks
-        able = (cost.time_ps for _, cost in arm.states() if cost.peak_blocks * (1 - gains.memory) <= usable)
-        return min(able, default=math.inf) * (1 - gains.time) < best.total.time_ps
+        usable = arm.inquiry.model.usable_blocks
+        hoped = (gains.applied(cost) for _, cost in arm.states())
+        return any(best.goal.rank(cost, usable)[:2] < best.rank for cost in hoped)
 
     # Variants.
 
@@ -252,6 +264,8 @@ class _Race:
 
     def _promising(self, arms: Sequence[Arm]) -> list[Placement]:
         """The meshes of some arms that could be the fastest if memory were no concern, a few."""
+        if self.asked.search.goal.memory:  # as long as the last variant needed less memory than those before it
+            return self._best_meshes() if self.best_arm in arms else []
         fastest: dict[Placement, int] = {}
         for arm in arms:
             time = min((c.time_ps for c in arm.candidates(self._limit_ps())), default=None)
@@ -294,9 +308,9 @@ class _Race:
         arm, given = self.best_arm, self.placed[0]
         assert arm is not None
         if not self.is_open and arm.placement != given:
-            same = [a for a in self.arms if a.placement == given and a.best.fits]
+            same = [a for a in self.arms if a.placement == given and a.best.rank[0] == arm.best.rank[0]]
             plain = min(same, key=_rank, default=arm)
-            if plain.best.total.time_ps * (1 - _LITTLE) <= arm.best.total.time_ps:
+            if plain.best.rank[1] * (1 - _LITTLE) <= arm.best.rank[1]:
                 return plain
         return arm
 

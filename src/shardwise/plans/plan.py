@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from shardwise.cost.predict import Predicted
+from shardwise.cost.predict import Moved, Predicted
 from shardwise.errors import PlanError
 from shardwise.files import write_whole
 from shardwise.hardware.mesh import MeshAxes
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardwise.report.compare import Row
     from shardwise.report.logical import Rules
 
-SCHEMA: Final = 9
+SCHEMA: Final = 10
 
 #: Mesh axes by dimension, major first.
 Spec = tuple[tuple[str, ...], ...]
@@ -77,6 +77,17 @@ class PredictedCollective:
     op: str
     source: str
     value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The predicted cost after a tactic of a schedule. ``collectives`` are all that the program has then."""
+
+    tactic: str
+    time_s: float
+    peak_bytes: int
+    fits: bool
+    collectives: tuple[Moved, ...]
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,6 +133,7 @@ class Plan(Execution):
     small: tuple[Keep, ...] = ()
     roles: Roles = field(default_factory=dict)
     static: tuple[int | str, ...] = ()
+    schedule: tuple[Applied, ...] = ()
     # Not saved: the trees of arguments and results, the traced function, its Inquiry, its call, and a real mesh.
     trees: Any = field(default=None, compare=False)
     jaxpr: Any = field(default=None, compare=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -15,6 +16,7 @@ from shardwise.search.result import Ended
 from shardwise.spmd.text import program_lines
 
 if TYPE_CHECKING:
+    from shardwise.cost.predict import Moved
     from shardwise.plans.plan import ArrayPlan, Plan, Spec
 
 #: Lines of the device-local program that are shown for one argument or output.
@@ -169,8 +171,41 @@ def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
         page.print(table(["kind", "axes", ">count", ">bytes", ">time"], cells))
         if len(p.collectives) > len(longest):
             page.print(f"and {plural(len(p.collectives) - len(longest), 'kind')} more")
+    if plan.schedule:
+        page.print("\nAfter each tactic, with the collectives and bytes that it adds or removes\n")
+        page.print(table(["tactic", ">step time", ">peak memory", "*collectives"], schedule_rows(plan, every)))
     _print_origin(page, plan)
     return page
+
+
+def schedule_rows(plan: Plan, every: bool = False) -> list[list[str]]:
+    """For each tactic of a plan the step time, the peak memory, and the collectives that it adds or removes."""
+    rows: list[list[str]] = []
+    before: tuple[Moved, ...] = ()
+    for applied in plan.schedule:
+        changes = _changes(before, applied.collectives)
+        if len(changes) > _MOST and not every:
+            changes[_MOST - 1 :] = [f"and {len(changes) - _MOST + 1} more"]
+        peak = binary(applied.peak_bytes) + ("" if applied.fits else " (over)")
+        rows.append([applied.tactic, seconds(applied.time_s), peak, "\n".join(changes)])
+        before = applied.collectives
+    return rows
+
+
+def _changes(before: Iterable[Moved], after: Iterable[Moved]) -> list[str]:
+    """The collectives that were added or removed, with the change in bytes, the largest first."""
+    counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    nbytes: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for times, moved in ((-1, before), (1, after)):
+        for m in moved:
+            counts[m.kind, m.axes] += times * m.count
+            nbytes[m.kind, m.axes] += times * round(m.nbytes)
+    lines = []
+    for kind, axes in sorted((key for key in nbytes if counts[key] or nbytes[key]), key=lambda key: -abs(nbytes[key])):
+        count, change = counts[kind, axes], nbytes[kind, axes]
+        number, sign = f"{count:+d} " if count else "", "-" if change < 0 else "+"
+        lines.append(f"{number}{kind} {'·'.join(axes)} {sign}{si(abs(change), 'B')}")
+    return lines
 
 
 def figures(plan: Plan, bounds: bool = False) -> list[list[str]]:

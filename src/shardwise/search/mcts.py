@@ -19,7 +19,7 @@ At the end decisions are dropped that gain almost nothing, half a percent in all
 adds collectives, with costs that the model does not have.
 
 Rewards are in [0, 1]: above one half for states that fit, higher the faster; below for those that do not, higher the smaller
-and a little higher the faster.
+and a little higher the faster. Another goal (``shardwise.search.goal``) has other figures in these places.
 
 Deterministic under a seed and a budget in evaluations. Where it deviates from the papers: TOAST rolls out to a terminal state
 and rewards that; here every state on the way counts. Weak: a decision that has not paid anywhere yet is tried late.
@@ -80,7 +80,7 @@ class _Tree:
         self.polished: set[object] = set()
         self.gains: dict[Actions, tuple[float, int]] = {}
         unsharded = self.problem.cost(())
-        self.scale_ps = max(1, unsharded.compute_ps // self.problem.mesh.devices)
+        self.scale = max(1, self.problem.goal.figure(unsharded) // self.problem.mesh.devices)
         self.openings = find_openings(self.problem)
         self.rest = Rest(self.problem)
         self.root = self._node((), unsharded)
@@ -241,10 +241,10 @@ class _Tree:
         return key
 
     def _reward(self, cost: Cost) -> float:
-        speed = 2 * self.scale_ps / (2 * self.scale_ps + cost.time_ps)
-        if self.problem.fits(cost):
-            return 0.5 + 0.5 * speed
-        return 0.5 * self.problem.model.usable_blocks / cost.peak_blocks * (0.8 + 0.2 * speed)
+        goal = self.problem.goal
+        good = 2 * self.scale / (2 * self.scale + goal.figure(cost))
+        excess = goal.excess(cost, self.problem.model.usable_blocks)
+        return 0.5 + 0.5 * good if excess <= 1 else 0.5 / excess * (0.8 + 0.2 * good)
 
 
 def mcts(
@@ -269,17 +269,18 @@ def mcts(
 def _simpler(problem: Problem, result: SearchResult, spare: int) -> SearchResult:
     """Drops decisions that gain almost nothing, as far as the evaluations allow."""
     first, best = problem.evaluations, result.best
-    seeds = [cost.time_ps for cost in problem.costs(problem.seeds) if problem.fits(cost)]
-    most = min([result.best.cost.time_ps * (1 + _NOTHING), *seeds])
+    ranks = [problem.rank(scored) for scored in map(Scored, problem.seeds, problem.costs(problem.seeds))]
+    missed, figure, *_ = problem.rank(best)
+    most = min([figure * (1 + _NOTHING), *(rank[1] for rank in ranks if rank[0] == 0)])
 
     def without(some: Sequence[int]) -> Scored:
         state = tuple(n for n in best.state if n not in some)
         return Scored(state, problem.cost(state))
 
     def good(scored: Scored) -> bool:
-        return problem.fits(scored.cost) and scored.cost.time_ps <= most
+        return problem.rank(scored)[0] == 0 and problem.rank(scored)[1] <= most
 
-    while result.fits and problem.evaluations - first + len(best.state) <= spare:
+    while not missed and problem.evaluations - first + len(best.state) <= spare:
         able = [(n, scored) for n in best.state if good(scored := without([n]))]
         able.sort(key=lambda pair: problem.rank(pair[1]))
         # As many as possible at once, the least useful first.

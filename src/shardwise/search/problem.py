@@ -7,17 +7,16 @@ Actions shard the groups of the analysis that matter, on axes that divide one of
 conflicts; or keep the arguments that products use (usually parameters) replicated on an axis, so that moments or activations
 can be sharded where parameters are not.
 
-A state that fits is better than one that does not; of two that fit the faster is better, of two that do not the smaller. Ties
-go to the smaller or the faster, then to fewer decisions.
+``shardwise.search.goal`` says which of two states is better; of equal ones that with fewer decisions.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import ClassVar, Final
 
 from shardwise.cost.model import Cost, CostModel
 from shardwise.dims.analysis import Analysis, Group
@@ -28,6 +27,7 @@ from shardwise.lowering.decisions import Decision, Keep, Shard, State
 from shardwise.lowering.small import keep_small
 from shardwise.search.bounds import peak_bound
 from shardwise.search.front import pareto
+from shardwise.search.goal import FASTEST, Goal
 
 #: Groups with more conflicts than this have not all their resolutions tried, but those with all alike or one different.
 _MOST_BITS: Final = 2
@@ -49,7 +49,9 @@ class Scored:
 
 
 class Problem:
-    """A program on a mesh on hardware, ready to be searched."""
+    """A program on a mesh on hardware, ready to be searched. Without ``seeded`` it does not start from named strategies."""
+
+    seeded: ClassVar = True
 
     def __init__(
         self,
@@ -58,24 +60,22 @@ class Problem:
         axes: Sequence[str] | None = None,
         extra: Iterable[Decision] = (),
         keeps: bool = True,
-        inner: bool = True,
+        only: Collection[int] | None = None,
+        goal: Goal = FASTEST,
     ):
         """``base`` is decided already, and small arguments are kept replicated. ``extra``: decisions of strategies; those that
         are no actions of the search become actions that only seeds take. Without ``keeps`` there are no decisions that keep
-        arguments replicated; without ``inner`` only groups with a dimension of an argument are decided."""
-        self.model, cost = model, model.cost
+        arguments replicated; with ``only`` the search decides about groups with a dimension of these arguments."""
+        self.model, self.goal, cost = model, goal, model.cost
         self.analysis, self.mesh = model.structure.analysis, cost.placement.mesh
         analysis = self.analysis
         self.decided = tuple(base)
         self.base = (*self.decided, *keep_small(analysis, cost, self.mesh, base))
         self.axes = tuple(self.mesh.names if axes is None else axes)
-        arguments = {a.value for a in analysis.program.arguments}
-        reached = (g for g in analysis.groups if inner or any(p.value in arguments for p in g.places))
         wanted = list(dict.fromkeys(extra))
         of_seeds = {d.colors for d in wanted if isinstance(d, Shard)}
-        groups = [g for g in reached if g.matters]
+        groups, together = self._groups(only), self._keep_sets(only) if keeps else ()
         others = [g for g in analysis.groups if g.colors in of_seeds and g not in groups]
-        together = kept_together(analysis) if keeps else ()
         keep_sets = tuple(dict.fromkeys((*together, *(d.values for d in wanted if isinstance(d, Keep)))))
         units, bits = (tuple(tuple(getattr(g, name)) for g in (*groups, *others)) for name in ("colors", "bits"))
         self.space = Space(self.mesh, units, bits, keep_sets, self.base)
@@ -92,6 +92,15 @@ class Problem:
         self.evaluations = 0
         self.front: tuple[Scored, ...] = ()
         self._costs: dict[object, Cost] = {}
+
+    def _groups(self, only: Collection[int] | None) -> list[Group]:
+        """Returns the groups that are decided."""
+        return decided_groups(self.analysis, only)
+
+    def _keep_sets(self, only: Collection[int] | None) -> tuple[tuple[int, ...], ...]:
+        """Returns the sets of values that may be kept replicated."""
+        replaced, others = (sorted(itertools.chain(*sets)) for sets in kept_alone(self.analysis, only))
+        return tuple(tuple(values) for values in (replaced, others) if values)
 
     def start_from(self, seeds: Iterable[Actions]) -> None:
         """Sets the states from which searches of this problem start."""
@@ -170,9 +179,7 @@ class Problem:
 
     def rank(self, scored: Scored) -> tuple[int, int, int, int]:
         """Returns a key for sorting: the better state has the smaller one."""
-        if self.fits(scored.cost):
-            return 0, scored.cost.time_ps, scored.cost.peak_blocks, len(scored.state)
-        return 1, scored.cost.peak_blocks, scored.cost.time_ps, len(scored.state)
+        return *self.goal.rank(scored.cost, self.model.usable_blocks), len(scored.state)
 
     def decisions(self, state: Actions) -> tuple[Decision, ...]:
         """Returns the decisions of a state, without those about small arguments."""
@@ -185,8 +192,16 @@ def _sides(bits: int) -> list[tuple[int, ...]]:
     return [(0,) * bits, (1,) * bits, *(tuple(int(k == b) for k in range(bits)) for b in range(bits))]
 
 
-def kept_together(analysis: Analysis) -> tuple[tuple[int, ...], ...]:
-    """Returns sets of arguments, with the outputs that replace them, that may be kept replicated together.
+def decided_groups(analysis: Analysis, only: Collection[int] | None = None) -> list[Group]:
+    """Returns the groups that matter, or ``only`` those with a dimension of some arguments."""
+    reached = (g for g in analysis.groups if only is None or any(p.value in only for p in g.places))
+    return [g for g in reached if g.matters]
+
+
+def kept_alone(
+    analysis: Analysis, only: Collection[int] | None = None
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Returns the arguments that may be kept replicated, all or ``only`` some, each with the output that replaces it.
 
     Arguments that a product or a lookup uses, directly or as a view: first those that an output of the same type and colors
     replaces, the parameters of a training step; then the others, the parameters of a step that does not train.
@@ -201,12 +216,10 @@ def kept_together(analysis: Analysis) -> tuple[tuple[int, ...], ...]:
     outputs: dict[object, list[int]] = {}
     for v in program.outputs:
         outputs.setdefault(kind(v), []).append(v)
-    replaced, others = set[int](), set[int]()
+    replaced, others = list[tuple[int, ...]](), list[tuple[int, ...]]()
     for v in (a.value for a in program.arguments if a.value in used and "float" in program.values[a.value].dtype):
-        if kind(v) not in outputs:
-            others.add(v)
-            continue
-        replaced.add(v)
-        if outputs[kind(v)]:
-            replaced.add(outputs[kind(v)].pop(0))
-    return tuple(tuple(sorted(values)) for values in (replaced, others) if values)
+        same = outputs.get(kind(v))
+        twins = [same.pop(0)] if same else []
+        if only is None or v in only:
+            (others if same is None else replaced).append((v, *twins))
+    return replaced, others

@@ -24,7 +24,8 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Decision
 from shardwise.search.budget import Budget
 from shardwise.search.front import Points, pareto
-from shardwise.search.methods import METHODS
+from shardwise.search.goal import FASTEST, Goal
+from shardwise.search.methods import METHODS, PROBLEMS
 from shardwise.search.problem import Actions, Problem
 from shardwise.search.result import Ended, Improvement, Progress, SearchResult
 from shardwise.search.run import SearchError
@@ -45,6 +46,7 @@ class Options:
     budget_s: float | None = None
     budget_evals: int | None = None
     progress: Progress | Literal["auto"] | None = None
+    goal: Goal = FASTEST
 
     def __post_init__(self) -> None:
         problems = []
@@ -168,8 +170,19 @@ class Starts(Protocol):
     def seeds(self, problem: Problem, quick: bool) -> Iterable[Actions]: ...
 
 
-#: The problems of a placed mesh, by what is decided before a search and by the axes that it decides about.
-Problems = dict[tuple[tuple[Decision, ...], tuple[str, ...]], tuple[Problem, Starts]]
+class Unseeded:
+    """No states to start from."""
+
+    decisions = ()
+
+    def seeds(self, problem: Problem, quick: bool) -> Iterable[Actions]:
+        return ()
+
+
+#: What is decided before a search, the axes that it decides about, and the arguments if these are not all.
+Key = tuple[tuple[Decision, ...], tuple[str, ...], tuple[int, ...] | None]
+#: The problems of a placed mesh.
+Problems = dict[Key, tuple[Problem, Starts]]
 
 
 class Searcher:
@@ -204,13 +217,18 @@ class Searcher:
         return None if self._last is None else self._last.cost(())
 
     def search(
-        self, base: Sequence[Decision], axes: Sequence[str], starts: Callable[[], Starts]
+        self,
+        base: Sequence[Decision],
+        axes: Sequence[str],
+        starts: Callable[[], Starts],
+        only: Sequence[int] | None = None,
     ) -> SearchResult | None:
-        """Returns the best decisions for some axes, on top of a base; None after an interrupt."""
+        """Returns the best decisions for some axes (and about ``only`` some arguments), on top of a base; None after an
+        interrupt."""
         if self.journal.interrupted:
             return None
         begun = time.perf_counter()
-        problem = self._problem(tuple(base), tuple(axes), starts)
+        problem = self._problem((tuple(base), tuple(axes), None if only is None else tuple(only)), starts)
         # The tables of a large program take seconds, which are not the search's.
         for budget in (self._shared, self.journal.budget):
             budget.wait(time.perf_counter() - begun)
@@ -224,11 +242,14 @@ class Searcher:
         self.done.append(result)
         return result
 
-    def _problem(self, base: tuple[Decision, ...], axes: tuple[str, ...], starts: Callable[[], Starts]) -> Problem:
-        if (base, axes) not in self._problems:
-            start = starts()
-            self._problems[base, axes] = Problem(self.model, base, axes, extra=start.decisions), start
-        self._last, start = self._problems[base, axes]
+    def _problem(self, key: Key, starts: Callable[[], Starts]) -> Problem:
+        options, (base, axes, only) = self.journal.options, key
+        if key not in self._problems:
+            kind = PROBLEMS.get(options.method, Problem)
+            start = starts() if kind.seeded else Unseeded()
+            problem = kind(self.model, base, axes, extra=start.decisions, only=only, goal=options.goal)
+            self._problems[key] = problem, start
+        self._last, start = self._problems[key]
         self._last.start_from(start.seeds(self._last, self._quick))
         return self._last
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shardwise.cost.model import CostModel
 from shardwise.errors import DecisionError
@@ -10,14 +11,16 @@ from shardwise.lowering.decisions import Decision, Shard
 from shardwise.search.searcher import Searcher
 from shardwise.tactics.baselines import Combinations
 from shardwise.tactics.pins import stated_shards
-from shardwise.tactics.tactic import Context, Listed
+from shardwise.tactics.tactic import Axes, Context, Listed
 
 
+@dataclass(frozen=True, init=False)
 class Auto(Listed):
     """Searches for the best decisions on some axes, on top of what was decided before.
 
     ``Auto("x", "y")`` searches these axes, ``Auto()`` all that no tactic before it has sharded anything on. What was decided
-    before holds: pins, kept and replicated arguments, dimensions that have an axis already.
+    before holds: pins, kept and replicated arguments, dimensions that have an axis already. With ``only``, a path or several,
+    the search decides only about dimensions of these arguments, with all that is sharded alike.
 
     >>> import jax, shardwise
     >>> from shardwise.tactics.strategies import DataParallel
@@ -26,7 +29,15 @@ class Auto(Listed):
     >>> plan = shardwise.plan(lambda w, x: x @ w, w, x, tactics=[DataParallel("data"), Auto("model")], **where)
     >>> plan.spec("x"), plan.spec("w")
     (P('data',), P(None, 'model'))
+    >>> shardwise.plan(lambda w, x: x @ w, w, x, tactics=[Auto("model", only="x")], **where).spec("w")
+    P('model',)
     """
+
+    only: tuple[str, ...]
+
+    def __init__(self, *axes: Axes, only: str | Sequence[str] = ()) -> None:
+        super().__init__(*axes)
+        object.__setattr__(self, "only", (only,) if isinstance(only, str) else tuple(only))
 
     def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
         for axis in self.axes:
@@ -40,5 +51,6 @@ class Auto(Listed):
                 f"searches axes in spite of that"
             )
         searcher = context.searcher or Searcher.alone(CostModel.of(context.analysis, context.cost))
-        result = searcher.search(taken, axes, lambda: Combinations(context, axes, taken))
+        only = [value.id for value in context.arguments(self.only)] if self.only else None
+        result = searcher.search(taken, axes, lambda: Combinations(context, axes, taken, only=only), only)
         return list(result.decisions) if result is not None else []

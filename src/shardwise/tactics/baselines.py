@@ -17,9 +17,9 @@ from typing import Final
 
 from shardwise.cost.model import Cost, CostModel
 from shardwise.errors import DecisionError
-from shardwise.lowering.decisions import Decision, Pin, State
+from shardwise.lowering.decisions import Decision, Pin, Shard, State
 from shardwise.lowering.sharding import Collective, Kind
-from shardwise.search.problem import Actions, Problem
+from shardwise.search.problem import Actions, Problem, decided_groups
 from shardwise.tactics.named import PARTS, named
 from shardwise.tactics.tactic import Context, Tactic, shard_groups
 
@@ -83,12 +83,20 @@ def baselines(context: Context, model: CostModel, menu: Sequence[Entry] = MENU) 
 
 
 class Combinations:
-    """The combinations of strategies over some axes, on top of what is decided already."""
+    """The combinations of strategies over some axes, on top of what is decided already. With ``only`` they are reduced to
+    decisions about groups with a dimension of some arguments."""
 
     def __init__(
-        self, context: Context, axes: Sequence[str], taken: Sequence[Decision] = (), menu: Sequence[Entry] = MENU
+        self,
+        context: Context,
+        axes: Sequence[str],
+        taken: Sequence[Decision] = (),
+        menu: Sequence[Entry] = MENU,
+        only: Sequence[int] | None = None,
     ):
         self._context, self._taken = context, tuple(taken)
+        groups = () if only is None else decided_groups(context.analysis, only)
+        self._only = None if only is None else {color for group in groups for color in group.colors}
         self._axes = [axis for axis in axes if context.mesh.sizes[context.mesh.index(axis)] > 1]
         self._decided: dict[tuple[Part, ...], tuple[Decision, ...] | str] = {(): ()}
         self._alone = {(e, axis): self._baseline((p, axis) for p in e) for axis in self._axes for e in menu}
@@ -192,7 +200,10 @@ class Combinations:
 
     def _extended(self, before: tuple[Decision, ...], part: Part) -> tuple[Decision, ...] | str:
         try:
-            decisions = (*before, *named(*part).decide(self._context, [*self._taken, *before]))
+            new = named(*part).decide(self._context, [*self._taken, *before])
+            if self._only is not None:
+                new = [d for d in new if isinstance(d, Shard) and self._only.issuperset(d.colors)]
+            decisions = (*before, *new)
             State(self._context.mesh, (*self._taken, *decisions))
         except DecisionError as error:
             return str(error)

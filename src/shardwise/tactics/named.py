@@ -59,6 +59,13 @@ class AtPlaces(OverAxes):
         return decide(context, tactics, taken)[len(taken) :]
 
 
+def name_of(tactic: Tactic) -> str:
+    """Returns the name of a strategy of ``named``; nothing for another tactic."""
+    return (
+        tactic.name if isinstance(tactic, AtPlaces) else {kind: n for n, kind in _SIMPLE.items()}.get(type(tactic), "")
+    )
+
+
 def named(name: str, axes: Axes) -> Tactic:
     """Returns the strategy of a name, one of ``PARTS``, on some axes."""
     return _SIMPLE[name](axes) if name in _SIMPLE else AtPlaces(name, axes)

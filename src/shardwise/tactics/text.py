@@ -1,7 +1,8 @@
 """Tactics as text.
 
 ``dp:data,megatron:model`` are tactics in order, each a name and the axes it is applied to: ``fsdp:data+model`` has two axes,
-``fsdp`` all of the mesh, and ``megatron+sequence:model`` is two tactics on one axis.
+``fsdp`` all of the mesh, and ``megatron+sequence:model`` is two tactics on one axis. ``auto:model@params/mlp``
+searches ``model`` for arguments at a path, ``auto@params/mlp+x`` the axes that are left for arguments at two.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Final, NamedTuple
 
 from shardwise.errors import DecisionError
 from shardwise.tactics.auto import Auto
-from shardwise.tactics.named import PARTS, named
-from shardwise.tactics.tactic import Tactic
+from shardwise.tactics.named import PARTS, name_of, named
+from shardwise.tactics.tactic import Tactic, axis_names
 
 #: All names of tactics.
 NAMES: Final = (*PARTS, "auto")
@@ -32,29 +33,45 @@ def check_names(names: Sequence[str], known: Sequence[str]) -> None:
 
 
 class Words(NamedTuple):
-    """A part of a text between commas: the names of tactics, and of the axes that they share."""
+    """A part of a text between commas: the names of tactics, of the axes that they share, and paths for ``auto``."""
 
     names: tuple[str, ...]
     axes: tuple[str, ...]
+    only: tuple[str, ...] = ()
 
 
 def read_words(text: str, known: Sequence[str] = NAMES) -> list[Words]:
     """Returns the parts of a text.
 
     >>> read_words("dp:data, megatron+sequence:model")
-    [Words(names=('dp',), axes=('data',)), Words(names=('megatron', 'sequence'), axes=('model',))]
+    [Words(names=('dp',), axes=('data',), only=()), Words(names=('megatron', 'sequence'), axes=('model',), only=())]
     """
     parts = []
     for part in text.split(","):
-        before, colon, after = part.partition(":")
-        names, axes = ([word.strip() for word in side.split("+")] for side in (before, after))
-        if not all(names) or (colon and not all(axes)):
+        place, at, paths = part.partition("@")
+        before, colon, after = place.partition(":")
+        names, axes, only = ([word.strip() for word in side.split("+")] for side in (before, after, paths))
+        if not all(names) or (colon and not all(axes)) or (at and (not all(only) or names != ["auto"])):
             raise DecisionError(
-                f"{text!r} is no list of tactics: write names and axes, such as dp:data,megatron:model or fsdp:data+model"
+                f"{text!r} is no list of tactics: write names and axes, such as dp:data,megatron:model or fsdp:data+model, "
+                "and paths for auto alone, such as auto:model@params/mlp"
             )
-        parts.append(Words(tuple(names), tuple(axes) if colon else ()))
+        parts.append(Words(tuple(names), tuple(axes) if colon else (), tuple(only) if at else ()))
     check_names([name for words in parts for name in words.names], known)
     return parts
+
+
+def tactic_text(tactic: Tactic) -> str:
+    """Returns a tactic as text, where there is such a text.
+
+    >>> [tactic_text(tactic) for tactic in as_tactics("fsdp:data+model,sequence:model,auto:model@params/mlp")]
+    ['fsdp:data+model', 'sequence:model', 'auto:model@params/mlp']
+    """
+    name = "auto" if isinstance(tactic, Auto) else name_of(tactic)
+    if not name:
+        return repr(tactic)
+    axes, only = axis_names(getattr(tactic, "axes", ())), getattr(tactic, "only", ())
+    return name + (f":{'+'.join(axes)}" if axes else "") + (f"@{'+'.join(only)}" if only else "")
 
 
 def as_tactics(tactics: TacticsLike) -> tuple[Tactic, ...]:
@@ -62,15 +79,15 @@ def as_tactics(tactics: TacticsLike) -> tuple[Tactic, ...]:
 
     >>> from shardwise.tactics.strategies import Megatron
     >>> as_tactics("fsdp:data+model,auto")
-    (FSDP(axes=('data', 'model'), dim=0), Auto(axes=()))
+    (FSDP(axes=('data', 'model'), dim=0), Auto(axes=(), only=()))
     >>> as_tactics([Megatron("model"), "dp:data"])
     (Megatron(axes=('model',)), DataParallel(axes=('data',), dim=0))
     """
     objects: list[Tactic] = []
     for one in [tactics] if isinstance(tactics, str) or hasattr(tactics, "decide") else tactics:
         if isinstance(one, str):
-            parts = [(name, words.axes) for words in read_words(one) for name in words.names]
-            objects += [Auto(axes) if name == "auto" else named(name, axes) for name, axes in parts]
+            parts = [(name, words) for words in read_words(one) for name in words.names]
+            objects += [Auto(w.axes, only=w.only) if name == "auto" else named(name, w.axes) for name, w in parts]
         elif hasattr(one, "decide") and not isinstance(one, type):
             objects.append(one)
         else:

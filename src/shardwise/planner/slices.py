@@ -1,0 +1,73 @@
+"""``objective="devices"``: the smallest slice of a topology that is enough.
+
+Slices of 1, 2, 4, ... devices of the same kind are planned in their natural shapes, the smallest first, and the topology itself
+last. A slice is passed over without a search where a bound proves that no plan is enough: the lower bound on memory, or the
+compute of one device, divided by the number of devices, as a bound on time.
+
+Weak: other numbers of devices are not tried, and each slice is searched from the beginning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shardwise.errors import HardwareError, MeshError, PlanError
+from shardwise.hardware.layout import Placement
+from shardwise.hardware.topology import Topology
+from shardwise.hardware.topology import topology as topology_of
+from shardwise.planner.asked import Asked, candidate_meshes
+from shardwise.planner.captured import Variants
+from shardwise.planner.infeasible import size
+from shardwise.planner.mesh import OpenMesh
+from shardwise.planner.racing import Hopeless, Outcome, choose
+from shardwise.search.result import Ended
+from shardwise.transforms.variant import AS_IS
+
+
+def choose_slice(variants: Variants, asked: Asked) -> tuple[Outcome, list[str]]:
+    """Returns what was chosen on the smallest slice that is enough, or else on the topology, and what smaller slices lack."""
+    if asked.topology is None or isinstance(asked.topology, Placement):
+        raise PlanError("objective='devices' needs a topology whose slices are tried, such as topology='v5e:4x4'")
+    if OpenMesh.of(asked.mesh) is None:
+        raise PlanError("objective='devices' chooses the number of devices: leave out the mesh, or give sizes of None")
+    topology = topology_of(asked.topology) if isinstance(asked.topology, str) else asked.topology
+    lacking: list[str] = []
+    for part in _smaller(topology):
+        lack = _tried(variants, replace(asked, topology=part), part)
+        if isinstance(lack, Outcome):
+            return lack, lacking
+        lacking.append(f"{part.text}: {lack}")
+    return choose(variants, replace(asked, topology=topology)), lacking
+
+
+def _smaller(topology: Topology) -> Iterator[Topology]:
+    """Yields the smaller slices that exist: one device of a chip with two does not."""
+    for power in range((topology.devices - 1).bit_length()):
+        with contextlib.suppress(HardwareError):
+            yield topology.of_size(2**power)
+
+
+def _tried(variants: Variants, asked: Asked, part: Topology) -> Outcome | str:
+    """Returns what is chosen on a slice, or what that lacks."""
+    limit_s = asked.step_time_s
+    try:
+        placed, _ = candidate_meshes(asked)
+        inquiry = variants[AS_IS].inquiry(placed[0], asked.roles)
+        if limit_s is not None:
+            least_s = inquiry.model.evaluate(inquiry.context.lower(())).compute_ps * 1e-12 / part.devices
+            if least_s > limit_s:
+                return f"at least {least_s:.3g} s a step, if all devices share the work evenly"
+        outcome = choose(variants, asked, anyway=False)
+    except Hopeless as proof:
+        return f"at least {size(proof.least_bytes)} a device"
+    except MeshError as error:
+        return str(error)
+    predicted = outcome.settled.predicted
+    enough = predicted.fits and (limit_s is None or predicted.time_s <= limit_s)
+    if not enough and outcome.log is not None and outcome.log.ended is Ended.INTERRUPTED:
+        raise KeyboardInterrupt
+    if not predicted.fits:
+        return f"{size(predicted.peak_bytes)} a device, nothing was found that fits"
+    return outcome if enough else f"{predicted.time_s:.3g} s a step"

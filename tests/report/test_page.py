@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from shardwise.cli.main import main
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.plans.load import load_plan
-from shardwise.plans.plan import Plan
+from shardwise.plans.plan import Applied, Plan
 from shardwise.report.data import report_data
 from shardwise.report.html import TABS, memory_area, page_html
 from shardwise.report.units import binary, seconds
@@ -40,7 +41,10 @@ def plan() -> Plan:
     x = shape((4, 4096, 1024), "float32")
     pins = {"x": jax.sharding.PartitionSpec(None, "data")}
     where: dict[str, Any] = {"topology": "v5e:2x2", "mesh": {"data": 2, "model": 2}, "pins": pins}
-    return shardwise.plan(jax.grad(step), w, x, budget_evals=60, seed=0, roles={"batch": "x", "params": "w"}, **where)
+    found = shardwise.plan(jax.grad(step), w, x, budget_evals=60, seed=0, roles={"batch": "x", "params": "w"}, **where)
+    p = found.predicted
+    before = Applied("replicated", 1.0, 2**40, False, ())
+    return replace(found, schedule=(before, Applied("auto", p.time_s, p.peak_bytes, True, p.collectives)))
 
 
 @pytest.fixture
@@ -161,12 +165,20 @@ def test_without_a_search_there_is_no_tab_for_it(plan: Plan) -> None:
 
 
 def test_tabs_are_there_where_there_is_something_to_show(plan: Plan) -> None:
-    bare = replace(plan)
+    bare = replace(plan, schedule=())
     for name in ("effects", "baselines"):
         object.__setattr__(bare, name, ())
     shown, hidden = (re.findall(r'id="tab-(\w+)"', page_html(p)) for p in (plan, bare))
     assert shown == [tab.name for tab in TABS]
-    assert [name for name in shown if name not in hidden] == ["decisions", "baselines"]
+    assert [name for name in shown if name not in hidden] == ["schedule", "decisions", "baselines"]
+
+
+def test_the_schedule_says_what_each_tactic_adds(plan: Plan) -> None:
+    before, after = report_data(plan)["schedule"]
+    assert (before["tactic"], before["fits"], before["changes"]) == ("replicated", False, [])
+    assert (after["tactic"], after["time_s"]) == ("auto", plan.predicted.time_s)
+    assert len(after["changes"]) == len(plan.predicted.collectives) > 0
+    assert all(line in html.unescape(page_html(plan)) for line in after["changes"])
 
 
 def test_the_device_program_is_that_of_the_plan(plan: Plan, loaded: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardwise.cost.predict import PARTS
 from shardwise.plans.codec import encode
-from shardwise.report.plan_text import decided, shards, spec_text
+from shardwise.report.plan_text import decided, schedule_rows, shards, spec_text
 from shardwise.report.program_text import listing_data
 from shardwise.report.units import si
 
@@ -68,6 +68,10 @@ def report_data(plan: Plan) -> dict[str, Any]:
                 "more_bytes": row.peak_bytes - p.peak_bytes,
             }
             for row in plan.effects
+        ],
+        "schedule": [
+            encode(applied) | {"changes": row[-1].splitlines()}
+            for applied, row in zip(plan.schedule, schedule_rows(plan, every=True), strict=True)
         ],
         "baselines": [{key: getattr(row, key) for key in figures} for row in plan.baselines],
         "search": search and encode(search) | {"ended_text": search.ended.value, "text": str(search)},

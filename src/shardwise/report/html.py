@@ -42,6 +42,7 @@ TABS: Final = (
     Tab("time", "Time"),
     Tab("mesh", "Mesh"),
     Tab("search", "Search", lambda data: data["search"]),
+    Tab("schedule", "Schedule", lambda data: data["schedule"]),
     Tab("decisions", "Decisions", lambda data: data["effects"]),
     Tab("baselines", "Strategies", lambda data: data["baselines"]),
 )

@@ -1,4 +1,4 @@
-"""Goals other than the fastest plan: the smallest, the fewest devices, a limit of memory."""
+"""Goals other than the fastest plan (the smallest, the fewest devices, a limit of memory), and Automap's decisions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 import shardwise
 from shardwise.errors import InfeasibleError, PlanError
+from shardwise.lowering.decisions import Shard
 from tests.planner.test_infeasible import looped
 from tests.planner.test_plan_search import planned, shapes, small_memory, step
 
@@ -163,3 +164,20 @@ def test_jit_takes_goals_but_not_devices() -> None:
     assert double.plan(jnp.arange(4)).predicted.usable_bytes == MIB
     with pytest.raises(PlanError, match="uses the devices that are there"):
         shardwise.jit(lambda x: x, objective="devices", topology="v5e:2x2")
+
+
+# Automap.
+
+
+def test_automap_is_a_method() -> None:
+    """It decides on dimensions of arguments one by one, and starts from nothing."""
+    plan = planned(method="automap")
+    program = plan.inquiry.analysis.program
+    of_arguments = {c for a in program.arguments for c in plan.inquiry.analysis.value_colors[a.value]}
+    shards = [d for d in plan.choices if isinstance(d, Shard)]
+    assert shards and all(len(d.colors) == 1 and set(d.colors) <= of_arguments and not d.sides for d in shards)
+    assert plan.search is not None and plan.search.method == "automap"
+    assert plan.predicted.time_s >= planned(method="exhaustive").predicted.time_s
+    unsharded = planned(tactics=[])
+    assert planned(method="automap", budget_evals=0).predicted.time_s == unsharded.predicted.time_s
+    assert planned(budget_evals=0).predicted.time_s < unsharded.predicted.time_s

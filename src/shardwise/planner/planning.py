@@ -87,7 +87,8 @@ def plan(
       budget_s, budget_evals: when a search stops, in seconds or in evaluated states; it stops earlier if nothing improves for
         a while. By default, and with a budget in evaluations alone, the plan is the same on every machine.
       seed: the seed of the search.
-      method: ``"mcts"``, or one of ``shardwise.search.methods``: ``"beam"``, ``"greedy"``, ``"random"``, ``"exhaustive"``.
+      method: ``"mcts"``, or one of ``shardwise.search.methods``: ``"beam"``, ``"greedy"``, ``"random"``, ``"exhaustive"``,
+        ``"automap"``.
       progress: called with every improvement (``shardwise.search.result``) and the share of the budget that is spent;
         ``"auto"`` shows them in a line of the terminal or notebook. An interrupt (Ctrl-C) keeps the best plan so far.
       objective: what is minimized: ``"time"``, the step time of plans that fit; ``"memory"``, their peak memory; ``"devices"``,

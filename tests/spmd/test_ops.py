@@ -25,7 +25,7 @@ from shardwise.lowering.decisions import Decision, Shard
 from tests.planner.decisions import plan_decisions
 from tests.spmd.emitted import emitted, predicted
 
-MESHES = (pytest.param({"a": 4}, marks=pytest.mark.slow), {"a": 2, "b": 4})
+MESHES = ({"a": 4}, {"a": 2, "b": 4})
 Args = Sequence[Any]
 #: Plans that are compiled as one program.
 TOGETHER = 8

@@ -1,5 +1,5 @@
-"""What the examples in docstrings may take for granted: those of methods go on from that of their class, and files that they
-write are in a temporary folder."""
+"""What the examples in docstrings may use: those of methods continue that of their class, and those of tactics that of their
+module. Files that they write are in a temporary folder."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ def _examples_go_on(
     from shardwise.dims.analysis import Analysis
     from shardwise.plans.execution import Execution
     from shardwise.plans.plan import Plan
+    from shardwise.tactics import strategies
 
-    described = next((c for c in (Plan, Execution, Analysis) if f"{c.__module__}.{c.__name__}." in test.name), None)
+    homes = {f"{c.__module__}.{c.__name__}.": c for c in (Plan, Execution, Analysis)} | {
+        f"{strategies.__name__}.": strategies
+    }
+    described = next((home for name, home in homes.items() if name in test.name), None)
     for example in doctest.DocTestParser().get_examples((described and described.__doc__) or ""):
         if not example.want:
             exec(example.source, doctest_namespace)

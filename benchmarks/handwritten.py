@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +35,8 @@ from benchmarks.partitioners import MESH, TOPOLOGY
 from shardwise.tactics.strategies import FSDP, ContextParallel, DataParallel, ExpertParallel, Megatron, Shard
 from shardwise.zoo import decoder, itx, mixtral
 from shardwise.zoo.layers import attention, cast, cross_entropy, rms_norm, rope, run_layers
+from shardwise.zoo.program import Config
+from shardwise.zoo.registry import config_of
 from shardwise.zoo.specs import optimizer
 
 RECORDS: Final = Path(__file__).with_suffix(".jsonl")
@@ -50,6 +52,7 @@ HEAD: Final = [
     "they last longer. The ratio is the time of the generated program over that of the faster hand-written one.",
     "",
 ]
+_ROPE_BASE: Final = config_of("llama3", "8b").rope_base
 Tree = Any
 Axes = tuple[str, ...]
 Scatter = Callable[[jax.Array, str, int], jax.Array]
@@ -162,9 +165,7 @@ def attend(p: Tree, x: jax.Array, multiply: Any, base: float, first: Any = 0, sp
 
 def dense_layer(p: Tree, x: jax.Array, multiply: Any, first: Any = 0, spread: Any = None) -> jax.Array:
     """As ``decoder.layer``."""
-    x = x + attend(
-        p["attention"], rms_norm(x, p["attention_norm"]), multiply, decoder.LlamaConfig.rope_base, first, spread
-    )
+    x = x + attend(p["attention"], rms_norm(x, p["attention_norm"]), multiply, _ROPE_BASE, first, spread)
     y, p = rms_norm(x, p["mlp_norm"]), p["mlp"]
     hidden = jax.nn.silu(multiply("bsd,df->bsf", y, p["gate"])) * multiply("bsd,df->bsf", y, p["up"])
     return x + multiply("bsf,fd->bsd", hidden, p["down"])
@@ -195,7 +196,7 @@ def training(loss_fn: Callable[[Tree, Tree], jax.Array], axes: Axes, params: Tre
 # FSDP: the batch and every matrix over all chips.
 
 
-def fsdp(config: decoder.LlamaConfig, axes: Axes, scatter: Scatter) -> Written:
+def fsdp(config: Config, axes: Axes, scatter: Scatter) -> Written:
     """A step from the loss of this device's sequences."""
     rows = Sharded(axes, axes, 0, scatter)
     layer = partial(dense_layer, multiply=partial(product, sharded=rows))
@@ -213,7 +214,7 @@ def fsdp(config: decoder.LlamaConfig, axes: Axes, scatter: Scatter) -> Written:
 # Context parallelism: the sequence over the mesh axes that the batch does not need, parameters on every chip.
 
 
-def context(config: decoder.LlamaConfig, axes: Axes, scatter: Scatter) -> Written:
+def context(config: Config, axes: Axes, scatter: Scatter) -> Written:
     """A step from the loss of this device's positions. Keys and values are gathered."""
     sequence = axes if config.batch == 1 else axes[1:]
     spread = partial(gathered, sharded=Sharded(sequence, sequence, 1, scatter))
@@ -232,7 +233,7 @@ def context(config: decoder.LlamaConfig, axes: Axes, scatter: Scatter) -> Writte
 # Expert parallelism: experts over the last axis, each expert's matrices over the first, everything else as in FSDP.
 
 
-def expert(config: mixtral.MixtralConfig, axes: Axes, scatter: Scatter) -> Written:
+def expert(config: Config, axes: Axes, scatter: Scatter) -> Written:
     """A step from the loss of this device's sequences. Tokens go to their experts and back by all-to-all."""
     shard, home = axes
     rows, inner = Sharded(axes, axes, 0, scatter), Sharded((shard,), (shard,), 1, scatter)
@@ -254,7 +255,7 @@ def expert(config: mixtral.MixtralConfig, axes: Axes, scatter: Scatter) -> Writt
         n, m, c, e = chosen.shape
         by_choice = chosen.transpose(0, 2, 1, 3).reshape(n, c * m, e)
         place = (jnp.cumsum(by_choice, axis=1) - 1).reshape(n, c, m, e).transpose(0, 2, 1, 3)
-        seat = cast(jax.nn.one_hot(jnp.sum(place * chosen, axis=-1), config.capacity))
+        seat = cast(jax.nn.one_hot(jnp.sum(place * chosen, axis=-1), mixtral.capacity(config)))
         dispatch = jnp.einsum("nmce,nmcq->nmeq", cast(chosen), seat)
         combine = jnp.einsum("nmc,nmce,nmcq->nmeq", cast(gates), cast(chosen), seat)
 
@@ -285,7 +286,7 @@ def expert(config: mixtral.MixtralConfig, axes: Axes, scatter: Scatter) -> Writt
 # Decoding: the batch and the cache over the first axis, heads, hidden units and the vocabulary over the last.
 
 
-def decode(config: itx.ITXConfig, axes: Axes, scatter: Scatter) -> Written:
+def decode(config: Config, axes: Axes, scatter: Scatter) -> Written:
     """One step of decoding."""
     data, model = axes
     own = dict.fromkeys(itx.layer_spec(config), P())
@@ -337,16 +338,17 @@ def decode(config: itx.ITXConfig, axes: Axes, scatter: Scatter) -> Written:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A configuration of the zoo, a mesh, the tactics, and the function that makes the hand-written program."""
+    """A module of the zoo, a configuration, a mesh, the tactics, and the function that makes the hand-written program."""
 
-    config: Any
+    module: Any
+    config: Config
     mesh: dict[str, int]
     tactics: tuple[Any, ...]
     write: Callable[..., Any]
 
     @property
     def program(self) -> Any:
-        return sys.modules[type(self.config).__module__].build(self.config)
+        return self.module.build(self.config)
 
     def handwritten(self, mesh: Any, scatter: Scatter) -> Any:
         """``jax.jit`` of the hand-written program."""
@@ -356,16 +358,16 @@ class Case:
         return jax.jit(run, in_shardings=places[0], out_shardings=places[1], donate_argnums=self.program.donate_argnums)
 
 
-def _llama(**sizes: int) -> decoder.LlamaConfig:
-    return replace(decoder.PROGRAMS["llama3"]["8b"], vocab=32768, **sizes)
+def _llama(**sizes: int) -> Config:
+    return config_of("llama3", "8b", vocab=32768, **sizes)
 
 
 _SMALL: Final = _llama(layers=4, batch=32, seq=1024, d=1024, heads=16, kv_heads=16, head=64, ffn=4096)
 _GROUPED: Final = _llama(layers=4, batch=16, seq=2048, d=2048, heads=32, kv_heads=8, head=64, ffn=8192)
 _LONG: Final = _llama(layers=2, batch=1, seq=8192, d=1024, heads=8, kv_heads=8, head=128, ffn=4096)
 _LONG_WIDE: Final = _llama(layers=2, batch=4, seq=8192, d=2048, heads=16, kv_heads=8, head=128, ffn=8192)
-_MIXTRAL: Final = replace(mixtral.PROGRAMS["mixtral"]["8x7b"], layers=2, batch=16, seq=2048)
-_STEP: Final = replace(itx.PROGRAMS["itx"]["step"], layers=8, batch=512)
+_MIXTRAL: Final = config_of("mixtral", "8x7b", layers=2, batch=16, seq=2048)
+_STEP: Final = config_of("itx", "step", layers=8, batch=512)
 _FSDP: Final = (FSDP("data"), FSDP("model"))
 _EXPERT: Final = (FSDP("model"), ExpertParallel("data", ("params/layers/experts/gate", 1)), FSDP("data"))
 _DECODE: Final = (DataParallel("data"), Megatron("model"), Shard("params/head", 1, "model"))
@@ -379,13 +381,15 @@ def _context(axis: str) -> tuple[ContextParallel, ...]:
 SCATTER: Final = {"native": native, "rings": ring}
 HOW: Final = (*SCATTER, "generated")
 CASES: Final = {
-    "FSDP, 1,024 wide": Case(_SMALL, MESH, _FSDP, fsdp),
-    "FSDP, 2,048 wide": Case(_GROUPED, MESH, _FSDP, fsdp),
-    "context, 1 x 8,192 tokens": Case(_LONG, MESH, (*_context("data"), *_context("model")), context),
-    "context, 4 x 8,192 tokens": Case(_LONG_WIDE, MESH, (DataParallel("data"), *_context("model")), context),
-    "experts": Case(_MIXTRAL, {"model": 4, "data": 4}, _EXPERT, expert),
-    "decode, layers scanned": Case(_STEP, MESH, _DECODE, decode),
-    "decode, layers unrolled": Case(replace(_STEP, scan=False), MESH, _DECODE, decode),
+    "FSDP, 1,024 wide": Case(decoder, _SMALL, MESH, _FSDP, fsdp),
+    "FSDP, 2,048 wide": Case(decoder, _GROUPED, MESH, _FSDP, fsdp),
+    "context, 1 x 8,192 tokens": Case(decoder, _LONG, MESH, (*_context("data"), *_context("model")), context),
+    "context, 4 x 8,192 tokens": Case(decoder, _LONG_WIDE, MESH, (DataParallel("data"), *_context("model")), context),
+    "experts": Case(mixtral, _MIXTRAL, {"model": 4, "data": 4}, _EXPERT, expert),
+    "decode, layers scanned": Case(itx, _STEP, MESH, _DECODE, decode),
+    "decode, layers unrolled": Case(
+        itx, config_of("itx", "step", layers=8, batch=512, scan=False), MESH, _DECODE, decode
+    ),
 }
 
 

@@ -23,6 +23,7 @@ DISPLAY = {
     ("plans/plan.py", "report"),
     ("plans/plan.py", "planner"),
     ("plans/plan.py", "partitioner"),
+    ("plans/together.py", "report"),
     ("plans/execution.py", "planner"),
     ("plans/execution.py", "report"),
     ("plans/execution.py", "verification"),

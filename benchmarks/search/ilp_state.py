@@ -26,7 +26,7 @@ from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.sharding import Sharding
 from shardwise.search.budget import Budget
 from shardwise.search.problem import Actions, Problem
-from shardwise.search.result import Ended, Found
+from shardwise.search.result import Ended, SearchResult
 from shardwise.search.run import Run, searched
 
 #: How near to its bound the integer program is solved: the cost model is not nearer to the truth.
@@ -35,7 +35,7 @@ _GAP: Final = 1e-3
 _SHARE: Final = 0.8
 
 
-def ilp_state(problem: Problem, budget: Budget) -> Found:
+def ilp_state(problem: Problem, budget: Budget) -> SearchResult:
     """The state nearest to the integer program's solution, mended."""
 
     def explore(run: Run) -> Ended:

@@ -48,6 +48,7 @@ __all__ = [
     "kernel",
     "load_plan",
     "plan",
+    "plan_together",
     "register_rule",
     "unregister_rule",
     "verify",
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     )
     from shardwise.planner.dropin import jit
     from shardwise.planner.planning import plan
+    from shardwise.planner.together import plan_together
     from shardwise.plans.load import load_plan
     from shardwise.plans.plan import Plan
     from shardwise.report.compare import compare
@@ -104,6 +106,7 @@ _HOMES: Final = {
     RuleError ShardwiseError SpmdError TargetError VariantError""",
     "planner.dropin": "jit",
     "planner.planning": "plan",
+    "planner.together": "plan_together",
     "plans.load": "load_plan",
     "plans.plan": "Plan",
     "report.compare": "compare",

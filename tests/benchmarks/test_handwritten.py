@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,22 +11,22 @@ import pytest
 from benchmarks.fidelity.parallel import computing
 from benchmarks.handwritten import CASES, HOW, Scatter, check, native, page, ring
 from shardwise.verification.compiled import make_mesh
-from shardwise.zoo import decoder, itx, mixtral
+from shardwise.zoo.registry import config_of
 
-LLAMA = replace(decoder.PROGRAMS["llama3"]["tiny"], layers=1)
-MIXTRAL = replace(mixtral.PROGRAMS["mixtral"]["tiny"], layers=1)
-STEP = itx.PROGRAMS["itx"]["tiny-step"]
+LLAMA = partial(config_of, "llama3", "tiny", layers=1)
+MIXTRAL = config_of("mixtral", "tiny", layers=1)
+STEP = partial(config_of, "itx", "tiny-step")
 
 
 @pytest.mark.parametrize(
     ("name", "config", "scatter"),
     [
-        ("FSDP, 1,024 wide", LLAMA, ring),
-        ("context, 1 x 8,192 tokens", replace(LLAMA, batch=1), native),
-        ("context, 4 x 8,192 tokens", replace(LLAMA, batch=4), ring),
+        ("FSDP, 1,024 wide", LLAMA(), ring),
+        ("context, 1 x 8,192 tokens", LLAMA(batch=1), native),
+        ("context, 4 x 8,192 tokens", LLAMA(batch=4), ring),
         ("experts", MIXTRAL, native),
-        ("decode, layers scanned", STEP, native),
-        ("decode, layers unrolled", replace(STEP, scan=False), native),
+        ("decode, layers scanned", STEP(), native),
+        ("decode, layers unrolled", STEP(scan=False), native),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -114,7 +114,6 @@ def test_files_that_do_not_import(tmp_path: Path, broken: str, capsys) -> None:
         ("plan zoo:mlp:tiny --topolgy v5e:2x2", "unknown argument --topolgy (did you mean --topology?)"),
         ("plan zoo:mlp:tiny more", "unknown argument more; see 'shardwise plan --help'"),
         ("hardware show v5e --jsn=1", "unknown argument --jsn=1 (did you mean --json?)"),
-        ("plan zoo:mlp:tiny --quiet --verbose", "argument --verbose: not allowed with argument --quiet"),
         ("plan zoo:mlp:tiny --seed x", "argument --seed: invalid int value: 'x'"),
         ("completion tcsh", "invalid choice: 'tcsh'"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -19,13 +18,6 @@ COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9 COMPREPLY=()
 _python_argcomplete shardwise "${1##* }" ""
 (( ${#COMPREPLY[@]} == 0 )) || printf '%s\\n' "${COMPREPLY[@]}"
 """
-FILE = """
-def make(): ...
-def with_default(a=1, *, b=2): ...
-def with_argument(a): ...
-def with_keyword(*, a): ...
-def _own(): ...
-"""
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
@@ -33,10 +25,8 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("a folder")
-    (folder / "train.py").write_text(FILE)
-    (folder / "broken.py").write_text("def (")
-    arrays = {"arguments": [{"path": "params/w"}, {"path": "x"}], "outputs": [{"path": "out"}]}
-    (folder / "plan.json").write_text(json.dumps(arrays))
+    (folder / "train.py").touch()
+    (folder / "plan.json").touch()
     command = folder / "bin" / "shardwise"
     command.parent.mkdir()
     command.write_text(f"#!/bin/sh\nexec '{sys.executable}' -P -m shardwise.cli.main \"$@\"\n")
@@ -60,23 +50,11 @@ def offered(folder: Path, line: str, **environment: str) -> list[str]:
         ("shardwise hardware ", ["list", "show", "calibrate"]),
         ("shardwise plan --to", ["--topology"]),
         ("shardwise completion ", ["bash", "zsh", "fish"]),
-        # What stands before a colon is not said again: bash takes it for a word of its own.
-        ("shardwise plan zoo:g", ["gpt", "gns"]),
-        ("shardwise plan zoo:gp", ["gpt", "gpt:2.6b", "gpt:6.7b", "gpt:39b", "gpt:tiny"]),
+        # Bash takes the text before a colon for a word of its own.
+        ("shardwise plan zoo:g", ["gpt:2.6b", "gpt:6.7b", "gpt:39b", "gpt:tiny", "gns:full", "gns:tiny"]),
         ("shardwise plan zoo:gpt:t", ["tiny"]),
-        ("shardwise plan tr", ["train.py:"]),
-        ("shardwise plan train.py:", ["make", "with_default"]),
-        ("shardwise plan broken.py:", []),
-        ("shardwise plan zoo:mlp --topology v5", ["v5e:", "v5p:"]),
-        ("shardwise plan zoo:mlp --topology v5e:4", ["4x4", "4x8"]),
+        ("shardwise plan tr", ["train.py"]),
         ("shardwise plan zoo:mlp --output p", ["plan.json"]),
-        ("shardwise hardware show h1", ["h100"]),
-        ("shardwise verify plan.json zoo:mlp --backend h", ["host"]),
-        ("shardwise verify plan.json zoo:mlp --backend v5e:2", ["2x1", "2x2", "2x4"]),
-        ("shardwise compare zoo:mlp --plans p", ["plan.json"]),
-        ("shardwise compare zoo:mlp --tactics dp,megatron+s", ["dp,megatron+sequence"]),
-        ("shardwise explain plan.json ", ["params/w", "x", "out"]),
-        ("shardwise explain nowhere.json ", []),
     ],
 )
 def test_bash(folder: Path, line: str, words: list[str]) -> None:
@@ -99,14 +77,9 @@ def test_scripts_are_about_this_command(shell: str, capsys: pytest.CaptureFixtur
         assert subprocess.run([found, "-n"], input=out, text=True, check=False).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("shardwise plan zoo:mlp:", ["full", "tiny"]),
-        ("shardwise plan zoo:mlp --topology h100:8x1", ["8x16"]),
-        ("shardwise compare zoo:mlp --tactics f", ["fsdp"]),
-    ],
-)
-def test_tab_does_not_wait_for_jax(folder: Path, tmp_path: Path, line: str, words: list[str]) -> None:
+def test_tab_does_not_wait_for_jax(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "jax.py").write_text("raise SystemExit('JAX was imported')")
-    assert offered(folder, line, PYTHONPATH=str(tmp_path)) == words
+    assert offered(folder, "shardwise plan zoo:mlp:", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}") == [
+        "full",
+        "tiny",
+    ]

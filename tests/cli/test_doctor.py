@@ -25,7 +25,7 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     there |= {"libtpu": "0.0.42", "optax": "0.2.5"}
     monkeypatch.setattr(installation, "_requirements", lambda: {"jax": ">=0.9", "numpy": ">=2.0"})
     monkeypatch.setattr(installation, "_version", lambda name: there.get(name, ""))
-    monkeypatch.setattr(installation, "probe", lambda: ([("cpu", "cpu")], "", 1.0))
+    monkeypatch.setattr(installation, "probe", lambda: ([("cpu", "cpu")], ""))
     return there
 
 
@@ -38,7 +38,6 @@ def test_a_machine_that_is_well() -> None:
     assert data["works"] and len(data["devices"]) == 2
     versions = {p["name"]: p["version"] for p in data["packages"]}
     assert versions["jax"] == metadata.version("jax") and {"jaxlib", "numpy", "scipy"} <= set(versions)
-    assert data["cores"] >= 1 and data["memory_bytes"] > 2**20
 
 
 def test_a_backend_that_cannot_start_is_one_line_of_it() -> None:
@@ -84,7 +83,7 @@ DEVICES = """print('{"devices": [["tpu", "TPU v5e"]]}', flush=True)"""
     ("code", "trouble"),
     [
         ("import nothing_like_this", "JAX cannot start: ModuleNotFoundError: No module named 'nothing_like_this'"),
-        ("import os; os.abort()", "JAX cannot start: ended by SIGABRT"),
+        ("import os; os.abort()", "JAX cannot start: ended by signal 6"),
         ("import time; time.sleep(60)", "JAX cannot start: no answer within 1 s"),
         (f"{DEVICES}; 1 / 0", "a tiny plan cannot be made and run here: ZeroDivisionError: division by zero"),
         (f"""{DEVICES}; print('{{"works": false}}')""", "a tiny plan gave other numbers than the plain program"),

@@ -64,8 +64,8 @@ def test_order_of_nodes_is_the_plain_one() -> None:
 @pytest.mark.parametrize(
     ("mesh", "text", "problem"),
     [
-        ({"a": 4, "b": 2}, "v5e:4x4", "has 8 devices and v5e:4x4 has 16: sizes must multiply to 16, as in (4, 4)"),
-        ({"a": 3}, "h100:8", "has 3 devices and h100:8 has 8: sizes must multiply to 8, as in (8)"),
+        ({"a": 4, "b": 2}, "v5e:4x4", "has 8 devices and v5e:4x4 has 16: its sizes must multiply to 16"),
+        ({"a": 3}, "h100:8", "has 3 devices and h100:8 has 8: its sizes must multiply to 8"),
         ({"a": 0}, "h100:8", "not a positive whole number"),
     ],
 )

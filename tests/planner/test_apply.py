@@ -84,20 +84,3 @@ def test_uneven_scatters_are_stated() -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 8)), jnp.float32)
     plan = shardwise.plan(fn, x, mesh={"x": 8}, tactics=[ShardTactic("x", 0, "x")])
     np.testing.assert_array_equal(plan.jit(fn)(x), fn(x))
-
-
-def test_an_op_without_a_local_form_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    import shardwise
-    from shardwise.errors import SpmdError
-
-    def refuse(program: object) -> None:
-        raise SpmdError("some_op", "train.py:3", "it has no local form")
-
-    def fn(x: jax.Array) -> jax.Array:
-        return -x
-
-    monkeypatch.setattr("shardwise.planner.apply.check_expressible", refuse)
-    x = np.arange(16.0, dtype=np.float32).reshape(8, 2)
-    plan = shardwise.plan(fn, x, mesh={"x": 8}, tactics=[shardwise.Shard("x", 0, "x")])
-    with pytest.warns(UserWarning, match=r"some_op at train\.py:3 .*; XLA's partitioner executes the program instead"):
-        np.testing.assert_array_equal(plan.jit(fn)(x), -x)

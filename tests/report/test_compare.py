@@ -113,15 +113,6 @@ def test_plans_that_cannot_stand_beside() -> None:
         shardwise.compare(step, *small, plans=made(), roles=ROLES)
 
 
-def test_all_problems_are_said_at_once() -> None:
-    given = {"tactics": ["dpp", "nope"], "plans": [made(another), "nowhere.json"], "roles": {"batch": "z"}}
-    with pytest.raises(PlanError) as caught:
-        compared(mesh={"data": 3}, topology="v5e:2x2", **given)
-    lines = str(caught.value).splitlines()
-    for says in ("'dpp' (did you mean 'dp'?)", "'nope'", "nowhere.json", "'z'", "another version", "devices"):
-        assert sum(says in line for line in lines) == 1, says
-
-
 def test_a_function_that_cannot_be_traced_is_said_first() -> None:
     with pytest.raises(CaptureError):
         shardwise.compare(lambda w, x: w @ x.T @ w.T @ x, *SHAPES, mesh={"data": 4}, roles=ROLES)

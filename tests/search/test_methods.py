@@ -26,7 +26,7 @@ from shardwise.search.budget import Budget
 from shardwise.search.exhaustive import all_states, count_states, exhaustive
 from shardwise.search.methods import METHODS
 from shardwise.search.problem import Problem, Scored
-from shardwise.search.result import Ended, Found, Improvement
+from shardwise.search.result import Ended, Improvement, SearchResult
 from shardwise.search.run import SearchError
 from shardwise.search.simple import beam, greedy
 
@@ -153,7 +153,7 @@ def test_a_problem_with_too_many_states_is_refused(monkeypatch: pytest.MonkeyPat
         exhaustive(SMALL["narrow"](), LONG)
 
 
-def same(a: Found, b: Found) -> bool:
+def same(a: SearchResult, b: SearchResult) -> bool:
     logs = ([(i.evaluations, i.best) for i in f.log] for f in (a, b))
     return (a.best, a.ended, a.evaluations) == (b.best, b.ended, b.evaluations) and next(logs) == next(logs)
 

@@ -29,7 +29,7 @@ from shardwise.planner.inquiry import Inquiry
 from shardwise.search.budget import Budget
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
-from shardwise.search.result import Found
+from shardwise.search.result import SearchResult
 from shardwise.tactics.baselines import baselines
 from shardwise.tactics.tactic import Context
 
@@ -51,7 +51,7 @@ class Searched:
     """The best state that was found."""
 
     problem: Problem
-    found: Found
+    found: SearchResult
     lowered: Lowered
 
     def spec(self, path: str) -> Dims:

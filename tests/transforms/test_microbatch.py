@@ -344,7 +344,7 @@ def test_training_steps_of_the_zoo_can_be_cut(name: str) -> None:
     ("name", "options", "message"),
     [
         ("wresnet", {}, "needs a value that is reduced over the whole batch"),
-        ("mixtral", {"group": 40}, "mixtral.py.* needs a whole sum over the batch"),
+        ("mixtral", {"group": 40}, "mixtral.py.* needs the complete sum over the batch"),
         ("mixtral", {}, "takes the batch's dimension apart"),
         ("gns", {}, "must count its examples"),
     ],

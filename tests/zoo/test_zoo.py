@@ -3,7 +3,6 @@
 import doctest
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -228,7 +227,7 @@ def test_recurrence_is_the_loop() -> None:
 
 def test_dispatch_with_room_for_all_is_dropless() -> None:
     program = zoo.load("mixtral", "tiny", scan=False)
-    roomy = replace(mixtral.PROGRAMS["mixtral"]["tiny"], capacity_factor=4.0)
+    roomy = registry.config_of("mixtral", "tiny", capacity_factor=4.0)
     p = program.make_args()[0]["layers"][0]
     x = jnp.asarray(np.random.default_rng(0).normal(size=(48, 40, 64)), layers.COMPUTE)
     experts = layers.cast(p["experts"])
@@ -278,7 +277,6 @@ def test_names_and_configs() -> None:
     assert set(zoo.names()) >= {"t2b", "t7b", "gpt", "llama3", "mixtral", "gns", "unet", "itx", "vit"}
     assert zoo.configs("gpt") == ("2.6b", "6.7b", "39b", "tiny")
     assert all("tiny" in zoo.configs(name) for name in zoo.names())
-    assert all(zoo.configs(name) == tuple(registry._configs(name)) for name in zoo.names())
     assert zoo.load("llama3").config == "8b"
 
 
@@ -287,7 +285,7 @@ def test_parse_reads_configuration_flags_and_options() -> None:
     assert (program.name, program.config, program.roles) == ("t2b", "tiny", ("params", "batch"))
     assert len(program.args[0]["layers"]) == 3
     assert program.args[1]["inputs"].shape == (8, 24)
-    assert program.description.endswith("forward loss, batch 8, seq 24, 3 layers, unrolled, remat")
+    assert "remat" in str(jax.make_jaxpr(program.fn)(*program.args))
     assert zoo.parse("gpt:39b").args[0]["embed"].shape == (51200, 8192)
     assert zoo.parse("mixtral:capacity_factor=2").config == "8x7b"
     assert zoo.parse("unet:tiny,unrolled").name == "unet"
@@ -304,7 +302,6 @@ def test_parse_reads_configuration_flags_and_options() -> None:
         ("gpt:layers=three", ["'layers'", "a whole number", "'three'"]),
         ("gpt:layers=0", ["'layers'", "at least 1"]),
         ("gpt:scan=2", ["'scan'", "true or false"]),
-        ("gpt:scan,unrolled", ["'scan' twice"]),
         ("unet:scan", ["option of unet", "'scan'"]),
         ("itx:tiny,mode=sing", ["'sing'", "decode, prefill, step"]),
         ("llama3:tiny,kv_heads=5", ["heads by kv heads", "16 is not a multiple of 5"]),

@@ -47,8 +47,6 @@ from shardwise.hardware.topology import Topology, topology
 
 #: The base where the kind of device has no profile.
 _DEFAULT_BASES: Final = {"cpu": "cpu", "gpu": "a100-40", "tpu": "v5e"}
-#: The fraction of a GPU's memory that JAX preallocates by default.
-_PREALLOCATED: Final = 0.75
 #: The fraction of a reading that a collective must have to be used.
 _MIN_COLLECTIVE: Final = 0.02
 #: The weight of the smallest collectives, which determine latency.
@@ -59,15 +57,10 @@ _MIN_TRANSPOSED: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A measured profile. ``data`` has the layout of the file; ``figures`` are those that were measured, ``reported`` those
-    that the machine reports about itself; the others are the base's. ``links_error`` is the median relative error of the
-    collectives' times under the fitted links, ``None`` where none were measured."""
+    """A measured profile. ``data`` has the layout of the file. ``links_error`` is the median relative error of the collectives'
+    times under the fitted links, ``None`` where none were measured."""
 
     data: dict[str, Any]
-    base: str
-    figures: frozenset[str]
-    reported: frozenset[str]
-    measured: Measured
     links_error: float | None
     notes: tuple[str, ...]
 
@@ -108,22 +101,16 @@ def calibrate(measured: Measured, name: str | None = None) -> Calibration:
     notes = list(measured.notes)
     figures = _figures(readings, base, same_device)
     links, links_error = _fit_links(_without_products(readings), machine.devices, base)
-    figures |= links
-    reported = _reported(machine, base, same_device)
-    tool = f"shardwise hardware calibrate with jax {machine.jax} on {machine.device_kind}"
-    sources = dict.fromkeys(figures, f"measured by {tool}")
-    sources |= dict.fromkeys(reported, f"reported by the machine to {tool}")
-    if machine.platform == "gpu" and "memory.usable_share" not in reported:
-        notes.append(f"memory.usable_share is that of {base_name}, not the limit of this process")
+    figures |= links | _reported(machine, same_device)
     if machine.devices > 1 and not links:
         notes.append(f"links were not measured: those of {base_name} have several tiers here")
     elif links and not any(figure.endswith(".bytes_per_s") for figure in links):
         notes.append("the links' rate was not measured: times did not grow with bytes; is the machine busy?")
     title = f"{machine.device_kind} as measured ({machine.devices} device{'s' if machine.devices > 1 else ''} at once)"
     data = {"name": name or f"{base_name}-measured", "title": title}
-    data |= _compose(base, same_device, figures | reported, sources)
-    measured_figures = frozenset(figures)
-    return Calibration(data, base_name, measured_figures, frozenset(reported), measured, links_error, tuple(notes))
+    source = f"measured by shardwise hardware calibrate with jax {machine.jax} on {machine.device_kind}"
+    data |= _compose(base, same_device, figures, source)
+    return Calibration(data, links_error, tuple(notes))
 
 
 def _without_products(readings: Sequence[Reading]) -> list[Reading]:
@@ -222,30 +209,20 @@ def _efficiency(rate: float, peak: float) -> tuple[float, float]:
     return (rate, 1.0) if rate > peak else (peak, rate / peak)
 
 
-def _reported(machine: Machine, base: Profile, same_device: bool) -> dict[str, Any]:
-    """Returns the figures that the machine reports about itself."""
-    figures: dict[str, Any] = {}
-    if not same_device:
-        flags = {"reduce_scatter": machine.scatters, "minor_copies": machine.minor_copies}
-        figures |= {key: int(flag) for key, flag in flags.items() if flag is not None}
-    if not machine.memory_bytes:
-        return figures
-    if machine.platform == "cpu":
+def _reported(machine: Machine, same_device: bool) -> dict[str, Any]:
+    """Returns the figures that the machine reports about itself; those of a device with a shipped profile are the profile's."""
+    if same_device:
+        return {}
+    flags = {"reduce_scatter": machine.scatters, "minor_copies": machine.minor_copies}
+    figures: dict[str, Any] = {key: int(flag) for key, flag in flags.items() if flag is not None}
+    if machine.memory_bytes:
         figures["memory.bytes"] = machine.memory_bytes
-    elif machine.platform == "gpu":
-        fraction = machine.memory_fraction or _PREALLOCATED
-        size = base.memory_bytes if same_device else round(machine.memory_bytes / fraction)
-        figures |= {} if same_device else {"memory.bytes": size}
-        if machine.memory_fraction:
-            figures["memory.usable_share"] = min(1.0, machine.memory_bytes / size)
-    elif not same_device:  # libtpu rejects programs above a bound that the shipped profile has.
-        figures |= {"memory.bytes": machine.memory_bytes, "memory.usable_share": 1.0}
+        if machine.platform != "cpu":  # the limit of JAX
+            figures["memory.usable_share"] = 1.0
     return figures
 
 
-def _compose(
-    base: Profile, same_device: bool, figures: Mapping[str, Any], sources: Mapping[str, str]
-) -> dict[str, Any]:
+def _compose(base: Profile, same_device: bool, figures: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Returns the figures of a complete file: the base's, replaced by the measured ones, with all sources."""
     excluded = ("name", "title", "aliases", "base", "sources")
     data = {key: value for key, value in profile_data(base.name).items() if key not in excluded}
@@ -262,7 +239,7 @@ def _compose(
     texts = tuple(f"links.{link['name']}.{key}" for link in data["links"] for key in ("name", "kind"))
     keys = [key for key, _ in figures_of(data) if key not in texts]
     taken = f"taken from profile {base.name}: "
-    return data | {"sources": {key: sources.get(key, taken + base.source(key)) for key in keys}}
+    return data | {"sources": {key: source if key in figures else taken + base.source(key) for key in keys}}
 
 
 def to_toml(data: Mapping[str, Any]) -> str:

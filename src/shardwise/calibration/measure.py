@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwise.calibration.readings import KINDS, Machine, Measured, Reading
-from shardwise.calibration.timing import TYPES, Bench, Scale, scale_for
+from shardwise.calibration.timing import ACCELERATOR, HOST, TYPES, Bench, Scale
 from shardwise.errors import HardwareError
 
 #: Products in one round of the loop: with two or more the loop does not copy its carry.
@@ -54,7 +54,6 @@ _KERNELS: Final[Mapping[int, Callable[..., Any]]] = {
 
 def measure(
     devices: int | None = None,
-    quick: bool = False,
     scale: Scale | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Measured:
@@ -62,7 +61,6 @@ def measure(
 
     Args:
       devices: how many to use; by default all.
-      quick: coarse readings within seconds.
       scale: sizes, instead of those for the platform.
       say: called with what is measured next.
     """
@@ -71,7 +69,7 @@ def measure(
     if devices is not None and not 1 <= devices <= len(local):
         raise HardwareError(f"{devices} devices were requested and JAX has {len(local)} here ({local[0].device_kind})")
     used = local[:devices]
-    bench = Bench(used, scale or scale_for(str(used[0].platform), quick))
+    bench = Bench(used, scale or (HOST if used[0].platform == "cpu" else ACCELERATOR))
     readings: list[Reading] = []
     for what, read in _MEASUREMENTS.items():
         say(what)
@@ -92,7 +90,6 @@ def _machine(devices: Sequence[Any]) -> Machine:
         devices=count,
         jax=jax.__version__,
         memory_bytes=limit,
-        memory_fraction=_memory_fraction() if first.platform == "gpu" else None,
         # A sum of which each device keeps a piece; a gather along the second dimension.
         scatters="reduce-scatter" in _compiled(devices, jnp.dot, ((None, "d"), ("d",)), ("d",)) if several else None,
         minor_copies=" copy(" in _compiled(devices, lambda x: x, ((None, "d"),), ()) if several else None,
@@ -109,14 +106,6 @@ def _compiled(devices: Sequence[Any], fn: Callable[..., Any], operands: Any, res
     x = jax.ShapeDtypeStruct((16 * len(devices),) * 2, jnp.float32)
     jitted = jax.jit(fn, in_shardings=tuple(map(sharding, operands)), out_shardings=sharding(result))
     return jitted.lower(*(x for _ in operands)).compile().as_text() or ""
-
-
-def _memory_fraction() -> float | None:
-    """Returns the fraction of a GPU's memory that JAX is set to preallocate."""
-    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
-        with contextlib.suppress(ValueError):
-            return float(os.environ.get(name, ""))
-    return None
 
 
 def _host_bytes() -> int:
@@ -225,7 +214,7 @@ def _launches(bench: Bench) -> Iterator[Reading]:
 
         return run
 
-    few, many = 16, 80 if len(bench.scale.types) < 3 else 272
+    few, many = 16, 272
     yield Reading("launch", f"{many - few} products of 32x32x32", 1.0, bench.slope(chain, few, many, x))
 
 

@@ -7,13 +7,11 @@ time with the previous result, so that the overhead of a call cancels. In a loop
 nothing is unrolled or fused; where the overhead of a loop would matter, two programs of different length are compared
 (``Bench.slope``). The fastest of several calls counts, since other work on a machine only ever slows it.
 
-Weak. A disturbance that lasts as long as all calls of a reading is part of it; ``shardwise.calibration.readings.fastest``
-combines readings made at different times.
+Weak. A disturbance that lasts as long as all calls of a reading is part of it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -48,34 +46,14 @@ class Scale:
     budget_s: float = 75.0  # after which only required readings are started
 
 
-_HOST: Final = Scale(
+HOST: Final = Scale(
     tuple(TYPES), ((256, 256), (512, 512), (1024, 512), (1024, 1024), (2048, 1024)),
     ((64, 1024), (256, 1024)), 1 << 30, 12, 1 << 18, (1 << 10, 1 << 22), 0.05, 0.6, 7,
 )  # fmt: skip
-_ACCELERATOR: Final = Scale(
+ACCELERATOR: Final = Scale(
     tuple(TYPES), ((4096, 4096), (8192, 4096), (8192, 8192), (16384, 8192)),
     (), 1 << 30, 4, 1 << 26, (1 << 10, 1 << 27, 1 << 24, 1 << 20), 0.05, 2.0, 7,
 )  # fmt: skip
-
-
-def scale_for(platform: str, quick: bool) -> Scale:
-    """Returns the sizes for a platform (``"cpu"``, ``"gpu"``, ``"tpu"``)."""
-    full = _HOST if platform == "cpu" else _ACCELERATOR
-    if not quick:
-        return full
-    return dataclasses.replace(
-        full,
-        types=("f32", "bf16"),
-        products=full.products[:2],
-        thin=full.thin[:1],
-        stream_bytes=full.stream_bytes // 4,
-        vector_elements=full.vector_elements // 4,
-        collective_bytes=(full.collective_bytes[0], full.collective_bytes[-1]),
-        target_s=0.01,
-        limit_s=0.2,
-        repeats=3,
-        budget_s=11.0,
-    )
 
 
 def _call(run: Callable[[], Any]) -> float:

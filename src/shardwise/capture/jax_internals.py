@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
 from typing import Any, Final
 
@@ -275,14 +275,25 @@ def retrace(fn: Any, like: Any) -> Any:
 def evaluate(closed: Any, arrays: Sequence[Any]) -> list[Any]:
     """Returns the outputs of a closed jaxpr. ``jax.core.eval_jaxpr`` rejects collectives of operands without varying axes."""
     inner, consts = split_jaxpr(closed)
-    env = dict(zip((*inner.constvars, *inner.invars), (*consts, *arrays), strict=True))
+    return interpret(inner, (*consts, *arrays), lambda number, operands: bind_manual(inner.eqns[number], operands))
 
-    def read(atom: Any) -> Any:
-        return atom.val if is_literal(atom) else env[atom]
 
-    for equation in inner.eqns:
-        env.update(zip(equation.outvars, bind_manual(equation, list(map(read, equation.invars))), strict=True))
-    return list(map(read, inner.outvars))
+def interpret(
+    jaxpr: Any,
+    inputs: Sequence[Any],
+    run: Callable[[int, list[Any]], Sequence[Any]],
+    literal: Callable[[Any], Any] = operator.attrgetter("val"),
+) -> list[Any]:
+    """Returns the outputs of an open jaxpr, from those of its constants and arguments. ``run`` returns the results of an
+    equation, by number, on operands, and ``literal`` the value of a literal."""
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), inputs, strict=True))
+
+    def read(atoms: Sequence[Any]) -> list[Any]:
+        return [literal(atom) if is_literal(atom) else env[atom] for atom in atoms]
+
+    for number, equation in enumerate(jaxpr.eqns):
+        env.update(zip(equation.outvars, run(number, read(equation.invars)), strict=True))
+    return read(jaxpr.outvars)
 
 
 def reshapes(atoms: Sequence[Any], like: Sequence[Any]) -> Any:

@@ -35,8 +35,6 @@ from shardwise.rules.registry import KERNELS, OpRule, find_rule
 #: numbers are scalars.
 NO_VALUE: Final = -1
 
-_Attributes = tuple[tuple[str, Any], ...]
-
 
 @collector_paused()
 def lower(traced: Traced) -> Program:
@@ -253,24 +251,22 @@ class Builder:
         return (self.region, self._section, equation.primitive, *values, literals, params)
 
     def _call(self, equation: Any, jaxpr: Any, operands: list[int]) -> list[int]:
-        name = equation.primitive.name
+        name, params = equation.primitive.name, equation.params
         inner, consts = internals.split_jaxpr(jaxpr)
-        attributes: _Attributes = ()
         kind = f"written out {name}" if name in control.LOWERINGS else name
-        if name in internals.REMAT:
-            params = equation.params
-            kind, attributes = "remat", tuple((k, params[k]) for k in ("differentiated", "prevent_cse") if k in params)
-        label = equation.params.get("name") or getattr(inner.debug_info, "func_name", "")
-        scope = self.new_scope(kind, str(label), attributes)
+        kind = "remat" if name in internals.REMAT else kind
+        has_barrier = kind == "remat" and all(params.get(key, True) for key in ("differentiated", "prevent_cse"))
+        label = params.get("name") or getattr(inner.debug_info, "func_name", "")
+        scope = self.new_scope(kind, str(label), has_barrier)
         outer = self._section
-        if self.scopes[scope].has_barrier:
+        if has_barrier:
             self._section = scope
         results = self.inline(inner, [self.constant(c) for c in consts], operands, scope)
         self._section = outer
         return results
 
-    def new_scope(self, kind: str, name: str, attributes: _Attributes = ()) -> int:
-        scope = Scope(len(self.scopes), kind, name, self._scope, self._equation, self.region, attributes)
+    def new_scope(self, kind: str, name: str, has_barrier: bool = False) -> int:
+        scope = Scope(len(self.scopes), kind, name, self._scope, self._equation, self.region, has_barrier)
         self.scopes.append(scope)
         self._call_sites.append(self._source)
         return scope.id

@@ -29,7 +29,8 @@ class JitOptions:
     donate_argnums: int | Sequence[int] | None = None
     donate_argnames: str | Iterable[str] | None = None
 
-    def given(self) -> dict[str, Any]:
+    def keywords(self) -> dict[str, Any]:
+        """Returns the options that are set."""
         return {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None}
 
     @property
@@ -121,9 +122,9 @@ def trace(
 def _jitted(name: str, fn: Callable[..., Any], options: JitOptions) -> Any:
     """Returns ``fn`` under ``jax.jit``, with its static and donated arguments."""
     if internals.is_jitted(fn):
-        if options.given():
+        if options.keywords():
             raise CaptureError(
-                f"{name} is already jitted: give {', '.join(options.given())} to its own jax.jit, "
+                f"{name} is already jitted: give {', '.join(options.keywords())} to that jax.jit, "
                 "or pass the plain function"
             )
         return fn
@@ -132,7 +133,7 @@ def _jitted(name: str, fn: Callable[..., Any], options: JitOptions) -> Any:
     except TypeError:  # a module whose fields are arrays: jax.jit wants a key for its cache
         fn = functools.wraps(fn)(functools.partial(fn))
     try:
-        return jax.jit(fn, **options.given())
+        return jax.jit(fn, **options.keywords())
     except (TypeError, ValueError) as error:
         raise CaptureError(f"{name}: {error}") from None
 

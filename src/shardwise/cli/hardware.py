@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shardwise.cli import completers, options
-from shardwise.cli.options import Result
+from shardwise.cli import options
+from shardwise.cli.options import Result, argument, flag
 from shardwise.hardware.profile import MATRIX_TYPES
 from shardwise.report.units import si
 
 if TYPE_CHECKING:
-    from shardwise.calibration.calibrate import Calibration
-    from shardwise.calibration.readings import Measured
     from shardwise.hardware.profile import LinkTier, Profile
     from shardwise.hardware.topology import Topology
 
@@ -26,35 +23,10 @@ _UNITS: Final = {"bytes_per_s": "B/s", "flops_per_s": "FLOP/s", "_per_s": "/s", 
     MATRIX_TYPES, "FLOP/s"
 )
 #: Parts of a profile that are no figures.
-_UNSHOWN: Final = ("name", "title", "aliases", "base", "kind", "dims")
+_UNSHOWN: Final = ("schema", "file", "name", "title", "aliases", "base", "kind", "dims")
 
 
-def add_hardware(commands: Any) -> None:
-    hardware = commands.add_parser(
-        "hardware",
-        help="list the devices Shardwise knows, or show the figures of one with their sources",
-        description="Profiles of devices and links: what planning assumes about the hardware, with sources.",
-    )
-    actions = hardware.add_subparsers(title="actions", metavar="ACTION", required=True)
-    listing = options.add_command(actions, "list", _list)
-    show = options.add_command(actions, "show", _show)
-    help = "a name, a path to a .toml file, or a topology such as v5e:4x4"
-    show.add("name", metavar="NAME", help=help, by=completers.hardware)
-    calibrate = options.add_command(actions, "calibrate", _calibrate, accelerators=True)
-    calibrate.add("--name", help="the profile's name (default: the kind of device with -measured)")
-    help = "where it goes (default: NAME.toml, here)"
-    calibrate.add("--output", metavar="FILE.toml", type=Path, help=help, by=completers.files("toml"))
-    calibrate.add_flag("--quick", help="coarse figures within 15 s rather than 90 s")
-    calibrate.add("--devices", metavar="N", type=int, help="use N devices; on a CPU make N host devices")
-    readings: dict[str, Any] = {"metavar": "FILE.json", "type": Path, "by": completers.files("json")}
-    calibrate.add("--readings", help="save the readings there as well", **readings)
-    help = "measure nothing: make a profile of saved readings, of several the fastest"
-    calibrate.add("--from", dest="saved", nargs="+", help=help, **readings)
-    for action in (listing, show, calibrate):
-        options.add_json(action)
-    options.add_loudness(calibrate, "say what is measured, terminal or not")
-
-
+@options.command("list", options.JSON)
 def _list(arguments: argparse.Namespace) -> Result:
     """List all profiles: those that come with Shardwise, and those in SHARDWISE_HARDWARE_PATH.
 
@@ -65,7 +37,7 @@ def _list(arguments: argparse.Namespace) -> Result:
 
     loaded, problems = profiles()
     if arguments.json:
-        return {"schema": 1, "profiles": [p.to_json() for p in loaded], "problems": list(problems)}
+        return {"schema": 1, "profiles": [_data(p) for p in loaded], "problems": list(problems)}
     rows = []
     for p in loaded:
         rates = dict(p.matrix_flops_per_s)
@@ -77,34 +49,51 @@ def _list(arguments: argparse.Namespace) -> Result:
     return page.text() + "".join(f"\n{problem}\n" for problem in problems)
 
 
+def _data(profile: Profile) -> dict[str, Any]:
+    """The profile in the layout of its file."""
+    from shardwise.hardware.load import profile_data
+
+    return {"schema": 1, "file": profile.file} | profile_data(profile.file)
+
+
 def _tier_text(tier: LinkTier) -> str:
     members = tier.size or (tier.largest[0] if tier.largest else 0)
     shape = f" {tier.dims}-D" if tier.kind == "torus" else f"×{members}" if members else ""
     return f"{tier.name}{shape} {tier.bytes_per_s / 1e9:.3g}"
 
 
+@options.command(
+    "show",
+    argument("name", metavar="NAME", help="a name, a path to a .toml file, or a topology such as v5e:4x4"),
+    options.JSON,
+)
 def _show(arguments: argparse.Namespace) -> Result:
     """Show every figure of a profile with its source, and the links of a topology.
 
     shardwise hardware show v5e
     shardwise hardware show '2*v5e:16x16'
     """
-    from shardwise.hardware.load import is_known_name, load_profile, profile_data
+    from shardwise.hardware.load import is_known_name, load_profile
     from shardwise.hardware.topology import topology
-    from shardwise.report.units import wrapped
 
     place = None if is_known_name(arguments.name) else topology(arguments.name)
     profile = place.profile if place else load_profile(arguments.name)
     if arguments.json:
-        return profile.to_json() | ({"topology": place.to_json()} if place else {})
-    cited: dict[str, int] = {}
+        return _data(profile) | ({"topology": dataclasses.asdict(place) | {"profile": profile.name}} if place else {})
+    lines = [f"topology {place}", *(f"  {line}" for line in _axis_lines(place)), ""] if place else []
+    return _profile_text(profile, lines)
+
+
+def _profile_text(profile: Profile, more: list[str]) -> str:
+    """Every figure of a profile with its source."""
+    from shardwise.report.units import wrapped
+
     lines = [f"{profile.title} ({profile.name})"]
     if profile.aliases:
         lines.append(f"also called {', '.join(profile.aliases)}")
-    lines += [f"read from {profile.file}", ""]
-    if place:
-        lines += [f"topology {place}", *(f"  {line}" for line in _axis_lines(place)), ""]
-    for figure, value in figures(profile_data(profile.file)):
+    lines += [f"read from {profile.file}", "", *more]
+    cited: dict[str, int] = {}
+    for figure, value in figures(_data(profile)):
         number = cited.setdefault(profile.source(figure), len(cited) + 1)
         lines.append(f"{figure:30} {value:24} [{number}]")
     lines += ["", "Sources", *(f"[{number}] {source}" for source, number in cited.items())]
@@ -144,49 +133,31 @@ def _value(key: str, value: Any) -> str:
     return f"{value * 1e6:.4g} µs" if key.endswith("_s") else value if isinstance(value, str) else f"{value:g}"
 
 
+@options.command(
+    "calibrate",
+    argument("--name", help="the profile's name (default: the kind of device with -measured)"),
+    argument("--output", metavar="FILE.toml", type=Path, help="where it goes (default: NAME.toml, here)"),
+    argument("--devices", metavar="N", type=int, help="use N devices; on a CPU make N host devices"),
+    options.JSON,
+    options.QUIET,
+    flag("--verbose", "say what is measured, terminal or not; the full traceback where something fails"),
+    accelerators=True,
+)
 def _calibrate(arguments: argparse.Namespace) -> Result:
     """Measure this machine's devices and write a profile.
 
     Measures the devices that JAX has here (products, memory, elementwise work, kernels, collectives), all of
     them busy at once, and writes a hardware profile. Let nothing else run meanwhile.
 
-      shardwise hardware calibrate --name ours --devices 8 --readings ours.json
-      shardwise hardware calibrate --name ours --from ours.json
+      shardwise hardware calibrate --name ours --devices 8
     """
     from shardwise.calibration.calibrate import calibrate, check_output
-    from shardwise.calibration.readings import fastest, read_measured
 
     flag = "--xla_force_host_platform_device_count"
     if (arguments.devices or 0) > 1 and flag not in os.environ.get("XLA_FLAGS", ""):
         # Read when JAX first looks for devices; other platforms do not mind.
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}={arguments.devices}".strip()
     check_output(arguments.output or Path(f"{arguments.name or 'measured'}.toml"))
-    measured = fastest(*map(read_measured, arguments.saved)) if arguments.saved else _measured(arguments)
-    calibration = calibrate(measured, arguments.name or (arguments.output and arguments.output.stem))
-    path = arguments.output or Path(f"{calibration.data['name']}.toml")
-    profile = calibration.write(path)
-    if not arguments.json:
-        return _calibration_text(calibration, profile, path)
-    data = {
-        "device_kind": measured.machine.device_kind,
-        "devices": measured.machine.devices,
-        "jax": measured.machine.jax,
-        "base": calibration.base,
-        "figures": sorted(calibration.figures),
-        "time_s": measured.time_s,
-        "links_error": calibration.links_error,
-        "notes": list(calibration.notes),
-        "readings": [dataclasses.asdict(r) | {"rate": r.rate} for r in measured.readings],
-    }
-    return profile.to_json() | {"measured": data}
-
-
-def _measured(arguments: argparse.Namespace) -> Measured:
-    from shardwise.errors import HardwareError
-    from shardwise.files import check_writable, write_whole
-
-    if arguments.readings:
-        check_writable(arguments.readings, HardwareError)
 
     from shardwise.calibration.measure import measure  # imports JAX
 
@@ -194,30 +165,18 @@ def _measured(arguments: argparse.Namespace) -> Measured:
         if sys.stderr is not None and (arguments.verbose or (not arguments.quiet and sys.stderr.isatty())):
             print(f"measuring {what} ...", file=sys.stderr)
 
-    measured = measure(arguments.devices, arguments.quick, say=say)
-    if arguments.readings:
-        write_whole(arguments.readings, json.dumps(measured.to_json(), indent=1) + "\n", HardwareError)
-    return measured
-
-
-def _calibration_text(calibration: Calibration, profile: Profile, path: Path) -> str:
-    """The figures and their origin, then where the file is and how it is used."""
-    from shardwise.report.units import plural, wrapped
-
-    machine, time_s = calibration.measured.machine, calibration.measured.time_s
-    count = plural(machine.devices, "device")
-    lines = [f"{machine.device_kind}: {count}, all busy at once, jax {machine.jax}, {time_s:.0f} s", ""]
-    for figure, value in figures(calibration.data):
-        timed, reported = figure in calibration.figures, figure in calibration.reported
-        origin = "measured" if timed else "reported by the machine" if reported else f"from profile {calibration.base}"
-        lines.append(f"{figure:30} {value:24} {origin}")
+    measured = measure(arguments.devices, say=say)
+    calibration = calibrate(measured, arguments.name or (arguments.output and arguments.output.stem))
+    path = arguments.output or Path(f"{calibration.data['name']}.toml")
+    profile = calibration.write(path)
+    if arguments.json:
+        return _data(profile) | {"measured": dataclasses.asdict(measured), "links_error": calibration.links_error}
+    count = measured.machine.devices
+    notes = [f"all {count} devices busy at once, {measured.time_s:.0f} s"]
     if calibration.links_error is not None:
-        error = f"{calibration.links_error:.0%}"
-        lines += ["", f"Collectives are off by {error} from the fitted links (the median of all sizes)."]
-    lines += [f"Note: {note}" for note in calibration.notes]
-    usage = [
-        f"\nWritten to {path}. Use it by its path, or by its name:",
-        f"  --topology {path}:{machine.devices}",
-        f"  SHARDWISE_HARDWARE_PATH={path.resolve().parent}  --topology {profile.name}:{machine.devices}\n",
-    ]
-    return wrapped("\n".join(lines), 80) + "\n".join(usage)
+        notes.append(f"median error of the collectives' times under the fitted links: {calibration.links_error:.0%}")
+    notes += [f"note: {note}" for note in calibration.notes]
+    return _profile_text(profile, [*notes, ""]) + (
+        f"\nWritten to {path}. Use it by its path, or by its name:\n  --topology {path}:{count}\n"
+        f"  SHARDWISE_HARDWARE_PATH={path.resolve().parent}  --topology {profile.name}:{count}\n"
+    )

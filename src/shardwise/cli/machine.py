@@ -1,29 +1,19 @@
-"""Commands about this machine: ``doctor``, and ``completion`` of commands, options and their values by the shell.
-
-The script of ``completion`` is Argcomplete's. It makes the shell run ``shardwise`` whenever Tab is pressed, with
-``_ARGCOMPLETE`` set; the answers come from the parser and from ``shardwise.cli.completers``.
-"""
+"""Commands about this machine: ``doctor``, and ``completion``, whose script is Argcomplete's."""
 
 from __future__ import annotations
 
 import argparse
-import os
-from typing import Any, Final
 
 from shardwise.cli import options
 from shardwise.cli.options import Result
 
 
-def add_doctor(commands: Any) -> None:
-    doctor = options.add_command(commands, "doctor", _doctor, accelerators=True)
-    options.add_json(doctor)
-
-
+@options.command("doctor", options.JSON, accelerators=True)
 def _doctor(arguments: argparse.Namespace) -> Result:
     """Say what is installed on this machine, what is missing, and whether planning works.
 
-    Shows versions, the devices that JAX sees, extras, cores and memory, and makes, compiles and runs a tiny
-    plan. The exit code is 1 if something that is needed is missing or does not work.
+    Shows versions, the devices that JAX sees and extras, and makes, compiles and runs a tiny plan. The exit
+    code is 1 if something that is needed is missing or does not work.
 
       shardwise doctor --json
     """
@@ -33,16 +23,13 @@ def _doctor(arguments: argparse.Namespace) -> Result:
     return data if arguments.json else doctor_text(data), int(bool(data["problems"]))
 
 
-def add_completion(commands: Any) -> None:
-    completion = options.add_command(commands, "completion", _completion)
-    completion.add("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
-
-
+@options.command(
+    "completion", options.argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="the shell")
+)
 def _completion(arguments: argparse.Namespace) -> Result:
-    """Print a script that makes a shell complete commands, options, programs and devices.
+    """Print a script that makes a shell complete commands, options, programs of the zoo and files.
 
-    Prints a script to be sourced by a shell: then Tab completes commands, options, programs of the zoo,
-    functions of files, devices and saved plans. Put the line of your shell into ~/.bashrc, ~/.zshrc (after
+    Prints a script to be sourced by a shell. Put the line of your shell into ~/.bashrc, ~/.zshrc (after
     compinit) or ~/.config/fish/config.fish.
 
       eval "$(shardwise completion bash)"
@@ -52,14 +39,3 @@ def _completion(arguments: argparse.Namespace) -> Result:
     from argcomplete.shell_integration import shellcode
 
     return shellcode(["shardwise"], shell=arguments.shell).strip() + "\n"
-
-
-def answer_shell(parser: argparse.ArgumentParser) -> None:
-    """Where a shell asks for completions, prints them and ends the program."""
-    if "_ARGCOMPLETE" in os.environ:
-        import argcomplete
-
-        argcomplete.autocomplete(parser, always_complete_options=False)
-
-
-COMMANDS: Final = (add_doctor, add_completion)

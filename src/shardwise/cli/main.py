@@ -12,7 +12,8 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
 
 import shardwise
 from shardwise.cli import hardware, machine, options, programs, saved
@@ -36,12 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     trouble, verbose = 1, False
     try:
         arguments = _arguments(argv)
-        trouble, verbose = getattr(arguments, "trouble", trouble), getattr(arguments, "verbose", verbose)
-        if not arguments.accelerators:  # Shapes are enough. JAX reads the variable when it is imported.
+        command: options.Command = arguments.command
+        trouble, verbose = command.trouble, getattr(arguments, "verbose", verbose)
+        if not command.accelerators:  # Shapes are enough. JAX reads the variable when it is imported.
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
         # The prints of a target are not our output: they must not end up inside JSON.
         with contextlib.redirect_stdout(sys.stderr), interruptible():
-            result: options.Result = arguments.run(arguments)
+            result = command.run(arguments)
         output, code = result if isinstance(result, tuple) else (result, 0)
         _write(output if isinstance(output, str) else json.dumps(output, indent=2) + "\n")
         if argv is None:
@@ -68,7 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parses the command; help and version are written like any other output."""
     parser = _parser()
-    machine.answer_shell(parser)
+    if "_ARGCOMPLETE" in os.environ:  # A shell asks for completions.
+        import argcomplete
+
+        argcomplete.autocomplete(parser, always_complete_options=False)
     shown = io.StringIO()
     try:
         with contextlib.redirect_stdout(shown):
@@ -114,9 +119,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"shardwise {shardwise.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (*programs.COMMANDS, *saved.COMMANDS, hardware.add_hardware, *machine.COMMANDS):
-        add(commands)
+    _add_commands(commands, programs)
+    _add_commands(commands, saved)
+    about = "list the devices that Shardwise knows, show the figures of one with their sources, or measure this machine"
+    actions = commands.add_parser("hardware", help=about, description=about)
+    _add_commands(actions.add_subparsers(title="actions", metavar="ACTION", required=True), hardware)
+    _add_commands(commands, machine)
     return parser
+
+
+def _add_commands(commands: Any, module: ModuleType) -> None:
+    for value in vars(module).values():
+        if isinstance(value, options.Command):
+            value.add_to(commands)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The parser, and the options that several commands share: described once, so that they read and complete alike."""
+"""The parser of commands, and the arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import inspect
 import shlex
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
 
-from shardwise.cli import completers
 from shardwise.errors import ShardwiseError
 
 #: What a command returns: text, or data to print as JSON; and an exit code where that is not 0.
 Result = str | dict[str, Any] | tuple[str | dict[str, Any], int]
+#: Names and options of ``add_argument``.
+Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports what is wrong with a command in one line that names the help, instead of the whole usage."""
+    """Reports what is wrong with a command in one line that names the help."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"shardwise: {message}; see '{self.prog} --help'\n")
@@ -34,74 +36,92 @@ class Parser(argparse.ArgumentParser):
             command.error(f"unknown argument {shlex.join(unknown[:1])}{hint}")
         return parsed
 
-    def add(self, *names: str, by: Callable[..., Iterable[str]] | None = None, **options: Any) -> None:
-        """``add_argument``, with the function that completes it in a shell."""
-        self.add_argument(*names, **options).completer = by  # type: ignore[attr-defined]
 
-    def add_flag(self, name: str, help: str) -> None:
-        self.add_argument(name, action="store_true", help=help)
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command, made by ``@command``. With ``accelerators`` JAX may open them; ``trouble`` is the exit code of an error."""
 
+    name: str
+    run: Callable[[argparse.Namespace], Result]
+    arguments: tuple[Argument, ...]
+    accelerators: bool = False
+    trouble: int = 1
 
-def add_command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], Result], accelerators: bool = False
-) -> Parser:
-    """Adds a command. The docstring of ``run`` is its help: a line for the list of commands, more about it, and examples.
-    With ``accelerators`` JAX may open them."""
-    summary, *about, examples = (inspect.getdoc(run) or "\n\n").split("\n\n")
-    command: Parser = commands.add_parser(
-        name,
-        help=summary[:1].lower() + summary[1:].rstrip("."),
-        description=textwrap.fill("".join(about) or summary, 78),
-        epilog=f"examples:\n{examples}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.set_defaults(parser=command, run=run, accelerators=accelerators)
-    return command
-
-
-def add_target(parser: Parser, optional: str = "") -> None:
-    """``optional``: what it is good for, where it can be left out."""
-    help = "zoo:NAME[:CONFIG], or file.py:function returning (fn, args)" + (f"; {optional}" if optional else "")
-    parser.add("target", metavar="TARGET", help=help, by=completers.targets, **({"nargs": "?"} if optional else {}))
+    def add_to(self, commands: Any) -> None:
+        """The docstring of ``run`` is the help: a line for the list of commands, more about it, and examples."""
+        summary, *about, examples = (inspect.getdoc(self.run) or "\n\n").split("\n\n")
+        parser: Parser = commands.add_parser(
+            self.name,
+            help=summary[:1].lower() + summary[1:].rstrip("."),
+            description=textwrap.fill("".join(about) or summary, 78),
+            epilog=f"examples:\n{examples}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        for names, options in self.arguments:
+            action = parser.add_argument(*names, **options)
+            if names == ("target",):
+                action.completer = _complete_target  # type: ignore[attr-defined]
+        parser.set_defaults(parser=parser, command=self)
 
 
-def add_plan(parser: Parser, name: str = "plan", metavar: str = "PLAN", **options: Any) -> None:
-    options = {"help": "a plan that Plan.save wrote", **options}
-    parser.add(name, metavar=metavar, by=completers.files("json"), **options)
+def command(name: str, *arguments: Argument, **options: Any) -> Callable[[Callable[..., Result]], Command]:
+    return lambda run: Command(name, run, arguments, **options)
 
 
-def add_mesh(parser: Parser, topology: str, mesh: str) -> None:
-    """The devices and the mesh; the texts say what the defaults are."""
-    help = f"devices and links, such as v5e:4x4 or h100:8x4{topology}"
-    parser.add("--topology", metavar="T", help=help, by=completers.topologies)
-    parser.add("--mesh", metavar="AXES", type=_mesh, help=f"axes and sizes, such as data=4,model=4{mesh}")
+def argument(*names: str, **options: Any) -> Argument:
+    return names, options
 
 
-def add_tactics(parser: Parser, help: str) -> None:
-    parser.add("--tactics", metavar="NAMES", help=help, by=completers.tactics)
+def flag(name: str, help: str) -> Argument:
+    return argument(name, action="store_true", help=help)
 
 
-def add_roles(parser: Parser) -> None:
-    for role, help in (("batch", "an argument that is the batch"), ("params", "one that is parameters")):
-        parser.add(f"--{role}", metavar="PATH", action="append", help=f"{help} (default: inferred)")
+JSON: Final = flag("--json", "print JSON")
+QUIET: Final = flag("--quiet", "no progress on the terminal")
+VERBOSE: Final = flag("--verbose", "the full traceback where something fails")
+ROLES: Final = (
+    argument(
+        "--batch", metavar="PATH", action="append", help="an argument that belongs to the batch (default: inferred)"
+    ),
+    argument(
+        "--params",
+        metavar="PATH",
+        action="append",
+        help="an argument that belongs to the parameters (default: inferred)",
+    ),
+)
+
+
+def target(use: str = "") -> Argument:
+    """The program of a command; with a ``use`` it can be left out."""
+    help = "zoo:NAME[:CONFIG], or file.py:function returning (fn, args)" + (f"; {use}" if use else "")
+    options = {"nargs": "?"} if use else {}
+    return argument("target", metavar="TARGET", help=help, **options)
+
+
+def _complete_target(prefix: str, **_: Any) -> list[str]:
+    """Returns the programs of the zoo and Python files, for Argcomplete."""
+    from argcomplete.completers import FilesCompleter
+
+    from shardwise import zoo
+
+    programs = [f"zoo:{name}:{config}" for name in zoo.names() for config in zoo.configs(name)]
+    return [*programs, *FilesCompleter(("py",))(prefix)]
+
+
+def saved_plan(name: str = "plan", metavar: str = "PLAN", **options: Any) -> Argument:
+    return argument(name, metavar=metavar, **{"help": "a plan that Plan.save wrote", **options})
+
+
+def mesh(topology_default: str, mesh_default: str) -> tuple[Argument, Argument]:
+    devices = f"devices and links, such as v5e:4x4 or h100:8x4{topology_default}"
+    axes = f"axes and sizes, such as data=4,model=4{mesh_default}"
+    return argument("--topology", metavar="T", help=devices), argument("--mesh", metavar="AXES", type=_mesh, help=axes)
 
 
 def roles(arguments: argparse.Namespace) -> dict[str, tuple[str, ...]]:
-    """The values of the options of ``add_roles``."""
+    """The values of ``ROLES``."""
     return {role: tuple(paths) for role in ("batch", "params") if (paths := getattr(arguments, role))}
-
-
-def add_json(parser: Parser, what: str = "JSON") -> None:
-    parser.add_flag("--json", help=f"print {what}")
-
-
-def add_loudness(parser: Parser, progress: str = "") -> None:
-    """``--verbose``, and ``--quiet`` for commands that show their ``progress``."""
-    group = parser.add_mutually_exclusive_group()
-    if progress:
-        group.add_argument("--quiet", action="store_true", help="no progress on the terminal")
-        progress += "; "
-    group.add_argument("--verbose", action="store_true", help=f"{progress}the whole traceback where something fails")
 
 
 def _mesh(text: str) -> dict[str, int | None]:

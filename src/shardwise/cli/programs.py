@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from shardwise.cli import completers, options
-from shardwise.cli.options import Result
+from shardwise.cli import options
+from shardwise.cli.options import Result, argument, flag
 from shardwise.cli.targets import load_target
 from shardwise.errors import PlanError, ShardwiseError
 
@@ -16,31 +16,41 @@ _REMAT: Final = {"yes": True, "no": None, "auto": "auto"}
 _INTERRUPTED: Final = 130
 
 
-def add_plan(commands: Any) -> None:
-    plan = options.add_command(commands, "plan", _plan)
-    options.add_target(plan)
-    options.add_mesh(plan, "", "; a size of ? is searched (default: all are)")
-    plan.add("--budget", dest="budget_s", metavar="SECONDS", type=float, help="how long the search may take")
-    help = "how many states it may evaluate: the same plan on every machine"
-    plan.add("--evaluations", dest="budget_evals", metavar="N", type=int, help=help)
-    plan.add("--seed", metavar="N", type=int, help="of the search")
-    options.add_tactics(
-        plan, "tactics in order, such as fsdp:data,auto:model or fsdp:data+model (default: auto, a search)"
-    )
-    options.add_roles(plan)
-    help = "number of micro-batches (default: as few as fit in memory)"
-    plan.add("--microbatches", metavar="N", default="auto", type=_count, help=help)
-    help = "rematerialize the bodies of loops and repeated blocks (default auto: if nothing fits otherwise)"
-    plan.add("--remat", choices=tuple(_REMAT), default="auto", help=help)
-    plan.add_flag("--allow-infeasible", help="give the smallest plan where none fits")
-    plan.add("--output", metavar="FILE.json", type=Path, help="save the plan there", by=completers.files("json"))
-    help = "write the plan as a page to open in a browser"
-    plan.add("--report", metavar="FILE.html", type=Path, help=help, by=completers.files("html"))
-    plan.add_flag("--all", help="list every argument and collective")
-    options.add_json(plan, "the plan as JSON")
-    options.add_loudness(plan, "a line for each improvement, terminal or not")
+def _count(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
 
 
+@options.command(
+    "plan",
+    options.target(),
+    *options.mesh("", "; a size of ? is searched (default: all are)"),
+    argument("--budget", dest="budget_s", metavar="SECONDS", type=float, help="the longest time that the search takes"),
+    argument(
+        "--evaluations", dest="budget_evals", metavar="N", type=int, help="the most states that the search evaluates"
+    ),
+    argument("--seed", metavar="N", type=int, help="seed of the search"),
+    argument(
+        "--tactics", metavar="NAMES", help="tactics in order, such as fsdp:data,auto:model (default: auto, a search)"
+    ),
+    *options.ROLES,
+    argument(
+        "--microbatches",
+        metavar="N",
+        default="auto",
+        type=_count,
+        help="micro-batches of a step (default: as few as fit)",
+    ),
+    argument(
+        "--remat", choices=tuple(_REMAT), default="auto", help="rematerialize layers (default: if nothing else fits)"
+    ),
+    flag("--allow-infeasible", "return the smallest plan if none fits"),
+    argument("--output", metavar="FILE.json", type=Path, help="save the plan there"),
+    argument("--report", metavar="FILE.html", type=Path, help="write the plan as a page to open in a browser"),
+    flag("--all", "list every argument and collective"),
+    flag("--json", "print the plan as JSON"),
+    options.QUIET,
+    flag("--verbose", "a line for each improvement; the full traceback where something fails"),
+)
 def _plan(arguments: argparse.Namespace) -> Result:
     """Find how a program is best split over devices.
 
@@ -103,21 +113,17 @@ def _next(arguments: argparse.Namespace) -> str:
     return f"{text}\nnext: {', '.join(hint for option, hint in hints.items() if not getattr(arguments, option))}\n"
 
 
-def _count(text: str) -> int | str:
-    return int(text) if text.isdigit() else text
-
-
-def add_inspect(commands: Any) -> None:
-    inspect = options.add_command(commands, "inspect", _inspect)
-    options.add_target(inspect)
-    inspect.add_flag("--all", help="list also groups that do not matter (loops, dimensions that stay replicated)")
-    help = "show what ties two dimensions together, each as PATH:DIM (params/w1:0)"
-    inspect.add("--why", nargs=2, metavar=("A", "B"), help=help)
-    inspect.add_flag("--program", help="print the captured program with its rules instead")
-    options.add_json(inspect, "the analysis as JSON")
-    options.add_loudness(inspect)
-
-
+@options.command(
+    "inspect",
+    options.target(),
+    flag("--all", "also list groups that do not matter (loops, dimensions that stay replicated)"),
+    argument(
+        "--why", nargs=2, metavar=("A", "B"), help="show what ties two dimensions together, as PATH:DIM (params/w1:0)"
+    ),
+    flag("--program", "print the captured program with its rules instead"),
+    flag("--json", "print the analysis as JSON"),
+    options.VERBOSE,
+)
 def _inspect(arguments: argparse.Namespace) -> Result:
     """Show what can be sharded in a program, and where that is ambiguous.
 
@@ -148,18 +154,19 @@ def _dimension(text: str) -> tuple[str, int]:
     return path, int(dim)
 
 
-def add_compare(commands: Any) -> None:
-    compare = options.add_command(commands, "compare", _compare)
-    options.add_target(compare)
-    options.add_mesh(compare, " (default: those of the plans)", " (default: that of the plans)")
-    options.add_plan(compare, "--plans", nargs="+", default=[], help="plans that Plan.save wrote")
-    options.add_tactics(compare, "what an axis may be used for, such as dp,fsdp,megatron+sequence (default: all)")
-    options.add_roles(compare)
-    compare.add_flag("--all", help="list every combination, and why others do not apply")
-    options.add_json(compare)
-    options.add_loudness(compare)
-
-
+@options.command(
+    "compare",
+    options.target(),
+    *options.mesh(" (default: those of the plans)", " (default: that of the plans)"),
+    options.saved_plan("--plans", nargs="+", default=[], help="plans that Plan.save wrote"),
+    argument(
+        "--tactics", metavar="NAMES", help="what an axis may be used for, such as dp,megatron+sequence (default: all)"
+    ),
+    *options.ROLES,
+    flag("--all", "list every combination, and why others do not apply"),
+    options.JSON,
+    options.VERBOSE,
+)
 def _compare(arguments: argparse.Namespace) -> Result:
     """Set named strategies (data parallelism, FSDP, Megatron, ...) and saved plans side by side.
 
@@ -187,11 +194,7 @@ def _compare(arguments: argparse.Namespace) -> Result:
     return compared.to_json() if arguments.json else comparison_text(compared, options.width(), arguments.all)
 
 
-def add_zoo(commands: Any) -> None:
-    zoo = options.add_command(commands, "zoo", _zoo)
-    options.add_json(zoo)
-
-
+@options.command("zoo", options.JSON)
 def _zoo(arguments: argparse.Namespace) -> Result:
     """List the programs that come with Shardwise.
 
@@ -206,6 +209,3 @@ def _zoo(arguments: argparse.Namespace) -> Result:
     if arguments.json:
         return {"schema": 1, "programs": programs}
     return "".join(f"{p['name']:8} {' '.join(p['configs'])}\n         {p['description']}\n" for p in programs)
-
-
-COMMANDS: Final = (add_plan, add_inspect, add_compare, add_zoo)

@@ -8,17 +8,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shardwise.cli import completers, options
-from shardwise.cli.options import Result
+from shardwise.cli import options
+from shardwise.cli.options import Result, argument, flag
 from shardwise.cli.targets import load_target
 from shardwise.errors import ShardwiseError
 
 if TYPE_CHECKING:
     from shardwise.plans.plan import Plan
 
+#: Of an argument that can be repeated.
+_MANY: Final[dict[str, Any]] = {"action": "append", "default": []}
+
 
 def _loaded(arguments: argparse.Namespace, target: str | None) -> Plan:
-    """The saved plan; bound to its target, if that was given."""
+    """Returns the saved plan, bound to its target if there is one."""
     from shardwise.plans.load import load_plan
 
     plan = load_plan(arguments.plan)
@@ -32,22 +35,19 @@ def _mesh(plan: Plan) -> dict[str, int]:
     return dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
 
 
-def add_explain(commands: Any) -> None:
-    explain = options.add_command(commands, "explain", _explain)
-    options.add_plan(explain)
-    help = "an argument or output by its path, or by the end of it; with --program TARGET comes here"
-    explain.add("path", metavar="PATH", help=help, by=completers.paths)
-    options.add_target(explain, "with it also what each decision is worth, and the lines of the device-local program")
-    help = "print the device-local program: local shapes, collectives, source lines; needs TARGET"
-    explain.add_flag("--program", help=help)
-    options.add_json(explain)
-
-
+@options.command(
+    "explain",
+    options.saved_plan(),
+    argument("path", metavar="PATH", help="an argument or output by its path, or by the end of it; not with --program"),
+    options.target("with it also what each decision is worth, and the lines of the device-local program"),
+    flag("--program", "print the device-local program of TARGET: local shapes, collectives, source lines"),
+    options.JSON,
+)
 def _explain(arguments: argparse.Namespace) -> Result:
-    """Say how an argument or output is sharded under a saved plan, and what moves for it.
+    """Say how an argument or output is sharded under a saved plan, and which collectives it causes.
 
     Says how an argument or output is sharded, in how many shards, and which collectives it causes, with the
-    lines of the source that need them; or prints the whole program of one device.
+    lines of the source that need them; or prints the program of one device.
 
       shardwise explain plan.json params/first/kernel
       shardwise explain plan.json params/first/kernel zoo:mlp
@@ -58,7 +58,7 @@ def _explain(arguments: argparse.Namespace) -> Result:
 
     if arguments.program:
         if arguments.target is not None:
-            arguments.parser.error("--program prints the whole program: leave PATH out")
+            arguments.parser.error("--program prints the complete program: leave PATH out")
         plan = _loaded(arguments, arguments.path)
         if not arguments.json:
             return plan.program(options.width())
@@ -77,27 +77,23 @@ def _explain(arguments: argparse.Namespace) -> Result:
     }
 
 
-def add_what_if(commands: Any) -> None:
-    what_if = options.add_command(commands, "what-if", _what_if)
-    options.add_plan(what_if)
-    options.add_target(what_if)
-    many: dict[str, Any] = {"action": "append", "default": []}
-    what_if.add("--without", metavar="DECISION", help="a decision to leave out: its number, or words of it", **many)
-    help = "give a dimension, and all that need the same sharding, a mesh axis"
-    what_if.add("--shard", metavar="PATH,DIM,AXIS", help=help, **many)
-    what_if.add("--keep", metavar="PATH,AXIS", help="store an argument replicated on an axis", **many)
-    options.add_tactics(what_if, "tactics to apply after the plan's decisions, such as megatron:model")
-    help = "other devices for the same mesh, such as v5p:4x4"
-    what_if.add("--topology", metavar="T", help=help, by=completers.topologies)
-    options.add_json(what_if)
-    options.add_loudness(what_if)
-
-
+@options.command(
+    "what-if",
+    options.saved_plan(),
+    options.target(),
+    argument("--without", metavar="DECISION", **_MANY, help="a decision to leave out: its number, or words of it"),
+    argument("--shard", metavar="PATH,DIM,AXIS", **_MANY, help="give a dimension, and all of its color, a mesh axis"),
+    argument("--keep", metavar="PATH,AXIS", **_MANY, help="store an argument replicated on an axis"),
+    argument("--tactics", metavar="NAMES", help="tactics to apply after the plan's decisions, such as megatron:model"),
+    argument("--topology", metavar="T", help="other devices for the same mesh, such as v5p:4x4"),
+    options.JSON,
+    options.VERBOSE,
+)
 def _what_if(arguments: argparse.Namespace) -> Result:
-    """Say what a saved plan would take with other decisions.
+    """Predict a saved plan with other decisions.
 
     Leaves decisions of a saved plan out, adds others or takes other devices, and says what time and memory
-    would be, and what makes the difference. Nothing is searched.
+    would be, and why they differ. Nothing is searched.
 
       shardwise what-if plan.json zoo:t2b --without 2
       shardwise what-if plan.json train.py:make_step --shard params/w,0,model
@@ -132,14 +128,9 @@ def _parts(text: str, count: int, form: str) -> list[str]:
     return parts
 
 
-def add_diff(commands: Any) -> None:
-    diff = options.add_command(commands, "diff", _diff)
-    options.add_plan(diff, "one", "A")
-    options.add_plan(diff, "other", "B", help="another")
-    options.add_json(diff)
-    diff.set_defaults(trouble=2)
-
-
+@options.command(
+    "diff", options.saved_plan("one", "A"), options.saved_plan("other", "B", help="another"), options.JSON, trouble=2
+)
 def _diff(arguments: argparse.Namespace) -> Result:
     """Say what differs between two saved plans.
 
@@ -157,16 +148,14 @@ def _diff(arguments: argparse.Namespace) -> Result:
     return data if arguments.json else difference_text(one, other, names, options.width()), 1 - data["same"]
 
 
-def add_verify(commands: Any) -> None:
-    verify = options.add_command(commands, "verify", _verify)
-    options.add_plan(verify)
-    options.add_target(verify)
-    help = "host (default) or a TPU topology such as v5e:4x4"
-    verify.add("--backend", metavar="B", default="host", help=help, by=completers.backends)
-    options.add_json(verify)
-    options.add_loudness(verify)
-
-
+@options.command(
+    "verify",
+    options.saved_plan(),
+    options.target(),
+    argument("--backend", metavar="B", default="host", help="host (default) or a TPU topology such as v5e:4x4"),
+    options.JSON,
+    options.VERBOSE,
+)
 def _verify(arguments: argparse.Namespace) -> Result:
     """Compile a program under a saved plan and compare with what the plan predicts.
 
@@ -202,15 +191,13 @@ def _verify(arguments: argparse.Namespace) -> Result:
     }
 
 
-def add_report(commands: Any) -> None:
-    report = options.add_command(commands, "report", _report)
-    options.add_plan(report, type=Path)
-    options.add_target(report, "with it the page also has times by line, memory over time, effects and strategies")
-    help = "where it goes (default: PLAN.html beside it)"
-    report.add("--output", metavar="FILE.html", type=Path, help=help, by=completers.files("html"))
-    options.add_json(report, "the page's data as JSON and write no page")
-
-
+@options.command(
+    "report",
+    options.saved_plan(type=Path),
+    options.target("with it the page also has times by line, memory over time, effects and strategies"),
+    argument("--output", metavar="FILE.html", type=Path, help="where it goes (default: PLAN.html beside it)"),
+    flag("--json", "print the page's data as JSON and write no page"),
+)
 def _report(arguments: argparse.Namespace) -> Result:
     """Write a saved plan as one HTML page that needs no network.
 
@@ -227,6 +214,3 @@ def _report(arguments: argparse.Namespace) -> Result:
         raise ShardwiseError(f"the page would take the place of the plan {output}: give another --output")
     plan.report(output)
     return f"written to {output}\n"
-
-
-COMMANDS: Final = (add_explain, add_what_if, add_diff, add_verify, add_report)

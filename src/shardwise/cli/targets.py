@@ -36,7 +36,9 @@ def load_target(text: str) -> Target:
     ``jax.ShapeDtypeStruct``s.
     """
     if text.startswith("zoo:"):
-        return _zoo(text)
+        from shardwise import zoo
+
+        return _unpack(text, zoo.parse(text.removeprefix("zoo:")))
     file, colon, name = text.rpartition(":")
     if not colon or not file.endswith(".py") or not name:
         raise TargetError(f"{text!r} is no target: use zoo:NAME, zoo:NAME:CONFIG or path/to/file.py:function")
@@ -46,16 +48,6 @@ def load_target(text: str) -> Target:
         near = difflib.get_close_matches(name, functions, n=3)
         raise TargetError(f"{file} has no {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
     return _unpack(text, _call(text, getattr(module, name)))
-
-
-def _zoo(text: str) -> Target:
-    from shardwise import zoo
-
-    try:
-        program = zoo.parse(text.removeprefix("zoo:"))
-    except ValueError as error:
-        raise TargetError(str(error)) from None
-    return Target(program.fn, program.args, {}, program.donate_argnums)
 
 
 def _load_module(path: Path) -> ModuleType:

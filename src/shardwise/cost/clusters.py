@@ -139,17 +139,13 @@ class Clusters:
     def _find_updates(self) -> None:
         """Finds scatters into zeros that need no memory: of single elements, or with a sum as the only consumer."""
         program = self.program
-        users: dict[int, list[Op]] = {}
-        for op in program.ops:
-            for v in op.operands:
-                users.setdefault(v, []).append(op)
         for op in program.ops:
             if not op.kind.startswith("scatter") or op.operands[0] < 0 or len(op.operands) < 3:
                 continue
             target, indices, updates = (program.values[v] for v in op.operands[:3])
             if program.ops[program.definitions[target.id][0]].kind != "broadcast_in_dim":
                 continue
-            consumers = users.get(op.results[0], [])
+            consumers = [program.ops[k] for k, _ in program.uses[op.results[0]]]
             if updates.elements * indices.shape[-1] == indices.elements and not self.by_library:
                 self.roles[op.id] = Role.ELEMENTWISE
             elif op.kind in ADDING_SCATTERS and len(consumers) == 1 and consumers[0].kind in SUMS:

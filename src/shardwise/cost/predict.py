@@ -12,7 +12,7 @@ from shardwise.cost.compute import widest_dtype
 from shardwise.cost.memory import BLOCK, Allocation
 from shardwise.cost.model import CostModel, Figures, Term, TermKind, total
 from shardwise.errors import PlanError
-from shardwise.ir.program import HEAVY, Op
+from shardwise.ir.program import HEAVY, Op, Program
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.sharding import Kind
 
@@ -153,7 +153,7 @@ def predict(model: CostModel, lowered: Lowered) -> Predicted:
         utilization=_least_s(model) / lowered.mesh.devices / cost.time_s if cost.time_ps else 0.0,
         peak_bytes=cost.peak_bytes,
         usable_bytes=model.cost.profile.usable_bytes,
-        alive=tuple(_alive(model, peak)),
+        alive=tuple(alive(model.structure.program, peak)),
         collectives=tuple(_collectives(rows)),
         rows=tuple(sorted(rows, key=lambda row: row.point)),
         curve=tuple((curve * BLOCK).tolist()),
@@ -203,14 +203,16 @@ def _collectives(rows: Iterable[Row]) -> Iterable[Moved]:
         yield Moved(kind, axes, sum(r.count for r in same), sum(r.nbytes for r in same), sum(r.time_s for r in same))
 
 
-def _alive(model: CostModel, allocations: Iterable[Allocation]) -> Iterable[Alive]:
-    """The largest by name, the rest as one."""
-    program = model.structure.program
+def alive(program: Program, allocations: Iterable[Allocation]) -> Iterable[Alive]:
+    """The largest allocations by name, the rest as one."""
     ordered = sorted(allocations, key=lambda a: (-a.blocks, a.value, a.what))
     for a in ordered[:_NAMED]:
-        source = program.source_of(program.ops[program.definitions[a.value][0]])
-        label = program.label(a.value) if a.what == "value" else f"{a.what} of {program.label(a.value)}"
-        yield Alive(label, a.blocks * BLOCK, str(source))
+        op = program.ops[program.definitions[a.value][0]]
+        # A stacked result of a loop is named by the value in its body: the loop's line is that of all its results.
+        stacked = op.kind == "scan.output" and not program.values[a.value].path
+        label = f"stack of {program.label(op.operands[0])}" if stacked else program.label(a.value)
+        named = label if a.what == "value" else f"{a.what} of {label}"
+        yield Alive(named, a.blocks * BLOCK, str(program.source_of(op)))
     rest = sum(a.blocks for a in ordered[_NAMED:])
     if rest:
         yield Alive(f"{len(ordered) - _NAMED} more", rest * BLOCK, "")

@@ -108,7 +108,7 @@ def build_names(program: Program) -> Names:
 def components(count: int, edges: IntArray) -> IntArray:
     """Returns the number of each node's connected component; components are numbered by their first node.
 
-    Every root is hooked to the smallest root that an edge leads to, and paths are halved, until all edges lie inside of a
+    Every root is hooked to the smallest root that an edge leads to, and paths are halved, until all edges are inside of a
     component. SciPy has the same, and takes a quarter of a second to import.
     """
     root = np.arange(count)

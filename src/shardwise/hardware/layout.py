@@ -94,6 +94,35 @@ class Placement:
                 runs.append(Run(kind, size, axis.tier, axis.bytes_per_s / stride, axis.latency_s * stride))
         return tuple(runs)
 
+    def split(self, axis: int, inner: int) -> Placement:
+        """Returns the same devices in the same order with a mesh axis as two, the second of them of size ``inner``.
+
+        >>> from shardwise.hardware.topology import topology
+        >>> placement = place({"data": 4, "model": 16}, topology("v5p:4x4x4"))
+        >>> placement.split(1, 8).lines()
+        ('data 4: ICI x 4', 'model_0 2: ICI y 4 in pieces of 2 at distance 2', 'model_1 8: ICI y 4 in pieces of 2 × ICI z 4')
+        >>> (placement.split(1, 8).order().reshape(4, 16) == placement.order()).all()
+        np.True_
+        """
+        outer, minor, rest = list[Segment](), list[Segment](), inner
+        for segment in reversed(self.segments[axis]):
+            part = math.gcd(segment.size, rest)
+            if part > 1 and outer:
+                break
+            rest //= part
+            if part > 1:
+                minor.insert(0, replace(segment, size=part))
+            if part < segment.size:
+                outer.insert(0, replace(segment, size=segment.size // part, stride=segment.stride * part))
+        if rest > 1:
+            raise MeshError(f"the axis {self.mesh.names[axis]} has no blocks of {inner} devices in a row")
+        name, size = self.mesh.names[axis], self.mesh.sizes[axis]
+        names, sizes, rows = list(self.mesh.names), list(self.mesh.sizes), list(self.segments)
+        names[axis : axis + 1] = [f"{name}_0", f"{name}_1"]
+        sizes[axis : axis + 1] = [size // inner, inner]
+        rows[axis : axis + 1] = [tuple(outer), tuple(minor)]
+        return Placement(MeshAxes(tuple(names), tuple(sizes)), self.topology, tuple(rows))
+
     def lines(self) -> tuple[str, ...]:
         """Returns one line for each mesh axis.
 
@@ -131,8 +160,8 @@ def placements(mesh: Any, topology: Topology, *, limit: int = 32) -> tuple[Place
     axes = MeshAxes.of(mesh)
     if axes.devices != topology.devices:
         raise MeshError(
-            f"the mesh {axes} has {axes.devices} devices and {topology.text} has {topology.devices}: "
-            f"sizes must multiply to {topology.devices}, as in {_shapes(topology, len(axes.sizes))}"
+            f"the mesh {axes} has {axes.devices} devices and {topology.text} has {topology.devices}: its sizes must "
+            f"multiply to {topology.devices}"
         )
     sizes, unnamed = tuple(axis.size for axis in topology.axes), [astuple(axis)[1:] for axis in topology.axes]
     ranked: dict[tuple[Any, ...], tuple[tuple[Any, ...], Cut]] = {}
@@ -203,18 +232,3 @@ def _rank(matrix: Matrix, cut: Cut, topology: Topology) -> tuple[Any, ...]:
     split = sum(len(pieces) > 1 for p, pieces in enumerate(cut) if topology.axes[p].kind == "torus")
     reversed_pieces = sum(a < b for pieces in cut for (a, _), (b, _) in itertools.pairwise(pieces))
     return (round(outer, 6), split, reversed_pieces, tuple(tuple(-f for f in row) for row in matrix), cut)
-
-
-def _shapes(topology: Topology, count: int) -> str:
-    """Returns text with meshes of ``count`` axes that split no physical axis."""
-    candidates = set()
-    owners = itertools.product(range(max(count, 1)), repeat=len(topology.axes))
-    for owner_of in itertools.islice(owners, _MOST):
-        shape = [1] * max(count, 1)
-        for owner, axis in zip(owner_of, topology.axes, strict=True):
-            shape[owner] *= axis.size
-        candidates.add(tuple(shape))
-    # Users usually want even ones.
-    shapes = sorted(candidates, key=lambda shape: (max(shape), shape))[:6]
-    texts = ["(" + ", ".join(str(size) for size in shape) + ")" for shape in shapes]
-    return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1]

@@ -11,7 +11,6 @@ import copy
 import difflib
 import functools
 import os
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -49,7 +48,7 @@ def load_profile(name: str) -> Profile:
 
 
 def profile_data(name: str) -> dict[str, Any]:
-    """Returns a profile in the layout of its file, with the figures of its base."""
+    """Returns a profile as data in the layout of its file, with the figures of its base."""
     return _read(name, ())[0]
 
 
@@ -64,7 +63,7 @@ def profiles() -> tuple[tuple[Profile, ...], tuple[str, ...]]:
             problems.append(str(error))
             continue
         by_name.setdefault(profile.name, profile)
-    return tuple(by_name[name] for name in sorted(by_name, key=_natural)), tuple(problems)
+    return tuple(by_name[name] for name in sorted(by_name)), tuple(problems)
 
 
 def canonical(name: str) -> str:
@@ -81,11 +80,6 @@ def is_known_name(name: str) -> bool:
 
 def is_path(name: str) -> bool:
     return name.endswith(".toml")
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Returns a sort key in which numbers count as numbers: v5e comes before v100."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _files() -> Iterator[Path]:
@@ -133,7 +127,7 @@ def _find(name: str) -> Path:
         near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "'shardwise hardware list' shows what there is."
         raise HardwareError(
-            f"unknown hardware {name!r}; {hint} Your own goes into a .toml file: give its path, or its folder in {ENVIRONMENT}"
+            f"unknown hardware {name!r}; {hint} For another device write a .toml file: use its path, or set {ENVIRONMENT}"
         )
     return names[wanted]
 

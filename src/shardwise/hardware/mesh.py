@@ -49,6 +49,22 @@ class MeshAxes:
             raise MeshError("the mesh cannot be used: " + "; ".join(problems))
         return MeshAxes(tuple(names), tuple(int(s) for s in sizes))
 
+    def splits(self, other: MeshAxes) -> bool:
+        """Are these the axes of another mesh, some of them split in two (``Placement.split``)?
+
+        >>> MeshAxes(("data", "model_0", "model_1"), (4, 2, 8)).splits(MeshAxes(("data", "model"), (4, 16)))
+        True
+        """
+        left = list(zip(self.names, self.sizes, strict=True))
+        for name, size in zip(other.names, other.sizes, strict=True):
+            if left[:1] == [(name, size)]:
+                del left[0]
+            elif [n for n, _ in left[:2]] == [f"{name}_0", f"{name}_1"] and left[0][1] * left[1][1] == size:
+                del left[:2]
+            else:
+                return False
+        return not left
+
     @property
     def devices(self) -> int:
         return math.prod(self.sizes)

@@ -213,25 +213,6 @@ class Profile:
     def source(self, figure: str) -> str:
         return dict(self.sources).get(figure, "not stated")
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain data in the layout of the file."""
-        data: dict[str, Any] = {"schema": 1, "name": self.name, "title": self.title, "aliases": list(self.aliases)}
-        data |= {"file": self.file, "devices_per_chip": self.devices_per_chip}
-        for name, figure in figures(Profile).items():
-            value = getattr(self, name)
-            if value != math.inf:
-                *table, leaf = figure.key.split(".")
-                (data.setdefault(table[0], {}) if table else data)[leaf] = int(value) if figure.kind is bool else value
-        data["memory"]["usable_bytes"] = self.usable_bytes
-        data["matrix"]["flops_per_s"] = dict(self.matrix_flops_per_s)
-        data |= {"hidden": dict(self.hidden), "efficiency": dict(self.efficiency), "links": []}
-        for tier in self.links:
-            torus = ("dims", "wrap") if tier.kind == "torus" else ()
-            stated = tuple(key for key in ("size", "largest") if getattr(tier, key))
-            keys = ("name", "kind", *torus, *stated, "bytes_per_s", "latency_s")
-            data["links"].append({key: getattr(tier, key) for key in keys})
-        return data | {"sources": dict(self.sources)}
-
 
 #: All figures of a profile but those of its links.
 FIGURES: Final = (

@@ -25,7 +25,7 @@ import itertools
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from shardwise.errors import HardwareError
 from shardwise.hardware.load import is_known_name, is_path, load_profile
@@ -64,17 +64,6 @@ class Topology:
     @property
     def devices(self) -> int:
         return math.prod(axis.size for axis in self.axes)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "text": self.text,
-            "hardware": self.profile.name,
-            "devices": self.devices,
-            "axes": [
-                {"name": a.name, "size": a.size, "links": self.profile.links[a.tier].name, "wrap": a.wrap}
-                for a in self.axes
-            ],
-        }
 
     def __str__(self) -> str:
         axes = ", ".join(f"{a.name} {a.size}{' ring' if a.wrap else ''}" for a in self.axes)

@@ -29,7 +29,7 @@ def matching(asked: str, *groups: Collection[str]) -> list[str]:
     for group in groups:
         if asked in group:
             return [asked]
-    plain = _BRACKETS.sub(lambda match: "/" + "".join(filter(None, match.groups())), asked).strip("/")
+    plain = _plain(asked)
     if not plain:
         return []
     for group in groups:
@@ -47,6 +47,22 @@ def matching(asked: str, *groups: Collection[str]) -> list[str]:
         if roots:
             return [path for path in group if not {*_nodes([path])}.isdisjoint(roots)]
     return []
+
+
+def _plain(asked: str) -> str:
+    return _BRACKETS.sub(lambda match: "/" + "".join(filter(None, match.groups())), asked).strip("/")
+
+
+def below(asked: str, path: str) -> str:
+    """Returns what a matching path has below the tree that was asked for; all of it where that was a pattern.
+
+    >>> below("state[0]", "state/0/w"), below("mlp", "params/mlp/up"), below("x", "x"), below("*/w", "state/w")
+    ('w', 'up', '', 'state/w')
+    """
+    plain = _plain(asked)
+    if f"/{path}/".find(f"/{plain}/") < 0:
+        return path
+    return f"/{path}/".partition(f"/{plain}/")[2].strip("/")
 
 
 def find_paths(asked: str, *groups: Collection[str], what: str = "argument or output") -> list[str]:

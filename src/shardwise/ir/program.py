@@ -13,13 +13,13 @@ import enum
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final
 
 import numpy as np
 
 from shardwise.ir.rule import Rule
-from shardwise.ir.traits import SAME_ELEMENTS, WIDER
+from shardwise.ir.traits import SAME_ELEMENTS, VIEWS, WIDER
 
 #: Mesh axes by dimension, major first; None for an unconstrained dimension. Missing trailing dimensions are replicated.
 Spec = tuple[tuple[str, ...] | None, ...]
@@ -120,7 +120,8 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A call that was inlined (``jit``, ``remat``, ``custom_vjp`` …): its kind, name, and where it was called."""
+    """A call that was inlined (``jit``, ``remat``, ``custom_vjp`` …): its kind, name, and where it was called.
+    ``has_barrier``: a ``remat`` whose computation shares nothing with that before it."""
 
     id: int
     kind: str
@@ -128,12 +129,7 @@ class Scope:
     parent: int
     equation: int
     region: int
-    attributes: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def has_barrier(self) -> bool:
-        """Whether this is a ``remat`` whose computation shares nothing with that before it."""
-        return self.kind == "remat" and all(value for _, value in self.attributes)
+    has_barrier: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +214,25 @@ class Program:
         return {v: (op.id, k) for op in self.ops if op.rule is not None for k, v in enumerate(op.results)}
 
     @cached_property
+    def uses(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """By value: the ops that use it, each with the number of the operand."""
+        uses: list[list[tuple[int, int]]] = [[] for _ in self.values]
+        for op in self.ops:
+            for k, v in enumerate(op.operands):
+                if v >= 0:
+                    uses[v].append((op.id, k))
+        return tuple(map(tuple, uses))
+
+    @cached_property
+    def argument_of(self) -> Mapping[int, int]:
+        """By value that is an argument or a view of one: the argument."""
+        roots = {a.value: a.value for a in self.arguments}
+        for op in self.schedule:
+            if op.kind in VIEWS and op.operands[0] in roots:
+                roots.update(dict.fromkeys(op.results, roots[op.operands[0]]))
+        return roots
+
+    @cached_property
     def moved_as(self) -> Mapping[int, int]:
         """For values that can be communicated in a narrower type, a value of that type."""
         narrower: dict[int, int] = {}
@@ -274,6 +289,19 @@ class Program:
         return {v: op.region for op in self.ops if op.rule is not None for v in op.results} | {
             v: region.id for region in self.regions for v in region.inputs if v >= 0
         }
+
+    @cached_property
+    def barriers(self) -> tuple[tuple[int, ...], ...]:
+        """By op: the scopes with a barrier that are around it in its region, the innermost first."""
+
+        @cache
+        def around(scope: int, region: int) -> tuple[int, ...]:
+            here = self.scopes[scope]
+            if here.parent < 0 or here.region != region:
+                return ()
+            return (scope,) * here.has_barrier + around(here.parent, region)
+
+        return tuple(around(op.scope, op.region) for op in self.ops)
 
     @cached_property
     def paths(self) -> Mapping[str, int]:

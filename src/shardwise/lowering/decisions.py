@@ -38,7 +38,8 @@ class Keep:
 @dataclass(frozen=True, slots=True)
 class Pin:
     """A value is stored with these axes by dimension; None is for a dimension that other decisions may shard. ``colors`` are
-    those of the dimensions (-1 for none): they get the pinned axes too, so that the rest of the program follows."""
+    those of the dimensions (-1 for none): they get the pinned axes too, so that the rest of the program follows. Without
+    colors the rest need not follow, as a search decides."""
 
     value: int
     spec: tuple[tuple[str, ...] | None, ...]

@@ -13,8 +13,7 @@ from typing import Final
 
 from shardwise.dims.analysis import Analysis
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.ir.program import Program, Value
-from shardwise.ir.traits import VIEWS
+from shardwise.ir.program import Program
 from shardwise.lowering.decisions import Decision, Keep, Pin
 from shardwise.lowering.local_cost import LocalCost
 from shardwise.lowering.sharding import Collective, Kind
@@ -32,7 +31,7 @@ def keep_small(analysis: Analysis, cost: LocalCost, mesh: MeshAxes, base: Sequen
     arguments = [program.values[a.value] for a in program.arguments]
     share = SHARE * sum(v.nbytes for v in arguments)
     candidates = [v for v in arguments if kinds[v.id] and v.nbytes <= share and "float" in v.dtype]
-    gathered = _gathered_bytes(program, candidates)
+    gathered = _gathered_bytes(program)
     kept = []
     for axis, name in enumerate(mesh.names):
         most: dict[frozenset[int], int] = {}
@@ -45,14 +44,12 @@ def keep_small(analysis: Analysis, cost: LocalCost, mesh: MeshAxes, base: Sequen
     return tuple(kept)
 
 
-def _gathered_bytes(program: Program, arguments: Sequence[Value]) -> dict[int, int]:
-    """What is gathered of arguments at a time: a stack of layers is gathered layer by layer."""
-    gathered = {v.id: v.nbytes for v in arguments}
-    root = {v.id: v.id for v in arguments}
-    for op in program.schedule:
-        if op.kind in VIEWS and (argument := root.get(op.operands[0])) is not None:
-            root.update((v, argument) for v in op.results)
-            gathered[argument] = min(gathered[argument], *(program.values[v].nbytes for v in op.results))
+def _gathered_bytes(program: Program) -> dict[int, int]:
+    """By argument: the bytes that are gathered at a time. A stack of layers is gathered layer by layer."""
+    gathered: dict[int, int] = {}
+    for v, argument in program.argument_of.items():
+        nbytes = program.values[v].nbytes
+        gathered[argument] = min(gathered.get(argument, nbytes), nbytes)
     return gathered
 
 

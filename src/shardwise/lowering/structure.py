@@ -27,7 +27,7 @@ class Structure:
         self.factor_colors = tuple(_factor_colors(op, color, first[op.id]) for op in program.ops)
         self.clashes = Clashes.of(analysis)
         self.nodes, self.colors = analysis.value_nodes, analysis.value_colors
-        self.uses = _uses(program)  # by value: (op, operand) pairs
+        self.uses = program.uses
         self.position = _positions(program)  # by op: its place in the schedule
         self.linear = tuple(linear_operands(program, op) for op in program.ops)  # see there
         self.early = _early(program)  # by value: is it an argument or a view of one?
@@ -55,15 +55,6 @@ def _numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:
     """Numbers that equal keys share."""
     numbers: dict[Hashable, int] = {}
     return tuple([numbers.setdefault(key, len(numbers)) for key in keys])
-
-
-def _uses(program: Program) -> tuple[tuple[tuple[int, int], ...], ...]:
-    uses: list[list[tuple[int, int]]] = [[] for _ in program.values]
-    for op in program.ops:
-        for k, v in enumerate(op.operands):
-            if v >= 0:
-                uses[v].append((op.id, k))
-    return tuple(map(tuple, uses))
 
 
 def _positions(program: Program) -> tuple[int, ...]:
@@ -173,18 +164,7 @@ def find_sections(program: Program) -> tuple[tuple[int, ...], tuple[int, ...], d
     def number(region: int, scope: int) -> int:
         return numbers.setdefault((region, scope), len(numbers))
 
-    barriers: dict[tuple[int, int], int] = {}
-
-    def barrier(scope: int, region: int) -> int:
-        """The innermost ``remat`` with a barrier around a scope, inside of a region; -1 for none."""
-        if (scope, region) not in barriers:
-            here = program.scopes[scope]
-            inside = here.region == region and here.parent >= 0
-            outer = scope if here.has_barrier or not inside else barrier(here.parent, region)
-            barriers[scope, region] = outer if inside else -1
-        return barriers[scope, region]
-
-    sections = tuple(number(op.region, barrier(op.scope, op.region)) for op in program.ops)
+    sections = tuple(number(op.region, (*program.barriers[op.id], -1)[0]) for op in program.ops)
     crossing: dict[tuple[int, int], int] = {}
     for op in program.ops:
         inner = {v for r in op.regions for v in (*program.regions[r].inputs, *program.regions[r].outputs)}

@@ -45,15 +45,7 @@ class Interpreter:
     def run(self, closed: Any, args: Sequence[Any], scope: int = 0) -> list[Any]:
         """Returns the outputs of the program's jaxpr, or of one that it calls in another scope, on arrays or tracers."""
         jaxpr, consts = internals.split_jaxpr(closed)
-        env: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
-
-        def read(atom: Any) -> Any:
-            return atom.val if internals.is_literal(atom) else env[atom]
-
-        for number, equation in enumerate(jaxpr.eqns):
-            results = self._equation(jaxpr, number, [read(atom) for atom in equation.invars], scope)
-            env.update(zip(equation.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        return internals.interpret(jaxpr, (*consts, *args), lambda k, arrays: self._equation(jaxpr, k, arrays, scope))
 
     def _equation(self, jaxpr: Any, number: int, arrays: list[Any], scope: int) -> list[Any]:
         equation = jaxpr.eqns[number]

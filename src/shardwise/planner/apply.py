@@ -7,7 +7,6 @@ import contextlib
 import functools
 import inspect
 import itertools
-import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +15,7 @@ import jax
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, Traced
-from shardwise.errors import PlanError, SpmdError
+from shardwise.errors import PlanError
 from shardwise.ir.program import Program
 from shardwise.partitioner.constraints import choose_constraints
 from shardwise.partitioner.propagation import Constrained
@@ -25,7 +24,7 @@ from shardwise.planner.devices import automatic, named_sharding, under_mesh
 from shardwise.planner.fingerprint import check_version
 from shardwise.planner.inquiry import relowered
 from shardwise.plans.plan import Plan
-from shardwise.spmd.program import LocalProgram, check_expressible
+from shardwise.spmd.program import LocalProgram
 from shardwise.transforms.variants import trace_variant
 
 #: What executes a plan: our device-local program, or XLA's partitioner, which is asked by constraints.
@@ -33,9 +32,8 @@ PARTITIONERS: Final = ("shardwise", "xla")
 
 
 class Applied:
-    """A function under a plan on a mesh, as a function of flat arrays. ``reason`` says why XLA's partitioner executes it where
-    it was not asked for. ``rounds``: reshard operands of float32 products in bfloat16 if the plan was made for devices that
-    read them so; by default on TPUs only, where the results are the same."""
+    """A function under a plan on a mesh, as a function of flat arrays. ``rounds``: reshard operands of float32 products in
+    bfloat16 if the plan was made for devices that read them so; by default on TPUs only, where the results are the same."""
 
     def __init__(
         self,
@@ -47,18 +45,12 @@ class Applied:
         rounds: bool | None = None,
     ):
         check_version(plan, program)
-        self.program, self.mesh, self.reason = program, mesh, ""
+        self.program, self.mesh = program, mesh
         self.in_shardings = [named_sharding(a, mesh) for a in plan.arguments]
         self.out_shardings = [named_sharding(a, mesh) for a in plan.outputs]
         self.donated = tuple(k for k, a in enumerate(plan.arguments) if a.donated)
         self._plan, self._traced = plan, traced
         self._rounds = mesh.devices.flat[0].platform == "tpu" if rounds is None else rounds
-        if partitioner == "shardwise":
-            try:
-                check_expressible(program)
-            except SpmdError as error:
-                self.reason, partitioner = str(error), "xla"
-                warnings.warn(f"{error}; XLA's partitioner executes the program instead", stacklevel=2)
         self.partitioner = partitioner
         self._run = self._explicit() if partitioner == "shardwise" else self._constrained()
 

@@ -56,6 +56,8 @@ class Arm:
         self.captured, self.placement = captured, placement
         self.inquiry = captured.inquiry(placement, asked.roles)
         pins = make_pins(captured.analysis, placement.mesh, asked.pins or {})
+        if asked.tactics and isinstance(asked.tactics[0], Auto):  # the search decides whether the rest follows
+            pins = [replace(pin, colors=()) for pin in pins]
         self._first: tuple[Decision, ...] = (*pins, *stated_shards(captured.analysis, placement.mesh))
         self._tactics = asked.tactics
         self._searches = sum(isinstance(t, Auto) for t in asked.tactics)
@@ -73,6 +75,12 @@ class Arm:
     def hopeless(self) -> bool:
         """Whether it is proven that nothing fits."""
         return self.least_bytes > self.usable_bytes
+
+    @property
+    def scaling(self) -> float:
+        """The step time over that of perfect scaling: the compute of one device, divided by the number of devices."""
+        cost = self._searcher.unsharded
+        return self.best.total.time_ps * self.placement.mesh.devices / cost.compute_ps if cost else 1.0
 
     def search(self, budget: Budget, quick: bool) -> Decided:
         """Applies the tactics with a budget, and returns the best result so far."""

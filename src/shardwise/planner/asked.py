@@ -16,10 +16,9 @@ from shardwise.ir.program import Program
 from shardwise.planner.mesh import OpenMesh, meshes, placement_of
 from shardwise.search.searcher import Options
 from shardwise.tactics.auto import Auto
-from shardwise.tactics.roles import Given as GivenRoles
-from shardwise.tactics.roles import Roles
+from shardwise.tactics.roles import Roles, RolesLike
 from shardwise.tactics.tactic import Tactic
-from shardwise.tactics.text import Given, as_tactics
+from shardwise.tactics.text import TacticsLike, as_tactics
 from shardwise.transforms.variants import Wanted
 
 
@@ -38,7 +37,7 @@ class Asked:
     wanted: Wanted
 
     @staticmethod
-    def of(tactics: Given | None, roles: GivenRoles | None, **options: Any) -> Asked:
+    def of(tactics: TacticsLike | None, roles: RolesLike | None, **options: Any) -> Asked:
         """No tactics at all, which is not an empty list of them, stands for a search over all axes."""
         paths = {role: (p,) if isinstance(p, str) else tuple(p) for role, p in (roles or {}).items()}
         return Asked(tactics=(Auto(),) if tactics is None else as_tactics(tactics), roles=paths, **options)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardwise.capture.lower import lower
-from shardwise.capture.trace import JitOptions, Traced
+from shardwise.capture.trace import Call, JitOptions, Traced
 from shardwise.cost.model import CostModel
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.errors import PlanError
@@ -41,6 +41,11 @@ class Variants:
         self._call = fn, args, kwargs, options
         self._traces: dict[int, Traced] = {}
         self._captured: dict[Variant, Captured] = {}
+
+    @property
+    def call(self) -> Call:
+        """The function and the shapes of its arguments."""
+        return Call.of(*self._call[:3])
 
     def __getitem__(self, variant: Variant) -> Captured:
         if variant not in self._captured:

@@ -52,14 +52,17 @@ def make_mesh(axes: MeshAxes, devices: Sequence[Any] | None = None, order: Seque
 
 
 def checked_mesh(plan: Plan, mesh: Any) -> Any:
-    """The mesh, if it is a real one with the plan's axes."""
+    """The mesh, if it is a real one with the plan's axes; with axes split where the plan splits them."""
     if not isinstance(mesh, jax.sharding.Mesh):
         raise PlanError(f"a plan runs on a jax.sharding.Mesh of real devices, not on {type(mesh).__name__}")
-    if MeshAxes.of(mesh) != plan.mesh:
+    if MeshAxes.of(mesh) != plan.mesh and not plan.mesh.splits(MeshAxes.of(mesh)):
         raise PlanError(f"the plan is for a mesh of {plan.mesh}; this one is {MeshAxes.of(mesh)}")
     if jax.sharding.AxisType.Manual in (getattr(mesh, "axis_types", None) or ()):
         raise PlanError("the mesh has Manual axes, which belong to a shard_map; a plan runs outside of it")
-    return mesh
+    if MeshAxes.of(mesh) == plan.mesh:
+        return mesh
+    kinds = (jax.sharding.AxisType.Auto,) * len(plan.mesh.names)
+    return jax.sharding.Mesh(mesh.devices.reshape(plan.mesh.sizes), plan.mesh.names, axis_types=kinds)
 
 
 def automatic(mesh: Any) -> Any:

@@ -17,8 +17,8 @@ from shardwise.planner.planning import plan_asked
 from shardwise.plans.plan import Plan
 from shardwise.search.result import Progress
 from shardwise.search.searcher import Options
-from shardwise.tactics.roles import Given as GivenRoles
-from shardwise.tactics.text import Given
+from shardwise.tactics.roles import RolesLike
+from shardwise.tactics.text import TacticsLike
 from shardwise.transforms.variants import Wanted
 
 
@@ -67,9 +67,9 @@ def jit(
     *,
     mesh: Any = None,
     topology: str | Topology | Placement | None = None,
-    tactics: Given | None = None,
+    tactics: TacticsLike | None = None,
     pins: Mapping[str, Any] | None = None,
-    roles: GivenRoles | None = None,
+    roles: RolesLike | None = None,
     budget_s: float | None = None,
     budget_evals: int | None = None,
     seed: int = 0,

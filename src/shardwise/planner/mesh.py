@@ -9,11 +9,13 @@ Weak: each shape is searched on the default placement of ``shardwise.hardware.la
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from shardwise.dims.analysis import Group
 from shardwise.errors import MeshError
 from shardwise.hardware.layout import Placement, Segment, ideal, place
 from shardwise.hardware.mesh import MeshAxes
@@ -22,6 +24,7 @@ from shardwise.hardware.topology import topology as topology_of
 
 _MOST_MESHES: Final = 16
 _MOST_AXES: Final = 3
+_MOST_SPLITS: Final = 2
 _NAMES: Final = "abc"
 
 
@@ -93,6 +96,22 @@ def meshes(wanted: OpenMesh, topology: Topology, ordered: bool = True) -> tuple[
     candidates = [p for p in placed.values() if cuts(p) <= max(1, fewest)]
     candidates.sort(key=lambda p: (cuts(p), sum(size > 1 for size in p.mesh.sizes), _segments(p), p.mesh.sizes))
     return tuple(candidates[:_MOST_MESHES])
+
+
+def splits(placement: Placement, groups: Sequence[Group]) -> list[Placement]:
+    """The mesh with one axis split in two, so that a size that the axis does not divide can be sharded on a part of it: eight
+    key-value heads on 16 devices become 2 × 8. The groups with the most work come first."""
+    candidates: dict[tuple[int, int], None] = {}
+    for group in sorted((g for g in groups if g.matters), key=lambda g: -g.flops):
+        for axis, size in enumerate(placement.mesh.sizes):
+            part = max(math.gcd(size, other) for other in group.sizes)
+            if 1 < part < size:
+                candidates[axis, part] = None
+    placed = []
+    for axis, part in candidates:
+        with contextlib.suppress(MeshError):
+            placed.append(placement.split(axis, part))
+    return placed[:_MOST_SPLITS]
 
 
 def _shapes(wanted: OpenMesh, devices: int) -> Iterator[MeshAxes]:

@@ -9,13 +9,13 @@ from typing import Any, Final, Literal
 import jax
 
 import shardwise
-from shardwise.capture.trace import Call, JitOptions, Traced
+from shardwise.capture.trace import JitOptions, Traced
 from shardwise.errors import InfeasibleError
 from shardwise.hardware.layout import Placement
+from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.interruption import interruptible
 from shardwise.ir.collector import collector_paused
-from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.lowered import Lowered, collectives
 from shardwise.lowering.sharded_program import ShardedProgram
@@ -24,15 +24,14 @@ from shardwise.planner.captured import Variants
 from shardwise.planner.fingerprint import fingerprint
 from shardwise.planner.infeasible import does_not_fit, size, variant_changes
 from shardwise.planner.inquiry import Inquiry, Settled, described
-from shardwise.planner.racing import choose
-from shardwise.plans.colors import color_graph
+from shardwise.planner.mesh import OpenMesh
+from shardwise.planner.racing import Outcome, choose
 from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, Spec
 from shardwise.plans.search_log import VariantTried
 from shardwise.search.result import Ended, Progress
 from shardwise.search.searcher import Options
-from shardwise.tactics.roles import Given as GivenRoles
-from shardwise.tactics.roles import complete_roles
-from shardwise.tactics.text import Given
+from shardwise.tactics.roles import RolesLike, complete_roles
+from shardwise.tactics.text import TacticsLike
 from shardwise.transforms.variant import AS_IS
 from shardwise.transforms.variants import Wanted
 
@@ -46,9 +45,9 @@ def plan(
     kwargs: Mapping[str, Any] | None = None,
     mesh: Any = None,
     topology: str | Topology | Placement | None = None,
-    tactics: Given | None = None,
+    tactics: TacticsLike | None = None,
     pins: Mapping[str, Any] | None = None,
-    roles: GivenRoles | None = None,
+    roles: RolesLike | None = None,
     budget_s: float | None = None,
     budget_evals: int | None = None,
     seed: int = 0,
@@ -146,10 +145,19 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     variants = Variants(fn, args, dict(kwargs), asked.jit)
     asked = replace(asked, roles=complete_roles(variants[AS_IS].analysis, asked.roles))
     # 2. Choose the variant, the mesh and the decisions.
-    captured, decided, settled, log, tried = choose(variants, asked)
+    return plan_of(variants, asked, choose(variants, asked))
+
+
+def plan_of(variants: Variants, asked: Asked, outcome: Outcome) -> Plan:
+    """The plan of what was chosen; raises InfeasibleError if it does not fit."""
+    captured, decided, settled, log, tried = outcome
     placement = decided.inquiry.cost.placement
     notes = [f"{t.variant}: {t.why}" for t in tried if t.why and not tried[0].fits]
     notes += [f"{t.variant} it does not fit: {_peak(t)} a device" for t in tried[:1] if t.peak_bytes and not t.fits]
+    if asked.mesh is not None and OpenMesh.of(asked.mesh) is None and placement.mesh != MeshAxes.of(asked.mesh):
+        notes.append(
+            f"the mesh {MeshAxes.of(asked.mesh)} is used as {placement.mesh}, with the devices in the same order"
+        )
     # 3. Say what to do if nothing fits.
     if log is not None and not decided.fits and not settled.predicted.fits:
         message = does_not_fit(
@@ -174,7 +182,7 @@ def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         notes=(*notes, *plan.notes),
         search=log and replace(log, variants=tried),
         variant=captured.variant,
-        call=Call.of(fn, args, kwargs),
+        call=variants.call,
         static=asked.jit.static,
     )
     if isinstance(asked.mesh, jax.sharding.Mesh):
@@ -210,7 +218,6 @@ def assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequ
         predicted=settled.predicted,
         notes=lowered.refused,
         versions={"shardwise": shardwise.__version__, "jax": jax.__version__},
-        colors=color_graph(analysis, lowered.state),
         choices=tuple(described(analysis, d) for d in decisions),
         small=tuple(replace(d, what=described(analysis, d).what, why=_SMALL) for d in settled.small),
         roles=inquiry.roles,
@@ -227,10 +234,7 @@ def stored_spec(lowered: Lowered, value: int) -> Spec:
 
 def _collectives(lowered: Lowered) -> Iterator[PredictedCollective]:
     program, names = lowered.program, lowered.mesh.names
-    argument = {a.value: a.path for a in program.arguments}  # by value, the argument that it is a view or a cast of
-    for op in program.schedule:
-        if op.kind in VIEWS and op.operands[0] in argument:
-            argument.update((v, argument[op.operands[0]]) for v in op.results)
+    argument = {v: program.values[root].path for v, root in program.argument_of.items()}
     for kind, axes, nbytes, times, reshard in collectives(lowered):
         op, value = program.ops[reshard.op], program.values[reshard.value]
         view = f"{argument[value.id]} as {value.type_text}" if value.id in argument else value.type_text

@@ -33,13 +33,13 @@ from shardwise.planner.arms import Arm, Decided
 from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes
 from shardwise.planner.captured import Captured, Variants
 from shardwise.planner.inquiry import Settled, decisions_text
-from shardwise.planner.mesh import cuts
-from shardwise.planner.naming import carried_names
+from shardwise.planner.mesh import cuts, splits
+from shardwise.planner.naming import carried_names, exchanged
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.bounds import finest, peak_bound
 from shardwise.search.front import thinned
 from shardwise.search.result import Ended
-from shardwise.search.searcher import Journal, Purse
+from shardwise.search.searcher import Journal, SharedBudget
 from shardwise.transforms.variant import AS_IS, Variant
 
 #: The patience of a short search (``Budget``), and the share of a budget that all short searches have.
@@ -53,6 +53,8 @@ _MOST_PLACEMENTS: Final = 5
 _LARGER: Final = 0.2
 #: A variant must promise to be faster by this.
 _LITTLE: Final = 0.005
+#: The share of time above that of perfect scaling from which parts of mesh axes are tried.
+_IMPERFECT: Final = 0.05
 
 
 class Outcome(NamedTuple):
@@ -95,9 +97,10 @@ class _Race:
 
     def __post_init__(self) -> None:
         self.placed, self.is_open = candidate_meshes(self.asked)
-        self.journal = Journal(self.asked.search, Purse(self.asked.search.budget()), decisions_text)
+        self.journal = Journal(self.asked.search, SharedBudget(self.asked.search.budget()), decisions_text)
         self._short: set[Arm] = set()  # arms that had a short search
         self._full: set[Arm] = set()
+        self._gains = _Gains()
 
     def run(self) -> Outcome:
         rounds = self.asked.wanted.rounds(self.variants[AS_IS].traced, self.asked.roles)
@@ -107,6 +110,11 @@ class _Race:
         try:
             self.look(first, self.placed)
             self.search()
+            if self._could_gain_by_splits():
+                parts = splits(self.placed[0], captured.analysis.groups)
+                self.placed += parts
+                self.look(first, parts)
+                self.search()
             if self.asked.wanted.open and not self.journal.interrupted:
                 self.vary(others, rest)
                 self.search()
@@ -121,6 +129,11 @@ class _Race:
             self.journal.interrupted = True
         return self._outcome()
 
+    def _could_gain_by_splits(self) -> bool:
+        """Is the mesh given, but not by axes that somebody uses by name, and is a step far from perfect scaling?"""
+        by_name = self.is_open or self.asked.topology is None or not self.asked.searches_all
+        return not by_name and any(not arm.best.fits or arm.scaling > 1 + _IMPERFECT for arm in self.arms)
+
     # Looking and searching.
 
     @property
@@ -130,7 +143,7 @@ class _Race:
     def look(self, variant: Variant, placed: Sequence[Placement], anyway: bool = False) -> list[Arm]:
         """Applies the tactics to a variant, without searches; not if nothing can fit, unless ``anyway``."""
         new: list[Arm] = []
-        quick = self.is_open or self.asked.wanted.open
+        quick = len(self.placed) > 1 or self.asked.wanted.open
         captured = self.variants[variant]
         if not anyway and self._is_hopeless(captured):
             return new
@@ -168,16 +181,16 @@ class _Race:
             self._note(arm.captured.variant)
 
     def _search(self, done: set[Arm], short: bool) -> None:
-        gains, count = _Gains(), len(self.arms)
+        gains, count = self._gains, len(self.arms)
         for arm in sorted(self.arms, key=_rank):
-            best, purse = self.best_arm, self.journal.purse
+            best, shared = self.best_arm, self.journal.budget
             assert best is not None
-            if self.journal.interrupted or (purse.empty and best.best.ended):
+            if self.journal.interrupted or (shared.empty and best.best.ended):
                 return
             if arm in done or not (arm is best or self._could_win(arm, best.best, gains)):
                 continue
             before = arm.best
-            budget = purse.part(1)
+            budget = shared.part(1)
             if short:
                 evaluations = math.ceil(budget.evaluations * _SHORT_SHARE / count)
                 budget = replace(budget, evaluations=evaluations, patience=min(_SHORT, budget.patience))
@@ -259,8 +272,7 @@ class _Race:
     # The result.
 
     def _outcome(self) -> Outcome:
-        arm = self.best_arm
-        assert arm is not None
+        arm = self._winner()
         best = arm.best
         if self.is_open and not self.journal.interrupted:
             best = _best_placement(arm.captured, self.asked, best)
@@ -270,10 +282,23 @@ class _Race:
             names = carried_names(best.inquiry.context, best.decisions)
             inquiry, decisions = best.inquiry.renamed(best.decisions, names)
             best = replace(best, inquiry=inquiry, decisions=decisions)
+        elif not self.is_open and self.asked.searches_all:
+            best = _suited(best)
         settled = best.inquiry.settle(best.decisions)
         tried = tuple(self.tried.values()) if self.asked.wanted.open else ()
         log = self._log(best, mesh) if self.asked.searches or self.is_open else None
         return Outcome(arm.captured, best, settled, log, tried)
+
+    def _winner(self) -> Arm:
+        """The best arm; one on the mesh as it was given, if a split axis gains next to nothing."""
+        arm, given = self.best_arm, self.placed[0]
+        assert arm is not None
+        if not self.is_open and arm.placement != given:
+            same = [a for a in self.arms if a.placement == given and a.best.fits]
+            plain = min(same, key=_rank, default=arm)
+            if plain.best.total.time_ps * (1 - _LITTLE) <= arm.best.total.time_ps:
+                return plain
+        return arm
 
     def _log(self, best: Decided, mesh: MeshAxes) -> SearchLog:
         """The log of a race that was won on a mesh, whose axes may have other names now."""
@@ -321,6 +346,17 @@ class _Race:
 
 def _rank(arm: Arm) -> tuple[int, int]:
     return arm.best.rank
+
+
+def _suited(best: Decided) -> Decided:
+    """The same decisions with equal axes exchanged, so that they carry what their names say, where that costs nothing."""
+    inquiry = best.inquiry
+    for decisions in exchanged(inquiry.context, best.decisions):
+        total = inquiry.model.evaluate(inquiry.context.lower(decisions))
+        other = replace(best, decisions=decisions, total=total)
+        if other.rank <= best.rank:
+            return other
+    return best
 
 
 def _best_placement(captured: Captured, asked: Asked, best: Decided) -> Decided:

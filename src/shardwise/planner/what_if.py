@@ -23,7 +23,7 @@ from shardwise.planner.planning import stored_spec
 from shardwise.plans.plan import Plan, Spec
 from shardwise.tactics.pins import make_pins
 from shardwise.tactics.tactic import decide
-from shardwise.tactics.text import Given, as_tactics
+from shardwise.tactics.text import TacticsLike, as_tactics
 from shardwise.transforms.variants import trace_variant
 
 #: Decisions to leave out: one of the plan's, its number from 1 as they are listed, or words that its text contains.
@@ -88,7 +88,7 @@ class Effect:
 
 def what_if(
     plan: Plan,
-    tactics: Given = (),
+    tactics: TacticsLike = (),
     without: Which = (),
     pins: Mapping[str, Any] | None = None,
     topology: str | None = None,

@@ -179,7 +179,7 @@ class Execution:
         return PlannedFunction(self._plan, fn, real_mesh(self._plan), partitioner)
 
     def apply(self, fn: Any, partitioner: str = "shardwise") -> Any:
-        """``fn`` computed as planned, to be given to a ``jax.jit`` of your own.
+        """``fn`` computed as planned, as an argument for ``jax.jit``.
 
         >>> jax.jit(one.apply(step))(w, x).shape
         (64, 64)
@@ -217,5 +217,5 @@ class Execution:
         from shardwise.report.compare import compare
 
         fn, args, kwargs = self._called()
-        plan, jit = self._plan, JitOptions.of_static(self._plan.static).given()
+        plan, jit = self._plan, JitOptions.of_static(self._plan.static).keywords()
         return compare(fn, *args, kwargs=kwargs, plans=[plan, *plans], roles=plan.roles, tactics=tactics, **jit)

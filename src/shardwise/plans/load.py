@@ -82,10 +82,3 @@ def _problems(plan: Plan) -> Iterator[str]:
         State(mesh, plan.decisions)
     except ShardwiseError as error:
         yield str(error)
-    axes = {axis for group in plan.colors.groups for axis in group.axes}
-    axes |= {axis for conflict in plan.colors.conflicts for axis in conflict.kept}
-    if unknown := sorted(axes - set(mesh.names)):
-        yield f"colors: no axes of the mesh: {', '.join(unknown)}"
-    numbers = {group.number for group in plan.colors.groups}
-    if unknown_groups := {n for m in plan.colors.meetings for n in (m.one, m.other)} - numbers:
-        yield f"colors: meetings of groups that are not there: {sorted(unknown_groups)}"

@@ -23,7 +23,6 @@ from shardwise.ir.paths import find_path
 from shardwise.lowering.decisions import Decision, Keep
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.plans.codec import encode, saved_fields
-from shardwise.plans.colors import NO_COLORS, ColorGraph
 from shardwise.plans.execution import Execution
 from shardwise.plans.search_log import SearchLog
 from shardwise.tactics.roles import Roles
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from shardwise.report.compare import Row
     from shardwise.report.logical import Rules
 
-SCHEMA: Final = 8
+SCHEMA: Final = 9
 
 #: Mesh axes by dimension, major first.
 Spec = tuple[tuple[str, ...], ...]
@@ -87,7 +86,7 @@ class Plan(Execution):
     ``choices`` are the decisions of tactics or of a search, and ``small`` those that keep small arguments replicated.
     ``placement`` has the links of each mesh axis, and ``device_order`` the numbers of the devices in the mesh's shape, both for
     a topology. ``search`` is the log of the search, if there was one. ``variant`` is the transformation of the function that
-    was planned; arguments and outputs are the function's own. ``colors`` is a summary of the analysis. ``roles`` has the paths
+    was planned; arguments and outputs are the function's own. ``roles`` has the paths
     of the arguments that are the batch, the parameters, the optimizer's state or a cache, stated or inferred; ``static`` the
     numbers and names of static arguments. ``sharded`` is how every op is computed in the device-local program.
 
@@ -119,7 +118,6 @@ class Plan(Execution):
     device_order: tuple[int, ...] = ()
     search: SearchLog | None = None
     variant: Variant = AS_IS
-    colors: ColorGraph = NO_COLORS
     choices: tuple[Decision, ...] = ()
     small: tuple[Keep, ...] = ()
     roles: Roles = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""How a plan was found. Seconds are not saved: under a seed and a budget in evaluations every machine writes the same file."""
+"""The log of a search. Seconds are not saved: under a seed and a budget in evaluations every machine writes the same file."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Trade:
 
 @dataclass(frozen=True, slots=True)
 class SearchLog:
-    """A plan's search. ``meshes`` and ``variants`` are empty where they were given; ``front`` by peak, the smallest first."""
+    """A plan's search. ``meshes`` and ``variants`` are empty where they were fixed; ``front`` begins with the smallest peak."""
 
     method: str
     seed: int

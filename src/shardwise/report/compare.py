@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from shardwise.capture.trace import JitOptions
-from shardwise.errors import DecisionError, MeshError, PlanError, ShardwiseError
+from shardwise.errors import DecisionError, MeshError, PlanError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
 from shardwise.planner.captured import Variants
@@ -21,8 +20,7 @@ from shardwise.report.page import Page, table
 from shardwise.report.units import binary, plural, seconds
 from shardwise.tactics.baselines import MENU, Baseline, baselines
 from shardwise.tactics.named import PARTS
-from shardwise.tactics.roles import Given as GivenRoles
-from shardwise.tactics.roles import Roles, complete_roles
+from shardwise.tactics.roles import RolesLike, complete_roles
 from shardwise.tactics.text import read_words
 from shardwise.transforms.variant import AS_IS
 
@@ -34,7 +32,7 @@ _MOST: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A named strategy (``baseline``) or a ``plan``, and its prediction. The name of a strategy can be given as ``tactics``."""
+    """A named strategy (``baseline``) or a ``plan``, and its prediction. ``tactics`` takes the name of a strategy."""
 
     kind: str
     name: str
@@ -58,7 +56,7 @@ def baseline_row(baseline: Baseline) -> Row:
 
 
 def plan_row(name: str, plan: Plan, mesh: str) -> Row:
-    """The name says the mesh where that is not the one that strategies are compared on."""
+    """The name has the mesh of the plan where strategies are compared on another one."""
     p = plan.predicted
     other = [f"on {plan.mesh}"] if str(plan.mesh) != mesh else []
     name = ", ".join([f"plan {name}", *other, *plan.variant.lines()])
@@ -109,7 +107,7 @@ def compare(
     plans: PlanLike | Iterable[PlanLike] = (),
     mesh: Any = None,
     topology: str | Topology | Placement | None = None,
-    roles: GivenRoles | None = None,
+    roles: RolesLike | None = None,
     tactics: str | Sequence[str] | None = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
@@ -136,9 +134,6 @@ def compare(
     Returns:
       What was compared: ``ranked`` has the best first, ``refused`` what does not apply, with the reason; it prints as a table.
 
-    Raises:
-      ShardwiseError: with all that is wrong with what was given.
-
     >>> import jax, shardwise
     >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(256, 256), (65536, 256)]]
     >>> step = lambda w, x: x @ w
@@ -149,34 +144,17 @@ def compare(
     """
     options = JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames)
     variants = Variants(fn, args, kwargs or {}, options)
-    problems: list[ShardwiseError] = []
-    menu: list[tuple[str, ...]] = []
-    place: Placement | None = None
-    paths: Roles = {}
-    with _collected(problems):
-        menu = _menu(tactics)
-    named = _named(plans, problems)
-    with _collected(problems):
-        place = _place(mesh, topology, named)
+    menu, named = _menu(tactics), _named(plans)
+    place = _place(mesh, topology, named)
     plain = variants[AS_IS].analysis
-    with _collected(problems):
-        paths = complete_roles(plain, roles)
-
-    def check(name: str, plan: Plan) -> None:
-        check_version(plan, plain.program, name, lambda: variants[plan.variant].analysis.program)
-        if place is not None and plan.predicted.hardware != place.topology.text:
+    for name, plan in named.items():
+        check_version(plan, plain.program, name, lambda plan=plan: variants[plan.variant].analysis.program)  # type: ignore[misc]
+        if plan.predicted.hardware != place.topology.text:
             raise PlanError(
                 f"{name} is a plan for {plan.predicted.hardware}, and strategies are compared on "
                 f"{place.topology.text}: plan again for those devices, or compare there"
             )
-
-    for name, plan in named.items():
-        with _collected(problems):
-            check(name, plan)
-    if problems:
-        raise problems[0] if len(problems) == 1 else PlanError("\n".join(map(str, problems)))
-    assert place is not None
-    inquiry = variants[AS_IS].inquiry(place, paths)
+    inquiry = variants[AS_IS].inquiry(place, complete_roles(plain, roles))
     tried, mesh_text = baselines(inquiry.context, inquiry.model, menu), str(place.mesh)
     rows = [plan_row(name, plan, mesh_text) for name, plan in named.items()]
     return Comparison(
@@ -187,15 +165,6 @@ def compare(
         rows=(*rows, *(baseline_row(one) for one in tried if one.applies)),
         refused=tuple((one.name, one.reason) for one in tried if not one.applies),
     )
-
-
-@contextmanager
-def _collected(problems: list[ShardwiseError]) -> Iterator[None]:
-    """Collects an error, so that all of them can be raised together."""
-    try:
-        yield
-    except ShardwiseError as error:
-        problems.append(error)
 
 
 def _menu(tactics: str | Sequence[str] | None) -> list[tuple[str, ...]]:
@@ -214,31 +183,30 @@ def _menu(tactics: str | Sequence[str] | None) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(words.names for words in menu))
 
 
-def _named(plans: PlanLike | Iterable[PlanLike], problems: list[ShardwiseError]) -> dict[str, Plan]:
+def _named(plans: PlanLike | Iterable[PlanLike]) -> dict[str, Plan]:
     """The plans by name, loaded where they are files; those without a name are numbered."""
     single = isinstance(plans, Plan | str | os.PathLike)
     items: list[Any] = [plans] if single else list(plans.items() if isinstance(plans, Mapping) else plans)  # type: ignore[arg-type]
     named: dict[str, Plan] = {}
     for number, item in enumerate(items, start=1):
-        with _collected(problems):
-            match item:
-                case str() | os.PathLike():
-                    name = os.fspath(item)
-                    plan = named.get(name) or load_plan(name)
-                case Plan():
-                    name, plan = str(number), item
-                case (str(name), Plan() as plan):
-                    pass
-                case _:
-                    kinds = "Plan objects, (name, plan) pairs or paths of saved plans"
-                    raise PlanError(f"plans are {kinds}; number {number} is {type(item).__name__}")
-            if named.setdefault(name, plan) is not plan:
-                raise PlanError(f"two plans are called {name!r}: give each a name, as in plans=[('mine', plan), ...]")
+        match item:
+            case str() | os.PathLike():
+                name = os.fspath(item)
+                plan = named.get(name) or load_plan(name)
+            case Plan():
+                name, plan = str(number), item
+            case (str(name), Plan() as plan):
+                pass
+            case _:
+                kinds = "Plan objects, (name, plan) pairs or paths of saved plans"
+                raise PlanError(f"plans are {kinds}; number {number} is {type(item).__name__}")
+        if named.setdefault(name, plan) is not plan:
+            raise PlanError(f"two plans are called {name!r}: give each a name, as in plans=[('mine', plan), ...]")
     return named
 
 
 def _place(mesh: Any, topology: str | Topology | Placement | None, named: Mapping[str, Plan]) -> Placement:
-    """Where strategies are compared: on the given mesh and topology, or else on those that all plans have."""
+    """The mesh and topology on which strategies are compared: those of the call, or those that all plans have."""
     if isinstance(topology, Placement):
         return placement_of(mesh, topology)
     if mesh is None and not named:

@@ -1,7 +1,7 @@
 """What differs between two plans, between a plan and the answer to a what-if question, and between a plan and the compiled
 program.
 
-Two plans are the same if they do the same on the same devices. How they were found, and by which versions, is no difference.
+Two plans are the same if they do the same on the same devices. The search and the versions that made them do not count.
 """
 
 from __future__ import annotations

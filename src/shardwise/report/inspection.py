@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from shardwise.ir.program import Origin
 from shardwise.report.page import Page, table
@@ -13,14 +14,12 @@ if TYPE_CHECKING:
     from shardwise.dims.analysis import Analysis, CompatibilitySet, Place
     from shardwise.ir.program import Program, Region
 
-SCHEMA: Final = 1
-
 
 def analysis_json(analysis: Analysis) -> dict[str, Any]:
     """Everything ``shardwise inspect`` shows, as plain data in a stable order."""
     program, loops = analysis.program, _loops(analysis)
     return {
-        "schema": SCHEMA,
+        "schema": 1,
         "program": {
             "name": program.name,
             "ops": len(program.ops),
@@ -41,29 +40,24 @@ def analysis_json(analysis: Analysis) -> dict[str, Any]:
             "bits": analysis.bits,
             "opaque_ops": len(analysis.opaque_ops),
         },
-        "groups": [
-            _fields(g, "id matters sizes colors bits values") | {"bytes": g.nbytes, "flops": g.flops}
-            for g in analysis.groups
-        ],
-        "colors": [
-            _fields(c, "id group matters loop sizes values")
-            | {"bytes": c.nbytes, "flops": c.flops, "places": [{"path": p.label, "dim": p.dim} for p in c.places]}
-            for c in analysis.colors
-        ],
+        "groups": [asdict(group) for group in analysis.groups],
+        "colors": [asdict(color) for color in analysis.colors],
         "compatibility_sets": [
-            _fields(s, "id color bit flipped consistent")
-            | {"conflicts": len(s.conflicts), "lines": _conflict_lines(analysis, s)}
+            {
+                "id": s.id,
+                "color": s.color,
+                "bit": s.bit,
+                "flipped": s.flipped,
+                "consistent": s.consistent,
+                "conflicts": len(s.conflicts),
+                "lines": _conflict_lines(analysis, s),
+            }
             for s in analysis.compatibility_sets
         ],
         "opaque_ops": [
             {"kind": op.kind, "source": str(program.source_of(op)), "reason": op.opaque} for op in analysis.opaque_ops
         ],
     }
-
-
-def _fields(thing: Any, names: str) -> dict[str, Any]:
-    values = {name: getattr(thing, name) for name in names.split()}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def _loops(analysis: Analysis) -> list[Region]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardwise.ir.program import Program
     from shardwise.lowering.sharded_program import ShardedProgram
 
-#: Below this width a collective's bytes stand where other lines have their source.
+#: Below this width a collective has its bytes where other lines have their source.
 _WIDE: Final = 100
 #: Shares of the width that the columns of names and types may take; names of arguments and outputs may be longer.
 _NAMES: Final = 0.14
@@ -71,8 +71,8 @@ def touching(program: Program, lines: Sequence[Line], path: str) -> list[Line]:
 
 
 def laid_out(lines: Sequence[Line], width: int) -> list[str]:
-    """The lines in columns: name, type, expression, bytes, source. Where a line is too long its columns are given up; where
-    that is not enough its expression goes below."""
+    """The lines in columns: name, type, expression, bytes, source. A line that is too long has no columns; where that
+    is not enough its expression is below."""
     sources = max((len(line.source) for line in lines), default=0)
     sizes = max((len(_size(line)) for line in lines), default=0)
     borders = _columns([line for line in lines if line.kind in _BORDERS], _PATHS * width, width)

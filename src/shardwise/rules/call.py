@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from shardwise.ir.rule import Factor, Kind, Rule, Window, check_rule
@@ -118,12 +119,17 @@ def build_rule(function: Callable[[RuleBuilder], None], call: OpCall) -> Rule:
     return b.build()
 
 
-def pointwise(b: RuleBuilder) -> None:
-    """Each position of the results depends on the same position of the operands. Size one broadcasts."""
+def pointwise(b: RuleBuilder, blocked: Mapping[int, str] = MappingProxyType({})) -> None:
+    """Each position of the results depends on the same position of the operands. Size one broadcasts. The dimensions of
+    ``blocked``, by reason, are blocked, and unrelated where their sizes differ."""
     shape = b.results[0] if b.results else max(b.operands, key=len, default=())
     ranked = [t for t in b.tensors if len(b.shapes[t]) == len(shape)]
     for d in range(len(shape)):
-        b.add((t, d) for t in ranked)
+        if d not in blocked:
+            b.add((t, d) for t in ranked)
+            continue
+        for size in dict.fromkeys(b.shapes[t][d] for t in ranked):
+            b.block([(t, d) for t in ranked if b.shapes[t][d] == size], blocked[d])
 
 
 @functools.cache

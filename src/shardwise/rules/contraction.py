@@ -95,8 +95,8 @@ def conv_general_dilated(b: RuleBuilder) -> None:
         if taps * dilation > outputs * stride:
             window |= dict(by=1, stride=dilation, high=window["low"] + (outputs - 1) * stride)
             b.add([(0, i), (1, k)], kind=Kind.REDUCTION, reducer="sum", windows=[window])
-            b.block([(b.out, o)], "every tap of the result needs the whole window")
+            b.block([(b.out, o)], "every tap of the result needs all positions of the window")
         else:
             window |= dict(by=b.out, stride=stride, high=window["low"] + (taps - 1) * dilation)
             b.add([(0, i), (b.out, o)], kind=Kind.HALO, windows=[window])
-            b.block([(1, k)], "the taps of a kernel slide over the whole input")
+            b.block([(1, k)], "the taps of a kernel slide over all positions of the input")

@@ -8,7 +8,7 @@ from shardwise.ir.rule import Kind
 from shardwise.ir.traits import SCATTERS
 from shardwise.rules.call import Place, RuleBuilder
 
-_PART_WINDOW: Final = "a window narrower than the dimension may lie anywhere in it"
+_PART_WINDOW: Final = "a window narrower than the dimension may start anywhere in it"
 _VECTOR: Final = "an index vector is read as one"
 
 

@@ -343,7 +343,7 @@ def fused_attention(b: RuleBuilder) -> None:
         b.add(places, heads)
         for t, d in places:
             b.block([(t, d)], _SHARED, b.shapes[t][d] // heads)
-    b.block_rest("cuDNN's attention needs it whole")
+    b.block_rest("cuDNN's attention cannot split it")
 
 
 def broadcast_bias_dims(shapes: Sequence[Shape], params: Mapping[str, Any]) -> list[Place]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from shardwise.ir.rule import Kind
-from shardwise.rules.call import RuleBuilder
+from shardwise.rules.call import RuleBuilder, pointwise
 
 REDUCERS_BY_KIND: Final = {
     **{f"reduce_{reducer}": reducer for reducer in ("sum", "prod", "max", "min", "and", "or", "xor")},
@@ -26,7 +26,7 @@ def reduce_axes(b: RuleBuilder) -> None:
     for d in range(len(b.operands[0])):
         places = [(t, d) for t in inputs]
         if d in axes and not reducer:
-            b.block(places, "the combiner is the program's own")
+            b.block(places, "no collective computes the program's combiner")
         elif d in axes:
             b.reduce(places, reducer)
         else:
@@ -34,33 +34,17 @@ def reduce_axes(b: RuleBuilder) -> None:
             position += 1
 
 
-def _whole_axis(b: RuleBuilder, axis: int, reason: str) -> None:
-    """Pointwise except for one dimension, of which every position needs all positions."""
-    for d in range(len(b.operands[0])):
-        places = [(t, d) for t in b.tensors]
-        if d == axis:
-            b.block(places, reason)
-        else:
-            b.add(places)
-
-
 def cumulative(b: RuleBuilder) -> None:
-    _whole_axis(b, b.params["axis"], "each position needs all positions before it")
+    pointwise(b, {b.params["axis"]: "each position needs all positions before it"})
 
 
 def sort(b: RuleBuilder) -> None:
-    _whole_axis(b, b.params["dimension"], "an element may move anywhere in the sorted dimension")
+    pointwise(b, {b.params["dimension"]: "an element may move anywhere in the sorted dimension"})
 
 
 def top_k(b: RuleBuilder) -> None:
-    """The searched dimension and the dimension of the results along it are unrelated, and both are blocked."""
     axis = b.params.get("axis", b.params.get("reduction_dimension", -1)) % len(b.operands[0])
-    for d in range(len(b.operands[0])):
-        if d == axis:
-            b.block([(0, d)], "the best are looked for in the whole dimension")
-            b.block([(t, d) for t in b.outs], "the best are known only when all were seen")
-        else:
-            b.add([(0, d), *((t, d) for t in b.outs)])
+    pointwise(b, {axis: "the largest elements may be anywhere in the dimension"})
 
 
 def reduce_window(b: RuleBuilder) -> None:

@@ -12,7 +12,7 @@ from shardwise.rules.call import RuleBuilder, Shape
 
 #: A piece smaller than the dimension by more than this is not tied to it.
 _PIECES: Final = 16
-_PIECE: Final = "a small piece of a dimension is not tied to the whole"
+_PIECE: Final = "a small slice of a dimension is not sharded with the rest"
 
 
 def _placed(b: RuleBuilder, pairs: Iterable[tuple[int, int]], operand: int = 0) -> None:

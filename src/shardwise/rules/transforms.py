@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.errors import RuleError
-from shardwise.rules.call import Place, RuleBuilder
+from shardwise.rules.call import Place, RuleBuilder, pointwise
 from shardwise.rules.tables import LINEAR_ALGEBRA
 
 
@@ -24,7 +24,7 @@ def linear_algebra(b: RuleBuilder) -> None:
         if letter.isupper():
             b.add(placed)
         else:
-            b.block(placed, "a matrix is factorized or solved as a whole")
+            b.block(placed, "factorizing or solving needs the complete matrix")
 
 
 def triangular_solve(b: RuleBuilder) -> None:
@@ -42,14 +42,9 @@ def triangular_solve(b: RuleBuilder) -> None:
 def fft(b: RuleBuilder) -> None:
     """The transformed dimensions are blocked; a real transform changes the size of the last one."""
     rank = len(b.operands[0])
-    for d in range(rank):
-        places = [(0, d), (b.out, d)]
-        if d < rank - len(b.params["fft_lengths"]):
-            b.add(places)
-        elif b.operands[0][d] == b.results[0][d]:
-            b.block(places, "every frequency needs every position")
-        else:
-            b.block_apart(places, "every frequency needs every position")
+    pointwise(
+        b, dict.fromkeys(range(rank - len(b.params["fft_lengths"]), rank), "every frequency needs every position")
+    )
 
 
 def rng_bit_generator(b: RuleBuilder) -> None:
@@ -70,4 +65,4 @@ def random_gamma(b: RuleBuilder) -> None:
         elif d == major:
             b.add([(1, d), (b.out, d)])
         else:
-            b.block([(1, d), (b.out, d)], "each position derives its own key from its flat number")
+            b.block([(1, d), (b.out, d)], "each position derives a key from its flat index")

@@ -9,11 +9,11 @@ The idea. The lifetimes of values do not depend on the state (``shardwise.cost.m
     bound = max over points t of the sum over values v alive at t of min over s in A(v) of blocks(v, s)
 
 ``A(v)`` follows the storage rule (``shardwise.lowering.storage``): every mesh axis shards one dimension of a value or none,
-and only one whose color can be given the axis, by the base or by the search, and whose size it divides. Pinned dimensions are
+and only one whose color the base or the search can shard on it, and whose size it divides. Pinned dimensions are
 sharded as they are pinned; axes on which the base keeps a value replicated are not used; nor are dimensions whose conflict
 cannot be resolved. Values that wait to be reduced, or that stay as they are computed, are no smaller than the best of these.
 
-Weak: every value has its own best sharding, and the copies that reshards make are not counted.
+Weak: the best sharding is chosen for each value separately, and the copies that reshards make are not counted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 
 from shardwise.cost.memory import BLOCK, Allocation, blocks
 from shardwise.cost.model import CostModel, memory_curve
-from shardwise.cost.predict import Alive
+from shardwise.cost.predict import Alive, alive
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Origin, Value
 from shardwise.ir.traits import BORDERS
@@ -35,14 +34,11 @@ from shardwise.lowering.decisions import Decision, State
 from shardwise.lowering.sharding import Sharding
 from shardwise.lowering.storage import kept_axes
 
-#: How many of the tensors alive at the peak are named.
-_NAMED: Final = 20
-
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """No state has a smaller peak. ``source`` is the line at which it is reached, empty where that is the whole program;
-    ``alive`` what is alive there, the largest first, the rest as one."""
+    """No state has a smaller peak. ``source`` is the line at which memory peaks, if it is in the user's program; ``alive`` has
+    the largest tensors there, and the rest as one."""
 
     peak_bytes: int
     source: str
@@ -50,7 +46,7 @@ class Bound:
 
 
 def peak_bound(model: CostModel, base: Sequence[Decision] = (), mesh: MeshAxes | None = None) -> Bound:
-    """The bound over all states that a search on top of ``base`` can reach, on ``mesh`` or that of the model's placement.
+    """Returns the bound over all states of a search on top of ``base``, on ``mesh`` or that of the model's placement.
 
     >>> import jax, shardwise
     >>> from shardwise.lowering.local_cost import HardwareCost
@@ -58,20 +54,20 @@ def peak_bound(model: CostModel, base: Sequence[Decision] = (), mesh: MeshAxes |
     >>> from shardwise.hardware.mesh import MeshAxes
     >>> x, w = (jax.ShapeDtypeStruct(s, "float32") for s in [(4096, 1024), (1024, 1024)])
     >>> structure = Structure(shardwise.analyze(lambda x, w: x @ w, x, w))
-    >>> found = peak_bound(CostModel(structure, HardwareCost.of(MeshAxes.of({"data": 4}))))
-    >>> found.peak_bytes / 2**20, [(a.label, a.nbytes / 2**20) for a in found.alive[1:]]
+    >>> bound = peak_bound(CostModel(structure, HardwareCost.of(MeshAxes.of({"data": 4}))))
+    >>> bound.peak_bytes / 2**20, [(a.label, a.nbytes / 2**20) for a in bound.alive[1:]]
     (9.125, [('x', 4.0), ('w', 1.0)])
     """
     least = _Least(model, mesh or model.cost.placement.mesh, base)
     allocations = [a for value in model.life.values() for a in least.allocations(value)]
     curve = memory_curve(model.life.points, allocations)
     at = int(np.argmax(curve))
-    alive = [a for a in allocations if a.first <= at <= a.last]
-    return Bound(int(curve[at]) * BLOCK, _source(model, at), tuple(_named(model, alive)))
+    at_peak = [a for a in allocations if a.first <= at <= a.last]
+    return Bound(int(curve[at]) * BLOCK, _source(model, at), tuple(alive(model.structure.program, at_peak)))
 
 
 def finest(devices: int) -> MeshAxes:
-    """A mesh whose bound holds for every mesh of this number of devices: any of their axes is some of its axes together.
+    """Returns a mesh whose bound holds for every mesh of this number of devices: their axes are products of its axes.
 
     >>> finest(12)
     MeshAxes(names=('0', '1', '2'), sizes=(2, 2, 3))
@@ -102,7 +98,7 @@ class _Least:
         self._sizes: dict[object, int] = {}
 
     def allocations(self, value: int) -> Iterator[Allocation]:
-        """As of ``value_allocations``, each as small as it can be."""
+        """Yields the allocations of a value (``value_allocations``), each as small as it can be."""
         life, tile = self.model.life, self.model.cost.profile.vector_tile
         v, shapes = self.model.structure.program.values[value], self._local_shapes(value)
         if value in life.live:
@@ -122,7 +118,7 @@ class _Least:
         return self._sizes[key]
 
     def _local_shapes(self, value: int) -> tuple[tuple[int, ...], ...]:
-        """The local shapes that a value may have. More shards are not always smaller: tiles are padded."""
+        """Returns the local shapes that a value may have. More shards are not always smaller: tiles are padded."""
         s, shape = self.model.structure, self.model.structure.program.values[value].shape
         kept, pinned = self._kept.get(value, frozenset()), self._state.pinned.get(value)
         able = [self._axes.get(c, frozenset()) - kept for c in s.colors[value]]
@@ -143,7 +139,7 @@ class _Least:
 def _cut(
     sizes: Sequence[int], shape: tuple[int, ...], able: tuple[frozenset[int], ...], shards: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """The local shapes where each axis shards one of the dimensions that can have it, or none."""
+    """Returns the local shapes where each axis shards one of the dimensions that can have it, or none."""
     cuts = {shards}
     for axis, size in enumerate(sizes):
         dims = [d for d, axes in enumerate(able) if axis in axes]
@@ -152,25 +148,10 @@ def _cut(
 
 
 def _source(model: CostModel, at: int) -> str:
-    """The source line that runs at a point."""
+    """Returns the source line that runs at a point."""
     program = model.structure.program
     before = [(p, k) for k, p in model.life.point.items() if p <= at and program.ops[k].kind not in BORDERS]
     if not before:
         return ""
     source = program.source_of(program.ops[max(before)[1]])
     return str(source) if source.file else ""
-
-
-def _named(model: CostModel, alive: Sequence[Allocation]) -> Iterator[Alive]:
-    program = model.structure.program
-    ordered = sorted(alive, key=lambda a: (-a.blocks, a.value, a.what))
-    for a in ordered[:_NAMED]:
-        op = program.ops[program.definitions[a.value][0]]
-        # A stacked result of a loop is named by the value in its body: the loop's line is that of all its results.
-        stacked = op.kind == "scan.output" and not program.values[a.value].path
-        label = f"stack of {program.label(op.operands[0])}" if stacked else program.label(a.value)
-        named = label if a.what == "value" else f"{a.what} of {label}"
-        yield Alive(named, a.blocks * BLOCK, str(program.source_of(op)))
-    rest = sum(a.blocks for a in ordered[_NAMED:])
-    if rest:
-        yield Alive(f"{len(ordered) - _NAMED} more", rest * BLOCK, "")

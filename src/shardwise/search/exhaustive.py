@@ -1,7 +1,7 @@
-"""All states of a small problem: the best of them, against which other methods are measured.
+"""Exhaustive search: evaluates all states of a small problem, as a reference for other methods.
 
-The problem: most decisions can be exchanged, so that millions of sequences of actions are far fewer states; but a set of all
-states that were seen takes too much memory.
+The problem: most decisions can be exchanged, so that millions of sequences of actions are far fewer states. A set of all
+evaluated states would take too much memory.
 
 The idea. Two actions commute that share neither an axis nor a unit, or whose units no value or op depends on both of. Sequences
 up to such exchanges are *traces* (Mazurkiewicz, 1977). A trace has one sequence that is the first in alphabetical order, and it
@@ -57,7 +57,7 @@ def _following(problem: Problem) -> Callable[[int, int], list[tuple[int, int, in
 
 
 def all_states(problem: Problem) -> Iterator[list[Actions]]:
-    """Every state once, in lists of states of one length."""
+    """Yields every state once, in lists of states of one length."""
     following = _following(problem)
     waiting: list[list[tuple[Actions, int, int]]] = [[((), 0, 0)]]
     while waiting:
@@ -68,7 +68,7 @@ def all_states(problem: Problem) -> Iterator[list[Actions]]:
 
 
 def count_states(problem: Problem) -> int:
-    """The number of states; a number above ``MOST`` where there are more than that."""
+    """Returns the number of states; a number above ``MOST`` where there are more than that."""
     following = _following(problem)
 
     @cache

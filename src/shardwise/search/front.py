@@ -13,7 +13,7 @@ Points = tuple[tuple[int, int], ...]
 
 
 def pareto(points: Iterable[tuple[int, int]]) -> Points:
-    """The points that no other beats in both time and memory.
+    """Returns the points that no other beats in both time and memory.
 
     >>> pareto([(9, 1), (5, 2), (7, 2), (4, 3)])
     ((9, 1), (5, 2), (4, 3))
@@ -26,8 +26,8 @@ def pareto(points: Iterable[tuple[int, int]]) -> Points:
 
 
 def thinned(points: Points, most: int, usable_blocks: int) -> Points:
-    """At most ``most`` points, evenly over the front, one of several that are nearly equal. Its ends and the fastest point that
-    fits stay.
+    """Returns at most ``most`` points, evenly over the front, and one of several that are nearly equal. Both ends and the
+    fastest point that fits are always among them.
 
     >>> thinned(tuple((9 - k, k + 1) for k in range(9)), 3, usable_blocks=6)
     ((9, 1), (4, 6), (1, 9))

@@ -5,7 +5,7 @@ every node of the tree has a cost, and the search can be stopped at any time.
 
 The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, with these changes:
 
-- a state that is reached in several ways is one node (transpositions);
+- sequences of decisions that give the same state are one node (transpositions);
 - a node grows by one decision, by a named strategy for axes without decisions (``shardwise.search.openings``), or by all that
   is left to shard on an axis (``shardwise.search.rest``), so that decisions that pay only together are tried together;
 - children are evaluated some at a time, first those whose decision has gained most wherever it was taken so far (all moves
@@ -15,8 +15,8 @@ The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, with thes
 - in turns with the tree, good states are polished by hill climbing: decisions are removed, inserted at any place, moved, or
   replaced by others.
 
-At the end decisions are dropped that gain next to nothing, half a percent in all, as long as no named strategy is better: each
-is one constraint or collective more, with costs that the model does not have.
+At the end decisions are dropped that gain almost nothing, half a percent in all, as long as no named strategy is better: each
+adds collectives, with costs that the model does not have.
 
 Rewards are in [0, 1]: above one half for states that fit, higher the faster; below for those that do not, higher the smaller
 and a little higher the faster.
@@ -38,7 +38,7 @@ from shardwise.search.budget import Budget
 from shardwise.search.openings import find_openings
 from shardwise.search.problem import Actions, Problem, Scored
 from shardwise.search.rest import Rest
-from shardwise.search.result import Ended, Found, Progress
+from shardwise.search.result import Ended, Progress, SearchResult
 from shardwise.search.run import Run, searched
 
 _EXPLORE: Final = 0.15
@@ -123,7 +123,7 @@ class _Tree:
             node.closed = node.waiting == [] and all(self.nodes[c].closed for c in node.children)
 
     def _widens(self, node: _Node) -> bool:
-        """Is it time for more children?"""
+        """Returns whether a node gets more children."""
         if node.waiting is None:
             return True
         return bool(node.waiting) and len(node.children) < _SOME * math.sqrt(node.visits / 2)
@@ -155,7 +155,7 @@ class _Tree:
         return max(best, self._rollouts(changed))
 
     def _gain(self, step: Actions) -> float:
-        """The mean gain of a step so far; the largest possible for a step that was not tried."""
+        """Returns the mean gain of a step so far; the largest possible for a step that was not tried."""
         total, count = self.gains.get(step, (0.0, 0))
         return total / count if count else 1.0
 
@@ -164,7 +164,7 @@ class _Tree:
         self.gains[step] = total + gain, count + 1
 
     def _following(self, state: Actions) -> list[Actions]:
-        """The states one decision on, one opening on, or with all that is left on an axis."""
+        """Returns the states with one more decision, one opening, or all that is left on an axis."""
         used = {self.problem.evaluator.actions[n].axis for n in state}
         states = [(*state, n) for n in self.problem.allowed(state)]
         for axes, openings in self.openings.items():
@@ -174,7 +174,7 @@ class _Tree:
         return list({self.problem.canonical(s): s for s in states}.values())
 
     def _rollouts(self, children: list[Scored]) -> float:
-        """The best reward of random continuations of children, the better the likelier, step by step in batches."""
+        """Returns the best reward of random continuations of some children; better children are drawn more often."""
         if not children:
             return 0.0
         weights = [1 / (1 + k) for k in range(len(children))]
@@ -190,7 +190,7 @@ class _Tree:
     # Hill climbing.
 
     def _to_polish(self) -> Scored | None:
-        """The best state that was not polished yet."""
+        """Returns the best state that was not polished yet."""
         best = self.run.best
         if self.problem.canonical(best.state) not in self.polished:
             return best
@@ -215,7 +215,7 @@ class _Tree:
                 return
 
     def _neighbors(self, state: Actions) -> list[Actions]:
-        """States that differ in one decision or in the place of one, or have the rest; the likelier to be better first."""
+        """Returns states that differ in one decision or its position, or shard what is left; the most promising come first."""
         shorter = [state[:k] + state[k + 1 :] for k in range(len(state))]
         near = [(1.0, (*state, *step)) for step in self.rest.steps(state)]
         near += [(1.0, rest) for rest in shorter]
@@ -247,7 +247,9 @@ class _Tree:
         return 0.5 * self.problem.model.usable_blocks / cost.peak_blocks * (0.8 + 0.2 * speed)
 
 
-def mcts(problem: Problem, budget: Budget | None = None, seed: int = 0, progress: Progress | None = None) -> Found:
+def mcts(
+    problem: Problem, budget: Budget | None = None, seed: int = 0, progress: Progress | None = None
+) -> SearchResult:
     """Searches a problem; an interrupt ends the search with the best state so far."""
     budget = budget or Budget()
     spare = min(_SPARE, budget.evaluations // 10)
@@ -255,20 +257,20 @@ def mcts(problem: Problem, budget: Budget | None = None, seed: int = 0, progress
     def explore(run: Run) -> Ended:
         return _Tree(run, seed).search()
 
-    found = searched(problem, replace(budget, evaluations=budget.evaluations - spare), progress, explore)
-    if found.ended in (Ended.INTERRUPTED, Ended.NOTHING):
-        return found
+    result = searched(problem, replace(budget, evaluations=budget.evaluations - spare), progress, explore)
+    if result.ended in (Ended.INTERRUPTED, Ended.NOTHING):
+        return result
     try:
-        return _simpler(problem, found, spare)
+        return _simpler(problem, result, spare)
     except KeyboardInterrupt:
-        return replace(found, ended=Ended.INTERRUPTED)
+        return replace(result, ended=Ended.INTERRUPTED)
 
 
-def _simpler(problem: Problem, found: Found, spare: int) -> Found:
-    """Drops decisions that gain next to nothing, as far as the evaluations allow."""
-    first, best = problem.evaluations, found.best
+def _simpler(problem: Problem, result: SearchResult, spare: int) -> SearchResult:
+    """Drops decisions that gain almost nothing, as far as the evaluations allow."""
+    first, best = problem.evaluations, result.best
     seeds = [cost.time_ps for cost in problem.costs(problem.seeds) if problem.fits(cost)]
-    most = min([found.best.cost.time_ps * (1 + _NOTHING), *seeds])
+    most = min([result.best.cost.time_ps * (1 + _NOTHING), *seeds])
 
     def without(some: Sequence[int]) -> Scored:
         state = tuple(n for n in best.state if n not in some)
@@ -277,7 +279,7 @@ def _simpler(problem: Problem, found: Found, spare: int) -> Found:
     def good(scored: Scored) -> bool:
         return problem.fits(scored.cost) and scored.cost.time_ps <= most
 
-    while found.fits and problem.evaluations - first + len(best.state) <= spare:
+    while result.fits and problem.evaluations - first + len(best.state) <= spare:
         able = [(n, scored) for n in best.state if good(scored := without([n]))]
         able.sort(key=lambda pair: problem.rank(pair[1]))
         # As many as possible at once, the least useful first.
@@ -287,4 +289,4 @@ def _simpler(problem: Problem, found: Found, spare: int) -> Found:
         if not count:
             break
         best = simpler
-    return replace(found, best=best, evaluations=found.evaluations + problem.evaluations - first)
+    return replace(result, best=best, evaluations=result.evaluations + problem.evaluations - first)

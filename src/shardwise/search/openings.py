@@ -1,7 +1,7 @@
-"""Openings: the seeds of a problem by the axes that they use, from which a search over several axes goes on.
+"""Openings: strategies for some axes that a search over several axes can take as one step.
 
 The problem: with two axes there are as many states as pairs of states of one axis, and most of them are poor. People choose a
-strategy for each axis (data parallelism here, Megatron there) and combine them.
+strategy for each axis, such as data parallelism and Megatron, and combine them.
 
 The idea: of the seeds that use the same axes, the Pareto front of time and memory, thinned to a few.
 """
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shardwise.lowering.sharding import Axes
+from shardwise.search.front import pareto
 from shardwise.search.problem import Actions, Problem, Scored
 
 #: The most openings for some axes.
@@ -19,7 +20,7 @@ _MOST: Final = 8
 
 
 def find_openings(problem: Problem) -> dict[Axes, list[Actions]]:
-    """By axes: lists of actions on them, the fastest first."""
+    """Returns, by axes, lists of actions on them, the fastest first."""
     by_axes: dict[Axes, list[Scored]] = {}
     for seed in problem.seeds:
         axes = tuple(sorted({problem.evaluator.actions[n].axis for n in seed}))
@@ -28,11 +29,11 @@ def find_openings(problem: Problem) -> dict[Axes, list[Actions]]:
 
 
 def _front(scored: Sequence[Scored]) -> list[Actions]:
-    """The states of the Pareto front, the fastest first; of many, some from all along it."""
-    front: list[Scored] = []
-    for s in sorted(scored, key=lambda s: (s.cost.time_ps, s.cost.peak_blocks, len(s.state))):
-        if not front or s.cost.peak_blocks < front[-1].cost.peak_blocks:
-            front.append(s)
+    """Returns the states of the Pareto front, the fastest first; of a long front, states at even distances."""
+    shortest: dict[tuple[int, int], Actions] = {}
+    for s in sorted(scored, key=lambda s: len(s.state)):
+        shortest.setdefault(s.point, s.state)
+    front = [shortest[point] for point in reversed(pareto(shortest))]
     if len(front) > _MOST:
         front = [front[round(k * (len(front) - 1) / (_MOST - 1))] for k in range(_MOST)]
-    return [s.state for s in front]
+    return front

@@ -1,4 +1,4 @@
-"""What every search method works on: the actions, the costs of states, and which of two states is better.
+"""The problem that every search method solves: the actions, the costs of states, and which of two states is better.
 
 A state is a sequence of actions in the order in which they are taken. Many sequences are one state: the order of two
 decisions matters only if they give one axis to two units, or one unit two axes (``canonical``).
@@ -24,7 +24,6 @@ from shardwise.dims.analysis import Analysis, Group
 from shardwise.evaluator.evaluator import Evaluator
 from shardwise.evaluator.space import Space
 from shardwise.ir.program import HEAVY
-from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import Decision, Keep, Shard, State
 from shardwise.lowering.small import keep_small
 from shardwise.search.bounds import peak_bound
@@ -67,8 +66,8 @@ class Problem:
         self.model, cost = model, model.cost
         self.analysis, self.mesh = model.structure.analysis, cost.placement.mesh
         analysis = self.analysis
-        self.given = tuple(base)
-        self.base = (*self.given, *keep_small(analysis, cost, self.mesh, base))
+        self.decided = tuple(base)
+        self.base = (*self.decided, *keep_small(analysis, cost, self.mesh, base))
         self.axes = tuple(self.mesh.names if axes is None else axes)
         arguments = {a.value for a in analysis.program.arguments}
         reached = (g for g in analysis.groups if inner or any(p.value in arguments for p in g.places))
@@ -95,16 +94,16 @@ class Problem:
         self._costs: dict[object, Cost] = {}
 
     def start_from(self, seeds: Iterable[Actions]) -> None:
-        """Searches of this problem start from these states."""
+        """Sets the states from which searches of this problem start."""
         self.seeds = tuple(dict.fromkeys(seeds))
 
     def state(self, decisions: Iterable[Decision]) -> Actions | None:
-        """The state of some decisions on top of the base; None where one of them is no action."""
+        """Returns the state of some decisions on top of the base; None where one of them is no action."""
         state = tuple(self._numbers.get(d, -1) for d in decisions)
         return None if -1 in state else state
 
     def _shards(self, unit: int, group: Group) -> list[Decision]:
-        """The decisions that shard a unit, other than those of the base."""
+        """Returns the decisions that shard a unit, other than those of the base."""
         base = State(self.mesh, self.base)
         shards: list[Decision] = []
         for axis in self.axes:
@@ -120,9 +119,14 @@ class Problem:
         return shards
 
     def allowed(self, state: Actions) -> list[int]:
-        """The actions that may follow: no unit twice on an axis."""
+        """Returns the actions that may follow: a unit is not sharded twice on an axis."""
         taken = {self._slots[n] for n in state}
         return [n for n in self.actions if self._slots[n] not in taken]
+
+    def joined(self, state: Actions, others: Actions) -> Actions:
+        """A state with further actions, those of them that may follow."""
+        taken = {self._slots[n] for n in state}
+        return (*state, *(n for n in others if self._slots[n] not in taken))
 
     def canonical(self, state: Actions) -> object:
         """Returns a key that is equal for sequences that are one state."""
@@ -138,7 +142,7 @@ class Problem:
         return frozenset(keeps), frozenset(map(tuple, orders.values()))
 
     def costs(self, states: Sequence[Actions]) -> list[Cost]:
-        """The costs of states; those that were asked for before are not evaluated again."""
+        """Returns the costs of states; those that were asked for before are not evaluated again."""
         keys = [self.canonical(state) for state in states]
         new = {key: state for key, state in zip(keys, states, strict=True) if key not in self._costs}
         if new:
@@ -146,7 +150,7 @@ class Problem:
         return [self._costs[key] for key in keys]
 
     def costs_once(self, states: Sequence[Sequence[int]]) -> list[Cost]:
-        """The costs of different states that are not asked for again, and so are not cached."""
+        """Returns the costs of different states that are not asked for again, and so are not cached."""
         self.evaluations += len(states)
         costs = self.evaluator.evaluate(states)
         scored = {s.point: s for s in (*map(Scored, map(tuple, states), costs), *self.front)}
@@ -159,20 +163,20 @@ class Problem:
     @cached_property
     def least_bytes(self) -> int:
         """A lower bound on the peak memory of all states."""
-        return peak_bound(self.model, self.given).peak_bytes
+        return peak_bound(self.model, self.decided).peak_bytes
 
     def fits(self, cost: Cost) -> bool:
         return cost.peak_blocks <= self.model.usable_blocks
 
     def rank(self, scored: Scored) -> tuple[int, int, int, int]:
-        """Smaller is better."""
+        """Returns a key for sorting: the better state has the smaller one."""
         if self.fits(scored.cost):
             return 0, scored.cost.time_ps, scored.cost.peak_blocks, len(scored.state)
         return 1, scored.cost.peak_blocks, scored.cost.time_ps, len(scored.state)
 
     def decisions(self, state: Actions) -> tuple[Decision, ...]:
-        """The decisions of a state, without those about small arguments."""
-        return (*self.given, *(self.evaluator.actions[n].decision for n in state))
+        """Returns the decisions of a state, without those about small arguments."""
+        return (*self.decided, *(self.evaluator.actions[n].decision for n in state))
 
 
 def _sides(bits: int) -> list[tuple[int, ...]]:
@@ -182,16 +186,14 @@ def _sides(bits: int) -> list[tuple[int, ...]]:
 
 
 def kept_together(analysis: Analysis) -> tuple[tuple[int, ...], ...]:
-    """Sets of arguments, with the outputs that replace them, that may be kept replicated together.
+    """Returns sets of arguments, with the outputs that replace them, that may be kept replicated together.
 
     Arguments that a product or a lookup uses, directly or as a view: first those that an output of the same type and colors
     replaces, the parameters of a training step; then the others, the parameters of a step that does not train.
     """
     program = analysis.program
-    used = {v for op in program.ops if op.unit in HEAVY or op.kind == "gather" for v in op.operands}
-    for op in reversed(program.schedule):
-        if op.kind in VIEWS and not used.isdisjoint(op.results):
-            used.add(op.operands[0])
+    users = (op for op in program.ops if op.unit in HEAVY or op.kind == "gather")
+    used = {program.argument_of.get(v) for op in users for v in op.operands}
 
     def kind(value: int) -> object:
         return program.values[value].type_text, analysis.value_colors[value]

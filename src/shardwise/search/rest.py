@@ -1,7 +1,7 @@
-"""Sharding what is left: the decisions that give an axis to every argument that does not have it yet.
+"""Steps that shard all remaining arguments on an axis, with several decisions at once.
 
 The problem: a model with many sizes needs a decision for each of them before its parameters and moments are sharded. Each gains
-little, and a search that takes them one by one ends before it has them.
+little, so that a search which adds them one by one ends too early.
 
 The idea. As Automap infers the rest of a plan, one step takes them all: for an axis the fewest groups that shard every argument
 but the small ones, which are kept, or all groups that shard one, those that cover most bytes first. What does not pay is
@@ -31,7 +31,7 @@ class _Axis(NamedTuple):
 
 
 class Rest:
-    """What is left to shard, by state and axis."""
+    """Finds what is left to shard, by state and axis."""
 
     def __init__(self, problem: Problem):
         self._problem, program = problem, problem.analysis.program
@@ -50,7 +50,7 @@ class Rest:
         return _Axis(actions, np.array([self._covers[n] for n in actions]), taken, nbytes)
 
     def _covered(self, decision: Decision) -> Array:
-        """Which arguments have a dimension that the decision shards?"""
+        """Returns, by argument, whether it has a dimension that the decision shards."""
         if not isinstance(decision, Shard):
             return np.zeros(len(self._arguments), bool)
         mesh, colors, value_colors = self._problem.mesh, set(decision.colors), self._problem.analysis.value_colors
@@ -59,7 +59,7 @@ class Rest:
         return np.array([any(c in colors and s % size == 0 for s, c in pairs) for pairs in dims], bool)
 
     def steps(self, state: Actions) -> list[Actions]:
-        """For every axis on which two decisions or more are left: those that are needed, and all of them."""
+        """Returns, for every axis on which two decisions or more are left, those that are needed and all of them."""
         steps = (step for axis in range(len(self._axes)) for step in self._steps(state, axis))
         return [step for step in dict.fromkeys(steps) if len(step) > 1]
 
@@ -81,5 +81,5 @@ class Rest:
 
 
 def _is_plain(decision: Decision) -> bool:
-    """Does it shard a group without resolving a conflict to its second side?"""
+    """Returns whether a decision shards a group, and resolves no conflict to its second side."""
     return isinstance(decision, Shard) and not any(side for _, side in decision.sides)

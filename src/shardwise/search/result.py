@@ -1,4 +1,4 @@
-"""How a search ended, and what it found."""
+"""The result of a search, and why it ended."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Ended(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
-    """A best state when it was found. ``decisions`` are those of the state, where they are known; ``words`` the same as
-    text."""
+    """A state that was better than all before it. ``decisions`` are those of the state, where the log has them; ``words`` the
+    same as text."""
 
     seconds: float
     evaluations: int
@@ -35,8 +35,8 @@ class Improvement:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The best state, how the search came to it, and why it ended. ``decisions`` are those that a plan's search adds to what
+class SearchResult:
+    """The best state, the log of improvements, and why the search ended. ``decisions`` are those that the search adds to what
     was decided before it."""
 
     best: Scored

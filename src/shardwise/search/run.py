@@ -1,4 +1,4 @@
-"""What every method keeps while it runs: the budget, the best state so far, and the log of improvements."""
+"""The state of a running search: the budget, the best state so far, and the log of improvements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwise.errors import ShardwiseError
 from shardwise.ir.collector import collector_paused
 from shardwise.search.budget import Budget
 from shardwise.search.problem import Actions, Problem, Scored
-from shardwise.search.result import Ended, Found, Improvement, Progress
+from shardwise.search.result import Ended, Improvement, Progress, SearchResult
 
 #: States that are evaluated between two checks of the clock.
 _BATCH: Final = 256
@@ -25,11 +25,11 @@ _MORE: Final = 3
 
 
 class SearchError(ShardwiseError):
-    """A problem cannot be searched in the way that was asked for."""
+    """A problem cannot be searched with these options."""
 
 
 class Stop(Exception):
-    """Ends a search from wherever it is."""
+    """Ends a search from inside of its functions."""
 
     def __init__(self, why: Ended):
         self.why = why
@@ -41,7 +41,7 @@ class Method(Protocol):
 
     def __call__(
         self, problem: Problem, budget: Budget | None = None, seed: int = 0, progress: Progress | None = None
-    ) -> Found: ...
+    ) -> SearchResult: ...
 
 
 class Run:
@@ -97,7 +97,7 @@ class Run:
             self.note()
 
     def _beats(self, rank: tuple[int, int, int, int], share: float) -> bool:
-        """Is the best state better than this rank by a share, or does it fit where that does not?"""
+        """Returns whether the best state is better than this rank by a share, or fits where that does not."""
         best = self.problem.rank(self.best)
         return best[0] < rank[0] or best[1] < (1 - share) * rank[1]
 
@@ -113,7 +113,7 @@ class Run:
 @collector_paused()
 def searched(
     problem: Problem, budget: Budget | None, progress: Progress | None, explore: Callable[[Run], Ended]
-) -> Found:
+) -> SearchResult:
     """Runs a search until it ends, its budget is exhausted, or it is interrupted."""
     run = Run(problem, budget or Budget(), progress)
     try:
@@ -123,7 +123,7 @@ def searched(
         ended = stop.why
     except KeyboardInterrupt:
         ended = Ended.INTERRUPTED
-    return Found(run.best, problem.fits(run.best.cost), ended, run.seconds, run.spent, tuple(run.log))
+    return SearchResult(run.best, problem.fits(run.best.cost), ended, run.seconds, run.spent, tuple(run.log))
 
 
 def method(explore: Callable[[Run, int], Ended]) -> Method:
@@ -132,7 +132,7 @@ def method(explore: Callable[[Run, int], Ended]) -> Method:
     @functools.wraps(explore)
     def search(
         problem: Problem, budget: Budget | None = None, seed: int = 0, progress: Progress | None = None
-    ) -> Found:
+    ) -> SearchResult:
         return searched(problem, budget, progress, lambda run: explore(run, seed))
 
     return search

@@ -1,7 +1,7 @@
-"""The searches of one plan: on top of what was decided before, one after another on one budget.
+"""The searches of one plan, which share a budget and a log.
 
 A plan may take several searches: tactics may ask for more than one, and where the mesh is open each mesh is searched, the
-better ones again and again (``shardwise.planner.racing``). They share a budget (``Purse``) and a log (``Journal``); a
+better ones again and again (``shardwise.planner.racing``). They share a budget (``SharedBudget``) and a log (``Journal``); a
 ``Searcher`` keeps the problems of one mesh.
 
 An interrupt ends the running search with the best state so far, and the searches after it do nothing.
@@ -26,21 +26,19 @@ from shardwise.search.budget import Budget
 from shardwise.search.front import Points, pareto
 from shardwise.search.methods import METHODS
 from shardwise.search.problem import Actions, Problem
-from shardwise.search.result import Ended, Found, Improvement, Progress
+from shardwise.search.result import Ended, Improvement, Progress, SearchResult
 from shardwise.search.run import SearchError
 
-#: The patience of a search with a given budget (``Budget``).
+#: The patience of a search with a stated budget (``Budget``).
 _PATIENCE: Final = 40.0
 #: States that are evaluated where no state can fit.
 _HOPELESS: Final = 200
-#: Ends after which a search with a larger budget would find the same.
-SETTLED: Final = (Ended.CONVERGED, Ended.EXHAUSTED, Ended.NOTHING, Ended.INFEASIBLE)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to search. Without a budget, for a few seconds; with one in evaluations alone the result is the same on every
-    machine. ``progress="auto"`` is replaced by the caller that can show it."""
+    """How to search. Without a budget a search takes a few seconds. With a budget in evaluations alone the result is the same
+    on every machine. The caller replaces ``progress="auto"``."""
 
     method: str = "mcts"
     seed: int = 0
@@ -66,10 +64,10 @@ class Options:
                 f"progress is 'auto' or called at every improvement; {type(progress).__name__} cannot be called"
             )
         if problems:
-            raise SearchError("the search cannot be made: " + "; ".join(problems))
+            raise SearchError("invalid search options: " + "; ".join(problems))
 
     def budget(self) -> Budget:
-        """The budget, the default one where none was given. A given one has more patience."""
+        """Returns the stated budget, which has more patience, or else the default one."""
         if self.budget_s is None and self.budget_evals is None:
             return Budget()
         seconds = math.inf if self.budget_s is None else float(self.budget_s)
@@ -84,7 +82,7 @@ def _real(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, numbers.Real) and not math.isnan(value)
 
 
-class Purse:
+class SharedBudget:
     """A budget that several searches share."""
 
     def __init__(self, budget: Budget):
@@ -101,7 +99,7 @@ class Purse:
         return self._evaluations <= 0 or self.seconds <= 0.0
 
     def part(self, parts: int) -> Budget:
-        """One of several equal parts of what is left."""
+        """Returns one of several equal parts of what is left."""
         return replace(self._budget, seconds=self.seconds / parts, evaluations=-(-self._evaluations // parts))
 
     def spend(self, evaluations: int) -> None:
@@ -112,7 +110,7 @@ class Purse:
         self._end += seconds
 
     def share(self, evaluations: int = 0) -> float:
-        """The share that is spent, with some evaluations more."""
+        """Returns the share of the budget that is spent, counting some more evaluations."""
         left = (self._evaluations - evaluations) / max(1, self._budget.evaluations)
         if math.isfinite(self._budget.seconds):
             left = min(left, self.seconds / self._budget.seconds)
@@ -124,10 +122,10 @@ Describe = Callable[[Analysis, Sequence[Decision]], str]
 
 
 class Journal:
-    """What the searches of one plan have spent, and their improvements: each state that was better than all before."""
+    """The log of the searches of one plan: evaluations, and each state that was better than all before it."""
 
-    def __init__(self, options: Options, purse: Purse, describe: Describe | None = None):
-        self.options, self.purse, self._describe = options, purse, describe
+    def __init__(self, options: Options, budget: SharedBudget, describe: Describe | None = None):
+        self.options, self.budget, self._describe = options, budget, describe
         self.evaluations = 0
         self.interrupted = False
         self.steps: list[tuple[MeshAxes, Improvement]] = []
@@ -151,18 +149,18 @@ class Journal:
         self.steps.append((problem.mesh, improvement))
         if callable(self.options.progress):
             words = self._describe(problem.analysis, decisions) if self._describe is not None else ""
-            self.options.progress(replace(improvement, words=words), self.purse.share(evaluations))
+            self.options.progress(replace(improvement, words=words), self.budget.share(evaluations))
 
-    def close(self, problem: Problem, found: Found) -> None:
+    def close(self, problem: Problem, result: SearchResult) -> None:
         """Counts a search that has ended."""
-        self.evaluations += found.evaluations
-        self.purse.spend(found.evaluations)
-        self.interrupted |= found.ended is Ended.INTERRUPTED
+        self.evaluations += result.evaluations
+        self.budget.spend(result.evaluations)
+        self.interrupted |= result.ended is Ended.INTERRUPTED
         self.fronts[problem.mesh] = pareto([*self.fronts.get(problem.mesh, ()), *(s.point for s in problem.front)])
 
 
 class Starts(Protocol):
-    """What searches start from: the named strategies (``tactics/baselines.py``)."""
+    """The states from which searches start: the named strategies (``tactics/baselines.py``)."""
 
     @property
     def decisions(self) -> Iterable[Decision]: ...
@@ -184,40 +182,47 @@ class Searcher:
 
     @staticmethod
     def alone(model: CostModel, options: Options | None = None) -> Searcher:
-        """Returns a searcher for one search, with its own budget."""
+        """Returns a searcher for one search, with a separate budget."""
         options = options or Options()
-        searcher = Searcher(model, Journal(options, Purse(options.budget())))
+        searcher = Searcher(model, Journal(options, SharedBudget(options.budget())))
         searcher.begin(options.budget(), 1)
         return searcher
 
     def begin(self, budget: Budget, searches: int, quick: bool = False) -> None:
         """Sets the budget that the next searches share; ``quick`` searches start from some of the strategies."""
-        self._purse, self._left, self._quick = Purse(budget), searches, quick
-        self.done: list[Found] = []
+        self._shared, self._left, self._quick = SharedBudget(budget), searches, quick
+        self.done: list[SearchResult] = []
 
     def front(self) -> list[tuple[tuple[Decision, ...], Cost]]:
-        """The Pareto front of the states that the last problem evaluated, as decisions and costs."""
+        """Returns the Pareto front of the states that the last problem evaluated, as decisions and costs."""
         last = self._last
         return [] if last is None else [(last.decisions(scored.state), scored.cost) for scored in last.front]
 
-    def search(self, base: Sequence[Decision], axes: Sequence[str], starts: Callable[[], Starts]) -> Found | None:
+    @property
+    def unsharded(self) -> Cost | None:
+        """The cost of the last problem if nothing is sharded."""
+        return None if self._last is None else self._last.cost(())
+
+    def search(
+        self, base: Sequence[Decision], axes: Sequence[str], starts: Callable[[], Starts]
+    ) -> SearchResult | None:
         """Returns the best decisions for some axes, on top of a base; None after an interrupt."""
         if self.journal.interrupted:
             return None
         begun = time.perf_counter()
         problem = self._problem(tuple(base), tuple(axes), starts)
         # The tables of a large program take seconds, which are not the search's.
-        for purse in (self._purse, self.journal.purse):
-            purse.wait(time.perf_counter() - begun)
-        found = unless_hopeless(
-            problem, lambda budget: self._run(problem, budget), self._purse.part(max(1, self._left))
+        for budget in (self._shared, self.journal.budget):
+            budget.wait(time.perf_counter() - begun)
+        result = unless_hopeless(
+            problem, lambda budget: self._run(problem, budget), self._shared.part(max(1, self._left))
         )
-        found = replace(found, decisions=problem.decisions(found.best.state)[len(problem.given) :])
-        self.journal.close(problem, found)
-        self._purse.spend(found.evaluations)
+        result = replace(result, decisions=problem.decisions(result.best.state)[len(problem.decided) :])
+        self.journal.close(problem, result)
+        self._shared.spend(result.evaluations)
         self._left -= 1
-        self.done.append(found)
-        return found
+        self.done.append(result)
+        return result
 
     def _problem(self, base: tuple[Decision, ...], axes: tuple[str, ...], starts: Callable[[], Starts]) -> Problem:
         if (base, axes) not in self._problems:
@@ -227,7 +232,7 @@ class Searcher:
         self._last.start_from(start.seeds(self._last, self._quick))
         return self._last
 
-    def _run(self, problem: Problem, budget: Budget) -> Found:
+    def _run(self, problem: Problem, budget: Budget) -> SearchResult:
         def watch(improvement: Improvement, share: float) -> None:
             self.journal.note(problem, improvement)
 
@@ -235,9 +240,9 @@ class Searcher:
         return METHODS[options.method](problem, budget, int(options.seed), watch)
 
 
-def unless_hopeless(problem: Problem, search: Callable[[Budget], Found], budget: Budget) -> Found:
-    """Searches a problem; where it is proven that no state fits, only for a small state."""
+def unless_hopeless(problem: Problem, search: Callable[[Budget], SearchResult], budget: Budget) -> SearchResult:
+    """Searches a problem; where it is proven that no state fits, only shortly, for a state with little memory."""
     if problem.least_bytes <= problem.model.cost.profile.usable_bytes:
         return search(budget)
-    found = search(replace(budget, evaluations=min(budget.evaluations, _HOPELESS)))
-    return found if found.ended is Ended.INTERRUPTED else replace(found, ended=Ended.INFEASIBLE)
+    result = search(replace(budget, evaluations=min(budget.evaluations, _HOPELESS)))
+    return result if result.ended is Ended.INTERRUPTED else replace(result, ended=Ended.INFEASIBLE)

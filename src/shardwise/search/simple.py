@@ -1,7 +1,7 @@
-"""The baselines of the search: greedy, beam, random.
+"""Simple search methods: greedy, beam, random.
 
-``greedy`` takes the best next action until none is better. ``beam`` keeps the best few states of every depth, and one of those
-that cost the same. ``random`` draws states.
+``beam`` keeps the best few states of every depth, one of those with equal costs. ``greedy`` keeps one, and ends when the next
+is not better. ``random`` draws states.
 
 Weak: neither of the first two takes a decision that pays only with another that is not among the best of its depth.
 """
@@ -27,26 +27,26 @@ _DRAWN: Final = 64
 @method
 def greedy(run: Run, seed: int) -> Ended:
     """Takes the best next action until nothing improves. The seed is not used."""
-    while True:
-        before = run.best
-        run.score([(*before.state, n) for n in run.problem.allowed(before.state)])
-        if run.best is before:
-            return Ended.CONVERGED
+    return _continue(run, width=1, patience=1)
 
 
 @method
 def beam(run: Run, seed: int) -> Ended:
     """Continues the best states of every depth, until two depths bring nothing better. The seed is not used."""
+    return _continue(run, _WIDTH, _IDLE)
+
+
+def _continue(run: Run, width: int, patience: int) -> Ended:
     kept, idle = [run.best], 0
-    while kept and idle < _IDLE:
+    while kept and idle < patience:
         before = run.best
-        kept = _continued(run, kept)
+        kept = _longer(run, kept)[:width]
         idle = idle + 1 if run.best is before else 0
     return Ended.CONVERGED
 
 
-def _continued(run: Run, kept: list[Scored]) -> list[Scored]:
-    """The best states that are one action longer, and the first of those that cost the same."""
+def _longer(run: Run, kept: list[Scored]) -> list[Scored]:
+    """Returns the states that are one action longer, the best first, and one of those with equal costs."""
     problem = run.problem
     states: dict[object, Actions] = {}
     for scored in kept:
@@ -58,12 +58,12 @@ def _continued(run: Run, kept: list[Scored]) -> list[Scored]:
     for scored in sorted(run.score(list(states.values())), key=problem.rank):
         if scored.cost not in unchanged:
             best.setdefault(scored.cost, scored)
-    return list(best.values())[:_WIDTH]
+    return list(best.values())
 
 
 @method
 def random(run: Run, seed: int) -> Ended:
-    """Draws states of one action or more, every length as likely as every other."""
+    """Draws states of one action or more; all lengths have the same probability."""
     rng, idle = Random(seed), 0
     while idle < run.budget.patience:
         before = run.best

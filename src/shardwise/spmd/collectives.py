@@ -21,7 +21,7 @@ from shardwise.lowering.sharding import PAIRED, Axes, Collective, Kind, Sharding
 
 
 def block_index(axes: Axes, mesh: MeshAxes) -> Any:
-    """The number of this device's block along some axes, major first."""
+    """Returns the number of this device's block along some axes, major first."""
     index: Any = np.int32(0)
     for a in axes:
         index = index * np.int32(mesh.sizes[a]) + jax.lax.axis_index(mesh.names[a])
@@ -33,7 +33,7 @@ def changed_dims(before: Sharding, after: Sharding) -> list[int]:
 
 
 def emit(arrays: list[Any], step: Collective, before: Sharding, reducer: str, mesh: MeshAxes) -> list[Any]:
-    """The arrays after one step of a reshard: one, or positions of a maximum and the values there."""
+    """Emits one step of a reshard. There is one array, or the positions of a maximum and the values there."""
     after, names = step.after, tuple(mesh.names[a] for a in step.axes)
     if step.kind is Kind.SLICE:
         return [_slice(x, before, after, mesh) for x in arrays]
@@ -54,13 +54,13 @@ def emit(arrays: list[Any], step: Collective, before: Sharding, reducer: str, me
 
 
 def _ring(x: Any, axis: int, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
-    """A reduce-scatter as permutes, which can run beside other work: blocks go round, and every device adds its part."""
+    """Emits a reduce-scatter as permutes, which can overlap compute: blocks go around a ring, and each device adds its part."""
     (dim,) = changed_dims(before, after)
     count, index = mesh.sizes[axis], block_index((axis,), mesh)
     size = x.shape[dim] // count
 
     def part(hop: int) -> Any:
-        """This device's part of the block that it holds after some hops: its own after the last."""
+        """Returns what this device adds to the block that it has after some hops."""
         block = jnp.mod(index - np.int32(1 + hop), np.int32(count))
         return jax.lax.dynamic_slice_in_dim(x, block * np.int32(size), size, dim)
 
@@ -72,7 +72,7 @@ def _ring(x: Any, axis: int, before: Sharding, after: Sharding, mesh: MeshAxes) 
 
 
 def _slice(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
-    """This device's part along the axes that a dimension gets."""
+    """Slices out this device's part along the axes that each dimension gets."""
     for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)):
         added = new[len(old) :]
         if added:
@@ -82,7 +82,7 @@ def _slice(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
 
 
 def _reduce(arrays: list[Any], names: tuple[str, ...], reducer: str, values_first: bool) -> list[Any]:
-    """All devices' parts combined. Of positions and the values there, the values are reduced first."""
+    """Emits an all-reduce. Of positions and the values there, the values are reduced first."""
     if reducer in PAIRED:
         positions, values = arrays
         if values_first:
@@ -96,7 +96,7 @@ def _reduce(arrays: list[Any], names: tuple[str, ...], reducer: str, values_firs
 
 
 def _combine(x: Any, names: tuple[str, ...], reducer: str) -> Any:
-    """Parts of all devices under a reducer that no collective computes."""
+    """Gathers the parts of all devices and combines them by a reducer that no collective computes."""
     parts = jax.lax.all_gather(x, names, axis=0, tiled=False)
     return functools.reduce(_COMBINED[reducer], list(parts))
 
@@ -164,7 +164,7 @@ def _permute(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
     coordinates = np.indices([mesh.sizes[a] for a in axes]).reshape(len(axes), -1)
 
     def blocks(sharding: Sharding) -> list[int]:
-        """By device the number of its block."""
+        """Returns, by device, the number of its block."""
         order = [a for d in changed for a in sharding.dims[d]]
         numbers = np.ravel_multi_index([coordinates[axes.index(a)] for a in order], [mesh.sizes[a] for a in order])
         return [int(n) for n in numbers]
@@ -182,13 +182,13 @@ def _ppermute(x: Any, axes: Axes, pairs: Sequence[tuple[int, int]], mesh: MeshAx
 
 
 def in_range(start: Any, size: int, length: int, dim: int, rank: int) -> Any:
-    """Which of ``size`` positions from ``start`` are in an array of this length, as a mask along one dimension."""
+    """Returns a mask along one dimension: which of ``size`` positions from ``start`` are in an array of this length."""
     at = jnp.arange(size, dtype=jnp.int32) + start
     return ((at >= 0) & (at < length)).reshape([-1 if d == dim else 1 for d in range(rank)])
 
 
 def window(x: Any, start: Any, size: int, dim: int) -> Any:
-    """``size`` positions of a dimension from ``start``; zeros where these are not in the array."""
+    """Returns ``size`` positions of a dimension from ``start``, with zeros outside of the array."""
     widths = [(size, size, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
     padded = jax.lax.pad(x, np.zeros((), x.dtype), widths)
     begin = jnp.clip(start + np.int32(size), 0, x.shape[dim] + size)
@@ -196,7 +196,7 @@ def window(x: Any, start: Any, size: int, dim: int) -> Any:
 
 
 def fetch(x: Any, needed: Fetch, axes: Axes, mesh: MeshAxes) -> Any:
-    """The positions of one dimension that this device needs; those outside of the array have any value (``fill_outside``)."""
+    """Returns the positions of one dimension that this device needs, with any value outside of the array (``fill_outside``)."""
     dim, index = needed.dim, block_index(axes, mesh)
     arrived = []
     for r in needed.rounds:
@@ -213,7 +213,7 @@ def fetch(x: Any, needed: Fetch, axes: Axes, mesh: MeshAxes) -> Any:
 
 
 def fill_outside(x: Any, needed: Fetch, axes: Axes, mesh: MeshAxes, fill: Any) -> Any:
-    """What was fetched along a dimension, with ``fill`` at positions outside of the array."""
+    """Writes ``fill`` at the fetched positions that are outside of the array."""
     total = needed.block * mesh.pieces(axes)
     if min(needed.starts) >= 0 and max(needed.starts) + needed.width <= total:
         return x
@@ -222,7 +222,7 @@ def fill_outside(x: Any, needed: Fetch, axes: Axes, mesh: MeshAxes, fill: Any) -
 
 
 def _by_block(table: Sequence[int], index: Any) -> Any:
-    """The entry of this device's block: a constant where all are equal, arithmetic where they are evenly spaced."""
+    """Returns the table's entry for this device's block, by arithmetic where the entries are evenly spaced."""
     steps = {b - a for a, b in itertools.pairwise(table)}
     if len(steps) <= 1:
         step = steps.pop() if steps else 0
@@ -231,7 +231,7 @@ def _by_block(table: Sequence[int], index: Any) -> Any:
 
 
 def _beside(x: Any, needed: Fetch, arrived: list[Any], ahead: int, index: Any) -> Any:
-    """Halos on both sides of the block, which are the same for all devices."""
+    """Concatenates the block with its halos, where these are equally wide on all devices."""
     dim, stop = needed.dim, ahead + needed.width
     halos: dict[int, Any] = {}
     for r, piece in zip(needed.rounds, arrived, strict=True):
@@ -249,7 +249,7 @@ def _beside(x: Any, needed: Fetch, arrived: list[Any], ahead: int, index: Any) -
 
 
 def _assembled(x: Any, needed: Fetch, arrived: list[Any], index: Any, count: int) -> Any:
-    """What a device needs, put together from its block and from pieces that start at different places on each."""
+    """Selects the needed positions from the block and the received pieces, which start at other positions on each device."""
     dim, width, start = needed.dim, needed.width, _by_block(needed.starts, index)
     result = jnp.zeros([width if d == dim else n for d, n in enumerate(x.shape)], x.dtype)
     sources: list[tuple[Any, Any, list[bool]]] = [(x, index * np.int32(needed.block), [True] * count)]

@@ -20,16 +20,13 @@ from shardwise.spmd.collectives import in_range, window
 from shardwise.spmd.local import Array, LocalOp, form
 
 
-def _wide(indices: Array) -> Array:
-    return indices.astype(jnp.int32) if indices.dtype.itemsize < 4 or indices.dtype == jnp.uint32 else indices
-
-
 def _localized(
     op: LocalOp, indices: Array, dims: tuple[int, ...], widths: tuple[int, ...], mode: Any
 ) -> tuple[Array, Array, Array]:
-    """Index vectors in this device's block; which of them are inside the global array; which of them this device has."""
+    """Returns index vectors in this device's block, a mask of those in the global array, and a mask of those in the block."""
     shape, local = op.shapes[0], op.local_shape(0)
-    indices = _wide(indices)
+    if indices.dtype.itemsize < 4 or indices.dtype == jnp.uint32:
+        indices = indices.astype(jnp.int32)
     last = np.array([shape[d] - w for d, w in zip(dims, widths, strict=True)], indices.dtype)
     inside: Any = np.True_
     if mode == GatherScatterMode.FILL_OR_DROP:
@@ -61,27 +58,15 @@ def gather(op: LocalOp, arrays: list[Array]) -> list[Array]:
     (result,) = op.bind([operand, indices], slice_sizes=sizes, fill_value=None, **bounds)
 
     def over(mask: Array) -> Array:
-        """A mask of lookups over the dimensions of the result."""
+        """Broadcasts a mask of lookups over the dimensions of the result."""
         batch = iter(np.shape(mask))
         return jnp.reshape(mask, [1 if d in numbers.offset_dims else next(batch) for d in range(result.ndim)])
 
     zero = jnp.zeros((), result.dtype)
     if mode == GatherScatterMode.FILL_OR_DROP:
-        fill = _fill_value(op.params["fill_value"], result.dtype)
+        fill = jnp.asarray(op.params["fill_value"], result.dtype)
         zero = jnp.where(over(inside) | ~op.is_first(indexed), zero, fill)
     return [jnp.where(over(has), result, zero)]
-
-
-def _fill_value(stated: Any, dtype: Any) -> Any:
-    """The result for positions out of bounds."""
-    if stated is not None:
-        return jnp.asarray(stated, dtype)
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.asarray(np.nan, dtype)
-    if dtype == jnp.bool_:
-        return jnp.asarray(True)
-    ends = jnp.iinfo(dtype)
-    return jnp.asarray(ends.min if jnp.issubdtype(dtype, jnp.signedinteger) else ends.max, dtype)
 
 
 #: By kind of scatter the update that changes nothing.
@@ -111,15 +96,15 @@ def scatter(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
 
 def _slice_sizes(numbers: Any, rank: int, updates: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the slice that one update of a scatter writes."""
+    """Returns the shape of the slice that one update of a scatter writes."""
     outside = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     sizes = iter(updates[u] for u in numbers.update_window_dims)
     return tuple(1 if d in outside else next(sizes) for d in range(rank))
 
 
 def _kept(op: LocalOp, operand: Array, indices: Array, updates: Array, has: Array) -> tuple[Array, Array]:
-    """A single update that changes nothing where it is to be dropped, and its index vector, in bounds: XLA makes one update a
-    dynamic slice, and merges that with one around it as if it were in bounds."""
+    """Returns a single update that changes nothing where it would be dropped, and its index vector, clamped into bounds. XLA
+    converts a single update to a dynamic slice, and merges that with others as if it were in bounds."""
     numbers = op.params["dimension_numbers"]
     slices = _slice_sizes(numbers, operand.ndim, updates.shape)
     dims = numbers.scatter_dims_to_operand_dims
@@ -179,7 +164,7 @@ def dynamic_update_slice(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
 @form("argmax", "argmin")
 def arg_reduce(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """The local position, counted in the global dimension; where devices are to be compared, with the value there."""
+    """Returns the position in the global dimension and, where the dimension is sharded, the value there."""
     (x,) = arrays
     (dim,) = op.params["axes"]
     (at,) = op.bind([x])
@@ -191,7 +176,7 @@ def arg_reduce(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
 
 def _ordered(values: Array, largest: bool) -> Array:
-    """Numbers in the order in which a maximum (or minimum) sees values: integers of the same width. A NaN wins over all."""
+    """Returns integers of the same width in the order in which a maximum (or minimum) compares values. NaN comes before all."""
     if not jnp.issubdtype(values.dtype, jnp.floating):
         return values.astype(jnp.uint8) if values.dtype == jnp.bool_ else values
     integer: Any = jnp.dtype(f"int{values.dtype.itemsize * 8}")

@@ -18,7 +18,7 @@ from shardwise.spmd.local import Array, LocalOp, form
 
 @form("pallas_call")
 def pallas_call(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """The kernel on its part of the grid. An output that every step overwrites comes from the devices with the last one."""
+    """Runs the kernel on a part of its grid. An output that every step overwrites comes from the devices with the last step."""
     params, mapping = op.params, op.params["grid_mapping"]
     grid, split_axes = list(mapping.grid), _axes_by_split(op)
     for axis, axes in split_axes.items():
@@ -48,7 +48,7 @@ def pallas_call(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
 
 def _axes_by_split(op: LocalOp) -> dict[int, Axes]:
-    """The mesh axes of each grid dimension. Raises where a user's rule shards the op as its grid cannot follow."""
+    """Returns the mesh axes of each grid dimension. Raises where a user's rule shards what the grid does not split."""
     by_split: dict[int, Axes] = {}
     explained = set()
     for split in grid_splits(op.params):
@@ -71,7 +71,7 @@ def _sum(array: Array, axes: Axes, op: LocalOp) -> Array:
 
 @form("dot_product_attention_bwd", "dot_product_attention_bwd_wrapper")
 def attention_backward(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """A bias that examples or heads share gets the sum over devices. XLA drops the sum where nothing needs that gradient."""
+    """Sums the gradient of a bias that examples or heads share over devices. XLA drops the sum where it is not used."""
     results = op.bind(arrays)
     if len(results) > 3:
         for tensor, dim in broadcast_bias_dims(op.shapes, op.params):
@@ -82,7 +82,7 @@ def attention_backward(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
 @form("shardwise_kernel")
 def user_kernel(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """The user's function on local blocks, whose results must have the shapes that its rule says."""
+    """Calls the user's function on local blocks. Its results must have the shapes that its rule implies."""
     results: list[Array] = jax.tree.leaves(op.params["fn"](*arrays))
     shapes = [op.local_shape(op.out + r) for r in range(len(op.op.results))]
     if [tuple(x.shape) for x in results] != shapes:

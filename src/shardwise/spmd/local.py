@@ -42,8 +42,8 @@ def form(*kinds: str) -> Callable[[Form], Form]:
 
 @dataclass(frozen=True)
 class LocalOp:
-    """One op on local blocks: its equation, and the axes of each of its factors. ``shapes`` are the global shapes of operands
-    and results, which are numbered through; ``shared`` has by operand what was fetched of it for other ops already."""
+    """One op on local blocks. ``assigned`` are the axes of each of its factors; ``shapes`` the global shapes of its tensors,
+    operands first, then results; ``shared``, by operand, what other ops have fetched of it."""
 
     op: Op
     equation: Any
@@ -63,38 +63,38 @@ class LocalOp:
 
     @property
     def out(self) -> int:
-        """The number of the first result."""
+        """The tensor number of the first result."""
         return len(self.op.operands)
 
     def axes(self, tensor: int, dim: int) -> Axes:
-        """The axes over which a dimension is sharded while the op computes."""
+        """Returns the axes over which a dimension is sharded while the op computes."""
         factors = self.rule.tensors[tensor][dim]
         return self.assigned[factors[0]] if factors else ()
 
     def local_shape(self, tensor: int) -> tuple[int, ...]:
-        """The shape of this device's block."""
+        """Returns the shape of this device's block."""
         shape = self.shapes[tensor]
         return tuple(n // self.mesh.pieces(self.axes(tensor, d)) for d, n in enumerate(shape))
 
     def offset(self, tensor: int, dim: int) -> Any:
-        """The global position of the first element of this device's block."""
+        """Returns the global position of the first element of this device's block."""
         return block_index(self.axes(tensor, dim), self.mesh) * np.int32(self.local_shape(tensor)[dim])
 
     def sharded(self, *kinds: Kind) -> list[int]:
-        """The factors of some kinds that are sharded."""
+        """Returns the sharded factors of some kinds."""
         return [f for f, axes in enumerate(self.assigned) if axes and self.rule.factors[f].kind in kinds]
 
     def is_first(self, factors: Sequence[int]) -> Any:
-        """Is this the device that comes first along all axes of some factors?"""
+        """Returns whether this is the first device along all axes of some factors."""
         axes = tuple(a for f in factors for a in self.assigned[f])
         return block_index(axes, self.mesh) == 0
 
     def fetches(self) -> dict[int, tuple[Fetch, ...]]:
-        """By operand what a windowed op needs from other devices."""
+        """Returns, by operand, what a windowed op needs from other devices."""
         return fetches_by_operand(self.op, self.shapes, self.assigned, self.mesh)
 
     def fetched(self, arrays: list[Array], fills: Sequence[Any]) -> tuple[list[Array], dict[tuple[int, int], Fetch]]:
-        """The operands with what they need from other devices, and that by operand and dimension; ``fills``: outside values."""
+        """Returns the operands with halos, and the fetches by operand and dimension; ``fills``: the values outside."""
         arrays, by_dim = list(arrays), dict[tuple[int, int], Fetch]()
         for k, needed in self.fetches().items():
             arrays[k] = self.fetch(k, needed, arrays[k], fills[k])
@@ -102,7 +102,7 @@ class LocalOp:
         return arrays, by_dim
 
     def fetch(self, operand: int, needed: tuple[Fetch, ...], array: Array, fill: Any) -> Array:
-        """An operand with what it needs along some dimensions, one after another; fetched once for ops that need the same."""
+        """Returns an operand with its halos, dimension by dimension. Ops that need the same halos share them."""
         shared = self.shared[operand]
         if needed not in shared:
             for f in needed:
@@ -114,7 +114,7 @@ class LocalOp:
         return array
 
     def bind(self, arrays: Sequence[Array], **changed: Any) -> list[Array]:
-        """The op itself on other arrays, with some parameters changed. What it states of shardings is part of the plan."""
+        """Binds the op to other arrays, with changed parameters. The shardings that it states are part of the plan."""
         if self.op.kind in MANUAL:
             return internals.bind_manual(self.equation, arrays)
         stated = {key: None for key in ("sharding", "out_sharding") if self.params.get(key) is not None}
@@ -124,13 +124,13 @@ class LocalOp:
 def fetches_by_operand(
     op: Op, shapes: Sequence[tuple[int, ...]], assigned: Sequence[Axes], mesh: MeshAxes
 ) -> dict[int, tuple[Fetch, ...]]:
-    """By operand what a windowed op needs from other devices."""
+    """Returns, by operand, what a windowed op needs from other devices."""
     needed = fetches(op.kind, op.factor_rule, shapes, [mesh.pieces(axes) for axes in assigned])
     assert needed is not None, f"{op.kind} cannot be computed in these blocks"
     return {k: tuple(f for f in needed if f.operand == k) for k in dict.fromkeys(f.operand for f in needed)}
 
 
 def compute(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """The local results of an op."""
+    """Returns the local results of an op."""
     form = FORMS.get(op.op.kind) if any(op.assigned) or op.op.kind in _ALWAYS else None
     return form(op, arrays) if form is not None else op.bind(arrays)

@@ -1,12 +1,9 @@
-"""The lowered program as a JAX function on local blocks, to be run under ``jax.shard_map`` (design, section 10).
+"""Emits the lowered program as a JAX function on local blocks, to be run under ``jax.shard_map``.
 
 The walk (``walk.py``) is that of PartIR's lowering to SPMD (arXiv 2401.11202, section 6). Operands and results are resharded by
 the collectives that the cost model counted (``shardwise.lowering.sharding.reshard``); the op is bound on the local blocks
 (``local.py``). Loops and branches are emitted again around local bodies. Where a partial sum is added to a value that is not
 partial, that value counts on the first device only.
-
-Weak: an op that nothing here can express is reported (:class:`~shardwise.errors.SpmdError`), and the plan is then executed by
-constraints.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import jax
 import jax.numpy as jnp
 
 from shardwise.capture import jax_internals as internals
-from shardwise.errors import SpmdError
 from shardwise.ir.program import Op, Origin, Program, Region
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import PAIRED, Kind, Sharding, is_made_anew, reshard
@@ -33,23 +29,21 @@ _PASSED: Final = frozenset(
     "output shard_map.input shard_map.output sharding_constraint reshard mesh_cast layout_constraint".split()
 )
 _BARRIER: Final = "optimization_barrier"
-_UNSUPPORTED: Final = {"xla_pmap": "a manual region of the old kind"}
 
 
 class LocalProgram(Walk):
-    """A captured function on local blocks: from those of its arguments, as the plan stores them, to those of its outputs."""
+    """A captured function on local blocks: it takes those of the arguments and returns those of the outputs."""
 
     def __init__(self, program: Program, sharded: ShardedProgram, rounds: bool = False):
         super().__init__(program, sharded, rounds)
         self._contents = program.contents
         self._together: dict[tuple[int, int], list[Op]] = {}  # the ops of one barrier
-        self._scopes = [self._barriers(op.scope, op.region) for op in program.ops]
         self._entering: dict[int, dict[int, None]] = {}  # by scope with a barrier the values that enter it
         for op in program.ops:
             if op.kind == _BARRIER:
                 self._together.setdefault((op.scope, op.equation), []).append(op)
             for v in op.operands:
-                for scope in self._crossed(self._scopes[op.id], op.region, v):
+                for scope in self._crossed(program.barriers[op.id], op.region, v):
                     self._entering.setdefault(scope, {})[v] = None
 
     def __call__(self, *blocks: Any) -> list[Any]:
@@ -62,29 +56,22 @@ class LocalProgram(Walk):
 
     # Values.
 
-    def _barriers(self, scope: int, region: int) -> list[int]:
-        """The scopes with a barrier around a scope, in a region, the innermost first."""
-        here = self.program.scopes[scope]
-        if here.parent < 0 or here.region != region:
-            return []
-        return [scope] * here.has_barrier + self._barriers(here.parent, region)
-
-    def _crossed(self, scopes: list[int], region: int, value: int) -> list[int]:
-        """The scopes with a barrier that a value enters for an op inside of them."""
+    def _crossed(self, scopes: tuple[int, ...], region: int, value: int) -> list[int]:
+        """Returns the scopes, of some with barriers, that a value enters from outside."""
         if not scopes or value < 0 or self.program.values[value].origin is Origin.CONSTANT:
             return []
         maker, home = self.program.ops[self.program.definitions[value][0]], self.program.home[value]
-        around = self._scopes[maker.id] if maker.region == home else []  # an input of a body is in none of its scopes
+        around = self.program.barriers[maker.id] if maker.region == home else ()  # not for an input of a body
         return [scope for scope in scopes if scope not in around] if home == region else []
 
     def _read(self, op: Op, operand: int) -> Any:
         value = op.operands[operand]
         if value < 0:
             return self._contents.scalars[op.id, operand]
-        return self._behind(self._scopes[op.id], op.region, value)
+        return self._behind(self.program.barriers[op.id], op.region, value)
 
-    def _behind(self, scopes: list[int], region: int, value: int) -> Any:
-        """A value inside of scopes with barriers."""
+    def _behind(self, scopes: tuple[int, ...], region: int, value: int) -> Any:
+        """Returns a value as it is inside of scopes with barriers."""
         if not self._crossed(scopes, region, value):
             return self.stored[value]
         if scopes[0] not in self.copies:
@@ -139,7 +126,7 @@ class LocalProgram(Walk):
         return self._once(local, arrays) if equation.effects and op.opaque else compute(local, arrays)
 
     def _once(self, local: LocalOp, arrays: list[Any]) -> list[Any]:
-        """The results of an op with an effect, which runs on the first device and sends them to all."""
+        """Runs an op with an effect on the first device, and sends its results to all devices."""
         names = self.mesh.names
         first = block_index(tuple(range(len(names))), self.mesh) == 0
         outs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in local.equation.outvars]
@@ -149,7 +136,7 @@ class LocalProgram(Walk):
         return [jax.lax.psum(x, names).astype(o.dtype) for x, o in zip(results, outs, strict=True)]
 
     def _barrier(self, ops: list[Op], first: Op) -> None:
-        """The results of a barrier, with its first op."""
+        """Emits a barrier once for all of its ops, with the first of them."""
         if first is ops[0]:
             for op, x in zip(ops, internals.barrier([self._operand(op, 0) for op in ops]), strict=True):
                 self._store(op, op.results[0], x)
@@ -158,14 +145,14 @@ class LocalProgram(Walk):
 
     @contextmanager
     def _inside(self, op: Op, number: int) -> Iterator[None]:
-        """A body may be traced more than once, and nothing that it computes is there outside."""
+        """Restores the values of outside: a body may be traced more than once, and its values are not used outside."""
         saved = self.stored, self.copies
         self.stored, self.copies = dict(self.stored), dict(self.copies)
         yield
         self.stored, self.copies = saved
 
     def _leave(self, link: Op, operand: int, region: Region | None = None) -> Any:
-        """An array whose type is not weak: what a loop carries keeps its type."""
+        """Returns an array whose type is not weak: a carried value must keep its type."""
         x = self._operand(link, operand)
         if jnp.issubdtype(jnp.asarray(x).dtype if not hasattr(x, "dtype") else x.dtype, jax.dtypes.extended):
             return x
@@ -205,10 +192,3 @@ class LocalProgram(Walk):
         branches = [branch(n) for n in range(len(op.regions))]
         index = self._read(op, 0)
         return dict(zip(leaving, internals.branch(equation, index, branches, others), strict=True))
-
-
-def check_expressible(program: Program) -> None:
-    """Raises :class:`SpmdError` for an op that the device-local program cannot express."""
-    for op in program.ops:
-        if op.kind in _UNSUPPORTED:
-            raise SpmdError(op.kind, str(program.source_of(op)), _UNSUPPORTED[op.kind])

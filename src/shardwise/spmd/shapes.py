@@ -1,5 +1,5 @@
-"""Local forms of ops whose parameters hold shapes, or for which positions matter: ops that move elements, random numbers, and
-windowed ops (convolutions, pooling), whose halos come from the neighbors."""
+"""Local forms of ops that have shapes among their parameters, or depend on positions: ops that move elements, random numbers,
+and windowed ops (convolutions, pooling), whose halos come from neighbors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardwise.spmd.local import Array, LocalOp, form
 
 @form("broadcast_in_dim", "broadcast_to", "empty", "full", "rng_uniform_like")
 def shaped(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """The result's shape is a parameter."""
+    """Changes the result's shape, which is a parameter."""
     return op.bind(arrays, shape=op.local_shape(op.out))
 
 
@@ -30,7 +30,7 @@ def reshape(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
 @form("fft")
 def fft(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """XLA's CPU compiler gives a transform whose operand was gathered a layout that it cannot compute, unless one is stated."""
+    """States a layout: XLA's CPU compiler chooses one that it cannot compute where the operand was gathered."""
     (result,) = op.bind(arrays)
     return [with_layout_constraint(result, Layout(tuple(range(result.ndim))))]
 
@@ -44,7 +44,7 @@ def iota(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
 @form("tile")
 def tile(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """The repetitions are the major factor of a tiled dimension."""
+    """Repeats less often: the repetitions are the major factor of a tiled dimension."""
     reps = tuple(n // op.mesh.pieces(op.axes(op.out, d)) for d, n in enumerate(op.params["reps"]))
     missing = len(reps) - len(op.shapes[0])
     # Where a dimension is not repeated, it is the operand that is split.
@@ -80,7 +80,7 @@ def rev(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
 @form("concatenate")
 def concatenate(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """Each device takes what falls into its block of the result, from every operand."""
+    """Takes from every operand what falls into this device's block of the result."""
     dim = op.params["dimension"]
     axes, size = op.axes(op.out, dim), op.local_shape(op.out)[dim]
     if not axes:
@@ -116,7 +116,7 @@ def iota_2x32_shape(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
 
 def counters(shape: tuple[int, ...], local: tuple[int, ...], offsets: list[Any]) -> tuple[Array, Array]:
-    """High and low words of the positions that the elements of a block have in the flat array."""
+    """Returns high and low words of the positions that the elements of a block have in the flat array."""
     low = jnp.zeros(local, jnp.uint32)
     high = jnp.zeros(local, jnp.uint32)
     wide = math.prod(shape) > 2**32
@@ -133,7 +133,7 @@ def counters(shape: tuple[int, ...], local: tuple[int, ...], offsets: list[Any])
 
 
 def _times(x: Array, factor: int) -> tuple[Array, Array]:
-    """High and low words of a product of 32-bit numbers."""
+    """Returns high and low words of a product of 32-bit numbers."""
     mask, half = np.uint32(0xFFFF), np.uint32(16)
     a, b = x >> half, x & mask
     c, d = np.uint32(factor >> 16), np.uint32(factor & 0xFFFF)
@@ -144,7 +144,7 @@ def _times(x: Array, factor: int) -> tuple[Array, Array]:
 
 @form("random_bits")
 def random_bits(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """Threefry's bits depend on the key and on the position in the flat array, so that devices compute their blocks alone."""
+    """Computes Threefry's bits of this device's block, which depend on the key and on positions in the flat array only."""
     (keys,) = arrays
     settings: Any = jax.config
     if "fry" not in str(keys.dtype) or not settings.jax_threefry_partitionable:
@@ -163,7 +163,7 @@ def random_bits(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
 @form("random_split", "rng_uniform", "rng_bit_generator")
 def sliced(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """Every device computes the global result and keeps its block."""
+    """Computes the global result and slices out this device's block."""
     results = op.bind(arrays)
     for r, x in enumerate(results):
         for d, size in enumerate(op.local_shape(op.out + r)):
@@ -175,7 +175,7 @@ def sliced(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
 @form("random_gamma")
 def random_gamma(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """Each position derives a key from its number in the global array."""
+    """Computes the global result: each position derives a key from its number in the global array."""
     keys, alpha = arrays
     if keys.ndim and any(op.axes(0, d) for d in range(keys.ndim)):
         return op.bind(arrays)
@@ -187,16 +187,17 @@ def random_gamma(op: LocalOp, arrays: list[Array]) -> list[Array]:
 # Windows.
 
 
-def _least(dtype: Any) -> Any:
-    return -np.inf if jnp.issubdtype(dtype, jnp.floating) else False if dtype == jnp.bool_ else jnp.iinfo(dtype).min
-
-
-def _most(dtype: Any) -> Any:
-    return np.inf if jnp.issubdtype(dtype, jnp.floating) else True if dtype == jnp.bool_ else jnp.iinfo(dtype).max
+def _last_chosen(dtype: Any, largest: bool) -> Any:
+    """Returns the value that a maximum (or minimum) chooses only where there is no other."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -np.inf if largest else np.inf
+    if dtype == jnp.bool_:
+        return not largest
+    return jnp.iinfo(dtype).min if largest else jnp.iinfo(dtype).max
 
 
 def _padding(f: Fetch, outputs: int, stride: int, span: int, dilation: int) -> tuple[int, int]:
-    """The padding with which a fetched block gives exactly the block of the result; ``span`` is the width of a window."""
+    """Returns the padding with which a fetched block gives exactly the block of the result; ``span`` is a window's width."""
     covered = f.offset + (f.width - 1) * dilation + 1
     return f.offset, (outputs - 1) * stride + span - covered
 
@@ -225,16 +226,14 @@ def convolution(op: LocalOp, arrays: list[Array]) -> list[Array]:
 )  # fmt: skip
 def reduce_window(op: LocalOp, arrays: list[Array]) -> list[Array]:
     p, kind = op.params, op.op.kind
-    fills: list[Any]
+    fills: list[Any] = [0]
     if kind == "reduce_window":
         count = len(op.op.results)
         fills = [*arrays[count:], *[None] * count]
     elif kind == "select_and_gather_add":
-        largest = p["select_prim"].name == "ge"
-        fills = [0, _least(arrays[1].dtype) if largest else _most(arrays[1].dtype)]
-    else:
-        dtype = arrays[0].dtype
-        fills = [{"reduce_window_sum": 0, "reduce_window_max": _least(dtype)}.get(kind, _most(dtype))]
+        fills = [0, _last_chosen(arrays[1].dtype, p["select_prim"].name == "ge")]
+    elif kind != "reduce_window_sum":
+        fills = [_last_chosen(arrays[0].dtype, kind == "reduce_window_max")]
     arrays, fetched = op.fetched(arrays, fills)
     padding = list(p["padding"])
     rank = len(padding)
@@ -247,11 +246,9 @@ def reduce_window(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
 @form("select_and_scatter_add")
 def select_and_scatter_add(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    """The gradient of a pooling. A device computes all windows that touch its block, and keeps the block."""
+    """Computes the gradient of a pooling, for all windows that touch this device's block, and slices out the block."""
     p = op.params
-    largest = p["select_prim"].name == "ge"
-    dtype = arrays[1].dtype
-    arrays, fetched = op.fetched(arrays, [0, _least(dtype) if largest else _most(dtype)])
+    arrays, fetched = op.fetched(arrays, [0, _last_chosen(arrays[1].dtype, p["select_prim"].name == "ge")])
     padding = list(p["padding"])
     dims = [d for k, d in fetched if k == 1]
     for d in dims:

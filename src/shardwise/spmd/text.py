@@ -1,4 +1,4 @@
-"""The device-local program as lines: what one device computes, with local shapes, and the collectives where they run.
+"""Lists the device-local program: what one device computes, with local shapes, and the collectives where they run.
 
 - ``f32[16·data,512]`` is a block of 16 × 512 of an array whose first dimension is sharded over ``data``.
 - ``%7`` is a value as its op makes it, ``%7.a`` and ``%7.b`` are the same value in other shardings. Arguments are named by
@@ -40,9 +40,9 @@ class Line:
     """One line: ``name type = function(operands, details)``.
 
     ``kind`` is that of a collective (``all-gather``, …, or ``slice``, which is local), or one of ``argument``, ``op``,
-    ``output``, ``loop`` (the head of a body or branch) and ``next`` (what a body hands on). ``about`` are the paths of values
+    ``output``, ``loop`` (the head of a body or branch) and ``next`` (a result of a body). ``about`` are the paths of values
     that are named by number; ``nbytes`` the bytes that one device moves each time, ``times`` how often the line runs in a step,
-    ``count`` how many collectives it stands for (the hops of a ring), ``values`` the values that it uses and makes.
+    ``count`` the number of collectives (the hops of a ring), ``values`` the values that it uses and makes.
     """
 
     kind: str
@@ -72,7 +72,7 @@ class Line:
 
 
 def program_lines(program: Program, sharded: ShardedProgram, most: int | None = None) -> list[Line]:
-    """The program of one device, in the order of execution; with ``most`` only the first lines."""
+    """Returns the program of one device, in the order of execution; with ``most`` only the first lines."""
     listing = _Listing(program, sharded)
     for op in program.regions[0].ops:
         if most is not None and len(listing.lines) >= most:
@@ -82,7 +82,7 @@ def program_lines(program: Program, sharded: ShardedProgram, most: int | None = 
 
 
 def totals(lines: Iterable[Line]) -> dict[tuple[str, tuple[str, ...]], tuple[int, float]]:
-    """By kind and axes: the number of collectives, and the bytes that one device moves in a step, as in ``Plan.moved``."""
+    """Returns, by kind and axes, the number of collectives and the bytes that one device moves in a step (``Plan.moved``)."""
     counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
     nbytes: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for line in lines:
@@ -93,7 +93,7 @@ def totals(lines: Iterable[Line]) -> dict[tuple[str, tuple[str, ...]], tuple[int
 
 
 def local_type(value: Value, sharding: Sharding, mesh: MeshAxes, sizes: Mapping[int, int] | None = None) -> str:
-    """The type of a block. ``sizes``: by dimension the size where a block is not an even share.
+    """Returns the type of a block. ``sizes``: by dimension, the sizes that are no even share of the array.
 
     >>> from shardwise.ir.program import Origin
     >>> local_type(Value(0, (64, 512), "bfloat16", 2, Origin.RESULT), Sharding(((0,), ())), MeshAxes(("data",), (4,)))
@@ -122,7 +122,7 @@ def _dims(dims: Sequence[int]) -> str:
 
 
 class _Listing(Walk):
-    """The walk over names."""
+    """Walks over a sharded program with names in place of arrays, and adds lines."""
 
     def __init__(self, program: Program, sharded: ShardedProgram):
         super().__init__(program, sharded, rounds=True)
@@ -140,7 +140,7 @@ class _Listing(Walk):
         return path if path and len(path) <= _LONGEST_NAME else f"%{value}"
 
     def _copy(self, name: str) -> str:
-        """A new name for the same value in another sharding."""
+        """Returns a new name for the same value in another sharding."""
         root = self._roots.get(name, name)
         number, suffix = self._suffixes[root], ""
         self._suffixes[root] += 1
@@ -176,7 +176,7 @@ class _Listing(Walk):
         return str(self.stored.get(op.operands[operand], "_"))
 
     def _reshard(self, op: Op, value: int, xs: Sequence[Any], ends: tuple[Sharding, Sharding], rounded: bool) -> str:
-        """The name of a value after the collectives from one sharding to another."""
+        """Adds the collectives from one sharding to another, and returns the name of the result."""
         name, place = str(xs[0]), (self._region, value, ends[1])
         note = "again, behind a remat barrier" if place in self._resharded else ""
         self._resharded.add(place)
@@ -207,7 +207,7 @@ class _Listing(Walk):
         return name
 
     def _step(self, step: Collective, before: Sharding, reducer: str) -> tuple[str, tuple[str, ...], str]:
-        """The function of ``jax.lax`` for one step of a reshard, its arguments after the axes, and a remark."""
+        """Returns the function of ``jax.lax`` for one step of a reshard, its arguments after the axes, and a remark."""
         after, changed = step.after, changed_dims(before, step.after)
         if step.kind is Kind.ALL_REDUCE and reducer in PAIRED:
             best = "pmax" if reducer == "argmax" else "pmin"
@@ -227,7 +227,7 @@ class _Listing(Walk):
         return _FUNCTIONS[step.kind], (_dims(changed),), ""
 
     def _fetch(self, op: Op, operand: int, name: str, needed: Sequence[Fetch]) -> str:
-        """The name of an operand with the halos that a windowed op fetches, one dimension after another."""
+        """Adds the permutes that fetch halos of an operand, dimension by dimension, and returns the name of the result."""
         value, factors = op.operands[operand], self.sharded.factors[op.id]
         need = self._need(op, operand, Sharding(()))
         nbytes = self.program.values[value].nbytes / need.shards(self.mesh)
@@ -326,7 +326,7 @@ class _Listing(Walk):
         return self._type(value, self._computed(link, link.results.index(value)))
 
     def _enter(self, link: Op, value: int, x: Any) -> None:
-        """Adds an input of a body: a carried value gets a name, of a scanned input there is one part for each trip."""
+        """Adds an input of a body: a carried value with a new name, or the slice of a scanned input for one trip."""
         name = str(x)
         if link.kind != "cond.input":
             name = f"{x}[i]" if link.kind == "scan.input" else self._name(value)

@@ -1,7 +1,7 @@
-"""The walk over a sharded program that both the emitted program and its listing make, the one on blocks, the other on names.
+"""Walks over a sharded program. The emitted program does so with blocks, its listing with names.
 
-Each operand is resharded into the sharding that its op needs, and each result into the one that the plan stores. A value is
-resharded once in a section: a loop body, or what stands behind the barrier of a ``remat``, starts anew.
+Each operand is resharded to the sharding that its op needs, and each result to the one in which the plan stores it. Within a
+section, which is a loop body or the part behind the barrier of a ``remat``, a value is resharded to a sharding once.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from shardwise.lowering.sharding import (
 )
 from shardwise.lowering.structure import find_sections
 
-#: What the links of a loop or branch hand over, by link.
+#: By link of a loop or branch: the value that enters or leaves a body.
 Handed = Mapping[int, Any]
 
 
 class Walk:
-    """A walk over a sharded program; ``rounds``: products read their operands rounded where the plan says so. ``stored`` has
-    the values as they leave their ops, ``copies`` the same in other shardings, by section."""
+    """Visits ops in the order of execution. ``rounds``: products read rounded operands where the plan says so. ``stored`` has
+    the values as the plan stores them, ``copies`` the same values in other shardings, by section."""
 
     def __init__(self, program: Program, sharded: ShardedProgram, rounds: bool):
         self.program, self.sharded, self.mesh = program, sharded, sharded.mesh
@@ -40,71 +40,71 @@ class Walk:
         self._rounding = program.rounding if rounds and sharded.rounds else frozenset[int]()
         self._sections, _, self._crossing = find_sections(program)
 
-    # What a walk does.
+    # Subclasses define what a walk does.
 
     def _read(self, op: Op, operand: int) -> Any:
-        """An operand as it is stored, or a scalar in the program."""
+        """Returns an operand as it is stored, or a scalar in the program."""
         raise NotImplementedError
 
     def _reshard(self, op: Op, value: int, xs: Sequence[Any], ends: tuple[Sharding, Sharding], rounded: bool) -> Any:
-        """A value in another sharding; the position of a maximum comes with the maximum."""
+        """Returns a value in another sharding; ``xs`` has one array, or the positions of a maximum and the maximum."""
         raise NotImplementedError
 
     def _op(self, op: Op) -> None:
         raise NotImplementedError
 
     def _inside(self, op: Op, number: int) -> AbstractContextManager[None]:
-        """The context of a body of a loop or branch."""
+        """Returns the context in which a body of a loop or branch is visited."""
         raise NotImplementedError
 
     def _loop(self, op: Op, links: list[Op], initial: Handed, body: Callable[[int, Handed], Handed]) -> Handed:
-        """A loop or branch, given what enters it and its bodies; what its links return."""
+        """Runs a loop or branch on initial values by link, and returns its results by link."""
         raise NotImplementedError
 
     def _enter(self, link: Op, value: int, x: Any) -> None:
-        """Adds an input of a body."""
+        """Stores an input of a body."""
         self._store(link, value, x)
 
     def _leave(self, link: Op, operand: int, region: Region | None = None) -> Any:
-        """What a link takes from before the loop, or from a body."""
+        """Returns the value that a link takes from before the loop, or from a body."""
         return self._operand(link, operand)
 
     def _test(self, op: Op) -> Any:
-        """Whether a loop goes on."""
+        """Returns whether a loop continues."""
         return self._read(op, 0)
 
     def _exit(self, link: Op, value: int, x: Any) -> None:
-        """Adds a result of a loop or branch."""
+        """Stores a result of a loop or branch."""
         self._store(link, value, x)
 
     # Shardings.
 
     def _need(self, op: Op, operand: int, source: Sharding) -> Sharding:
-        """The sharding in which an op uses an operand that comes in another."""
+        """Returns the sharding in which an op uses an operand that is stored in another."""
         need = tensor_sharding(op.factor_rule.operand_majors[operand], self.sharded.factors[op.id])
         return partial_need(need, source, self.sharded.passed[op.id])
 
     def _computed(self, op: Op, result: int) -> Sharding:
-        """The sharding in which an op computes a result, before any reshard."""
+        """Returns the sharding in which an op computes a result, before any reshard."""
         return result_sharding(op.factor_rule, result, self.sharded.factors[op.id], self.sharded.passed[op.id])
 
     def _array(self, value: int, rounded: bool) -> ArrayType:
         return self._types[value].rounded if rounded else self._types[value]
 
     def _moved_dtype(self, value: int, source: Sharding, rounded: bool) -> str:
-        """The shorter type in which a value moves, which holds what is used of it; empty where there is none."""
+        """Returns the narrower type in which a value is communicated, or an empty text."""
         if not is_narrowed(self._array(value, rounded), source):
             return ""
         return ROUNDED if rounded else self.program.values[self.program.moved_as[value]].dtype
 
     def _counted_once(self, op: Op, operand: int) -> tuple[int, ...]:
-        """The axes on which an operand counts on the first device only: those on which a sum is partial, and it is not."""
+        """Returns the axes on which an operand counts on the first device only: the sum is partial there, and it is not."""
         passed = self.sharded.passed[op.id] if op.kind in ("add", "add_any", "sub") else ()
         value = op.operands[operand]
         return tuple(a for a in passed if value < 0 or a not in self.sharded.shardings[value].partial)
 
     def _operand(self, op: Op, operand: int) -> Any:
-        """An operand in the sharding that an op needs."""
+        """Returns an operand in the sharding that an op needs."""
         value = op.operands[operand]
         x = self._read(op, operand)
         if value < 0:
@@ -121,12 +121,12 @@ class Walk:
         return self.copies[key]
 
     def _fetched(self, op: Op, operand: int) -> dict[Any, Any]:
-        """What windowed ops fetched of an operand in the section of an op."""
+        """Returns what windowed ops have fetched of an operand in the section of an op."""
         need = self._need(op, operand, Sharding(()))
         return self.copies.setdefault((self._sections[op.id], op.operands[operand], need), {})  # type: ignore[no-any-return]
 
     def _store(self, op: Op, value: int, *xs: Any) -> None:
-        """Reshards a result into the sharding in which it leaves its op."""
+        """Stores a result, resharded to the sharding in which the plan stores it."""
         ends = self._computed(op, op.results.index(value)), self.sharded.shardings[value]
         self.stored[value] = self._reshard(op, value, xs, ends, False)
 
@@ -137,7 +137,7 @@ class Walk:
             self.step(self.program.ops[k])
 
     def step(self, op: Op) -> None:
-        """One op, or a loop or branch with its bodies."""
+        """Visits one op, or a loop or branch with its bodies."""
         if op.rule is None:
             self._control(op)
         elif op.id not in self.program.linked:

@@ -40,5 +40,5 @@ class Auto(Listed):
                 f"searches axes in spite of that"
             )
         searcher = context.searcher or Searcher.alone(CostModel.of(context.analysis, context.cost))
-        found = searcher.search(taken, axes, lambda: Combinations(context, axes, taken))
-        return list(found.decisions) if found is not None else []
+        result = searcher.search(taken, axes, lambda: Combinations(context, axes, taken))
+        return list(result.decisions) if result is not None else []

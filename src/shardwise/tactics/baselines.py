@@ -1,8 +1,8 @@
-"""What an expert would try: the named strategies, and their combinations over the axes of a mesh.
+"""Baselines: the named strategies, and their combinations over the axes of a mesh.
 
-Every axis is used for an entry of the menu, one strategy or several that belong together (Megatron with the sequence beside
-it), or is not used. Only one strategy that shards gradients and moments is used at a time. The strategies of a combination are
-applied in the order of ``PARTS``, those of one kind in the order of the mesh.
+Every axis is used for an entry of the menu, which is one strategy or several that belong together (Megatron with sequence
+parallelism), or is not used. Only one strategy that shards gradients and moments is used at a time. The strategies of a
+combination are applied in the order of ``PARTS``, those of one kind in the order of the mesh.
 
 A search starts from these combinations (its seeds), so that a plan is never worse than any of them. With three axes or more
 there are thousands: axis by axis only the fastest and the smallest combinations are continued.
@@ -21,7 +21,7 @@ from shardwise.lowering.decisions import Decision, Pin, State
 from shardwise.lowering.sharding import Collective, Kind
 from shardwise.search.problem import Actions, Problem
 from shardwise.tactics.named import PARTS, named
-from shardwise.tactics.tactic import Context, Tactic
+from shardwise.tactics.tactic import Context, Tactic, shard_groups
 
 #: A strategy on an axis.
 Part = tuple[str, str]
@@ -36,7 +36,8 @@ MENU: Final[tuple[Entry, ...]] = tuple(
     ).split()
 )
 _SHARDED: Final = frozenset(("fsdp", "zero1", "zero2"))
-#: Combinations by time, and by memory, that get a further axis: after the second axis, and where only a quick look is wanted.
+#: Combinations by time, and by memory, that get a further axis, and fewer for a quick look. All entries of the menu on one axis
+#: are within the first.
 _WIDTH: Final = 8
 _QUICK: Final = 2
 
@@ -74,8 +75,8 @@ class Baseline:
 
 
 def baselines(context: Context, model: CostModel, menu: Sequence[Entry] = MENU) -> list[Baseline]:
-    """All combinations that apply, those that fit and are fast first; then those that do not apply. Of combinations that decide
-    the same, the one with the fewest strategies is given."""
+    """Returns all combinations that apply, those that fit and are fast first; then those that do not apply. Of combinations
+    that decide the same, it returns the one with the fewest strategies."""
     combinations = Combinations(context, context.mesh.names, menu=menu)
     every = combinations.costed(Problem(model, extra=combinations.decisions))
     return [*sorted((b for b in every if b.applies), key=lambda b: b.rank), *(b for b in every if not b.applies)]
@@ -95,24 +96,34 @@ class Combinations:
     @property
     def decisions(self) -> list[Decision]:
         """The decisions of all strategies, for the actions of a ``Problem``."""
-        return [d for baseline in self._alone.values() for d in baseline.decisions]
+        return [*(d for baseline in self._alone.values() for d in baseline.decisions), *self._following]
 
     def seeds(self, problem: Problem, quick: bool) -> list[Actions]:
-        """The combinations as states of a problem, without those that it cannot express."""
+        """Returns the combinations as states of a problem, without those that it cannot express."""
         every = (b for b in self.costed(problem, quick) if b.applies and self._mirrored(b.parts) == b.parts)
-        return [state for b in every if (state := problem.state(b.decisions))]
+        states = [state for b in every if (state := problem.state(b.decisions))]
+        following = problem.state(self._following) or ()
+        return states + [problem.joined(state, following) for state in ((), *states) if following]
+
+    @cached_property
+    def _following(self) -> list[Decision]:
+        """Decisions by which the rest of the program follows pins that have no colors."""
+        context, decisions = self._context, list[Decision]()
+        for pin in (d for d in self._taken if isinstance(d, Pin) and not d.colors):
+            for color, axes in zip(context.analysis.value_colors[pin.value], pin.spec, strict=False):
+                for axis in (axes or ()) if color >= 0 else ():
+                    decisions += shard_groups(context, [color], axis, [*self._taken, *decisions])
+        return decisions
 
     def costed(self, problem: Problem, quick: bool = False) -> list[Baseline]:
-        """The combinations with their costs; those that do not apply come last. ``quick`` leaves out most."""
+        """Returns the combinations with their costs; those that do not apply come last. ``quick`` leaves out most."""
+        width = _QUICK if quick else _WIDTH
         distinct: dict[object, Baseline] = {}
         partial = [self._cost(problem, self._baseline(()))]
         for number, axis in enumerate(self._axes):
-            width = _QUICK if quick else _WIDTH if number > 1 else len(partial)
             alone = [self._cost(problem, b) for (_, other), b in self._alone.items() if other == axis and b.applies]
-            before = _best(partial, width)
-            if quick:
-                alone = _best(alone, width)
-            else:
+            alone, before = _best(alone, width), _best(partial, width)
+            if not quick:
                 before += [b for b in partial if b not in before and _is_uniform(b, number)]
             extended = [
                 self._baseline((*one.parts, *other.parts))
@@ -137,7 +148,7 @@ class Combinations:
         return replace(baseline, cost=cost, fits=problem.fits(cost))
 
     def _mirrored(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        """The same strategies on equal axes, in an order that does not depend on which of them has which."""
+        """Returns the strategies with equal axes exchanged, such that combinations that differ only in that become the same."""
         renamed: dict[str, str] = {}
         for axes in self._equal_axes:
             used = {axis: sorted(PARTS.index(part) for part, other in parts if other == axis) for axis in axes}
@@ -146,7 +157,7 @@ class Combinations:
 
     @cached_property
     def _equal_axes(self) -> list[list[str]]:
-        """The axes, together those that cost the same and have no decision yet."""
+        """The axes in lists: those of one list have equal costs, and no decision yet."""
         mesh, cost = self._context.mesh, self._context.cost
         pinned = any(isinstance(d, Pin) for d in self._taken)
         used = {d.axis for d in self._taken if not isinstance(d, Pin)}
@@ -163,7 +174,7 @@ class Combinations:
         return list(kinds.values())
 
     def _key(self, baseline: Baseline) -> object:
-        """Equal for combinations that decide the same."""
+        """Returns a key that is equal for combinations that decide the same."""
         state = State(self._context.mesh, (*self._taken, *baseline.decisions))
         return state.order, state.kept, tuple(sorted(state.sides.items()))
 
@@ -173,7 +184,7 @@ class Combinations:
         return Baseline(ordered, reason=decisions) if isinstance(decisions, str) else Baseline(ordered, decisions)
 
     def _decide(self, parts: tuple[Part, ...]) -> tuple[Decision, ...] | str:
-        """The decisions, or why there are none."""
+        """Returns the decisions, or the reason why there are none."""
         if parts not in self._decided:
             before = self._decide(parts[:-1])
             self._decided[parts] = before if isinstance(before, str) else self._extended(before, parts[-1])
@@ -193,7 +204,7 @@ def _ordered(parts: Iterable[Part]) -> tuple[Part, ...]:
 
 
 def _is_uniform(baseline: Baseline, axes: int) -> bool:
-    """Does it use the same strategies on all of some axes?"""
+    """Returns whether a combination uses the same strategies on all of this number of axes."""
     entries: dict[str, list[str]] = {}
     for part, axis in baseline.parts:
         entries.setdefault(axis, []).append(part)
@@ -201,7 +212,7 @@ def _is_uniform(baseline: Baseline, axes: int) -> bool:
 
 
 def _best(partial: Sequence[Baseline], width: int) -> list[Baseline]:
-    """The fastest, and the smallest."""
+    """Returns the combinations with the shortest times, and those with the smallest peaks."""
     if len(partial) <= 2 * width:
         return list(partial)
     costs = [(baseline, baseline.cost) for baseline in partial if baseline.cost is not None]

@@ -25,7 +25,7 @@ class Marks:
         self.program = program
 
     def find(self, key: str) -> list[int] | str:
-        """The values that ``name`` marks, or ``name/0`` for the first result of a call; or why it marks none."""
+        """Returns the values that ``name`` marks, or ``name/0`` for the first result of a call; or why it marks none."""
         if key in self.points:
             return self.points[key]
         name, _, number = key.rpartition("/") if re.fullmatch(r".+/\d+", key) else (key, "", "")
@@ -42,7 +42,7 @@ class Marks:
         return [values[k] for values in calls if k < len(values)]
 
     def names(self) -> list[str]:
-        """Everything that :meth:`find` finds, for suggestions."""
+        """Returns all names that :meth:`find` accepts, for suggestions."""
         under = sorted({part for stack in self._stacks for part in stack.split("/") if part})
         calls = {name: max(self.calls(name), key=len, default=()) for name in under}
         numbered = [f"{name}/{k}" for name, values in calls.items() if len(values) > 1 for k in range(len(values))]
@@ -61,7 +61,7 @@ class Marks:
         return points
 
     def calls(self, name: str) -> list[list[int]]:
-        """By ``named_call``: the results of every call."""
+        """Returns the results of every ``named_call`` of this name."""
         program = self.program
         calls: list[list[int]] = []
         for region in program.regions:
@@ -74,10 +74,10 @@ class Marks:
         return [values for values in calls if values]
 
     def _leaves(self, value: int, name: str) -> bool:
-        """Is a value used by an op that is not under a name, also across the borders of loops?"""
+        """Returns whether an op that is not under a name uses a value, possibly inside or outside of a loop."""
         seen, left = {value}, [value]
         while left:
-            for op in self._users.get(left.pop(), ()):
+            for op in (self.program.ops[k] for k, _ in self.program.uses[left.pop()]):
                 if _crosses(op):
                     left += [v for v in op.results if v not in seen]
                     seen.update(op.results)
@@ -87,14 +87,6 @@ class Marks:
 
     def _under(self, op: Op, name: str) -> bool:
         return f"/{name}/" in self._stacks[op.id]
-
-    @cached_property
-    def _users(self) -> dict[int, list[Op]]:
-        users: dict[int, list[Op]] = {}
-        for op in self.program.ops:
-            for v in op.operands:
-                users.setdefault(v, []).append(op)
-        return users
 
     @cached_property
     def _stacks(self) -> list[str]:
@@ -109,5 +101,5 @@ class Marks:
 
 
 def _crosses(op: Op) -> bool:
-    """Does an op only carry a value across a loop's border?"""
+    """Returns whether an op is a link, between a loop and its body."""
     return op.attribute("owner") is not None

@@ -1,4 +1,4 @@
-"""Strategies by name. One that needs a place (a sequence, a vocabulary, experts, edges) finds it by structure
+"""Strategies by name. Those that need a place (a sequence, a vocabulary, experts, edges) find it by structure
 (``tactics.places``)."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PLACED: Final[dict[str, tuple[str, str, Callable[[str, PathDim], Tactic]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class AtPlaces(OverAxes):
-    """A strategy at the places that the program has for it; DecisionError where it has none."""
+    """Applies a strategy at the places that the program has for it; raises DecisionError where there is none."""
 
     name: str
     axes: Axes
@@ -60,5 +60,5 @@ class AtPlaces(OverAxes):
 
 
 def named(name: str, axes: Axes) -> Tactic:
-    """The strategy of a name, one of ``PARTS``, on some axes."""
+    """Returns the strategy of a name, one of ``PARTS``, on some axes."""
     return _SIMPLE[name](axes) if name in _SIMPLE else AtPlaces(name, axes)

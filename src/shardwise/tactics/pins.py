@@ -1,4 +1,4 @@
-"""Shardings that a person pins, and those that the program itself states."""
+"""Shardings that users pin, and those that the program states."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from shardwise.lowering.decisions import Pin, Shard
 from shardwise.tactics.marks import Marks
 
 
-def read_spec(given: Any) -> Spec:
-    """The axes by dimension of a PartitionSpec, or of a tuple of axis names, tuples of them and Nones."""
-    return tuple((axes,) if isinstance(axes, str) else axes if isinstance(axes, tuple) else () for axes in given)
+def read_spec(spec: Any) -> Spec:
+    """Returns the axes by dimension of a PartitionSpec, or of a tuple of axis names, tuples of them and Nones."""
+    return tuple((axes,) if isinstance(axes, str) else axes if isinstance(axes, tuple) else () for axes in spec)
 
 
-def make_pins(analysis: Analysis, mesh: MeshAxes, given: Mapping[str, Any]) -> list[Pin]:
-    """Pins of arguments and outputs by path, of inner values by the names they are marked with, of arguments by the shardings
-    they have, and of values by the program's sharding constraints. Raises one error for all problems."""
+def make_pins(analysis: Analysis, mesh: MeshAxes, pins: Mapping[str, Any]) -> list[Pin]:
+    """Returns the pins that users state, by path or by mark of inner values, and those of the shardings of arguments and of the
+    program's sharding constraints. Raises one error for all problems."""
     program, marks = analysis.program, Marks(analysis.program)
     specs: dict[int, Spec] = {}
     keys: dict[int, str] = {}
     problems: list[str] = []
-    for key, spec in given.items():
+    for key, spec in pins.items():
         values = _values(key, marks)
         if isinstance(values, str):
             problems.append(values)
@@ -52,12 +52,12 @@ def make_pins(analysis: Analysis, mesh: MeshAxes, given: Mapping[str, Any]) -> l
         where = v.path or f"{keys.get(value, 'the constraint')} at {program.label(value)}"
         problems += spec_problems(where, v.shape, tuple(a or () for a in axes), mesh)
     if problems:
-        raise DecisionError("the pins cannot be carried out:\n" + "\n".join(f"  {p}" for p in problems))
+        raise DecisionError("these pins cannot be applied:\n" + "\n".join(f"  {p}" for p in problems))
     return [Pin(value, axes, analysis.value_colors[value]) for value, axes in specs.items()]
 
 
 def _values(key: str, marks: Marks) -> list[int] | str:
-    """The values of a key, which is an exact path, a mark, or a path written in another way; or the problem with it."""
+    """Returns the values of a key, which is an exact path, a mark, or a path written in another way; or the problem with it."""
     program = marks.program
     if key in program.paths:
         return [program.paths[key]]
@@ -74,7 +74,7 @@ def _values(key: str, marks: Marks) -> list[int] | str:
 
 
 def _plain(spec: Spec) -> tuple[tuple[str, ...] | None, ...]:
-    """Without trailing replicated dimensions, so that ``P("x")`` and ``P("x", None)`` are equal."""
+    """Drops trailing replicated dimensions, so that ``P("x")`` and ``P("x", None)`` are equal."""
     entries = list(spec)
     while entries and entries[-1] == ():
         entries.pop()
@@ -82,7 +82,7 @@ def _plain(spec: Spec) -> tuple[tuple[str, ...] | None, ...]:
 
 
 def stated_shards(analysis: Analysis, mesh: MeshAxes) -> list[Shard]:
-    """The decisions that the specs of the program's ``shard_map``s state, the major axes first."""
+    """Returns the decisions that the specs of the program's ``shard_map``s state, the major axes first."""
     colors: dict[tuple[int, str], dict[int, None]] = {}  # by position of the axis in its dimension, and axis
     for op in analysis.program.ops:
         if op.kind in ("shard_map.input", "shard_map.output"):

@@ -1,4 +1,4 @@
-"""The dimensions that strategies are about, found by structure alone: sequences, vocabularies, experts, edges.
+"""Finds the dimensions to which strategies apply, by structure alone: sequences, vocabularies, experts, edges.
 
 - A *sequence* is a dimension of the batch, other than the first, that no product with a parameter makes or contracts: tokens of
   a text, rows and columns of an image.
@@ -30,7 +30,7 @@ _PRODUCTS: Final = ("dot_general", "ragged_dot", "ragged_dot_general")
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """One place of each group of dimensions; of sequences those with more work first."""
+    """One place of each group of dimensions. Sequences with more FLOPs come first."""
 
     sequences: tuple[PathDim, ...] = ()
     vocabularies: tuple[PathDim, ...] = ()
@@ -39,7 +39,7 @@ class Places:
 
 
 def find_places(analysis: Analysis, batch: Sequence[Value], params: Sequence[Value]) -> Places:
-    """The places of a program whose batch and parameters are known."""
+    """Returns the places of a program with this batch and these parameters."""
     program = analysis.program
     weights = views(program, (v.id for v in params))
     multiplied: set[int] = set()  # colors of parameters in products
@@ -68,7 +68,7 @@ def find_places(analysis: Analysis, batch: Sequence[Value], params: Sequence[Val
             edges |= (operands[1] & first) - indexed
 
     def places(values: Sequence[Value], wanted: Callable[[int, int], bool]) -> tuple[PathDim, ...]:
-        """One place of each group that has a wanted dimension."""
+        """Returns one place of each group that has a wanted dimension."""
         groups: dict[int, PathDim] = {}
         for value in values:
             for d, c in _colors(analysis, value):
@@ -91,6 +91,6 @@ def find_places(analysis: Analysis, batch: Sequence[Value], params: Sequence[Val
 
 
 def _colors(analysis: Analysis, value: Value) -> list[tuple[int, int]]:
-    """(dimension, color) of a value's dimensions that matter."""
+    """Returns (dimension, color) of a value's dimensions that matter."""
     colors = enumerate(analysis.value_colors[value.id])
     return [(d, c) for d, c in colors if c >= 0 and analysis.colors[c].matters]

@@ -28,20 +28,22 @@ from shardwise.dims.analysis import Analysis
 from shardwise.ir.paths import find_paths, trees
 from shardwise.ir.program import HEAVY, Op, Value
 from shardwise.ir.rule import Kind
-from shardwise.ir.traits import ADDING_SCATTERS, VIEWS
+from shardwise.ir.traits import ADDING_SCATTERS
 
 #: Roles in the order in which they are shown.
 ROLES: Final = ("batch", "params", "optimizer", "cache")
-#: Paths of the arguments that play a role, as a person gives them.
-Given = Mapping[str, str | Sequence[str]]
+#: By role: the paths of its arguments, as users write them.
+RolesLike = Mapping[str, str | Sequence[str]]
 #: The same, by paths of arguments or of trees of them.
 Roles = dict[str, tuple[str, ...]]
 #: What errors say where a role is needed that no argument has.
-UNTOLD: Final = "the structure of the program does not tell, so name them, as in plan(..., roles={'batch': 'path'})"
+NAME_THEM: Final = (
+    "the structure of the program does not show it, so name them, as in plan(..., roles={'batch': 'path'})"
+)
 
 
-def complete_roles(analysis: Analysis, given: Given | None) -> Roles:
-    """The roles of a program's arguments: those given, and others inferred from its structure.
+def complete_roles(analysis: Analysis, stated: RolesLike | None) -> Roles:
+    """Returns the roles of a program's arguments: those that are stated, and others inferred from its structure.
 
     >>> import jax, shardwise
     >>> def step(state, x):
@@ -57,7 +59,7 @@ def complete_roles(analysis: Analysis, given: Given | None) -> Roles:
     """
     arguments = analysis.program.named_paths[0]
     roles: dict[str, list[str]] = {}
-    for role, asked in (given or {}).items():
+    for role, asked in (stated or {}).items():
         several = (asked,) if isinstance(asked, str) else asked
         roles[role] = [path for one in several for path in find_paths(one, arguments, what="argument")]
     taken = {path for paths in roles.values() for path in paths}
@@ -69,7 +71,7 @@ def complete_roles(analysis: Analysis, given: Given | None) -> Roles:
 
 
 class _Inference:
-    """The steps of the inference. A set of arguments is an integer, of which bit k is the argument number k.
+    """Infers roles. A set of arguments is an integer, of which bit k is argument number k.
 
     ``leading`` is, by argument, the color of its first dimension that no loop runs over, -1 where there is none; ``pairs``, by
     argument, the output that replaces it; ``returned`` the colors of these arguments.
@@ -86,7 +88,7 @@ class _Inference:
         self.returned = {c for v in self.pairs for c in self.colors[v]}
 
     def _depends(self) -> dict[int, int]:
-        """By value: the arguments that it depends on. Loops are repeated until nothing changes."""
+        """Returns, by value, the arguments that it depends on. Loops are repeated until nothing changes."""
         depends = {v.id: 1 << k for k, v in enumerate(self.arguments)}
         ops = [op for op in self.program.schedule if op.rule is not None and op.kind != "argument"]
         loops = len(self.program.regions) > 1
@@ -101,7 +103,7 @@ class _Inference:
         return depends
 
     def reaching(self, values: Iterable[int]) -> int:
-        """The arguments that some of these values depend on."""
+        """Returns the arguments that some of these values depend on."""
         return functools.reduce(operator.or_, (self.depends.get(v, 0) for v in values), 0)
 
     def _pairs(self) -> dict[int, int]:
@@ -134,13 +136,13 @@ class _Inference:
         return max(able, key=rank) if able else None
 
     def _kinds(self, op: Op) -> list[tuple[int, Kind]]:
-        """The colors of an op's factors, and their kinds."""
+        """Returns the colors of an op's factors, and their kinds."""
         assert op.rule is not None
         kinds = (f.kind for f in op.rule.factors)
         return list(zip(self.analysis.names.factor_colors(op.id), kinds, strict=True))
 
     def _batch_colors(self) -> set[int]:
-        """The batch's color, and those that are both looked into and added into by it."""
+        """Returns the batch's color, and those from which it gathers and to which it scatters."""
         batch_color = self._batch_color()
         if batch_color is None:
             return set()
@@ -160,7 +162,7 @@ class _Inference:
         return colors
 
     def roles(self) -> dict[str, list[str]]:
-        """The paths of the arguments by role."""
+        """Returns the paths of the arguments by role."""
         batch_colors = self._batch_colors()
         outputs = [o for o in self.program.outputs if o not in self.pairs.values()]
         losses, products = self.reaching(outputs), self.reaching(v for op in self.heavy for v in op.operands)
@@ -183,15 +185,11 @@ class _Inference:
         return roles
 
     def _frozen(self, batch_colors: set[int]) -> set[int]:
-        """The arguments that parameters look like: without the batch's dimension, and with those of operands of products."""
+        """Returns the arguments that look like parameters: they lack the batch's dimension and share those of products."""
         able = [v for v in self.arguments if v.shape and _floating(v) and not batch_colors & set(self.colors[v.id])]
-        root = {v.id: v.id for v in able}
-        for op in self.program.schedule:
-            if op.kind in VIEWS and op.operands[0] in root:
-                root.update((result, root[op.operands[0]]) for result in op.results)
         looked_into = [op.operands[0] for op in self.program.ops if op.kind == "gather"]
-        used = [*(v for op in self.heavy for v in op.operands), *looked_into]
-        used_colors = {c for v in used if v in root for c in self.colors[root[v]]} | {-1}
+        used = {self.program.argument_of.get(v) for v in (*(v for op in self.heavy for v in op.operands), *looked_into)}
+        used_colors = {c for v in able if v.id in used for c in self.colors[v.id]} | {-1}
         return {v.id for v in able if set(self.colors[v.id]) <= used_colors and max(self.colors[v.id]) >= 0}
 
 

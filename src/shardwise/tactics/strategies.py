@@ -1,7 +1,17 @@
-"""The named strategies, each defined by structure: what is contracted, what is looked up, what is shared.
+"""The named strategies. Each is defined by the structure of the program, never by names.
 
 All but ``Replicate`` are applied to mesh axes, one after another: ``FSDP("data")``, ``FSDP("data", "model")`` or
 ``FSDP(("data", "model"))``, and ``FSDP()`` for all axes of the mesh. Beside a place, several axes are a tuple.
+
+Most examples are about this training step, or this layer:
+
+>>> import jax, shardwise
+>>> def step(w, mean, x):
+...     mean = 0.9 * mean + jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
+...     return w - 0.1 * mean, mean
+>>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (512, 16)])
+>>> layer = lambda y, up, down: jax.nn.relu(y @ up) @ down
+>>> y, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
 """
 
 from __future__ import annotations
@@ -10,7 +20,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwise.dims.analysis import Group
 from shardwise.errors import DecisionError
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.decisions import Keep as KeepDecision
@@ -30,14 +39,11 @@ from shardwise.tactics.tactic import Axes, Batched, Context, Listed, OverAxes, s
 
 @dataclass(frozen=True, slots=True)
 class Shard(OverAxes):
-    """One dimension of an argument or output, with everything of its color (and of its group), on a mesh axis.
+    """Shards one dimension of an argument or output, with its color and its group, on a mesh axis.
 
     ``side`` resolves conflicts of that color: 0 or 1.
 
-    >>> import jax, shardwise
-    >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
-    >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
-    >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=[Shard("up", 1, "model")])
+    >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=[Shard("up", 1, "model")])
     >>> plan.spec("up"), plan.spec("down")
     (P(None, 'model'), P('model',))
     """
@@ -53,13 +59,8 @@ class Shard(OverAxes):
 
 
 class DataParallel(Batched):
-    """The batch on an axis. ``dim`` is the batch dimension of every batch argument.
+    """Shards the batch on an axis. ``dim`` is the batch dimension of every batch argument.
 
-    >>> import jax, shardwise
-    >>> def step(w, mean, x):
-    ...     mean = 0.9 * mean + jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
-    ...     return w - 0.1 * mean, mean
-    >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (512, 16)])
     >>> plan = shardwise.plan(step, w, w, x, mesh={"data": 8}, tactics=[DataParallel("data")])
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
     (P(), P(), P('data',))
@@ -72,15 +73,10 @@ class DataParallel(Batched):
 
 
 class FSDP(Batched):
-    """Data parallel, and parameters, gradients and moments sharded on the same axis (ZeRO-3).
+    """Shards the batch, parameters, gradients and moments on the same axis (ZeRO-3).
 
     The parameter dimensions are the fewest colors that shard every parameter, those that cover most bytes first.
 
-    >>> import jax, shardwise
-    >>> def step(w, mean, x):
-    ...     mean = 0.9 * mean + jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
-    ...     return w - 0.1 * mean, mean
-    >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (512, 16)])
     >>> plan = shardwise.plan(step, w, w, x, mesh={"data": 8}, tactics=[FSDP("data")])
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
     (P('data',), P('data',), P('data',))
@@ -95,14 +91,9 @@ class FSDP(Batched):
 
 
 class ZeRO2(Batched):
-    """As FSDP, but parameters stay replicated: gradients are reduced into shards, moments are sharded, and the updated
+    """Does as FSDP, but parameters stay replicated: gradients are reduced into shards, moments are sharded, and the updated
     parameters are gathered once.
 
-    >>> import jax, shardwise
-    >>> def step(w, mean, x):
-    ...     mean = 0.9 * mean + jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
-    ...     return w - 0.1 * mean, mean
-    >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (512, 16)])
     >>> plan = shardwise.plan(step, w, w, x, mesh={"data": 8}, tactics=[ZeRO2("data")])
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
     (P(), P('data',), P('data',))
@@ -116,7 +107,7 @@ class ZeRO2(Batched):
 
 
 class ZeRO1(Batched):
-    """As ZeRO2, but gradients are replicated too: they are all-reduced, and the update takes its part of them.
+    """Does as ZeRO2, but gradients are replicated too: they are all-reduced, and the update slices them.
 
     The gradients are what ZeRO2 reduces into shards. The reduction of a value that is kept replicated may move to the one op
     that uses it (a sum over a broadcast dimension, a scale): that op's result is then kept as well, until there are no more.
@@ -140,7 +131,7 @@ class ZeRO1(Batched):
         return [*zero2, *([KeepDecision(gradients, axis)] if gradients else [])]
 
     def _gradients(self, axis: str, context: Context) -> tuple[int, ...]:
-        """The values that ZeRO2 on this axis alone reduces into shards."""
+        """Returns the values that ZeRO2 on this axis alone reduces into shards."""
         zero2 = ZeRO2(dim=self.dim).on(axis, context, ())
         gradients: tuple[int, ...] = ()
         while True:
@@ -153,17 +144,14 @@ class ZeRO1(Batched):
 
 
 class Megatron(Listed):
-    """Hidden dimensions and heads on an axis.
+    """Shards hidden dimensions and heads on an axis.
 
     By structure: groups that one product with a parameter makes and another contracts, other than residual streams (where a
     product is added to something that is not one), the width of heads and what a gather looks into. Of those that the axis
     divides, the ones with the least communication for the bytes of parameters that they shard, no two of which meet in one
     op. Decisions before this one do not change the choice.
 
-    >>> import jax, shardwise
-    >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
-    >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
-    >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=[Megatron("model")])
+    >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=[Megatron("model")])
     >>> plan.spec("up"), plan.spec("down"), [kind for kind, _ in plan.moved()]
     (P(None, 'model'), P('model',), ['all-reduce'])
     """
@@ -174,7 +162,7 @@ class Megatron(Listed):
         colors = []
         for color in context.once("megatron", lambda: self._ranked(context)):
             before = math.prod(size for name, size in sizes.items() if (color, name) in sharded and name != axis)
-            if all(size % (before * sizes[axis]) == 0 for size in _group(context, color).sizes):
+            if all(size % (before * sizes[axis]) == 0 for size in context.group(color).sizes):
                 colors.append(color)
         if not colors:
             raise DecisionError(
@@ -186,14 +174,14 @@ class Megatron(Listed):
         chosen: list[int] = []
         covered: set[int] = set()
         for color in colors:
-            group = _group(context, color).id
-            if not covers[color] <= covered and not any((group, _group(context, c).id) in meeting for c in chosen):
+            group = context.group(color).id
+            if not covers[color] <= covered and not any((group, context.group(c).id) in meeting for c in chosen):
                 chosen.append(color)
                 covered |= covers[color]
         return shard_groups(context, chosen, axis, taken)
 
     def _ranked(self, context: Context) -> list[int]:
-        """One color of each group of inner colors, those first that take the least communication for the bytes they shard."""
+        """Returns one color of each group of inner colors. Those with the least communication per sharded byte come first."""
         inner = inner_colors(context, context.role("params", "Megatron"))
         groups: dict[int, int] = {}
         for color in sorted(inner):
@@ -207,26 +195,19 @@ class Megatron(Listed):
 
 
 def _covered(context: Context, color: int) -> set[int]:
-    """The parameters that have a dimension of a color's group."""
-    group = set(context.group(color))
+    """Returns the parameters that have a dimension of a color's group."""
+    group = set(context.group(color).colors)
     parameters = context.role("params", "Megatron")
     return {v.id for v in parameters if any(c in group for _, c in context.colors_of(v))}
 
 
-def _group(context: Context, color: int) -> Group:
-    return context.analysis.groups[context.analysis.colors[color].group]
-
-
 @dataclass(frozen=True, slots=True)
 class SequenceParallel(OverAxes):
-    """After Megatron on the same axis: the sequence, named by one of its places, wherever the axis is not used.
+    """Shards the sequence, named by one of its places, where Megatron before it does not use the axis.
 
-    >>> import jax, shardwise
-    >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
-    >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
-    >>> tactics = [Megatron("model"), SequenceParallel("model", ("x", 0))]
-    >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=tactics)
-    >>> plan.spec("x"), [kind for kind, _ in plan.moved()]
+    >>> tactics = [Megatron("model"), SequenceParallel("model", ("y", 0))]
+    >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=tactics)
+    >>> plan.spec("y"), [kind for kind, _ in plan.moved()]
     (P('model',), ['all-gather', 'reduce-scatter'])
     """
 
@@ -239,7 +220,7 @@ class SequenceParallel(OverAxes):
 
 @dataclass(frozen=True, slots=True)
 class ContextParallel(OverAxes):
-    """The sequence on an axis; in attention the queries keep it (``side`` 0) or the keys (``side`` 1).
+    """Shards the sequence on an axis; in attention that of the queries (``side`` 0) or of the keys (``side`` 1).
 
     >>> import jax, shardwise
     >>> x, w = (jax.ShapeDtypeStruct(s, "float32") for s in [(2048, 64), (64, 64)])
@@ -261,7 +242,7 @@ class ContextParallel(OverAxes):
 
 @dataclass(frozen=True, slots=True)
 class ExpertParallel(OverAxes):
-    """Experts on an axis, then the batch on the same: tokens go to their experts and back.
+    """Shards experts on an axis, then the batch on the same: tokens are sent to their experts and back.
 
     >>> import jax, jax.numpy as jnp, shardwise
     >>> def layer(mask, x, w):
@@ -284,7 +265,7 @@ class ExpertParallel(OverAxes):
 
 @dataclass(frozen=True, slots=True)
 class EdgeSharding(OverAxes):
-    """The edges of a graph on an axis: only sums over nodes are reduced.
+    """Shards the edges of a graph on an axis: only sums over nodes are reduced.
 
     >>> import jax, shardwise
     >>> def messages(sender, receiver, nodes, w):
@@ -306,12 +287,9 @@ class EdgeSharding(OverAxes):
 
 @dataclass(frozen=True, slots=True)
 class Keep(OverAxes):
-    """Arguments under a path, and the outputs that replace them, are stored replicated on an axis.
+    """Stores arguments under a path, and the outputs that replace them, replicated on an axis.
 
-    >>> import jax, shardwise
-    >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
-    >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
-    >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=[Keep("up", "model"), Megatron("model")])
+    >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=[Keep("up", "model"), Megatron("model")])
     >>> plan.spec("up"), plan.spec("down")
     (P(), P('model',))
     """
@@ -325,12 +303,9 @@ class Keep(OverAxes):
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Arguments under a path are stored replicated on every axis.
+    """Stores arguments under a path replicated on every axis.
 
-    >>> import jax, shardwise
-    >>> x, up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8192, 512), (512, 2048), (2048, 512)])
-    >>> fn = lambda x, up, down: jax.nn.relu(x @ up) @ down
-    >>> plan = shardwise.plan(fn, x, up, down, mesh={"model": 4}, tactics=[Replicate("down"), Shard("up", 1, "model")])
+    >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=[Replicate("down"), Shard("up", 1, "model")])
     >>> plan.spec("up"), plan.spec("down")
     (P(None, 'model'), P())
     """

@@ -1,4 +1,4 @@
-"""What strategies ask of a program's structure: its batch, what shards all parameters, what products make and contract."""
+"""Structural questions of strategies: the batch, colors that shard all parameters, colors that products make and contract."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardwise.tactics.tactic import Context
 
 
 def batch_colors(context: Context, dim: int, tactic: str) -> list[int]:
-    """The colors of a dimension of the batch."""
+    """Returns the colors of a dimension of the batch."""
     values = [v for v in context.role("batch", tactic) if dim < len(v.shape)]
     colors = [context.analysis.color_of(v.path, dim) for v in values]
     numbers = dict.fromkeys(color.id for color in colors if color is not None)
@@ -28,7 +28,7 @@ def batch_colors(context: Context, dim: int, tactic: str) -> list[int]:
 
 
 def covering_colors(context: Context, parameters: Sequence[Value], axis: str, without: set[int]) -> list[int]:
-    """The fewest colors that shard all parameters that can be, greedily by bytes covered."""
+    """Returns the fewest colors that shard all parameters that can be, greedily by bytes covered."""
     size = context.mesh.sizes[context.mesh.index(axis)]
     colors = context.analysis.colors
     able: dict[int, set[int]] = {}
@@ -48,9 +48,9 @@ def covering_colors(context: Context, parameters: Sequence[Value], axis: str, wi
 
 
 def inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
-    """Colors that a product with a parameter makes and another one contracts, without those that a gather looks into, those
-    that a product of two activations contracts alone (the width of heads), and those of residual streams, into which a
-    product is added, as it is or normalized."""
+    """Returns the colors that a product with a parameter makes and another one contracts. Not among them are colors that a
+    gather looks into, that a product of two activations contracts alone (the width of heads), or of residual streams, to
+    which a product is added, as it is or normalized."""
     analysis = context.analysis
     program = analysis.program
     weights = views(program, (v.id for v in parameters))
@@ -95,7 +95,7 @@ def inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
 
 
 def communication_s(context: Context, decisions: Sequence[Decision]) -> float:
-    """The communication time of a step under some decisions."""
+    """Returns the communication time of a step under some decisions."""
     lowered = context.lower(decisions)
     return sum(
         context.cost.communication_s(r.steps, False) * float(lowered.program.trips[r.region]) for r in lowered.reshards
@@ -103,7 +103,7 @@ def communication_s(context: Context, decisions: Sequence[Decision]) -> float:
 
 
 def scattered_values(context: Context, decisions: Sequence[Decision], axis: str) -> list[int]:
-    """Values that are reduced into shards on an axis, and what an op makes of one such value alone."""
+    """Returns the values that are reduced into shards on an axis, and the results of ops on one such value alone."""
     lowered = context.lower(decisions)
     number, program = context.mesh.index(axis), context.analysis.program
     scattered: dict[int, None] = {}
@@ -116,7 +116,7 @@ def scattered_values(context: Context, decisions: Sequence[Decision], axis: str)
 
 
 def meeting_groups(analysis: Analysis) -> set[tuple[int, int]]:
-    """Pairs of groups that one axis cannot shard at once in some op."""
+    """Returns pairs of groups that one axis cannot shard at once in some op."""
     t, color = analysis.conflict_table, analysis.names.color
     group = np.array([c.group for c in analysis.colors])
     pairs = set(zip(group[color[t.rival_p]].tolist(), group[color[t.rival_q]].tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""What a tactic is, and the context it decides in.
+"""Tactics, and the context in which they decide.
 
 A tactic turns a strategy ("data parallel over this axis") into decisions about colors. It looks at the structure of the program
 and at the roles of arguments, never at names. Tactics are applied in order and never undo an earlier one; what a tactic cannot
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from shardwise.dims.analysis import Analysis
+from shardwise.dims.analysis import Analysis, Group
 from shardwise.errors import DecisionError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.paths import find_paths
@@ -24,7 +24,7 @@ from shardwise.lowering.lowered import Lowered, Memo
 from shardwise.lowering.structure import Structure
 from shardwise.search.searcher import Searcher
 from shardwise.tactics.places import PathDim, Places, find_places
-from shardwise.tactics.roles import UNTOLD, Roles
+from shardwise.tactics.roles import NAME_THEM, Roles
 
 T = TypeVar("T")
 #: One mesh axis or several.
@@ -33,8 +33,8 @@ Axes = str | Sequence[str]
 
 @dataclass(frozen=True)
 class Context:
-    """What tactics decide with. ``roles`` are path prefixes by role: ``batch``, ``params``, ``optimizer``; ``searcher`` is for
-    tactics that search, ``memo`` for those that lower decisions, and ``cache`` has what they find out about the program."""
+    """The inputs of tactics. ``roles`` are path prefixes by role: ``batch``, ``params``, ``optimizer``; ``searcher`` is for
+    tactics that search, ``memo`` for those that lower decisions, and ``cache`` has what they computed about the program."""
 
     analysis: Analysis
     mesh: MeshAxes
@@ -45,11 +45,11 @@ class Context:
     cache: dict[object, Any] = field(default_factory=dict, compare=False)
 
     def once(self, key: object, compute: Callable[[], T]) -> T:
-        """What a tactic finds out about the program, computed once for a key."""
+        """Returns a fact about the program, computed once for a key."""
         if key not in self.cache:
             self.cache[key] = compute()
-        found: T = self.cache[key]
-        return found
+        fact: T = self.cache[key]
+        return fact
 
     def lower(self, decisions: Sequence[Decision]) -> Lowered:
         memo = self.memo or Memo(Candidates(Structure(self.analysis), self.mesh, self.cost))
@@ -58,11 +58,11 @@ class Context:
         return lowered
 
     def role(self, name: str, tactic: str) -> list[Value]:
-        """The arguments of a role."""
+        """Returns the arguments of a role."""
         prefixes = self.roles.get(name)
         if not prefixes:
             raise DecisionError(
-                f"{tactic} needs to know which arguments are the {name}: {UNTOLD.replace('batch', name)}"
+                f"{tactic} needs to know which arguments are the {name}: {NAME_THEM.replace('batch', name)}"
             )
         return self.arguments(prefixes)
 
@@ -73,13 +73,13 @@ class Context:
         return self.once("places", lambda: find_places(self.analysis, batch, params))
 
     def arguments(self, prefixes: Sequence[str]) -> list[Value]:
-        """The arguments that some paths name (``shardwise.ir.paths``)."""
+        """Returns the arguments that some paths name (``shardwise.ir.paths``)."""
         program = self.analysis.program
         paths = [path for prefix in prefixes for path in find_paths(prefix, program.named_paths[0], what="argument")]
         return [program.values[program.paths[path]] for path in dict.fromkeys(paths)]
 
     def colors(self, place: PathDim, tactic: str) -> list[int]:
-        """The colors of a dimension of an argument or output, or of several whose paths match."""
+        """Returns the colors of a dimension of an argument or output, or of several whose paths match."""
         path, dim = place
         colors = [self.analysis.color_of(p, dim) for p in find_paths(path, *self.analysis.program.named_paths)]
         numbers = [color.id for color in colors if color is not None]
@@ -87,12 +87,12 @@ class Context:
             raise DecisionError(f"{tactic}: {path}[{dim}] has size one: there is nothing to shard")
         return numbers
 
-    def group(self, color: int) -> tuple[int, ...]:
-        """All colors that are decided together with this one."""
-        return self.analysis.groups[self.analysis.colors[color].group].colors
+    def group(self, color: int) -> Group:
+        """Returns the group of a color: the colors that are decided together with it."""
+        return self.analysis.groups[self.analysis.colors[color].group]
 
     def colors_of(self, value: Value) -> list[tuple[int, int]]:
-        """(dimension, color) of a value's dimensions larger than one."""
+        """Returns (dimension, color) of a value's dimensions larger than one."""
         return [(d, c) for d, c in enumerate(self.analysis.value_colors[value.id]) if c >= 0]
 
 
@@ -103,7 +103,7 @@ class Tactic(Protocol):
 
 
 def decide(context: Context, tactics: Iterable[Tactic], first: Sequence[Decision] = ()) -> list[Decision]:
-    """The decisions of some tactics, in order, after those of ``first``."""
+    """Returns the decisions of some tactics, in order, after those of ``first``."""
     taken: list[Decision] = list(first)
     for tactic in tactics:
         taken += tactic.decide(context, taken)
@@ -111,7 +111,7 @@ def decide(context: Context, tactics: Iterable[Tactic], first: Sequence[Decision
 
 
 def axis_names(*axes: Axes) -> tuple[str, ...]:
-    """The names of axes, each a name or several.
+    """Returns the names of axes, each a name or several.
 
     >>> axis_names("x"), axis_names("x", "y"), axis_names(("x", "y"))
     (('x',), ('x', 'y'), ('x', 'y'))
@@ -121,7 +121,7 @@ def axis_names(*axes: Axes) -> tuple[str, ...]:
 
 
 class OverAxes:
-    """A tactic that is applied to each of some mesh axes in turn, to all of the mesh where none is named. A subclass has the
+    """A tactic that is applied to each of its mesh axes in turn, or to all of the mesh where it names none. A subclass has the
     field ``axes`` and decides ``on`` one of them."""
 
     __slots__ = ()
@@ -165,13 +165,13 @@ class Batched(Listed):
 def shard_groups(
     context: Context, colors: Sequence[int], axis: str, taken: Sequence[Decision], side: int = 0
 ) -> list[Decision]:
-    """Decisions that shard the groups of some colors on an axis, without colors that have the axis already."""
+    """Returns decisions that shard the groups of some colors on an axis, without colors that have the axis already."""
     context.mesh.index(axis)
     sharded = {c for d in taken if isinstance(d, ShardDecision) and d.axis == axis for c in d.colors}
     decisions: list[Decision] = []
-    for group in dict.fromkeys(context.analysis.colors[color].group for color in colors):
-        group_colors, bits = context.analysis.groups[group].colors, context.analysis.groups[group].bits
-        left = tuple(c for c in group_colors if c not in sharded)
+    groups = {group.id: group for group in map(context.group, colors)}
+    for group in groups.values():
+        left = tuple(c for c in group.colors if c not in sharded)
         if left:
-            decisions.append(ShardDecision(left, axis, tuple((bit, side) for bit in bits)))
+            decisions.append(ShardDecision(left, axis, tuple((bit, side) for bit in group.bits)))
     return decisions

@@ -17,12 +17,8 @@ from shardwise.tactics.tactic import Tactic
 
 #: All names of tactics.
 NAMES: Final = (*PARTS, "auto")
-#: Tactics as a person writes them.
-Given = str | Tactic | Sequence["str | Tactic"]
-
-
-def _tactic(name: str, axes: Sequence[str]) -> Tactic:
-    return Auto(axes) if name == "auto" else named(name, axes)
+#: Tactics as users write them.
+TacticsLike = str | Tactic | Sequence["str | Tactic"]
 
 
 def check_names(names: Sequence[str], known: Sequence[str]) -> None:
@@ -43,7 +39,7 @@ class Words(NamedTuple):
 
 
 def read_words(text: str, known: Sequence[str] = NAMES) -> list[Words]:
-    """The parts of a text.
+    """Returns the parts of a text.
 
     >>> read_words("dp:data, megatron+sequence:model")
     [Words(names=('dp',), axes=('data',)), Words(names=('megatron', 'sequence'), axes=('model',))]
@@ -61,8 +57,8 @@ def read_words(text: str, known: Sequence[str] = NAMES) -> list[Words]:
     return parts
 
 
-def as_tactics(tactics: Given) -> tuple[Tactic, ...]:
-    """Tactics from text, objects, or a list of both.
+def as_tactics(tactics: TacticsLike) -> tuple[Tactic, ...]:
+    """Returns tactics from text, objects, or a list of both.
 
     >>> from shardwise.tactics.strategies import Megatron
     >>> as_tactics("fsdp:data+model,auto")
@@ -73,7 +69,8 @@ def as_tactics(tactics: Given) -> tuple[Tactic, ...]:
     objects: list[Tactic] = []
     for one in [tactics] if isinstance(tactics, str) or hasattr(tactics, "decide") else tactics:
         if isinstance(one, str):
-            objects += [_tactic(name, words.axes) for words in read_words(one) for name in words.names]
+            parts = [(name, words.axes) for words in read_words(one) for name in words.names]
+            objects += [Auto(axes) if name == "auto" else named(name, axes) for name, axes in parts]
         elif hasattr(one, "decide") and not isinstance(one, type):
             objects.append(one)
         else:

@@ -91,16 +91,11 @@ class BatchAnalysis:
 
     def outputs(self, full: Any, part: Any, inputs: Sequence[BatchState]) -> list[BatchState]:
         """Returns the roles of a jaxpr's outputs, given those of its inputs."""
-        large, _ = internals.split_jaxpr(full)
-        env: dict[Any, BatchState] = dict.fromkeys(large.constvars, INVARIANT)
-        env.update(zip(large.invars, inputs, strict=True))
-
-        def read(atom: Any) -> BatchState:
-            return literal_state(atom.val) if internals.is_literal(atom) else env[atom]
-
-        for pair in pairs(full, part):
-            env.update(zip(pair.full.outvars, self.equation(pair, [read(a) for a in pair.full.invars]), strict=True))
-        return [read(a) for a in large.outvars]
+        large, both = internals.split_jaxpr(full)[0], pairs(full, part)
+        states = [*[INVARIANT] * len(large.constvars), *inputs]
+        return internals.interpret(
+            large, states, lambda k, operands: self.equation(both[k], operands), lambda atom: literal_state(atom.val)
+        )
 
     def equation(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
         """Returns the roles of an equation's results; raises where examples would mix, or a partial value is used as a sum."""
@@ -142,7 +137,7 @@ class BatchAnalysis:
         if Role.PARTIAL in roles:
             results = linear(pair, states)
             if results is None:
-                raise VariantError(f"{pair.where} needs a whole sum over the batch inside of a loop or branch")
+                raise VariantError(f"{pair.where} needs the complete sum over the batch inside of a loop or branch")
             return results
         return self._invariant(pair, states)
 
@@ -324,7 +319,7 @@ def join(pair: Pair, one: BatchState, other: BatchState) -> BatchState:
         return INVARIANT
     if roles == {Role.INVARIANT, Role.PARTIAL} and all(map(_partial, (one, other))):
         return one if one.role is Role.PARTIAL else other
-    raise VariantError(f"{pair.where} carries a value that depends on the whole batch in some turns only")
+    raise VariantError(f"{pair.where} carries a value that depends on the whole batch in some iterations only")
 
 
 def _shapes(variables: Sequence[Any]) -> tuple[tuple[int, ...], ...]:

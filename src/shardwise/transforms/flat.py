@@ -95,23 +95,18 @@ class Flat:
         inner, arrays = internals.split_jaxpr(jaxpr)
         constants = self._values(inner.constvars)
         self.constants |= zip(constants, arrays, strict=True)
-        env: dict[Any, Atom] = dict(zip((*inner.constvars, *inner.invars), (*constants, *args), strict=True))
 
-        def read(atoms: Sequence[Any]) -> list[Atom]:
-            return [atom if internals.is_literal(atom) else env[atom] for atom in atoms]
-
-        for equation in inner.eqns:
-            operands = read(equation.invars)
+        def add(number: int, operands: list[Atom]) -> list[Atom]:
+            equation = inner.eqns[number]
             transposed = backward or equations.is_transposed(equation)
             called = internals.inner_jaxpr(equation) if equation.primitive.name not in internals.REMAT else None
             if called is not None:
-                results = self._walk(called, operands, (*calls, equation), transposed)
-            else:
-                results = self._values(equation.outvars)
-                located = _located(equation, calls)
-                self.steps.append(Step(located, calls, tuple(operands), tuple(results), transposed))
-            env.update(zip(equation.outvars, results, strict=True))
-        return read(inner.outvars)
+                return self._walk(called, operands, (*calls, equation), transposed)
+            results = self._values(equation.outvars)
+            self.steps.append(Step(_located(equation, calls), calls, tuple(operands), tuple(results), transposed))
+            return results
+
+        return internals.interpret(inner, (*constants, *args), add, literal=lambda atom: atom)
 
 
 def _located(equation: Any, calls: Sequence[Any]) -> Any:

@@ -18,7 +18,7 @@ from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions, Traced, trace
 from shardwise.errors import CaptureError, VariantError
 from shardwise.ir.paths import find_paths
-from shardwise.tactics.roles import UNTOLD, Roles
+from shardwise.tactics.roles import NAME_THEM, Roles
 from shardwise.transforms.microbatch import microbatched
 from shardwise.transforms.remat import rematerialize
 from shardwise.transforms.variant import Variant
@@ -69,7 +69,7 @@ def batch_of(traced: Traced, roles: Roles) -> tuple[tuple[str, ...], int]:
     """Returns the paths of the arguments that have the batch according to the roles, and its number of examples."""
     prefixes = roles.get("batch", ())
     if not prefixes:
-        raise VariantError(f"micro-batches need to know which arguments are the batch: {UNTOLD}")
+        raise VariantError(f"micro-batches need to know which arguments are the batch: {NAME_THEM}")
     variables = internals.split_jaxpr(traced.jaxpr)[0].invars
     shapes = {leaf.path: internals.shape_of(v.aval) for leaf, v in zip(traced.arguments, variables, strict=True)}
     under = dict.fromkeys(path for asked in prefixes for path in find_paths(asked, shapes, what="argument"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -96,7 +95,7 @@ def _tpu_mesh(mesh_axes: MeshAxes, backend: str) -> Any:
             f'compiling for {backend} needs libtpu, which is not installed: pip install "shardwise[tpu]"'
         )
     for name, value in _TPU_ENVIRONMENT.items():
-        if name != "JAX_PLATFORMS" or "jax" not in sys.modules:
+        if name != "JAX_PLATFORMS":  # JAX has read it already
             os.environ.setdefault(name, value)
     try:
         topology = topologies.get_topology_desc(platform="tpu", topology_name=backend)

@@ -131,7 +131,7 @@ def verify(
             executable = Applied(plan, traced, program, mesh, rounds=False).jitted(donate=False)
         placed = [jax.device_put(x, s) for x, s in zip(leaves, applied.in_shardings, strict=True)]
         differences = _compare(
-            plan, jax.jit(fn, **options.given()), args, named, executable(*placed), _coarsest(program)
+            plan, jax.jit(fn, **options.keywords()), args, named, executable(*placed), _coarsest(program)
         )
     return Verification(plan, compiled, _rows(plan, compiled), differences)
 

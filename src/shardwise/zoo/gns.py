@@ -1,43 +1,16 @@
 """Graph network simulator (arXiv 2002.09405) in PartIR's sizes: encode, pass messages 24 times, decode."""
 
-from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from .layers import COMPUTE, cast, layer_norm, run_layers
-from .program import LayeredConfig, ZooProgram
+from .program import Config, ZooProgram
 from .specs import Tree, integers, layered, mlp_spec, norm_spec, normal, training
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GNSConfig(LayeredConfig):
-    """Sizes of a simulator. `layers` counts message-passing steps, `mlp_layers` the dense layers of each MLP.
-
-    `batch` graphs are joined into one without edges between them: the program sees `batch * nodes` nodes.
-    """
-
-    batch: int = 1
-    mlp_layers: int
-    hidden: int
-    latent: int
-    nodes: int
-    edges: int
-    node_features: int
-    edge_features: int = 16
-    targets: int = 3
-
-
-PROGRAMS = {
-    "gns": {
-        "full": GNSConfig(layers=24, mlp_layers=5, hidden=1024, latent=512, nodes=2048, edges=65536, node_features=128),
-        "tiny": GNSConfig(layers=2, mlp_layers=3, hidden=80, latent=64, nodes=48, edges=192, node_features=24),
-    }
-}
-
-
-def build(config: GNSConfig) -> ZooProgram:
+def build(config: Config) -> ZooProgram:
     latent = config.latent
     step = {"edge": normed_mlp_spec(config, 3 * latent, latent), "node": normed_mlp_spec(config, 2 * latent, latent)}
     params = {
@@ -57,7 +30,7 @@ def build(config: GNSConfig) -> ZooProgram:
     return training(config, partial(loss, config), params, batch)
 
 
-def normed_mlp_spec(config: GNSConfig, inputs: int, outputs: int, norm: bool = True) -> Tree:
+def normed_mlp_spec(config: Config, inputs: int, outputs: int, norm: bool = True) -> Tree:
     """`mlp_layers` dense layers, and a LayerNorm at the end."""
     hidden = [config.hidden] * (config.mlp_layers - 1)
     return {"dense": mlp_spec(inputs, *hidden, outputs), "norm": norm_spec(outputs) if norm else None}
@@ -80,7 +53,7 @@ def message_passing(
     return nodes + mlp(p["node"], jnp.concatenate([nodes, arrived], axis=-1)), edges + messages
 
 
-def loss(config: GNSConfig, params: Tree, batch: Tree) -> jax.Array:
+def loss(config: Config, params: Tree, batch: Tree) -> jax.Array:
     """Mean squared error of the predicted accelerations."""
     nodes = mlp(params["encode_nodes"], batch["nodes"].astype(COMPUTE))
     edges = mlp(params["encode_edges"], batch["edges"].astype(COMPUTE))

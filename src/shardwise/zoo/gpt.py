@@ -1,37 +1,16 @@
 """GPT-3 shaped decoders in Alpa's sizes: LayerNorm, biases, learned positions, fused q, k, v projection."""
 
-from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from .layers import COMPUTE, affine, attention, cast, causal_mask, cross_entropy, layer_norm, run_layers
-from .program import LayeredConfig, ZooProgram
+from .program import Config, ZooProgram
 from .specs import Tree, dense_spec, layered, norm_spec, normal, token_batch, training, weight, zeros
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GPTConfig(LayeredConfig):
-    seq: int = 1024
-    d: int
-    heads: int
-    head: int
-    ffn: int
-    vocab: int = 51200
-
-
-PROGRAMS = {
-    "gpt": {
-        "2.6b": GPTConfig(batch=1024, layers=32, d=2560, heads=32, head=80, ffn=10240),
-        "6.7b": GPTConfig(batch=1024, layers=32, d=4096, heads=32, head=128, ffn=16384),
-        "39b": GPTConfig(batch=1024, layers=48, d=8192, heads=64, head=128, ffn=32768),
-        "tiny": GPTConfig(batch=16, seq=24, layers=2, d=64, heads=8, head=16, ffn=160, vocab=320),
-    }
-}
-
-
-def build(config: GPTConfig) -> ZooProgram:
+def build(config: Config) -> ZooProgram:
     d, h, k = config.d, config.heads, config.head
     layer = {
         "attention_norm": norm_spec(d),
@@ -61,7 +40,7 @@ def layer(p: Tree, x: jax.Array) -> jax.Array:
     return x + affine("bsf,fd->bsd", y, w["down"])
 
 
-def loss(config: GPTConfig, params: Tree, batch: Tree) -> jax.Array:
+def loss(config: Config, params: Tree, batch: Tree) -> jax.Array:
     """Next-token cross entropy."""
     embed = params["embed"].astype(COMPUTE)
     x = jnp.take(embed, batch["inputs"], axis=0) + params["positions"].astype(COMPUTE)

@@ -4,7 +4,6 @@ Multi-query attention: one key and value head, so the cache has no head dimensio
 served. Letters: b batch, s new positions, t cached positions, d model, h heads, k head dimension, f hidden.
 """
 
-from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -17,46 +16,11 @@ from .specs import Tree, constant, integers, layered, normal, ones, program, wei
 MODES = ("decode", "prefill", "step")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ITXConfig(Config):
-    """Sizes of a served model.
+def build(config: Config) -> ZooProgram:
+    """The program of the configuration's mode. The cache has room for the prompt and for the generated tokens."""
+    if config.mode not in MODES:
+        raise ZooError(f"itx has no mode {config.mode!r}. There are: {', '.join(MODES)}")
 
-    `mode` is what the program does: `prefill` fills the cache with a prompt of `seq` tokens, `decode` then
-    generates `generate` tokens in a loop, `step` just one. The cache has room for both.
-    """
-
-    mode: str
-    seq: int
-    generate: int
-    layers: int
-    scan: bool = True
-    d: int
-    heads: int
-    head: int
-    ffn: int
-    vocab: int
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ZooError(f"itx has no mode {self.mode!r}. There are: {', '.join(MODES)}")
-
-
-_FULL = ITXConfig(
-    mode="decode", batch=256, seq=1024, generate=1024, layers=32, d=4096, heads=32, head=128, ffn=16384, vocab=32000
-)
-_TINY = ITXConfig(mode="decode", batch=16, seq=24, generate=8, layers=2, d=64, heads=8, head=16, ffn=160, vocab=320)
-
-PROGRAMS = {
-    "itx": {
-        **{mode: replace(_FULL, mode=mode) for mode in MODES},
-        "tiny": _TINY,
-        "tiny-prefill": replace(_TINY, mode="prefill"),
-        "tiny-step": replace(_TINY, mode="step"),
-    }
-}
-
-
-def build(config: ITXConfig) -> ZooProgram:
     def prefill(params: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
         cache = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), cache_spec(config))
         return forward(params, cache, batch["tokens"], jnp.zeros((), jnp.int32))
@@ -87,7 +51,7 @@ def build(config: ITXConfig) -> ZooProgram:
     return program(run, (1,), params=params, cache=cache_spec(config), batch=last)
 
 
-def layer_spec(config: ITXConfig) -> Tree:
+def layer_spec(config: Config) -> Tree:
     d, h, k, f = config.d, config.heads, config.head, config.ffn
     matrix = partial(weight, dtype=COMPUTE)
     return {
@@ -102,7 +66,7 @@ def layer_spec(config: ITXConfig) -> Tree:
     }
 
 
-def cache_spec(config: ITXConfig) -> Tree:
+def cache_spec(config: Config) -> Tree:
     """The cache: stacked or a tuple, as the layers are. Its values stand for a prompt's keys and values."""
     one = normal(config.batch, config.seq + config.generate, config.head, dtype=COMPUTE)
     return layered({"k": one, "v": one}, config.layers, config.scan)

@@ -5,64 +5,35 @@ one-hot dispatch and combine tensors move tokens to experts and back. With `drop
 expert and multiplied by `jax.lax.ragged_dot`: none is dropped, none padded.
 """
 
-from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from .decoder import DecoderConfig, decoder_spec, untied_logits
+from .decoder import decoder_spec, untied_logits
 from .layers import COMPUTE, cast, cross_entropy, rms_norm, rope_attention, run_layers
-from .program import ZooError, ZooProgram
+from .program import Config, ZooError, ZooProgram, require_divisible
 from .specs import Tree, ones, token_batch, training, weight
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixtralConfig(DecoderConfig):
-    """Sizes of a Mixtral; `group` is the number of tokens that share an expert's capacity."""
-
-    experts: int = 8
-    chosen: int = 2
-    group: int
-    capacity_factor: float = 1.25
-    aux_weight: float = 0.01
-    dropless: bool = False
-    rope_base: ClassVar[float] = 1_000_000.0
-
-    def __post_init__(self) -> None:
-        DecoderConfig.__post_init__(self)
-        self.require_divisible(tokens_by_group=(self.batch * self.seq, self.group))
-        if self.chosen > self.experts:
-            raise ZooError(f"{self.chosen} experts chosen out of {self.experts}")
-
-    @property
-    def capacity(self) -> int:
-        """Tokens of one group that one expert takes, rounded up to a multiple of four."""
-        exact = self.group * self.chosen * self.capacity_factor / self.experts
-        return -int(-exact // 4) * 4
-
-
-PROGRAMS = {
-    "mixtral": {
-        "8x7b": MixtralConfig(
-            batch=256, seq=4096, layers=32, d=4096, heads=32, kv_heads=8, head=128, ffn=14336, group=1024, vocab=32000
-        ),
-        "tiny": MixtralConfig(
-            batch=48, seq=40, layers=2, d=64, heads=16, kv_heads=8, head=12, ffn=160, group=80, vocab=320
-        ),
-    }
-}
-
-
-def build(config: MixtralConfig) -> ZooProgram:
+def build(config: Config) -> ZooProgram:
+    require_divisible("tokens by group", config.batch * config.seq, config.group)
+    if config.chosen > config.experts:
+        raise ZooError(f"{config.chosen} experts chosen out of {config.experts}")
     d, e, f = config.d, config.experts, config.ffn
     experts = {"gate": weight(e, d, f, fan_in=d), "up": weight(e, d, f, fan_in=d), "down": weight(e, f, d, fan_in=f)}
-    params = decoder_spec(config, {"moe_norm": ones(d), "router": weight(d, e, fan_in=d), "experts": experts})
+    moe = {"moe_norm": ones(d), "router": weight(d, e, fan_in=d), "experts": experts}
+    params = decoder_spec(config, ones(d), moe) | {"head": weight(d, config.vocab, fan_in=d)}
     return training(config, partial(loss, config), params, token_batch(config.batch, config.seq, config.vocab))
 
 
-def loss(config: MixtralConfig, params: Tree, batch: Tree) -> jax.Array:
+def capacity(config: Config) -> int:
+    """Tokens of one group that one expert takes, rounded up to a multiple of four."""
+    exact = config.group * config.chosen * config.capacity_factor / config.experts
+    return -int(-exact // 4) * 4
+
+
+def loss(config: Config, params: Tree, batch: Tree) -> jax.Array:
     """Next-token cross entropy plus the load-balancing loss of the routers."""
     x = jnp.take(params["embed"], batch["inputs"], axis=0).astype(COMPUTE)
     carry = (x, jnp.zeros((), jnp.float32))
@@ -72,7 +43,7 @@ def loss(config: MixtralConfig, params: Tree, batch: Tree) -> jax.Array:
     return cross_entropy(logits, batch["targets"]) + penalty
 
 
-def layer(config: MixtralConfig, p: Tree, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+def layer(config: Config, p: Tree, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """One decoder layer; the carry is the activations and the load-balancing loss so far."""
     x, balance = carry
     x = x + rope_attention(cast(p["attention"]), rms_norm(x, p["attention_norm"]), config.rope_base)
@@ -82,7 +53,7 @@ def layer(config: MixtralConfig, p: Tree, carry: tuple[jax.Array, jax.Array]) ->
     return x + y, balance + extra
 
 
-def route(config: MixtralConfig, router: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def route(config: Config, router: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """For `x[..., d]`: the chosen experts' weights and numbers, `[..., chosen]`, and the load-balancing loss, in float32."""
     logits = x.astype(jnp.float32) @ router
     probabilities = jax.nn.softmax(logits, axis=-1)
@@ -94,7 +65,7 @@ def route(config: MixtralConfig, router: jax.Array, x: jax.Array) -> tuple[jax.A
     return weights, experts, balance
 
 
-def dispatched_experts(config: MixtralConfig, router: jax.Array, p: Tree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def dispatched_experts(config: Config, router: jax.Array, p: Tree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Experts with a capacity. Letters: n groups, m tokens of a group, c choices, e experts, q places in an expert."""
     groups = x.reshape(-1, config.group, config.d)
     weights, experts, balance = route(config, router, groups)
@@ -106,7 +77,7 @@ def dispatched_experts(config: MixtralConfig, router: jax.Array, p: Tree, x: jax
     place = (jnp.cumsum(by_choice, axis=1) - 1).reshape(n, c, m, e).transpose(0, 2, 1, 3)
     place = jnp.sum(place * chosen, axis=-1)
     # one_hot gives a row of zeros for a place beyond the capacity: that token is dropped.
-    seat = jax.nn.one_hot(place, config.capacity, dtype=COMPUTE)
+    seat = jax.nn.one_hot(place, capacity(config), dtype=COMPUTE)
     chosen = chosen.astype(COMPUTE)
     dispatch = jnp.einsum("nmce,nmcq->nmeq", chosen, seat)
     combine = jnp.einsum("nmc,nmce,nmcq->nmeq", weights.astype(COMPUTE), chosen, seat)
@@ -118,7 +89,7 @@ def dispatched_experts(config: MixtralConfig, router: jax.Array, p: Tree, x: jax
     return jnp.einsum("nmeq,enqd->nmd", combine, outputs).reshape(x.shape), balance
 
 
-def dropless_experts(config: MixtralConfig, router: jax.Array, p: Tree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def dropless_experts(config: Config, router: jax.Array, p: Tree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Experts without a capacity: tokens sorted by expert, one ragged product for each matrix."""
     tokens = x.reshape(-1, config.d)
     weights, experts, balance = route(config, router, tokens)

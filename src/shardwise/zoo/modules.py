@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from .program import TrainingConfig, ZooProgram
+from .program import Config, ZooProgram
 from .specs import Leaf, Tree, constant, normal, training
 
 Create = Callable[[nnx.Rngs], nnx.Module]
@@ -32,7 +32,7 @@ def _described(path: tuple[Any, ...], array: jax.ShapeDtypeStruct) -> Leaf:
 
 
 def module_training(
-    config: TrainingConfig, create: Create, loss_fn: Callable[[Any, Tree], jax.Array], batch: Tree
+    config: Config, create: Create, loss_fn: Callable[[Any, Tree], jax.Array], batch: Tree
 ) -> ZooProgram:
     """The training step of a module whose only state is its parameters; `loss_fn(module, batch)`."""
     graph, params = split(create, nnx.Param)

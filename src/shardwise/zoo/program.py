@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from ..errors import ShardwiseError
@@ -11,33 +12,13 @@ class ZooError(ShardwiseError, ValueError):
     """A program, configuration or option that does not exist or does not fit the others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """The configuration of every model; a model adds its sizes. Every field is an option of `zoo.load`."""
-
-    batch: int
-
-    def require_divisible(self, **pairs: tuple[int, int]) -> None:
-        """Raises unless, in every named pair, the second number divides the first."""
-        for what, (size, divisor) in pairs.items():
-            if size % divisor:
-                raise ZooError(f"{what.replace('_', ' ')}: {size} is not a multiple of {divisor}")
+class Config(SimpleNamespace):
+    """The sizes and flags of a program, from `programs.toml`. Each is an option of `zoo.load`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingConfig(Config):
-    """With `remat` each layer is computed again in the backward pass; without `train` only the loss is left."""
-
-    remat: bool = False
-    train: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayeredConfig(TrainingConfig):
-    """A stack of equal layers, scanned over stacked parameters or unrolled over a tuple of them."""
-
-    layers: int
-    scan: bool = True
+def require_divisible(what: str, size: int, divisor: int) -> None:
+    if size % divisor:
+        raise ZooError(f"{what}: {size} is not a multiple of {divisor}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .program import TrainingConfig, ZooProgram
+from .program import Config, ZooProgram
 
 Tree = Any
 """A pytree; its leaves are `Leaf`s, shapes or arrays, as the context says."""
@@ -128,9 +128,7 @@ def program(fn: Callable[..., Any], donate: tuple[int, ...] = (), **trees: Tree)
     return ZooProgram(fn=fn, args=args, donate_argnums=donate, roles=tuple(trees), _make=make)
 
 
-def training(
-    config: TrainingConfig, loss_fn: Callable[[Tree, Tree], jax.Array], params: Tree, batch: Tree
-) -> ZooProgram:
+def training(config: Config, loss_fn: Callable[[Tree, Tree], jax.Array], params: Tree, batch: Tree) -> ZooProgram:
     """The training step of `loss_fn`, or the loss alone where the configuration says `train=False`."""
     adam = optimizer()
 

@@ -6,7 +6,6 @@ step size.
 """
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,32 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from .layers import COMPUTE, cast, cross_entropy, rms_norm, run_layers
-from .program import LayeredConfig, ZooProgram
+from .program import Config, ZooProgram
 from .specs import Tree, constant, layered, normal, ones, token_batch, training, weight, zeros
 
 Pair = tuple[jax.Array, jax.Array]
 KERNEL = 4  # positions that the short causal convolution reads
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SSMConfig(LayeredConfig):
-    seq: int
-    d: int
-    inner: int
-    state: int
-    rank: int
-    vocab: int
-
-
-PROGRAMS = {
-    "ssm": {
-        "2.8b": SSMConfig(batch=256, seq=2048, layers=64, d=2560, inner=5120, state=16, rank=160, vocab=50280),
-        "tiny": SSMConfig(batch=16, seq=24, layers=2, d=64, inner=96, state=8, rank=12, vocab=320),
-    }
-}
-
-
-def build(config: SSMConfig) -> ZooProgram:
+def build(config: Config) -> ZooProgram:
     """The training step. Rates start at 1 .. state for every channel, step sizes near 0.01."""
     d, e, n, r = config.d, config.inner, config.state, config.rank
     layer = {
@@ -97,7 +78,7 @@ def layer(p: Tree, x: jax.Array) -> jax.Array:
     return x + jnp.einsum("bse,ed->bsd", h, w["out"])
 
 
-def loss(config: SSMConfig, params: Tree, batch: Tree) -> jax.Array:
+def loss(config: Config, params: Tree, batch: Tree) -> jax.Array:
     """Next-token cross entropy."""
     embed = params["embed"].astype(COMPUTE)
     x = jnp.take(embed, batch["inputs"], axis=0)

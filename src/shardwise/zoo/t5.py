@@ -4,14 +4,13 @@ The loss is T5X's: one-hot targets and a small penalty on the logarithm of the s
 """
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from .layers import COMPUTE, attention, attention_spec, cast, causal_mask, rms_norm, run_layers
-from .program import LayeredConfig, ZooProgram
+from .program import Config, ZooProgram
 from .specs import Tree, integers, layered, normal, ones, training, weight
 
 BUCKETS = 32
@@ -19,29 +18,7 @@ MAX_DISTANCE = 128
 Z_LOSS = 1e-4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class T5Config(LayeredConfig):
-    """Sizes of a T5: `layers` counts each side, `seq` is the encoder's length, `target_seq` the decoder's."""
-
-    seq: int = 512
-    target_seq: int = 128
-    d: int = 1024
-    heads: int
-    head: int = 128
-    ffn: int
-    vocab: int = 32128
-
-
-PROGRAMS = {
-    "t5": {
-        "3b": T5Config(batch=512, layers=24, heads=32, ffn=16384),
-        "11b": T5Config(batch=512, layers=24, heads=128, ffn=65536),
-        "tiny": T5Config(batch=16, seq=24, target_seq=40, layers=2, d=64, heads=8, head=16, ffn=160, vocab=320),
-    }
-}
-
-
-def build(config: T5Config) -> ZooProgram:
+def build(config: Config) -> ZooProgram:
     d = config.d
     projections = attention_spec(d, config.heads, config.heads, config.head)
     mlp_spec = {"up": weight(d, config.ffn, fan_in=d), "down": weight(config.ffn, d, fan_in=config.ffn)}
@@ -111,7 +88,7 @@ def decoder_layer(bias: jax.Array, encoded: jax.Array, p: Tree, x: jax.Array) ->
     return x + mlp(p["mlp"], rms_norm(x, p["mlp_norm"]))
 
 
-def loss(config: T5Config, params: Tree, batch: Tree) -> jax.Array:
+def loss(config: Config, params: Tree, batch: Tree) -> jax.Array:
     """Cross entropy of the decoder's next tokens, plus the penalty on the normalizer."""
     embed = params["embed"].astype(COMPUTE)
     x = jnp.take(embed, batch["encoder_inputs"], axis=0)

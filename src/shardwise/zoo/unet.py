@@ -4,7 +4,6 @@ Every block on the way down, the first convolution and both downsamplings leave 
 for each of those twelve. The time and the noise are drawn inside the step.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -13,43 +12,16 @@ from flax import nnx
 
 from .layers import COMPUTE
 from .modules import module_training
-from .program import TrainingConfig, ZooProgram
+from .program import Config, ZooProgram, require_divisible
 from .specs import Tree, integers, normal
 
 TIMESTEPS = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UNetConfig(TrainingConfig):
-    """Sizes of a U-Net: `levels` resolutions, `blocks` blocks each on the way down, double channels each."""
-
-    image: int
-    channels: int
-    levels: int = 3
-    blocks: int = 3
-    heads: int = 16
-    norm_groups: int = 32
-
-    def __post_init__(self) -> None:
-        self.require_divisible(
-            image_by_downsampling=(self.image, 2 ** (self.levels - 1)),
-            channels_by_norm_groups=(self.channels, self.norm_groups),
-            channels_by_heads=(self.features(self.levels - 1), self.heads),
-        )
-
-    def features(self, level: int) -> int:
-        return self.channels << level
-
-
-PROGRAMS = {
-    "unet": {
-        "full": UNetConfig(batch=512, image=64, channels=256),
-        "tiny": UNetConfig(batch=16, image=12, channels=24, levels=2, blocks=1, heads=8, norm_groups=8),
-    }
-}
-
-
-def build(config: UNetConfig) -> ZooProgram:
+def build(config: Config) -> ZooProgram:
+    require_divisible("image by downsampling", config.image, 2 ** (config.levels - 1))
+    require_divisible("channels by norm groups", config.channels, config.norm_groups)
+    require_divisible("channels by heads", config.channels << config.levels - 1, config.heads)
     batch = {"images": normal(config.batch, config.image, config.image, 3), "seed": integers(below=2**31 - 1)}
     return module_training(config, partial(UNet, config), loss, batch)
 
@@ -74,7 +46,7 @@ def time_features(times: jax.Array, size: int) -> jax.Array:
 class ResidualBlock(nnx.Module):
     """Two convolutions; the time embedding is added between them."""
 
-    def __init__(self, config: UNetConfig, inputs: int, outputs: int, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: Config, inputs: int, outputs: int, rngs: nnx.Rngs) -> None:
         norm = partial(nnx.GroupNorm, num_groups=config.norm_groups, dtype=COMPUTE, rngs=rngs)
         conv = partial(nnx.Conv, dtype=COMPUTE, rngs=rngs)
         self.first_norm = norm(inputs)
@@ -94,7 +66,7 @@ class ResidualBlock(nnx.Module):
 class Attention(nnx.Module):
     """Self-attention over all pixels."""
 
-    def __init__(self, config: UNetConfig, features: int, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: Config, features: int, rngs: nnx.Rngs) -> None:
         self.norm = nnx.GroupNorm(features, num_groups=config.norm_groups, dtype=COMPUTE, rngs=rngs)
         self.attend = nnx.MultiHeadAttention(
             config.heads, features, dtype=COMPUTE, deterministic=True, decode=False, rngs=rngs
@@ -109,7 +81,7 @@ class Attention(nnx.Module):
 class UNet(nnx.Module):
     """Predicts the noise in `images[b, height, width, 3]` at `times[b]`."""
 
-    def __init__(self, config: UNetConfig, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.remat = config.remat
         self.channels = config.channels
         conv = partial(nnx.Conv, dtype=COMPUTE, rngs=rngs)
@@ -124,8 +96,8 @@ class UNet(nnx.Module):
         features = config.channels
         for level in range(config.levels):
             for _ in range(config.blocks):
-                down.append(block(features, config.features(level)))
-                features = config.features(level)
+                down.append(block(features, config.channels << level))
+                features = config.channels << level
                 skips.append(features)
             if level < config.levels - 1:
                 down.append(conv(features, features, (3, 3), (2, 2)))
@@ -138,8 +110,8 @@ class UNet(nnx.Module):
         up: list[nnx.Module] = []
         for level in reversed(range(config.levels)):
             for _ in range(config.blocks + 1):
-                up.append(block(features + skips.pop(), config.features(level)))
-                features = config.features(level)
+                up.append(block(features + skips.pop(), config.channels << level))
+                features = config.channels << level
             if level:
                 up.append(conv(features, features, (3, 3)))
         self.up = nnx.List(up)

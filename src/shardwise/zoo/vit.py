@@ -1,6 +1,5 @@
 """Vision transformers (arXiv 2010.11929) in Flax nnx: patch convolution, learned positions, mean pooling."""
 
-from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -9,33 +8,13 @@ from flax import nnx
 
 from .layers import COMPUTE, attention, cross_entropy, run_layers
 from .modules import module_training
-from .program import LayeredConfig, ZooProgram
+from .program import Config, ZooProgram, require_divisible
 from .specs import Tree, image_batch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViTConfig(LayeredConfig):
-    image: int = 224
-    patch: int
-    d: int
-    heads: int
-    ffn: int
-    classes: int = 1000
-
-    def __post_init__(self) -> None:
-        self.require_divisible(image_by_patch=(self.image, self.patch), d_by_heads=(self.d, self.heads))
-
-
-PROGRAMS = {
-    "vit": {
-        "l16": ViTConfig(batch=1024, patch=16, layers=24, d=1024, heads=16, ffn=4096),
-        "h14": ViTConfig(batch=1024, patch=14, layers=32, d=1280, heads=16, ffn=5120),
-        "tiny": ViTConfig(batch=16, image=24, patch=4, layers=2, d=96, heads=8, ffn=160, classes=40),
-    }
-}
-
-
-def build(config: ViTConfig) -> ZooProgram:
+def build(config: Config) -> ZooProgram:
+    require_divisible("image by patch", config.image, config.patch)
+    require_divisible("d by heads", config.d, config.heads)
     batch = image_batch(config.batch, config.image, config.classes)
     return module_training(config, partial(ViT, config), loss, batch)
 
@@ -48,7 +27,7 @@ def loss(model: "ViT", batch: Tree) -> jax.Array:
 class Block(nnx.Module):
     """Self-attention and MLP, each after a LayerNorm."""
 
-    def __init__(self, config: ViTConfig, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         d, heads, head = config.d, config.heads, config.d // config.heads
         norm = partial(nnx.LayerNorm, d, dtype=COMPUTE, rngs=rngs)
         project = partial(nnx.LinearGeneral, d, (heads, head), dtype=COMPUTE, rngs=rngs)
@@ -68,7 +47,7 @@ class Block(nnx.Module):
 class ViT(nnx.Module):
     """The model. Scanned blocks are one `Block` whose variables have a leading layer dimension."""
 
-    def __init__(self, config: ViTConfig, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.remat = config.remat
         size = (config.patch, config.patch)
         self.patches = nnx.Conv(3, config.d, size, size, padding="VALID", dtype=COMPUTE, rngs=rngs)

@@ -4,7 +4,6 @@ The statistics are an additional argument and result, after the usual ones:
 `step(params, opt_state, batch, stats) -> (params, opt_state, loss, stats)`.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -14,31 +13,11 @@ from flax import nnx
 
 from .layers import COMPUTE, cross_entropy
 from .modules import split
-from .program import TrainingConfig, ZooProgram
+from .program import Config, ZooProgram
 from .specs import Tree, image_batch, moments, optimizer, program
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WideResNetConfig(TrainingConfig):
-    """Sizes of a wide ResNet: a stage has `channels` times 1, 2, 4, 8, blocks `width` times that inside."""
-
-    image: int = 224
-    channels: int
-    width: int = 2
-    stages: tuple[int, ...] = (3, 4, 6, 3)
-    classes: int = 1024
-
-
-PROGRAMS = {
-    "wresnet": {
-        "1b": WideResNetConfig(batch=1536, channels=256),
-        "4b": WideResNetConfig(batch=1536, channels=512),
-        "tiny": WideResNetConfig(batch=48, image=24, channels=8, stages=(2, 1), classes=40),
-    }
-}
-
-
-def build(config: WideResNetConfig) -> ZooProgram:
+def build(config: Config) -> ZooProgram:
     graph, params, stats = split(partial(WideResNet, config), nnx.Param, nnx.BatchStat)
     batch = image_batch(config.batch, config.image, config.classes)
     adam = optimizer()
@@ -90,7 +69,7 @@ class Bottleneck(nnx.Module):
 class WideResNet(nnx.Module):
     """Logits `[b, classes]` of `images[b, height, width, 3]`."""
 
-    def __init__(self, config: WideResNetConfig, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.remat = config.remat
         self.stem = nnx.Conv(3, config.channels, (7, 7), (2, 2), use_bias=False, dtype=COMPUTE, rngs=rngs)
         self.stem_norm = _norm(config.channels, rngs=rngs)

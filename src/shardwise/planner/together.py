@@ -1,0 +1,309 @@
+"""``shardwise.plan_together``: one layout of the arrays that several programs share.
+
+The problem: a server prefills and decodes with one set of weights and one cache, a trainer trains and evaluates with one set of
+parameters. Each program alone would have its best layout, and changing the layout between them costs more than it gains.
+
+The idea. Each program is planned alone first. These plans, and the named strategies of each program, propose layouts of the
+shared arrays; layouts of different arrays are also mixed. A proposed layout is pinned in every program, and what is left is
+searched. The layout with the least weighted time is kept. Layouts are tried in the order of a lower estimate: in a program that
+has tried a layout its best time there, in others their time alone. The best few of those that were tried without a search are
+searched thoroughly.
+
+Weak: a layout that no program and no named strategy proposes is not tried. The memory of arrays that stay on the devices while
+a program runs that has no use for them is not counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from shardwise.capture.trace import JitOptions
+from shardwise.errors import DecisionError, InfeasibleError, PlanError, QueryError
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.hardware.topology import Topology
+from shardwise.interruption import interruptible
+from shardwise.ir.collector import collector_paused
+from shardwise.ir.paths import below, find_paths, matching
+from shardwise.ir.program import Program, Spec
+from shardwise.lowering.lowered import Lowered
+from shardwise.planner.asked import Asked
+from shardwise.planner.captured import Variants
+from shardwise.planner.mesh import OpenMesh
+from shardwise.planner.planning import plan_of
+from shardwise.planner.racing import Outcome, choose
+from shardwise.plans.together import Together
+from shardwise.search.searcher import Options
+from shardwise.tactics.roles import complete_roles
+from shardwise.transforms.variant import AS_IS
+from shardwise.transforms.variants import Wanted
+
+#: Layouts that are tried without a search, and those of them that are searched.
+_TRIED: Final = 12
+_SEARCHED: Final = 2
+#: Named strategies of a program that propose layouts, the best first.
+_STRATEGIES: Final = 8
+
+#: Paths of arguments and outputs: in all programs, or by program.
+Paths = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+#: A shared array: the name under which it was given, and its path below that.
+Key = tuple[str, str]
+Layout = dict[Key, Spec]
+
+
+def plan_together(
+    programs: Mapping[str, Sequence[Any]],
+    /,
+    *,
+    shared: Mapping[str, Paths],
+    weights: Mapping[str, float] | None = None,
+    mesh: Any = None,
+    topology: str | Topology | None = None,
+    budget_s: float | None = None,
+    budget_evals: int | None = None,
+    seed: int = 0,
+) -> Together:
+    """Plans several programs that share arrays, with one layout of these arrays.
+
+    Args:
+      programs: by name a function and its arguments, ``(fn, args)``, and optionally a dict of ``jax.jit``'s options for static
+        and donated arguments: ``(fn, args, {"donate_argnums": 1})``.
+      shared: by name the paths of what the programs share: a path that each program has which has it at all, such as
+        ``{"params": "params"}``, or paths by program, several where a program takes and returns it:
+        ``{"cache": {"prefill": "out/1", "decode": ["cache", "out/1"]}}``.
+      weights: how often each program runs, 1 where nothing is said. The weighted sum of the step times is minimized.
+      mesh, topology, budget_s, budget_evals, seed: as in :func:`shardwise.plan`; a budget is for each search.
+
+    Returns:
+      The plans by program, with what each program would have had alone.
+
+    >>> import jax, shardwise
+    >>> w, x, y = (jax.ShapeDtypeStruct(s, "float32") for s in [(512, 2048), (4096, 512), (8, 512)])
+    >>> programs = {"prefill": (lambda w, x: x @ w, (w, x)), "decode": (lambda w, x: x @ w, (w, y))}
+    >>> plans = shardwise.plan_together(programs, shared={"w": "w"}, weights={"decode": 100}, mesh={"model": 4})
+    >>> plans["prefill"].spec("w") == plans["decode"].spec("w")
+    True
+    """
+    weights = weights or {}
+    unknown = [name for name in weights if name not in programs]
+    if unknown or not programs:
+        raise PlanError(f"weights name {', '.join(map(repr, unknown))}, and the programs are {', '.join(programs)}")
+    wrong = [f"{name}: {weight!r}" for name, weight in weights.items() if not _positive(weight)]
+    if wrong:
+        raise PlanError(f"a weight is a positive number, not {', '.join(wrong)}")
+    search = Options("mcts", seed, budget_s, budget_evals)
+    with interruptible(), collector_paused():
+        members = [
+            _Member.of(name, given, weights.get(name, 1), _asked(mesh, topology, search))
+            for name, given in programs.items()
+        ]
+        keys = _shared_arrays(members, shared)
+        return _best_together(members, keys)
+
+
+def _positive(weight: Any) -> bool:
+    return isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight < math.inf
+
+
+def _asked(mesh: Any, topology: str | Topology | None, search: Options) -> Asked:
+    return Asked.of(
+        mesh=mesh,
+        topology=topology,
+        tactics=None,
+        pins=None,
+        roles=None,
+        search=search,
+        allow_infeasible=True,
+        jit=JitOptions(),
+        wanted=Wanted(),
+    )
+
+
+class _Member:
+    """One of the programs: its captured function, its weight, and the paths of each shared array."""
+
+    def __init__(self, name: str, variants: Variants, weight: float, asked: Asked):
+        self.name, self.variants, self.weight = name, variants, weight
+        self.asked = replace(asked, roles=complete_roles(variants[AS_IS].analysis, None))
+        self.paths: dict[Key, list[str]] = {}
+
+    @staticmethod
+    def of(name: str, given: Sequence[Any], weight: float, asked: Asked) -> _Member:
+        if not isinstance(given, Sequence) or not 2 <= len(given) <= 3 or not callable(given[0]):
+            raise PlanError(
+                f"{name}: a program is given as (function, arguments), or with jit's options as a third item"
+            )
+        fn, args, *options = given
+        if not isinstance(args, tuple | list):
+            raise PlanError(
+                f"{name}: the arguments are a tuple, as in (fn, (params, batch)), not {type(args).__name__}"
+            )
+        jit = JitOptions(**options[0]) if options else JitOptions()
+        return _Member(name, Variants(fn, tuple(args), {}, jit), weight, replace(asked, jit=jit))
+
+    @property
+    def program(self) -> Program:
+        return self.variants[AS_IS].analysis.program
+
+    def pinned(self, layout: Layout, mesh: Any, search: Options | None = None) -> Asked:
+        """What is asked for where the shared arrays have a layout."""
+        pins = {path: layout[key] for key, paths in self.paths.items() for path in paths if key in layout}
+        return replace(self.asked, mesh=mesh, pins=pins, search=search or self.asked.search)
+
+    def specs(self, lowered: Lowered) -> dict[Key, list[Spec]]:
+        """The specs of each shared array, one for each of its paths."""
+        stored, values = lowered.storage, self.program.paths
+        return {key: [stored[values[p]].spec(lowered.mesh) for p in paths] for key, paths in self.paths.items()}
+
+    def has(self, lowered: Lowered, layout: Layout) -> bool:
+        """Do all shared arrays have a layout already?"""
+        return all({*specs} == {layout[key]} for key, specs in self.specs(lowered).items())
+
+    def proposals(self, outcome: Outcome) -> Iterator[tuple[Layout, float]]:
+        """The layouts of a plan, and of the named strategies on its mesh, each with its time."""
+        inquiry, decided = outcome.decided.inquiry, outcome.decided
+        strategies = [b for b in inquiry.baselines if b.fits][:_STRATEGIES] if inquiry.roles else []
+        states = [(decided.decisions, decided.total), *((b.decisions, b.cost) for b in strategies if b.cost)]
+        for decisions, cost in states:
+            specs = self.specs(inquiry.settle(decisions).lowered)
+            yield {key: several[0] for key, several in specs.items()}, cost.time_s
+
+
+def _shared_arrays(members: Sequence[_Member], shared: Mapping[str, Paths]) -> list[Key]:
+    """Finds the shared arrays in every program; returns those that two programs have, or that one has twice."""
+    for name, asked in shared.items():
+        if isinstance(asked, Mapping) and (unknown := asked.keys() - {m.name for m in members}):
+            raise PlanError(f"shared[{name!r}] names {', '.join(map(repr, sorted(unknown)))}, which is no program")
+        for member in members:
+            by_program = isinstance(asked, Mapping)
+            paths = asked.get(member.name, ()) if isinstance(asked, Mapping) else asked
+            for path in [paths] if isinstance(paths, str) else paths:
+                _add_paths(member, name, path, required=by_program)
+        if not any(key[0] == name for member in members for key in member.paths):
+            raise QueryError(f"shared[{name!r}]: no program has an argument or output at {asked!r}")
+    counts: dict[Key, int] = {}
+    shapes: dict[Key, tuple[tuple[int, ...], str]] = {}
+    for member in members:
+        for key, paths in member.paths.items():
+            counts[key] = counts.get(key, 0) + len(paths)
+            for path in paths:
+                shape = member.program.values[member.program.paths[path]].shape
+                first, where = shapes.setdefault(key, (shape, f"{member.name}'s {path}"))
+                if shape != first:
+                    raise PlanError(
+                        f"{where} has shape {first} and {member.name}'s {path} has {shape}: shared arrays have one shape"
+                    )
+    single = sorted({key[0] for key in counts} - {key[0] for key, count in counts.items() if count > 1})
+    if single:
+        raise PlanError(
+            f"{', '.join(single)}: only one program has it, so nothing is shared; write its paths by program"
+        )
+    keys = [key for key, count in counts.items() if count > 1]
+    for member in members:
+        member.paths = {key: paths for key, paths in member.paths.items() if key in keys}
+    return keys
+
+
+def _add_paths(member: _Member, name: str, asked: str, required: bool) -> None:
+    """Adds the arrays at a path, or below it, to the shared arrays of a program."""
+    groups = member.program.named_paths
+    for path in find_paths(asked, *groups) if required else matching(asked, *groups):
+        member.paths.setdefault((name, below(asked, path)), []).append(path)
+
+
+# The search for a layout.
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """The outcomes of all programs with one layout on one mesh, and their weighted time."""
+
+    mesh: Any
+    layout: Layout
+    outcomes: Mapping[str, Outcome]
+    time_s: float
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Smaller is better: first the programs that do not fit, then the weighted time."""
+        return sum(not outcome.decided.fits for outcome in self.outcomes.values()), self.time_s
+
+
+def _best_together(members: Sequence[_Member], keys: Sequence[Key]) -> Together:
+    alone = {m.name: choose(m.variants, m.asked) for m in members}
+    meshes = [outcome.decided.inquiry.cost.placement.mesh for outcome in alone.values()]
+    by_size = {mesh.sizes: mesh for mesh in reversed(meshes)}
+    best = min((_best_on(mesh, members, alone) for mesh in by_size.values()), key=lambda trial: trial.rank)
+    if best.rank[0]:
+        missing = ", ".join(name for name, outcome in best.outcomes.items() if not outcome.decided.fits)
+        raise InfeasibleError(
+            f"no layout of the shared arrays was found with which all programs fit. With the best one these do not: {missing}; "
+            "shardwise.plan of such a program alone names the arrays that take the memory"
+        )
+    asked = {m.name: m.pinned(best.layout, best.mesh) for m in members}
+    return Together(
+        plans={m.name: plan_of(m.variants, asked[m.name], best.outcomes[m.name]) for m in members},
+        alone={m.name: plan_of(m.variants, m.asked, alone[m.name]) for m in members},
+        weights={m.name: m.weight for m in members},
+        shared={"/".join(filter(None, key)): best.layout[key] for key in keys},
+    )
+
+
+def _best_on(axes: MeshAxes, members: Sequence[_Member], alone: Mapping[str, Outcome]) -> _Trial:
+    """The best layout on a mesh."""
+    mesh: Any = axes if OpenMesh.of(members[0].asked.mesh) else members[0].asked.mesh
+    single: dict[str, Outcome] = {}
+    for m in members:
+        same = alone[m.name].decided.inquiry.cost.placement.mesh == axes
+        single[m.name] = alone[m.name] if same else choose(m.variants, replace(m.asked, mesh=mesh))
+
+    def trial(layout: Layout, search: Options | None = None) -> list[_Trial]:
+        outcomes = {}
+        for m in members:
+            unchanged = m.has(single[m.name].settled.lowered, layout)
+            try:
+                outcomes[m.name] = single[m.name] if unchanged else choose(m.variants, m.pinned(layout, mesh, search))
+            except DecisionError:  # an array cannot have this sharding in this program
+                return []
+        return [_Trial(mesh, layout, outcomes, sum(m.weight * outcomes[m.name].decided.total.time_s for m in members))]
+
+    tried: list[_Trial] = []
+    for least_s, layout in _candidates(members, single):
+        best = min((t.rank for t in tried), default=(1, 0.0))
+        if len(tried) == _TRIED or (best[0] == 0 and least_s >= best[1]):
+            break
+        tried += trial(layout, replace(members[0].asked.search, budget_evals=0))
+    tried.sort(key=lambda t: t.rank)
+    searched = [t for one in tried[:_SEARCHED] for t in trial(one.layout)]
+    return min(searched + tried, key=lambda t: t.rank)
+
+
+def _candidates(members: Sequence[_Member], single: Mapping[str, Outcome]) -> list[tuple[float, Layout]]:
+    """Layouts with a lower estimate of their weighted time, the most promising first."""
+    proposed = {m.name: list(m.proposals(single[m.name])) for m in members}
+    first = [proposed[m.name][0][0] for m in members]
+    layouts = [_merged(layout, *first) for m in members for layout, _ in proposed[m.name]]
+    # Each shared tree as one of the programs would have it alone.
+    names = list(dict.fromkeys(name for m in members for name, _ in m.paths))
+    for chosen in itertools.product(first, repeat=len(names)):
+        own = [{key: spec for key, spec in one.items() if key[0] == n} for n, one in zip(names, chosen, strict=True)]
+        layouts.append(_merged(*own, *first))
+    unique = {tuple(sorted(layout.items())): layout for layout in layouts}
+
+    def least_s(member: _Member, layout: Layout) -> float:
+        same = [t for one, t in proposed[member.name] if one.items() <= layout.items()]
+        return min(same, default=single[member.name].decided.total.time_s)
+
+    costed = [(sum(m.weight * least_s(m, layout) for m in members), layout) for layout in unique.values()]
+    return sorted(costed, key=lambda pair: pair[0])
+
+
+def _merged(*layouts: Layout) -> Layout:
+    """All shared arrays, each as in the first layout that has it."""
+    merged: Layout = {}
+    for layout in reversed(layouts):
+        merged |= layout
+    return merged

@@ -1,0 +1,139 @@
+"""``shardwise.plan_together``: one layout of what several programs share, and the right numbers when they run in turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardwise
+from shardwise.errors import DecisionError, PlanError, QueryError
+
+MESH = {"data": 4, "model": 2}
+
+
+def apply(w: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    return jax.nn.relu(x @ w["up"]) @ w["down"]
+
+
+def wide(rows: int) -> tuple[Any, Any]:
+    """Two layers of 4 GB, and an input of some rows."""
+    w = {"up": jax.ShapeDtypeStruct((8192, 65536), "float32"), "down": jax.ShapeDtypeStruct((65536, 8192), "float32")}
+    return w, jax.ShapeDtypeStruct((rows, 8192), "float32")
+
+
+def prefill(params: dict[str, jax.Array], x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The last output, and a cache with room for one more position."""
+    cache = jnp.pad(x @ params["k"], ((0, 0), (0, 1), (0, 0)))
+    return apply(params, x[:, -1]), cache
+
+
+def decode(params: dict[str, jax.Array], cache: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    cache = cache.at[:, -1].set(x @ params["k"])
+    weights = jax.nn.softmax(jnp.einsum("bd,btd->bt", x, cache), axis=-1)
+    return apply(params, jnp.einsum("bt,btd->bd", weights, cache)), cache
+
+
+def test_shared_arrays_have_one_layout_and_numbers_are_those_of_plain_jax() -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"up": (32, 64), "down": (64, 32), "k": (32, 32)}
+    params = {name: jnp.asarray(rng.normal(size=shape) / 8, "float32") for name, shape in shapes.items()}
+    prompt, last = (jnp.asarray(rng.normal(size=shape), "float32") for shape in [(16, 24, 32), (16, 32)])
+    cache = jax.ShapeDtypeStruct((16, 25, 32), "float32")
+    plans = shardwise.plan_together(
+        {"prefill": (prefill, (params, prompt)), "decode": (decode, (params, cache, last), {"donate_argnums": 1})},
+        shared={"params": "params", "cache": {"prefill": "out/1", "decode": ["cache", "out/1"]}},
+        weights={"decode": 8},
+        mesh=MESH,
+    )
+    for name in shapes:
+        assert plans["decode"].spec(f"params/{name}") == plans["prefill"].spec(f"params/{name}")
+    assert plans["prefill"].spec("out/1") == plans["decode"].spec("cache") == plans["decode"].spec("out/1")
+
+    planned = plans["prefill"].jit(prefill), plans["decode"].jit(decode)
+    outputs = []
+    for run_prefill, run_decode in (planned, (prefill, decode)):
+        first, filled = run_prefill(params, prompt)
+        outputs.append((first, *run_decode(params, filled, last)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *outputs)
+
+
+def test_weights_decide_whose_layout_is_kept() -> None:
+    """Few rows want the weights sharded where they are; many rows in one chip's memory want them whole."""
+    (w, many), (_, few) = wide(65536), wide(8)
+    programs = {"many": (apply, (w, many)), "few": (apply, (w, few))}
+    where = {"shared": {"w": "w"}, "topology": "v5e:2x4", "mesh": {"model": 8}}
+    often = shardwise.plan_together(programs, weights={"few": 100_000}, **where)
+    rarely = shardwise.plan_together(programs, weights={"many": 100_000}, **where)
+    assert often["few"].predicted.time_s <= rarely["few"].predicted.time_s
+    assert rarely["many"].predicted.time_s <= often["many"].predicted.time_s
+    for plans in (often, rarely):
+        assert plans["few"].spec("w/up") == plans["many"].spec("w/up")
+        assert plans.time_s >= plans.alone_s * 0.999
+
+
+def test_it_is_as_good_as_pinning_one_programs_layout_in_the_other() -> None:
+    (w, many), (_, few) = wide(4096), wide(8)
+    where: dict[str, Any] = {"topology": "v5e:2x4", "mesh": {"data": 2, "model": 4}}
+    programs = {"many": (apply, (w, many)), "few": (apply, (w, few))}
+    plans = shardwise.plan_together(programs, shared={"w": "w"}, weights={"few": 50}, **where)
+    alone = {name: shardwise.plan(fn, *args, **where) for name, (fn, args) in programs.items()}
+    for owner, other in (("many", "few"), ("few", "many")):
+        pins = {path: alone[owner].spec(path) for path in ("w/up", "w/down")}
+        pinned = shardwise.plan(apply, *programs[other][1], pins=pins, **where)
+        times = {owner: alone[owner].predicted.time_s, other: pinned.predicted.time_s}
+        assert plans.time_s <= (times["many"] + 50 * times["few"]) * 1.001
+
+
+def test_it_prints_both_times_and_the_layout() -> None:
+    w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(512, 2048), (4096, 512)])
+    programs = {"a": (lambda w, x: x @ w, (w, x)), "b": (lambda w, x: (x @ w).sum(), (w, x))}
+    plans = shardwise.plan_together(programs, shared={"w": "w"}, mesh=MESH, weights={"b": 3})
+    text = str(plans)
+    assert (
+        text.startswith("a, b on data 4 × model 2")
+        and "program  weight  step time" in text
+        and "over        shared" in text
+    )
+    assert plans.time_s == pytest.approx(plans["a"].predicted.time_s + 3 * plans["b"].predicted.time_s)
+    assert list(plans) == ["a", "b"] and len(plans) == 2
+
+
+@pytest.mark.parametrize(
+    ("shared", "weights", "error", "words"),
+    [
+        ({"w": "v"}, {}, QueryError, "no program has an argument or output at 'v'"),
+        ({"w": {"c": "w"}}, {}, PlanError, "'c', which is no program"),
+        ({"w": {"a": "v", "b": "w"}}, {}, QueryError, "no argument or output has the path 'v'"),
+        ({"w": {"a": "w", "b": "x"}}, {}, PlanError, "shared arrays have one shape"),
+        ({"w": {"a": "w"}}, {}, PlanError, "only one program has it"),
+        ({"w": "w"}, {"c": 2}, PlanError, "weights name 'c', and the programs are a, b"),
+        ({"w": "w"}, {"a": 0}, PlanError, "a weight is a positive number, not a: 0"),
+    ],
+)
+def test_what_cannot_be_shared_is_an_error(shared: Any, weights: Any, error: type[Exception], words: str) -> None:
+    w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(512, 2048), (4096, 512)])
+    programs = {"a": (lambda w, x: x @ w, (w, x)), "b": (lambda w, x: (x @ w).sum(), (w, x))}
+    with pytest.raises(error, match=words.replace("(", r"\(")):
+        shardwise.plan_together(programs, shared=shared, weights=weights, mesh=MESH)
+
+
+def test_programs_that_are_no_functions_are_an_error() -> None:
+    with pytest.raises(PlanError, match=r"given as \(function, arguments\)"):
+        shardwise.plan_together({"a": 3}, shared={}, mesh=MESH)  # type: ignore[dict-item]
+
+
+def test_a_pin_does_not_force_activations_to_follow() -> None:
+    """Weights that are sharded at rest are gathered for a large batch: faster than computing as they are stored."""
+    w, x = wide(65536)
+    where: dict[str, Any] = {"topology": "v5e:2x4", "mesh": {"model": 8}}
+    P = jax.sharding.PartitionSpec
+    plan = shardwise.plan(apply, w, x, pins={"w/up": P(None, "model"), "w/down": P("model")}, **where)
+    assert plan.spec("w/up") == P(None, "model") and plan.spec("x") == P("model")
+    follows = shardwise.plan(apply, w, x, pins={"w/up": P(None, "model"), "w/down": P("model")}, tactics=[], **where)
+    assert plan.predicted.time_s < follows.predicted.time_s
+    with pytest.raises(DecisionError):
+        shardwise.plan(apply, w, x, pins={"w/up": P("data")}, **where)

@@ -354,7 +354,7 @@ CASES: dict[str, tuple[Callable[..., Any], Args]] = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(k, marks=[pytest.mark.slow] * ("stride 2" in k)) for k in CASES])
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_as_in_the_plain_run(name: str, mesh: dict[str, int]) -> None:
     fn, args = CASES[name]

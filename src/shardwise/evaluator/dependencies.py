@@ -81,8 +81,7 @@ class Dependencies:
                 self._kept[v] = self._kept.get(v, frozenset()) | {k}
             for v in values:
                 self._named[v] = self._named.get(v, frozenset()) | {k}
-        self._base_kept = kept_axes(self.program, self._base)
-        self._base_named = {v for v, _ in self._base.kept}
+        self._base_named = frozenset[int]().union(*self._base.kept)
         self._uses: dict[int, tuple[int, Reads]] = {}
         self._use_numbers: dict[Hashable, int] = {}
         self._numbers: dict[Hashable, int] = {}
@@ -205,7 +204,7 @@ class Dependencies:
         kept = self._kept.get(value, frozenset())
         reads.keeps |= kept
         array = self.program.values[value]
-        fixed = self._base_kept.get(value, frozenset()), self._base.pinned.get(value)
+        fixed = kept_axes(self.program, self._base, value), self._base.pinned.get(value)
         return self._node("stored", value, (array.type_text, array.origin, colors, conflicts, kept, fixed), reads)
 
     def _computes(self, op: Op) -> int:

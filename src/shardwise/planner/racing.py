@@ -7,9 +7,9 @@ The idea: a bandit with optimism. All meshes get a *look*: the best of the named
 are searched, the best first, shortly and then thoroughly. An arm is searched as long as it could win: as long as the fastest of
 its states would be the best, if it gained as much from a search as the luckiest arm so far did, in time and in memory.
 
-Variants change the program, so the one that changes least comes first. Another gets a look only if a state was seen that is
-faster than the best that fits, does not fit, and whose arguments alone do: only such a state could pay in more micro-batches.
-Their number is estimated from its memory, since what is not an argument shrinks with it at best in proportion.
+Variants change the program, so the one that changes least comes first, and arms are searched shortly before another variant
+gets a look. It gets one only if a state was seen that does not fit, whose arguments alone do, and that could be faster than the
+best that fits in as many micro-batches as it needs (``Arm.candidates``).
 
 Everything is counted in evaluations, so that the result does not depend on the machine.
 
@@ -200,6 +200,8 @@ class _Race:
         last = {False: list(self.arms)}  # by remat: the arms of the variant that was looked at last
         stopped: set[bool] = set()
         for variant in itertools.chain(others, *rounds):
+            if self.asked.searches:
+                self._search(self._short, short=True)  # what fits already is the limit for further variants
             remat = variant.remat
             arms = last.get(remat) or last[False]
             if remat in stopped or variant.microbatches < self._needed(remat, last.get(remat, [])):
@@ -228,14 +230,8 @@ class _Race:
     def _needed(self, remat: bool, arms: Sequence[Arm]) -> float:
         """The fewest micro-batches in which a state could fit that is faster than the best so far."""
         counts = [v.microbatches * share for v, share in self.hopeless.items() if v.remat is remat]
-        parts = [
-            arm.captured.variant.microbatches
-            * (c.peak_bytes - c.arguments_bytes)
-            / (arm.usable_bytes - c.arguments_bytes)
-            for arm in arms
-            for c in arm.candidates(self._limit_ps())
-        ]
-        return max([*counts, min(parts, default=0.0)])
+        parts = [c.microbatches for arm in arms for c in arm.candidates(self._limit_ps())]
+        return max([*counts, min(parts, default=0)])
 
     def _promising(self, arms: Sequence[Arm]) -> list[Placement]:
         """The meshes of some arms that could be the fastest if memory were no concern, a few."""

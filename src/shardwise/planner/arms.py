@@ -42,10 +42,11 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A state that does not fit: the number of micro-batches in which it could, and its time in as many."""
+    """A state that does not fit: its time, the number of micro-batches in which it could fit, and its time in as many."""
 
-    microbatches: int
     time_ps: int
+    microbatches: int
+    in_parts_ps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +105,8 @@ class Arm:
         return self._searcher.front() or [(self.best.decisions, self.best.total)]
 
     def candidates(self, faster_than_ps: float) -> list[Candidate]:
-        """States that do not fit, but whose arguments do, and that could be faster in as many micro-batches as they need.
-        Memory other than of arguments shrinks in proportion at best, and arguments are gathered for each micro-batch."""
+        """States that are faster, and do not fit, but whose arguments do. In micro-batches other memory shrinks in proportion
+        at best, and arguments are gathered for each of them."""
         candidates = []
         for decisions, cost in self.states():
             if cost.time_ps >= faster_than_ps or cost.peak_bytes <= self.usable_bytes:
@@ -120,14 +121,16 @@ class Arm:
                     cost.overlapped_ps + (times - 1) * of.overlapped_ps,
                     cost.peak_blocks,
                 )
-                if in_parts.time_ps < faster_than_ps:
-                    candidates.append(Candidate(times * self.captured.variant.microbatches, in_parts.time_ps))
+                microbatches = times * self.captured.variant.microbatches
+                candidates.append(Candidate(cost.time_ps, microbatches, in_parts.time_ps))
         return candidates
 
     def _arguments(self, decisions: tuple[Decision, ...]) -> _Arguments:
         lowered, model = self._context.lower(decisions), self.inquiry.model
         values = (lowered.program.values[a.value] for a in lowered.program.arguments)
         used = sum(blocks(v, lowered.storage[v.id], lowered.mesh, model.cost.profile) for v in values)
-        gathers = (r for r in lowered.reshards if model.structure.early[r.value] and r.operand >= 0)
+        early, runs = model.structure.early, lowered.program.runs
+        inside = (r for r in lowered.reshards if runs[r.region] >= self.captured.variant.microbatches)
+        gathers = (r for r in inside if early[r.value] and r.operand >= 0)
         times = ((0, 0, 0), *(step for gather in gathers for step in model.step_ps(gather)))
         return _Arguments(used * BLOCK, *map(sum, zip(*times, strict=True)))

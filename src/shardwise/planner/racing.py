@@ -96,7 +96,7 @@ class _Race:
     def __post_init__(self) -> None:
         self.placed, self.is_open = candidate_meshes(self.asked)
         self.journal = Journal(self.asked.search, Purse(self.asked.search.budget()), decisions_text)
-        self._short: set[Arm] = set()  # arms that had a short search
+        self._short: set[Arm] = set()  # arms that had a search, short or thorough
         self._full: set[Arm] = set()
 
     def run(self) -> Outcome:
@@ -183,6 +183,7 @@ class _Race:
                 budget = replace(budget, evaluations=evaluations, patience=min(_SHORT, budget.patience))
             gains.note(before, arm.search(budget, quick=short))
             done.add(arm)
+            self._short.add(arm)
 
     def _could_win(self, arm: Arm, best: Decided, gains: _Gains) -> bool:
         if arm.hopeless:
@@ -206,7 +207,7 @@ class _Race:
             arms = last.get(remat) or last[False]
             if remat in stopped or variant.microbatches < self._needed(remat, last.get(remat, [])):
                 continue
-            placed = self._promising(arms) if arms else self._best_meshes()
+            placed = self._promising(arms, remat) if arms else self._best_meshes()
             try:
                 looked = self.look(variant, placed) if placed else []
             except VariantError as error:
@@ -230,15 +231,18 @@ class _Race:
     def _needed(self, remat: bool, arms: Sequence[Arm]) -> float:
         """The fewest micro-batches in which a state could fit that is faster than the best so far."""
         counts = [v.microbatches * share for v, share in self.hopeless.items() if v.remat is remat]
-        parts = [c.microbatches for arm in arms for c in arm.candidates(self._limit_ps())]
+        limit = self._limit_ps()
+        parts = [c.microbatches for arm in arms for c in arm.candidates(limit) if c.in_parts_ps < limit]
         return max([*counts, min(parts, default=0)])
 
-    def _promising(self, arms: Sequence[Arm]) -> list[Placement]:
-        """The meshes of some arms that could be the fastest if memory were no concern, a few."""
-        fastest: dict[Placement, int] = {}
+    def _promising(self, arms: Sequence[Arm], remat: bool) -> list[Placement]:
+        """The meshes of some arms that could be the fastest in micro-batches, or rematerialized if they are not yet, a few."""
+        fastest: dict[Placement, float] = {}
+        limit = self._limit_ps()
         for arm in arms:
-            time = min((c.time_ps for c in arm.candidates(self._limit_ps())), default=None)
-            if time is not None:
+            same = arm.captured.variant.remat is remat
+            time = min((c.in_parts_ps if same else c.time_ps for c in arm.candidates(limit)), default=limit)
+            if time < limit:
                 fastest[arm.placement] = min(time, fastest.get(arm.placement, time))
         return sorted(fastest, key=fastest.__getitem__)[:_MOST_MESHES]
 

@@ -198,18 +198,18 @@ class Megatron(Listed):
         return shard_groups(context, chosen, axis, taken)
 
     def _inner(self, context: Context) -> list[int]:
-        """One color of each group of inner colors."""
+        """One color of each group of inner colors, those first that shard the most bytes."""
         inner = inner_colors(context, context.role("params", "Megatron"))
         groups: dict[int, int] = {}
         for color in sorted(inner):
             groups.setdefault(context.analysis.colors[color].group, color)
-        return list(groups.values())
+        return sorted(groups.values(), key=lambda color: -_covered_bytes(context, color))
 
     def _price(self, context: Context, color: int) -> tuple[float, int]:
         """The communication that a color takes for the bytes that it shards."""
         axis = max(zip(context.mesh.sizes, context.mesh.names, strict=True))[1]
-        nbytes = sum(context.analysis.program.values[v].nbytes for v in _covered(context, color))
-        return communication_s(context, shard_groups(context, [color], axis, ())) / nbytes, color
+        seconds = communication_s(context, shard_groups(context, [color], axis, ()))
+        return seconds / _covered_bytes(context, color), color
 
 
 def _covered(context: Context, color: int) -> set[int]:
@@ -218,6 +218,10 @@ def _covered(context: Context, color: int) -> set[int]:
     return context.once(
         ("covered", color), lambda: {v.id for v in parameters if any(c in group for _, c in context.colors_of(v))}
     )
+
+
+def _covered_bytes(context: Context, color: int) -> int:
+    return sum(context.analysis.program.values[v].nbytes for v in _covered(context, color))
 
 
 def _group(context: Context, color: int) -> Group:

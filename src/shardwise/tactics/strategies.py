@@ -172,7 +172,7 @@ class Megatron(Listed):
         meeting = context.once("meeting", lambda: meeting_groups(context.analysis))
         covers = {c: _covered(context, c) for c in colors}
         if any(
-            covers[a] & covers[b] or (_group(context, a).id, _group(context, b).id) in meeting
+            covers[a] & covers[b] or (context.group(a).id, context.group(b).id) in meeting
             for a, b in itertools.combinations(colors, 2)
         ):
             colors.sort(key=lambda c: context.once(("price", c), lambda: self._price(context, c)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from shardwise.cost.memory import BLOCK, blocks
@@ -74,6 +75,7 @@ class Arm:
         self._searches = sum(isinstance(t, Auto) for t in asked.tactics)
         self._searcher = Searcher(self.inquiry.model, journal, self.inquiry.problems)
         self._context = replace(self.inquiry.context, searcher=self._searcher)
+        self._states: list[tuple[Decision, ...]] = []  # those of other meshes
         self._of_arguments: dict[tuple[Decision, ...], _Arguments] = {}
         self.least_bytes = peak_bound(self.inquiry.model, self._first).peak_bytes
         self.best = self._decide(Budget(evaluations=0), quick)
@@ -98,8 +100,15 @@ class Arm:
         self.best = min(self._decide(budget, quick), self.best, key=lambda decided: decided.rank)
         return self.best
 
+    def start_from(self, decisions: Iterable[tuple[Decision, ...]]) -> None:
+        """Evaluates states that were found on another mesh; searches start from them too."""
+        new = [state for state in decisions if state not in self._states]
+        if new:
+            self._states += new
+            self.search(Budget(evaluations=0), quick=True)
+
     def _decide(self, budget: Budget, quick: bool) -> Decided:
-        self._searcher.begin(budget, self._searches, quick)
+        self._searcher.begin(budget, self._searches, quick, self._states)
         decisions = tuple(decide(self._context, self._tactics, self._first))
         results = self._searcher.done
         if len(results) == self._searches > 0 and isinstance(self._tactics[-1], Auto):

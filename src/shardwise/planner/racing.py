@@ -33,7 +33,7 @@ from shardwise.planner.arms import Arm, Decided
 from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes
 from shardwise.planner.captured import Captured, Variants
 from shardwise.planner.inquiry import Settled, decisions_text
-from shardwise.planner.mesh import cuts, splits
+from shardwise.planner.mesh import carried_over, cuts, splits
 from shardwise.planner.naming import carried_names, exchanged
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.bounds import finest, peak_bound
@@ -197,6 +197,14 @@ class _Race:
             gains.note(before, arm.search(budget, quick=short))
             done.add(arm)
             self._short.add(arm)
+            self._carry_over(arm)
+
+    def _carry_over(self, arm: Arm) -> None:
+        """Finer meshes start from what was found: sharding over two axes is sharding over their product."""
+        mesh, decisions = arm.placement.mesh, arm.best.decisions
+        for other in self.arms if self.asked.searches_all else ():
+            if other.captured is arm.captured and not other.hopeless:
+                other.start_from(carried_over(decisions, mesh, other.placement.mesh))
 
     def _could_win(self, arm: Arm, best: Decided, gains: _Gains) -> bool:
         if arm.hopeless:

@@ -21,14 +21,14 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# mypy runs beside the tests.
+# mypy runs beside the tests. worksteal: the tests of a file share what was made for them, and no worker idles at the end.
 test: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy & types=$$!; $(BIN)/pytest -n 2 -q src tests -m "not slow"; tests=$$?; wait $$types && exit $$tests
+	$(BIN)/mypy & types=$$!; $(BIN)/pytest -n 2 --dist worksteal -q src tests -m "not slow"; tests=$$?; wait $$types && exit $$tests
 
 test-slow: $(STAMP)
-	$(BIN)/pytest -n 2 -q tests -m slow
+	$(BIN)/pytest -n 2 --dist worksteal -q tests -m slow
 
 # The report page in Chromium, a Debian package, which is installed where that is allowed.
 test-browser: $(STAMP)

@@ -83,6 +83,7 @@ def cases(scale: str) -> Iterator[Case]:
 @contextlib.contextmanager
 def computing(dtype: str) -> Iterator[None]:
     """The zoo's programs, loaded and traced inside, compute in this type; their parameters are float32 in any case."""
+    import jax
     import jax.numpy as jnp
 
     from shardwise import zoo
@@ -93,4 +94,6 @@ def computing(dtype: str) -> Iterator[None]:
         for name, module in list(sys.modules.items()):
             if name.startswith("shardwise.zoo.") and hasattr(module, "COMPUTE"):
                 stack.enter_context(mock.patch.object(module, "COMPUTE", getattr(jnp, dtype)))
+        jax.clear_caches()  # JAX's traces of layers do not see that a global variable has changed
+        stack.callback(jax.clear_caches)
         yield

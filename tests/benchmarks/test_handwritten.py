@@ -21,12 +21,12 @@ STEP = partial(config_of, "itx", "tiny-step")
 @pytest.mark.parametrize(
     ("name", "config", "scatter"),
     [
-        pytest.param("FSDP, 1,024 wide", LLAMA(), ring, marks=pytest.mark.slow),
-        pytest.param("context, 1 x 8,192 tokens", LLAMA(batch=1), native, marks=pytest.mark.slow),
+        ("FSDP, 1,024 wide", LLAMA(), ring),
+        ("context, 1 x 8,192 tokens", LLAMA(batch=1), native),
         ("context, 4 x 8,192 tokens", LLAMA(batch=4), ring),
-        pytest.param("experts", MIXTRAL, native, marks=pytest.mark.slow),
+        ("experts", MIXTRAL, native),
         ("decode, layers scanned", STEP(), native),
-        pytest.param("decode, layers unrolled", STEP(scan=False), native, marks=pytest.mark.slow),
+        ("decode, layers unrolled", STEP(scan=False), native),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

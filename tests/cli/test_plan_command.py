@@ -126,9 +126,8 @@ def test_a_schedule_is_shown_with_its_costs(capsys: pytest.CaptureFixture[str]) 
     assert "After each tactic" in text and "\nauto:model@params " in text
 
 
-@pytest.mark.slow
 def test_what_would_fit_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", "zoo:t2b:layers=8,batch=64", "--topology", "v5e:2x2", "--mesh", "data=2,model=2"]
+    words = ["plan", "zoo:t2b:layers=8,batch=32", "--topology", "v5e:2x2", "--mesh", "data=2,model=2"]
     assert main([*words, "--evaluations", "60", "--remat", "no", "--microbatches", "1"]) == 1
     said = capsys.readouterr().err
     would = said.partition("would do (checked):\n")[2].partition("would not do")[0].splitlines()

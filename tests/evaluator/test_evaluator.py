@@ -97,7 +97,7 @@ def test_costs_equal_the_specification(drawn: Drawn, seed: int) -> None:
             check(evaluator, rng, 3)
 
 
-@pytest.mark.parametrize("name", ["gpt", "mixtral", "gns", "itx", "ssm", pytest.param("unet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["gpt", "mixtral", "gns", "itx", "ssm", "unet"])
 def test_costs_equal_the_specification_on_the_zoo(name: str) -> None:
     program = zoo.load(name, "tiny")
     options = JitOptions(donate_argnums=program.donate_argnums)

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import pytest
 
-from shardwise import zoo
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, Traced, trace
@@ -67,18 +66,3 @@ def test_marks_are_what_lowering_with_constraints_gives(name: str) -> None:
     assert found == propagated_directly(traced, lowered, constraints)
     bare = [(name, per_result) for name, _, per_result in propagation._module.propagated({})]
     assert bare == propagated_directly(traced, lowered, {})
-
-
-def test_parts_of_an_unrolled_program_are_settled_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = zoo.parse("mlp:tiny,layers=20")
-    mesh = MeshAxes.of({"x": 2, "y": 2, "z": 2})
-    traced, analysis = analysed(program.fn, program.args)
-    lowered = lowered_on(analysis, random_decisions(analysis, mesh, seed=18), mesh)
-    rounds = []
-    propagate = Propagation.shardings
-    monkeypatch.setattr(Propagation, "shardings", lambda *args: rounds.append(1) or propagate(*args))
-    together, few = module.choose_constraints(lowered, traced.jaxpr), len(rounds)
-    monkeypatch.setattr(module, "MANY_PARTS", len(lowered.program.values))
-    one_by_one, many = module.choose_constraints(lowered, traced.jaxpr), len(rounds) - few
-    assert few < many / 2 < module.MAX_ROUNDS / 2
-    assert len(together) <= len(one_by_one)

@@ -175,3 +175,34 @@ def test_axes_that_somebody_names_keep_their_names() -> None:
     args = shapes(65536, 512, 2048)
     assert planned(args=args, pins={"x": P("a")}).mesh.names[0] == "a"
     assert planned(args=args, tactics="dp:a,auto").mesh.names[0] == "a"
+
+
+def blocked_attention(params: dict[str, Any], x: Any) -> Any:
+    """Attention to a position's block of 1,024 and the one before it, in scanned layers; the gradient step."""
+    batch, length, width, heads, block = *x.shape, 32, 1024
+
+    def layer(x: Any, p: dict[str, Any]) -> tuple[Any, None]:
+        q, k, v = (jnp.einsum("btd,dhk->bthk", x, p[name]) for name in "qkv")
+        q, k, v = (a.reshape(batch, length // block, block, heads, width // heads) for a in (q, k, v))
+        before = [jnp.pad(a, ((0, 0), (1, 0), (0, 0), (0, 0), (0, 0)))[:, :-1] for a in (k, v)]
+        keys, values = (jnp.concatenate([a, b], 2) for a, b in zip(before, (k, v), strict=True))
+        scores = jax.nn.softmax(jnp.einsum("bnqhk,bnthk->bnhqt", q, keys))
+        y = jnp.einsum("bnhqt,bnthk->bnqhk", scores, values).reshape(batch, length, heads, width // heads)
+        x = x + jnp.einsum("bthk,hkd->btd", y, p["o"])
+        return x + jax.nn.silu(x @ p["up"]) @ p["down"], None
+
+    def loss(params: dict[str, Any]) -> Any:
+        return jnp.mean(jax.lax.scan(jax.checkpoint(layer), x, params)[0] ** 2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
+
+
+def test_finer_meshes_start_from_what_was_found_on_coarser_ones() -> None:
+    """No named strategy fits here, and alone the searches of the finer meshes find nothing that fits."""
+    shapes = dict.fromkeys("qkv", (8, 4096, 32, 128)) | {"o": (8, 32, 128, 4096)}
+    shapes |= {"up": (8, 4096, 8192), "down": (8, 8192, 4096)}
+    params = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()}
+    x = jax.ShapeDtypeStruct((1, 65536, 4096), "float32")
+    plan = shardwise.plan(blocked_attention, params, x, topology="v5e:4x4")
+    assert plan.search is not None and len(plan.search.meshes) > 3
+    assert all(tried.fits for tried in plan.search.meshes), plan.search.meshes

@@ -287,7 +287,6 @@ def test_every_call_is_checked_not_only_the_first() -> None:
     np.testing.assert_allclose(planned(w, x), jax.jit(step)(w, x), rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_results_are_passed_in_again() -> None:
     """JAX's type of an array tells the mesh that it lies on; that is no reason to plan again, with its sharding for a pin."""
     program = zoo.parse("gpt:tiny")

@@ -40,7 +40,6 @@ class Program:
     build: Callable[[], tuple[Step, tuple[Any, ...]]]
     facts: tuple[Fact, ...]
     opaque: Mapping[str, str] = field(default_factory=dict)
-    slow: bool = False
 
 
 # Building.

@@ -21,7 +21,7 @@ from tests.planner.decisions import plan_decisions
 from .program import Program
 from .table import PROGRAMS
 
-#: These take 5 s or more each.
+#: Models of full size: to run them takes from 5 s to minutes each.
 LONG = (
     "linen-language-model linen-recurrent linen-autoencoder nnx-language-model nnx-convolutional equinox-attention "
     "diffrax-neural-ode haiku-resnet50 haiku-mobilenet haiku-lstm haiku-layer-stack haiku-vector-quantizer penzai-llama "
@@ -50,7 +50,7 @@ def _filled(path: tuple[Any, ...], leaf: Any, number: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    "program", [pytest.param(p, id=p.name, marks=[pytest.mark.slow] * (p.slow or p.name in LONG)) for p in PROGRAMS]
+    "program", [pytest.param(p, id=p.name, marks=[pytest.mark.slow] * (p.name in LONG)) for p in PROGRAMS]
 )
 def test_computes_as_the_plain_run(program: Program) -> None:
     with warnings.catch_warnings():

@@ -14,11 +14,7 @@ from .program import Fact, Program, apart, conflicts, deciding_groups, exactly, 
 from .table import PAGE, PROGRAMS, page
 
 
-def _parameters() -> list[object]:
-    return [pytest.param(p, id=p.name, marks=[pytest.mark.slow] * p.slow) for p in PROGRAMS]
-
-
-@pytest.mark.parametrize("program", _parameters())
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_program(program: Program) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # other packages' own, while they are imported and traced

@@ -197,7 +197,7 @@ def test_20000_of_everything_are_quick(plan: Plan, show: Any) -> None:
     quick(replace(plan, arguments=arrays, predicted=replace(p, rows=rows, curve=curve)), show)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # seconds count here too
 def test_an_unrolled_program_of_48_layers_is_quick(show: Any) -> None:
     program = zoo.load("gpt", "39b", scan=False)
     where: dict[str, Any] = {"topology": "v5e:4x4", "mesh": {"data": 16}}

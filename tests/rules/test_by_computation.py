@@ -82,7 +82,7 @@ def test_rule_is_right_by_computation(label: str) -> None:
     _draw(label, _EXAMPLES.get(label, _USUAL))
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # ten times as many examples as the test above
 @pytest.mark.parametrize("label", CASES)
 def test_rule_is_right_by_computation_more_examples(label: str) -> None:
     _draw(label, 10 * _EXAMPLES.get(label, _USUAL))

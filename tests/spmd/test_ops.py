@@ -25,7 +25,7 @@ from shardwise.lowering.decisions import Decision, Shard
 from tests.planner.decisions import plan_decisions
 from tests.spmd.emitted import emitted, predicted
 
-MESHES = (pytest.param({"a": 4}, marks=pytest.mark.slow), {"a": 2, "b": 4})
+MESHES = ({"a": 4}, {"a": 2, "b": 4})
 Args = Sequence[Any]
 #: Plans that are compiled as one program.
 TOGETHER = 8
@@ -354,7 +354,7 @@ CASES: dict[str, tuple[Callable[..., Any], Args]] = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(k, marks=[pytest.mark.slow] * ("stride 2" in k)) for k in CASES])
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_as_in_the_plain_run(name: str, mesh: dict[str, int]) -> None:
     fn, args = CASES[name]

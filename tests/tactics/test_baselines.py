@@ -58,9 +58,16 @@ def tried(name: str, *menu: str) -> dict[str, Baseline]:
     "name, expected",
     [
         ("t2b", Places((("batch/inputs", 1),), (("params/embed", 0),))),
-        ("mixtral", Places((("batch/inputs", 1),), (("params/embed", 0),), (("params/layers/experts/down", 1),))),
+        (
+            "mixtral",
+            Places(
+                (("batch/inputs", 1),),
+                (("params/embed", 0), ("params/head", 1)),
+                (("params/layers/experts/down", 1),),
+            ),
+        ),
         ("gns", Places(edges=(("batch/edges", 0),))),
-        ("mlp", Places()),
+        ("mlp", Places(vocabularies=(("params/last/bias", 0),))),  # the classes, of which the loss looks up one
         ("t5", Places((("batch/decoder_inputs", 1), ("batch/encoder_inputs", 1)), (("params/embed", 0),))),
     ],
 )

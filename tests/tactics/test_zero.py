@@ -56,7 +56,7 @@ def bytes_of(plan: Plan, kind: str) -> float:
     return plan.moved().get((kind, ("data",)), (0, 0.0))[1]
 
 
-@pytest.mark.parametrize("target", ["mlp", pytest.param("llama3:tiny", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("target", ["mlp", "llama3:tiny"])
 def test_zero1_reduces_gradients_whole_and_gathers_parameters_once(target: str) -> None:
     fn, args = (adam, arguments()) if target == "mlp" else zoo_arguments(target)
     plan = shardwise.plan(fn, *args, mesh={"data": 8}, tactics=[ZeRO1("data")], roles=ROLES)

@@ -323,7 +323,7 @@ def test_where_there_is_nothing_to_compute_again(fn: Any) -> None:
         traced(fn, (layers(), batch()))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in ("gpt", "llama3", "mixtral")])
+@pytest.mark.parametrize("name", ["gpt", "llama3", "mixtral"])
 def test_as_much_memory_as_with_checkpoint(name: str) -> None:
     """By XLA, and by the cost model: as for the program whose author wrote ``jax.checkpoint``."""
     options: dict[str, Any] = {"scan": False, "layers": 4}
@@ -353,7 +353,6 @@ def test_the_search_chooses_it_where_it_is_what_fits() -> None:
     assert [(t.variant, t.fits) for t in plan.search.variants] == [("as it is", False), ("rematerialized", True)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"), [("gpt", 2), ("vit", 2), ("t5", None), ("mixtral", None), ("ssm", 2), ("gns", None)]
 )

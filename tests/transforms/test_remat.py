@@ -168,7 +168,6 @@ def test_sharded_it_computes_the_same(count: int | None) -> None:
     assert shardwise.verify(plan, step, *step_args()).agrees
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"), [("t2b", 2), ("gpt", 2), ("llama3", 2), ("mixtral", None), ("vit", 2), ("t5", 2), ("ssm", 2)]
 )

@@ -88,7 +88,8 @@ def test_meshes_and_topologies_that_cannot_be(compiled: dict[str, Any]) -> None:
 
 @needs_libtpu
 @pytest.mark.parametrize(
-    ("name", "count"), [("splash in shard_map gradient", 1), pytest.param("", 8, marks=pytest.mark.slow)]
+    ("name", "count"),
+    [("splash in shard_map gradient", 1), pytest.param("", 8, marks=pytest.mark.slow)],  # eight compilations for TPUs
 )
 def test_attention_kernels_compile_with_the_predicted_collectives(name: str, count: int) -> None:
     found = fresh.run("tests.verification.tpu_kernels", **tpu_environment(), KERNELS=name)

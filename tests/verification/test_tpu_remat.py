@@ -10,7 +10,7 @@ from tests.verification.test_tpu import needs_libtpu
 
 
 @needs_libtpu
-@pytest.mark.slow
+@pytest.mark.slow  # three compilations for TPUs
 def test_the_peak_of_unrolled_layers() -> None:
     program = "gpt:2.6b,unrolled,layers=3,batch=32,d=1280,head=40,ffn=5120"
     found = fresh.run("tests.verification.remat_rows", program, **tpu_environment())

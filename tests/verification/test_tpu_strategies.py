@@ -32,7 +32,7 @@ def test_a_few(name: str, quick: dict[str, Any]) -> None:
 
 
 @needs_libtpu
-@pytest.mark.slow
+@pytest.mark.slow  # each is a compilation for TPUs
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in QUICK])
 def test_all(name: str) -> None:
     found = fresh.run("tests.verification.strategy_rows", name, **tpu_environment())[name]

@@ -1,9 +1,8 @@
 """The zoo: every program is built from shapes at full size, trains when tiny, and means what it says."""
 
 import doctest
-import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -18,24 +17,6 @@ from shardwise.zoo import itx, layers, mixtral, registry, specs, ssm
 TRAINED = [name for name in zoo.names() if name != "itx"]
 SCANNED = [name for name in zoo.names() if name not in ("unet", "wresnet", "dlrm")]
 FULL = [(name, config) for name in zoo.names() for config in zoo.configs(name) if "tiny" not in config]
-
-# The programs are run for their numbers, not for speed: most of the compile time is optimization and fusion.
-FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
-@functools.cache
-def fast_options() -> dict[str, Any]:
-    options = {**FAST, "xla_cpu_use_fusion_emitters": False}
-    try:
-        jax.jit(lambda x: x + 1, compiler_options=options).lower(0.0).compile()
-    except jax.errors.JaxRuntimeError:  # Newer compilers have only the emitters left.
-        return FAST
-    return options
-
-
-def compile_fast(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    return jax.jit(fn, compiler_options=fast_options(), **options)
-
 
 PARAMETERS = {
     ("t2b", "2b"): 2.506e9,
@@ -135,7 +116,7 @@ def test_tiny_step_trains(name: str) -> None:
     assert shapes(args) == shapes(program.args)
     before = jax.tree.map(np.array, args[0])
     batch = args[2]
-    step = compile_fast(program.fn, donate_argnums=program.donate_argnums)
+    step = jax.jit(program.fn, donate_argnums=program.donate_argnums)
     losses = []
     params, opt_state, _, *state = args
     for _ in range(3):
@@ -169,7 +150,7 @@ def test_scanned_and_unrolled_layers_agree(name: str) -> None:
     params, batch = unrolled.make_args()
     stacked = restack(params)
     assert shapes(stacked) == shapes(scanned.args[0])
-    losses = [float(compile_fast(p.fn)(w, batch)) for p, w in ((unrolled, params), (scanned, stacked))]
+    losses = [float(jax.jit(p.fn)(w, batch)) for p, w in ((unrolled, params), (scanned, stacked))]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
@@ -193,7 +174,7 @@ def test_remat_updates_running_statistics_alike() -> None:
     for remat in (False, True):
         program = zoo.load("wresnet", "tiny", remat=remat)
         assert program.roles == ("params", "optimizer", "batch", "state")
-        *_, loss, stats = compile_fast(program.fn)(*program.make_args())
+        *_, loss, stats = jax.jit(program.fn)(*program.make_args())
         results.append((loss, stats))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-2, atol=1e-4), *results)
     means = [x for x in jax.tree.leaves(results[0][1]) if np.any(np.asarray(x) != 0)]
@@ -216,7 +197,7 @@ def test_grouped_attention_is_attention_with_repeated_keys() -> None:
     q = jnp.asarray(rng.normal(size=(2, 5, 6, 4)), jnp.float32)
     k, v = (jnp.asarray(rng.normal(size=(2, 5, 3, 4)), jnp.float32) for _ in range(2))
     mask = layers.causal_mask(5)
-    attend = compile_fast(layers.attention)
+    attend = jax.jit(layers.attention)
     repeated_k, repeated_v = np.repeat(k, 2, axis=2), np.repeat(v, 2, axis=2)
     grouped = attend(q, k, v, mask=mask)
     np.testing.assert_allclose(grouped, attend(q, repeated_k, repeated_v, mask=mask), rtol=1e-5, atol=1e-6)
@@ -250,8 +231,8 @@ def test_dispatch_with_room_for_all_is_dropless() -> None:
     p = program.make_args()[0]["layers"][0]
     x = jnp.asarray(np.random.default_rng(0).normal(size=(48, 40, 64)), layers.COMPUTE)
     experts = layers.cast(p["experts"])
-    dispatched, balance = compile_fast(partial(mixtral.dispatched_experts, roomy))(p["router"], experts, x)
-    dropless, same_balance = compile_fast(partial(mixtral.dropless_experts, roomy))(p["router"], experts, x)
+    dispatched, balance = jax.jit(partial(mixtral.dispatched_experts, roomy))(p["router"], experts, x)
+    dropless, same_balance = jax.jit(partial(mixtral.dropless_experts, roomy))(p["router"], experts, x)
     assert float(balance) == pytest.approx(float(same_balance), rel=1e-4)
     difference = np.abs(np.asarray(dispatched, np.float32) - np.asarray(dropless, np.float32))
     assert difference.max() < 0.05 * np.abs(np.asarray(dropless, np.float32)).max()
@@ -262,13 +243,13 @@ def test_decoding_from_the_cache_is_prefill_of_the_longer_prompt() -> None:
     params, batch = program.make_args()
     tokens = batch["tokens"]
     empty = jax.tree.map(jnp.zeros_like, zoo.load("itx", "tiny").make_args()[1])
-    forward = compile_fast(itx.forward)
+    forward = jax.jit(itx.forward)
     whole, _ = forward(params, empty, tokens, 0)
     _, cache = forward(params, empty, tokens[:, :-1], 0)
     last, cache = forward(params, cache, tokens[:, -1:], tokens.shape[1] - 1)
     np.testing.assert_allclose(last, whole, atol=0.05, rtol=0.05)
 
-    logits, prefilled = compile_fast(program.fn)(params, batch)
+    logits, prefilled = jax.jit(program.fn)(params, batch)
     np.testing.assert_allclose(logits, whole, atol=1e-3, rtol=1e-3)
     assert shapes(prefilled) == shapes(empty)
 
@@ -279,9 +260,9 @@ def test_decode_loop_is_repeated_steps(form: str) -> None:
     assert loop.roles == step.roles == ("params", "cache", "batch")
     assert loop.donate_argnums == (1,)
     params, cache, batch = loop.make_args()
-    tokens, filled = compile_fast(loop.fn)(params, cache, batch)
+    tokens, filled = jax.jit(loop.fn)(params, cache, batch)
     assert tokens.shape == (16, 3)
-    run = compile_fast(step.fn)
+    run = jax.jit(step.fn)
     for i in range(3):
         token, cache = run(params, cache, batch)
         np.testing.assert_array_equal(tokens[:, i], token)

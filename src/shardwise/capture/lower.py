@@ -276,13 +276,9 @@ class Builder:
         results = tuple(internals.shape_of(v.aval) for v in equation.outvars)
         dtypes = tuple(internals.dtype_of(v.aval)[0] for v in equation.invars)
         call = OpCall(equation.primitive.name, equation.params, operands, results, dtypes)
-        key: Any = (call.kind, operands, results, dtypes, tuple(equation.params.values()))
-        try:
-            cached = self._rules.get(key)
-        except TypeError:  # a parameter that cannot be hashed
-            key, cached = None, None
-        if cached is not None:
-            return cached
+        key = call.key
+        if key in self._rules:
+            return self._rules[key]
         op_rule = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation))
         flops, unit = count_flops(call, op_rule.rule)
         if op_rule.opaque or call.kind in KERNELS:

@@ -50,7 +50,7 @@ def _list(arguments: argparse.Namespace) -> Result:
 
 
 def _data(profile: Profile) -> dict[str, Any]:
-    """The profile in the layout of its file."""
+    """Returns the profile in the layout of its file."""
     from shardwise.hardware.load import profile_data
 
     return {"schema": 1, "file": profile.file} | profile_data(profile.file)
@@ -85,7 +85,7 @@ def _show(arguments: argparse.Namespace) -> Result:
 
 
 def _profile_text(profile: Profile, more: list[str]) -> str:
-    """Every figure of a profile with its source."""
+    """Returns every figure of a profile with its source."""
     from shardwise.report.units import wrapped
 
     lines = [f"{profile.title} ({profile.name})"]
@@ -110,7 +110,7 @@ def _axis_lines(place: Topology) -> list[str]:
 
 
 def figures(data: dict[str, Any]) -> list[tuple[str, str]]:
-    """The figures of a profile in the layout of its file, each with its key and unit."""
+    """Returns the figures of a profile in the layout of its file, each with its key and unit."""
     from shardwise.hardware.load import figures_of
 
     ordered = sorted(figures_of(data), key=lambda figure: (figure[0].startswith("links."), "." in figure[0]))

@@ -93,7 +93,7 @@ ROLES: Final = (
 
 
 def target(use: str = "") -> Argument:
-    """The program of a command; with a ``use`` it can be left out."""
+    """Returns the argument for the program of a command; with a ``use`` it is optional."""
     help = "zoo:NAME[:CONFIG], or file.py:function returning (fn, args)" + (f"; {use}" if use else "")
     options = {"nargs": "?"} if use else {}
     return argument("target", metavar="TARGET", help=help, **options)
@@ -120,7 +120,7 @@ def mesh(topology_default: str, mesh_default: str) -> tuple[Argument, Argument]:
 
 
 def roles(arguments: argparse.Namespace) -> dict[str, tuple[str, ...]]:
-    """The values of ``ROLES``."""
+    """Returns the values of ``ROLES``."""
     return {role: tuple(paths) for role in ("batch", "params") if (paths := getattr(arguments, role))}
 
 
@@ -139,5 +139,5 @@ def _mesh(text: str) -> dict[str, int | None]:
 
 
 def width() -> int:
-    """The width of the terminal between 80 and 120 columns; 80 where there is none."""
+    """Returns the width of the terminal between 80 and 120 columns; 80 where there is none."""
     return min(max(shutil.get_terminal_size().columns, 80), 120)

@@ -117,7 +117,7 @@ def _plan(arguments: argparse.Namespace) -> Result:
 
 
 def _next(arguments: argparse.Namespace) -> str:
-    """The files that were written, and what to do next."""
+    """Returns text with the files that were written, and what to do next."""
     text = f"\nDrawn in {arguments.report}\n" if arguments.report is not None else ""
     if arguments.output is not None:
         return (

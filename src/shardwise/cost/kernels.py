@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from shardwise.cost.clusters import Clusters, Role
 from shardwise.ir.program import Op, Program, Unit, Value
@@ -89,6 +89,7 @@ def kernels(clusters: Clusters, transposed: bool = False) -> tuple[Kernel, ...]:
     loops = _loops(clusters)
     groups: list[list[int]] = []
     readers: dict[tuple[int, int, int], int] = {}
+    depths: dict[int, int] = {}  # by loop
 
     def join(n: int, other: int) -> None:
         first, second = sorted((parts[n].group, parts[other].group))
@@ -104,9 +105,11 @@ def kernels(clusters: Clusters, transposed: bool = False) -> tuple[Kernel, ...]:
         groups.append([n])
         sweeps, joins = part.plain and not part.products, []
         for base in dict.fromkeys((*part.reads, *clusters.reads[part.op.id])):
-            if base in loops and loops[base][0] == part.region:
-                before = (parts[k].depth for b in loops[base][1] if (k := writer.get(b, n)) < n)
-                part.depth = max(part.depth, 2 + max(before, default=0))
+            if base in loops and loops[base].region == part.region:
+                if loops[base].op not in depths:  # once for all results of the loop
+                    before = (parts[k].depth for b in loops[base].reads if (k := writer.get(b, n)) < n)
+                    depths[loops[base].op] = 2 + max(before, default=0)
+                part.depth = max(part.depth, depths[loops[base].op])
             m = writer.get(base, n)
             if m >= n or parts[m].region != part.region:
                 continue
@@ -126,14 +129,22 @@ def kernels(clusters: Clusters, transposed: bool = False) -> tuple[Kernel, ...]:
     return (*joined, *_returned(clusters), *reads)
 
 
-def _loops(clusters: Clusters) -> dict[int, tuple[int, set[int]]]:
-    """For each result of a loop: the region in which the loop stands, and the stored bases from outside that it reads."""
-    program, loops = clusters.program, dict[int, tuple[int, set[int]]]()
+class _Loop(NamedTuple):
+    """A loop: its op, the region in which it stands, and the stored bases from outside that it reads."""
+
+    op: int
+    region: int
+    reads: set[int]
+
+
+def _loops(clusters: Clusters) -> dict[int, _Loop]:
+    """The loop of each result of one."""
+    program, loops = clusters.program, dict[int, _Loop]()
     for op in program.ops:
         if op.regions and clusters.roles[op.id] is not Role.VIEW:
             reads = {clusters.base[v] for k in op.links for v in program.ops[k].operands if v >= 0}
             reads.update(b for inner in clusters.inner_ops(op) for b in clusters.reads[inner.id])
-            loops |= {v: (op.region, reads) for v in op.results if v >= 0}
+            loops |= dict.fromkeys((v for v in op.results if v >= 0), _Loop(op.id, op.region, reads))
     return loops
 
 

@@ -93,8 +93,6 @@ class CostModel:
     def __init__(self, structure: Structure, cost: HardwareCost):
         self.structure, self.cost = structure, cost
         self.life: Lifetimes = Lifetimes(structure.program, cost.profile.calls_library)
-        self.kernels: tuple[Kernel, ...] = kernels(self.life.clusters, cost.profile.transposes)
-        self.terms: tuple[Term, ...] = tuple(self._terms())
 
     @staticmethod
     def of(analysis: Analysis, cost: HardwareCost) -> CostModel:
@@ -111,6 +109,14 @@ class CostModel:
     @property
     def usable_blocks(self) -> int:
         return self.cost.profile.usable_bytes // BLOCK
+
+    @cached_property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return kernels(self.life.clusters, self.cost.profile.transposes)
+
+    @cached_property
+    def terms(self) -> tuple[Term, ...]:
+        return tuple(self._terms())
 
     @cached_property
     def _users(self) -> dict[tuple[int, int], tuple[int, ...]]:

@@ -81,8 +81,8 @@ class Dependencies:
                 self._kept[v] = self._kept.get(v, frozenset()) | {k}
             for v in values:
                 self._named[v] = self._named.get(v, frozenset()) | {k}
-        self._base_kept = kept_axes(self.program, self._base)
-        self._base_named = {v for v, _ in self._base.kept}
+        self._base_named = frozenset[int]().union(*self._base.kept)
+        self._looks: dict[tuple[int, ...], tuple[frozenset[int], Hashable]] = {}  # of ``_colored``
         self._uses: dict[int, tuple[int, Reads]] = {}
         self._use_numbers: dict[Hashable, int] = {}
         self._numbers: dict[Hashable, int] = {}
@@ -163,17 +163,16 @@ class Dependencies:
 
     def _colored(self, colors: tuple[int, ...], reads: Reads) -> Hashable:
         """How some colors look to a state: their units, which of a unit's colors they are, and what the base gave them."""
-        seen = sorted({self._unit[c] for c in colors if c in self._unit})
-        place = {pair: k for k, pair in enumerate(seen)}
-        looks: list[Hashable] = []
-        for c in colors:
-            unit = self._unit.get(c)
-            if unit is not None:
-                reads.units.add(unit[0])
-            looks.append((unit[0], place[unit]) if unit is not None else -1)
-        base = sorted((rank, axis, c) for c in set(colors) for rank, axis in self._base_axes.get(c, ()))
-        order = tuple((axis, colors.index(c)) for _, axis, c in base)
-        return tuple(looks), tuple(colors.index(c) for c in colors), order
+        if colors not in self._looks:
+            units = [self._unit.get(c) for c in colors]
+            place = {pair: k for k, pair in enumerate(sorted({unit for unit in units if unit is not None}))}
+            looks = tuple((unit[0], place[unit]) if unit is not None else -1 for unit in units)
+            base = sorted((rank, axis, c) for c in set(colors) for rank, axis in self._base_axes.get(c, ()))
+            order = tuple((axis, colors.index(c)) for _, axis, c in base)
+            look = looks, tuple(colors.index(c) for c in colors), order
+            self._looks[colors] = frozenset(unit for unit, _ in place), look
+        reads.units |= self._looks[colors][0]
+        return self._looks[colors][1]
 
     def _conflicts(self, op: int, places: dict[int, int], reads: Reads) -> Hashable:
         """The conflicts at an op between some of its dimension names, by their places."""
@@ -205,7 +204,7 @@ class Dependencies:
         kept = self._kept.get(value, frozenset())
         reads.keeps |= kept
         array = self.program.values[value]
-        fixed = self._base_kept.get(value, frozenset()), self._base.pinned.get(value)
+        fixed = kept_axes(self.program, self._base, value), self._base.pinned.get(value)
         return self._node("stored", value, (array.type_text, array.origin, colors, conflicts, kept, fixed), reads)
 
     def _computes(self, op: Op) -> int:

@@ -177,7 +177,8 @@ class Evaluator:
             (nodes.computes[op.id], tuple(place.get(v, -1) for v in (*op.operands, *op.results))) for op in ops
         )
         # Allocations go from the earliest to the latest of some points: their order is part of the key.
-        order = tuple(np.unique(term.points, return_inverse=True)[1].tolist()) if term.points else ()
+        rank = {point: k for k, point in enumerate(sorted(set(term.points)))}
+        order = tuple([rank[point] for point in term.points])
         runs = float(structure.program.runs[term.region])
         return term.kind, values, used, order, runs, self.model.shape(term)
 

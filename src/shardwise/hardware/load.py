@@ -7,7 +7,9 @@ figures that the file has; an inherited figure keeps its source. All problems of
 
 from __future__ import annotations
 
+import copy
 import difflib
+import functools
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -98,7 +100,7 @@ def _names() -> dict[str, Path]:
     aliases: dict[str, Path] = {}
     for path in _files():
         try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
+            data = _parse(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             data = {}  # It is reported when it is loaded.
         name = data.get("name")
@@ -107,6 +109,10 @@ def _names() -> dict[str, Path]:
         for alias in others if isinstance(others, list) else []:
             aliases.setdefault(canonical(str(alias)), path)
     return aliases | names
+
+
+#: Every lookup of a name reads all files.
+_parse: Final = functools.lru_cache(maxsize=64)(tomllib.loads)
 
 
 def _find(name: str) -> Path:
@@ -132,7 +138,7 @@ def _read(name: str, asked_by: tuple[Path, ...]) -> tuple[dict[str, Any], Path]:
     if path in asked_by:
         raise HardwareError(f"{path}: its base leads back to itself")
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = copy.deepcopy(_parse(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise HardwareError(f"{path} cannot be read: {error}") from None
     data.setdefault("name", path.stem)

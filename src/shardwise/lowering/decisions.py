@@ -69,13 +69,13 @@ class State:
     mesh: MeshAxes
     decisions: tuple[Decision, ...]
     order: tuple[tuple[int, int], ...] = field(init=False)  # (color, axis) in the order given
-    kept: frozenset[tuple[int, int]] = field(init=False)  # (value, axis)
+    kept: tuple[frozenset[int], ...] = field(init=False)  # by axis: the values that are replicated on it
     sides: dict[tuple[int, int], int] = field(init=False)  # (bit, axis) -> side
     pinned: dict[int, tuple[tuple[int, ...] | None, ...]] = field(init=False)  # value -> axes by dimension
 
     def __post_init__(self) -> None:
         order: dict[tuple[int, int], None] = {}
-        kept: set[tuple[int, int]] = set()
+        kept: list[set[int]] = [set() for _ in self.mesh.names]
         sides: dict[tuple[int, int], int] = {}
         pinned: dict[int, tuple[tuple[int, ...] | None, ...]] = {}
         for decision in self.decisions:
@@ -88,16 +88,20 @@ class State:
                 continue
             axis = self.mesh.index(decision.axis)
             if isinstance(decision, Keep):
-                kept.update((v, axis) for v in decision.values)
+                kept[axis].update(decision.values)
                 continue
             for bit, side in decision.sides:
                 if sides.setdefault((bit, axis), side) != side:
                     raise DecisionError(f"bit {bit} is given both sides on axis {decision.axis!r}")
             order.update(((color, axis), None) for color in decision.colors)
         object.__setattr__(self, "order", tuple(order))
-        object.__setattr__(self, "kept", frozenset(kept))
+        object.__setattr__(self, "kept", tuple(map(frozenset, kept)))
         object.__setattr__(self, "sides", sides)
         object.__setattr__(self, "pinned", pinned)
+
+    def kept_on(self, value: int) -> frozenset[int]:
+        """The axes on which a decision keeps a value replicated."""
+        return frozenset([axis for axis, values in enumerate(self.kept) if value in values])
 
     def axes_of(self, color: int) -> tuple[int, ...]:
         return tuple(axis for c, axis in self.order if c == color)

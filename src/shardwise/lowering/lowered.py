@@ -114,8 +114,6 @@ class Lowered:
         self._axes: dict[int, tuple[int, ...]] = {}
         for color, axis in state.order:
             self._axes[color] = (*self._axes.get(color, ()), axis)
-        self._fixed = {*state.pinned, *(v for v, _ in state.kept)}
-        self._kept = kept_axes(self.program, state) if state.kept else {}
         self._stores: dict[object, tuple[Sharding, tuple[tuple[int, int, int], ...]]] = {}
         self._crossings: dict[tuple[int, ...], bool] = {}
 
@@ -175,7 +173,7 @@ class Lowered:
         op = self.program.definitions[value][0]
         lost = s.clashes.losers(op, s.color, self.state, nodes) if op in s.clashes.by_op else frozenset()
         beaten = frozenset((d, a) for d, n in enumerate(nodes) for a in range(len(self.mesh.sizes)) if (n, a) in lost)
-        kept, pinned = self._kept.get(value, frozenset()), self.state.pinned.get(value)
+        kept, pinned = kept_axes(self.program, self.state, value), self.state.pinned.get(value)
         key = (shape, colors, beaten, kept, pinned)
         if key not in self._stores:
             self._stores[key] = store(shape, colors, beaten, kept, pinned, self.state)
@@ -329,7 +327,7 @@ class Lowered:
 
     def may_wait(self, value: int) -> bool:
         """Can the reduction of a partial sum wait for its only consumer?"""
-        return self.structure.waits[value] and value not in self._fixed
+        return self.structure.waits[value] and not (value in self.state.pinned or self.state.kept_on(value))
 
     def _joins(self, value: int) -> frozenset[int]:
         """Axes on which the sum that consumes this value is partial already, so that reducing it costs nothing more."""

@@ -60,13 +60,11 @@ class Clashes:
         return frozenset(lost)
 
 
-def kept_axes(program: Program, state: State) -> dict[int, frozenset[int]]:
-    """By value: the axes on which it stays replicated, as a kept value or a view of one."""
-    kept: dict[int, set[int]] = {}
-    for axis in sorted({a for _, a in state.kept}):
-        for v in views(program, (v for v, a in state.kept if a == axis)):
-            kept.setdefault(v, set()).add(axis)
-    return {v: frozenset(axes) for v, axes in kept.items()}
+def kept_axes(program: Program, state: State, value: int) -> frozenset[int]:
+    """The axes on which a value stays replicated, as a kept value or a view of one."""
+    axes = state.kept_on(value)
+    op = program.ops[program.definitions[value][0]]
+    return axes | kept_axes(program, state, op.operands[0]) if op.kind in VIEWS and op.operands[0] >= 0 else axes
 
 
 def store(

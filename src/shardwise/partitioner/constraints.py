@@ -3,8 +3,7 @@
 Shardy propagates the shardings of inputs and outputs. The largest value that differs from the plan (size times number of runs;
 the first of equals) is constrained, and Shardy propagates again, until nothing differs. Fewer constraints are faster programs:
 each leaves the partitioner less room. After the first few rounds the number of new constraints doubles, so that a plan that
-differs everywhere takes a dozen rounds. Where the values that differ are in many separate parts of the program, as in unrolled
-layers, each part gets a constraint in every round, since one hardly affects another. Partial sums are not constrained.
+differs everywhere takes a dozen rounds. Partial sums are not constrained.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ from shardwise.plans.plan import StatedConstraint
 #: Rounds that add a single constraint, and the most rounds.
 SINGLE_ROUNDS: Final = 6
 MAX_ROUNDS: Final = 20
-#: With more separate parts than this, all get a constraint in a round. Scanned layers have a few; unrolled ones some each.
-MANY_PARTS: Final = 16
 
 
 def choose_constraints(lowered: Lowered, jaxpr: Any) -> Constraints:
@@ -46,7 +43,7 @@ def choose_constraints(lowered: Lowered, jaxpr: Any) -> Constraints:
         differing = [v for v in _differing(lowered, shardings) if v not in twice and Place("stored", v) not in stated]
         if differing and rounds < MAX_ROUNDS:
             differing.sort(key=lambda v: (-_weight(lowered, v), v))
-            chosen = _first(lowered, shardings, differing, 2 ** max(0, rounds - SINGLE_ROUNDS))
+            chosen = differing[: 2 ** max(0, rounds - SINGLE_ROUNDS)]
             stated |= {Place("stored", v): lowered.actual[v] for v in chosen}
             continue
         padded = _pad_results(lowered, shardings, stated)
@@ -75,38 +72,6 @@ def _pad_results(lowered: Lowered, shardings: dict[int, Dims], stated: Constrain
         if stated.get(place) != sharding:
             added[place] = sharding
     return added
-
-
-def _first(lowered: Lowered, shardings: dict[int, Dims], values: list[int], count: int) -> list[int]:
-    """Returns the first ``count`` values; in many parts of the program the first of each part, and others up to that number."""
-    part = _parts(lowered, shardings)
-    first_of = {part[v]: v for v in reversed(values)}
-    if len(first_of) <= MANY_PARTS:
-        return values[:count]
-    firsts_first = sorted(values, key=lambda v: first_of[part[v]] != v)
-    return firsts_first[: max(count, len(first_of))]
-
-
-def _parts(lowered: Lowered, shardings: dict[int, Dims]) -> list[int]:
-    """Returns the part of the program of every value. An op connects those of its values that differ from the plan."""
-    program, actual = lowered.program, lowered.actual
-    ends = {*(a.value for a in program.arguments), *program.outputs}
-    joins = [
-        bool(value.shape) and v not in ends and shardings.get(v) != actual[v].dims
-        for v, value in enumerate(program.values)
-    ]
-    part = list(range(len(program.values)))
-
-    def root(v: int) -> int:
-        while part[v] != v:
-            part[v] = v = part[part[v]]
-        return v
-
-    for op in program.ops:
-        near = [v for v in (*op.operands, *op.results) if v >= 0 and joins[v]]
-        for v in near[1:]:
-            part[root(v)] = root(near[0])
-    return [root(v) for v in part]
 
 
 def _weight(lowered: Lowered, value: int) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from shardwise.cost.memory import BLOCK, blocks
@@ -45,11 +47,21 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A state that was evaluated: its time, its peak memory, and the memory of its arguments alone."""
+    """A state that does not fit: its time, the number of micro-batches in which it could fit, and its time in as many."""
 
     time_ps: int
-    peak_bytes: int
-    arguments_bytes: int
+    microbatches: int
+    in_parts_ps: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """The memory of a state's arguments, and what it takes to gather them."""
+
+    bytes: int
+    compute_ps: int
+    comm_ps: int
+    overlapped_ps: int
 
 
 class Arm:
@@ -67,7 +79,8 @@ class Arm:
         self._searches = sum(isinstance(t, Auto) for t in asked.tactics)
         self._searcher = Searcher(self.inquiry.model, journal, self.inquiry.problems)
         self._context = replace(self.inquiry.context, searcher=self._searcher)
-        self._arguments_bytes: dict[tuple[Decision, ...], int] = {}
+        self._states: list[tuple[Decision, ...]] = []  # those of other meshes
+        self._of_arguments: dict[tuple[Decision, ...], _Arguments] = {}
         self.least_bytes = peak_bound(self.inquiry.model, self._first).peak_bytes
         self.best = self._decide(Budget(evaluations=0), quick)
 
@@ -91,8 +104,15 @@ class Arm:
         self.best = min(self._decide(budget, quick), self.best, key=lambda decided: decided.rank)
         return self.best
 
+    def start_from(self, decisions: Iterable[tuple[Decision, ...]]) -> None:
+        """Evaluates states that were found on another mesh; searches start from them too."""
+        new = [state for state in decisions if state not in self._states]
+        if new:
+            self._states += new
+            self.search(Budget(evaluations=0), quick=True)
+
     def _decide(self, budget: Budget, quick: bool) -> Decided:
-        self._searcher.begin(budget, self._searches, quick)
+        self._searcher.begin(budget, self._searches, quick, self._states)
         decisions, counts = self._first, [len(self._first)]
         for tactic in self._tactics:
             decisions = tuple(decide(self._context, [tactic], decisions))
@@ -110,18 +130,32 @@ class Arm:
         return self._searcher.front() or [(self.best.decisions, self.best.total)]
 
     def candidates(self, faster_than_ps: float) -> list[Candidate]:
-        """States that are faster, and do not fit, but whose arguments do."""
+        """States that are faster, and do not fit, but whose arguments do. In micro-batches other memory shrinks in proportion
+        at best, and arguments are gathered for each of them."""
         candidates = []
         for decisions, cost in self.states():
-            if cost.time_ps < faster_than_ps and cost.peak_blocks * BLOCK > self.usable_bytes:
-                if decisions not in self._arguments_bytes:
-                    self._arguments_bytes[decisions] = self._arguments(decisions)
-                if (arguments := self._arguments_bytes[decisions]) < self.usable_bytes:
-                    candidates.append(Candidate(cost.time_ps, cost.peak_blocks * BLOCK, arguments))
+            if cost.time_ps >= faster_than_ps or cost.peak_bytes <= self.usable_bytes:
+                continue
+            if decisions not in self._of_arguments:
+                self._of_arguments[decisions] = self._arguments(decisions)
+            if (of := self._of_arguments[decisions]).bytes < self.usable_bytes:
+                times = 2 ** math.ceil(math.log2((cost.peak_bytes - of.bytes) / (self.usable_bytes - of.bytes)))
+                in_parts = Cost(
+                    cost.compute_ps + (times - 1) * of.compute_ps,
+                    cost.comm_ps + (times - 1) * of.comm_ps,
+                    cost.overlapped_ps + (times - 1) * of.overlapped_ps,
+                    cost.peak_blocks,
+                )
+                microbatches = times * self.captured.variant.microbatches
+                candidates.append(Candidate(cost.time_ps, microbatches, in_parts.time_ps))
         return candidates
 
-    def _arguments(self, decisions: tuple[Decision, ...]) -> int:
-        """The bytes of the arguments on a device."""
-        lowered, profile = self._context.lower(decisions), self.inquiry.cost.profile
+    def _arguments(self, decisions: tuple[Decision, ...]) -> _Arguments:
+        lowered, model = self._context.lower(decisions), self.inquiry.model
         values = (lowered.program.values[a.value] for a in lowered.program.arguments)
-        return BLOCK * sum(blocks(v, lowered.storage[v.id], lowered.mesh, profile) for v in values)
+        used = sum(blocks(v, lowered.storage[v.id], lowered.mesh, model.cost.profile) for v in values)
+        early, runs = model.structure.early, lowered.program.runs
+        inside = (r for r in lowered.reshards if runs[r.region] >= self.captured.variant.microbatches)
+        gathers = (r for r in inside if early[r.value] and r.operand >= 0)
+        times = ((0, 0, 0), *(step for gather in gathers for step in model.step_ps(gather)))
+        return _Arguments(used * BLOCK, *map(sum, zip(*times, strict=True)))

@@ -10,9 +10,10 @@ Weak: each shape is searched on the default placement of ``shardwise.hardware.la
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from shardwise.dims.analysis import Group
@@ -21,6 +22,7 @@ from shardwise.hardware.layout import Placement, Segment, ideal, place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.hardware.topology import topology as topology_of
+from shardwise.lowering.decisions import Decision, Pin
 
 _MOST_MESHES: Final = 16
 _MOST_AXES: Final = 3
@@ -112,6 +114,24 @@ def splits(placement: Placement, groups: Sequence[Group]) -> list[Placement]:
         with contextlib.suppress(MeshError):
             placed.append(placement.split(axis, part))
     return placed[:_MOST_SPLITS]
+
+
+def carried_over(decisions: Sequence[Decision], mesh: MeshAxes, finer: MeshAxes) -> Iterator[tuple[Decision, ...]]:
+    """The same decisions on a finer mesh, for each way to split the axes of the one into those of the other.
+
+    >>> from shardwise.lowering.decisions import Shard
+    >>> eight, finer = MeshAxes(("a",), (8,)), MeshAxes(("a", "b"), (2, 4))
+    >>> [[str(d) for d in decisions] for decisions in carried_over([Shard((3,), "a")], eight, finer)]
+    [['color 3 over a', 'color 3 over b']]
+    """
+    if len(finer.names) <= len(mesh.names):
+        return
+    for owners in itertools.product(range(len(mesh.names)), repeat=len(finer.names)):
+        parts = [[k for k, owner in enumerate(owners) if owner == axis] for axis in range(len(mesh.names))]
+        if [finer.pieces(part) for part in parts] == list(mesh.sizes):
+            names = {name: [finer.names[k] for k in part] for name, part in zip(mesh.names, parts, strict=True)}
+            axes = ((d, axis) for d in decisions if not isinstance(d, Pin) for axis in names[d.axis])
+            yield tuple(replace(d, axis=axis) for d, axis in axes)
 
 
 def _shapes(wanted: OpenMesh, devices: int) -> Iterator[MeshAxes]:

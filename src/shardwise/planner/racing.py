@@ -7,9 +7,9 @@ The idea: a bandit with optimism. All meshes get a *look*: the best of the named
 are searched, the best first, shortly and then thoroughly. An arm is searched as long as it could win: as long as the fastest of
 its states would be the best, if it gained as much from a search as the luckiest arm so far did, in time and in memory.
 
-Variants change the program, so the one that changes least comes first. Another gets a look only if a state was seen that is
-faster than the best that fits, does not fit, and whose arguments alone do: only such a state could pay in more micro-batches.
-Their number is estimated from its memory, since what is not an argument shrinks with it at best in proportion.
+Variants change the program, so the one that changes least comes first, and arms are searched shortly before another variant
+gets a look. It gets one only if a state was seen that does not fit, whose arguments alone do, and that could be faster than the
+best that fits in as many micro-batches as it needs (``Arm.candidates``).
 
 Everything is counted in evaluations, so that the result does not depend on the machine.
 
@@ -34,7 +34,7 @@ from shardwise.planner.arms import Arm, Decided
 from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes
 from shardwise.planner.captured import Captured, Variants
 from shardwise.planner.inquiry import Settled, decisions_text
-from shardwise.planner.mesh import cuts, splits
+from shardwise.planner.mesh import carried_over, cuts, splits
 from shardwise.planner.naming import carried_names, exchanged
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.bounds import finest, peak_bound
@@ -110,7 +110,7 @@ class _Race:
     def __post_init__(self) -> None:
         self.placed, self.is_open = candidate_meshes(self.asked)
         self.journal = Journal(self.asked.search, SharedBudget(self.asked.search.budget()), decisions_text)
-        self._short: set[Arm] = set()  # arms that had a short search
+        self._short: set[Arm] = set()  # arms that had a search, short or thorough
         self._full: set[Arm] = set()
         self._gains = _Gains()
 
@@ -210,6 +210,15 @@ class _Race:
                 budget = replace(budget, evaluations=evaluations, patience=min(_SHORT, budget.patience))
             gains.note(before, arm.search(budget, quick=short))
             done.add(arm)
+            self._short.add(arm)
+            self._carry_over(arm)
+
+    def _carry_over(self, arm: Arm) -> None:
+        """Finer meshes start from what was found: sharding over two axes is sharding over their product."""
+        mesh, decisions = arm.placement.mesh, arm.best.decisions
+        for other in self.arms if self.asked.searches_all else ():
+            if other.captured is arm.captured and not other.hopeless:
+                other.start_from(carried_over(decisions, mesh, other.placement.mesh))
 
     def _could_win(self, arm: Arm, best: Decided, gains: _Gains) -> bool:
         if arm.hopeless:
@@ -225,11 +234,13 @@ class _Race:
         last = {False: list(self.arms)}  # by remat: the arms of the variant that was looked at last
         stopped: set[bool] = set()
         for variant in itertools.chain(others, *rounds):
+            if self.asked.searches:
+                self._search(self._short, short=True)  # what fits already is the limit for further variants
             remat = variant.remat
             arms = last.get(remat) or last[False]
             if remat in stopped or variant.microbatches < self._needed(remat, last.get(remat, [])):
                 continue
-            placed = self._promising(arms) if arms else self._best_meshes()
+            placed = self._promising(arms, remat) if arms else self._best_meshes()
             try:
                 looked = self.look(variant, placed) if placed else []
             except VariantError as error:
@@ -253,23 +264,20 @@ class _Race:
     def _needed(self, remat: bool, arms: Sequence[Arm]) -> float:
         """The fewest micro-batches in which a state could fit that is faster than the best so far."""
         counts = [v.microbatches * share for v, share in self.hopeless.items() if v.remat is remat]
-        parts = [
-            arm.captured.variant.microbatches
-            * (c.peak_bytes - c.arguments_bytes)
-            / (arm.usable_bytes - c.arguments_bytes)
-            for arm in arms
-            for c in arm.candidates(self._limit_ps())
-        ]
-        return max([*counts, min(parts, default=0.0)])
+        limit = self._limit_ps()
+        parts = [c.microbatches for arm in arms for c in arm.candidates(limit) if c.in_parts_ps < limit]
+        return max([*counts, min(parts, default=0)])
 
-    def _promising(self, arms: Sequence[Arm]) -> list[Placement]:
-        """The meshes of some arms that could be the fastest if memory were no concern, a few."""
+    def _promising(self, arms: Sequence[Arm], remat: bool) -> list[Placement]:
+        """The meshes of some arms that could be the fastest in micro-batches, or rematerialized if they are not yet, a few."""
         if self.asked.search.goal.memory:  # as long as the last variant needed less memory than those before it
             return self._best_meshes() if self.best_arm in arms else []
-        fastest: dict[Placement, int] = {}
+        fastest: dict[Placement, float] = {}
+        limit = self._limit_ps()
         for arm in arms:
-            time = min((c.time_ps for c in arm.candidates(self._limit_ps())), default=None)
-            if time is not None:
+            same = arm.captured.variant.remat is remat
+            time = min((c.in_parts_ps if same else c.time_ps for c in arm.candidates(limit)), default=limit)
+            if time < limit:
                 fastest[arm.placement] = min(time, fastest.get(arm.placement, time))
         return sorted(fastest, key=fastest.__getitem__)[:_MOST_MESHES]
 

@@ -41,7 +41,7 @@ class Execution:
         def _plan(self) -> Plan: ...
 
     def spec(self, path: str) -> PartitionSpec:
-        """The PartitionSpec of an argument or output by path (as :meth:`Plan.array` takes it); ``plan[path]`` is the same.
+        """Returns the PartitionSpec of an argument or output, by a path as in :meth:`Plan.array`; ``plan[path]`` is the same.
 
         >>> plan.spec("x") == plan["x"] == P("data"), plan["w"] == P()
         (True, True)
@@ -118,7 +118,7 @@ class Execution:
         return tuple(positional)
 
     def on_mesh(self, mesh: Any) -> Plan:
-        """The same plan on a real mesh with its axes. Explicit axes are treated as automatic ones.
+        """Returns the same plan on a real mesh with its axes. Explicit axes are treated as automatic ones.
 
         >>> mesh = jax.make_mesh((1,), ("data",))
         >>> one.on_mesh(mesh).in_shardings[1].spec == P("data")
@@ -207,7 +207,7 @@ class Execution:
         return verify(self._plan, fn, *arrays, kwargs=arrays_by_name, backend=backend, run=run)
 
     def compare(self, *plans: Any, tactics: str | Sequence[str] | None = None) -> Comparison:
-        """The plan beside named strategies on the same devices, and beside other plans of the same function
+        """Returns the plan beside named strategies on the same devices, and beside other plans of the same function
         (:func:`shardwise.compare`).
 
         >>> [row.name for row in plan.compare(tactics="dp,fsdp").ranked]

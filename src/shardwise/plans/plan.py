@@ -156,7 +156,7 @@ class Plan(Execution):
         return *self.choices, *self.small
 
     def array(self, path: str) -> ArrayPlan:
-        """An argument or output by path: ``params/mlp/up``, a unique ending of it (``mlp/up``), or a pattern (``*/mlp/up``).
+        """Returns an argument or output by path: ``params/mlp/up``, a unique ending (``mlp/up``), or a pattern (``*/mlp/up``).
 
         >>> plan.array("x").shape
         (4096, 64)
@@ -194,7 +194,7 @@ class Plan(Execution):
     # For people.
 
     def summary(self, width: int = 80) -> str:
-        """The plan on one screen: what is sharded over which axes, time, memory, the longest collectives, the search.
+        """Returns the plan on one screen: what is sharded over which axes, time, memory, the longest collectives, the search.
 
         >>> print(plan.summary().splitlines()[0])
         <lambda> on data 4: 4 v5e
@@ -214,7 +214,7 @@ class Plan(Execution):
         return explain_text(self, self.array(path))
 
     def program(self, width: int = 120) -> str:
-        """The device-local program, which :meth:`jit` executes, as text: every op with the shapes of its blocks, every
+        """Returns the device-local program, which :meth:`jit` executes, as text: every op with the shapes of its blocks, every
         collective where it runs, and source lines. A loaded plan has one after :meth:`bind`.
 
         >>> print(next(line for line in plan.program(80).splitlines() if line.startswith(">")))
@@ -225,7 +225,7 @@ class Plan(Execution):
         return program_text(self.inquiry.analysis.program, self.sharded, width)
 
     def diff(self, other: Plan) -> str:
-        """What differs between two plans: decisions, specs, bytes moved.
+        """Returns what differs between two plans: decisions, specs, bytes moved.
 
         >>> replicated = shardwise.plan(step, w, x, mesh={"data": 4}, tactics=[])
         >>> print(plan.diff(replicated).splitlines()[0])
@@ -236,7 +236,7 @@ class Plan(Execution):
         return diff_text(self, other)
 
     def code(self) -> str:
-        """The specs and constraints as Python to paste into a model.
+        """Returns the specs and constraints as Python to paste into a model.
 
         >>> print(plan.code().splitlines()[4])
             "x": P("data"),
@@ -246,7 +246,7 @@ class Plan(Execution):
         return code_text(self)
 
     def rules(self, names: Mapping[str, Sequence[str | None]] | None = None) -> Rules:
-        """The specs as rules from logical axes to mesh axes, as Flax and MaxText have them.
+        """Returns the specs as rules from logical axes to mesh axes, as Flax and MaxText have them.
 
         Args:
           names: by path of an argument, the names of its dimensions in the model. Without them, names are invented, one for
@@ -262,8 +262,8 @@ class Plan(Execution):
     # Questions.
 
     def bind(self, fn: Any, /, *args: Any, kwargs: Mapping[str, Any] | None = None) -> Plan:
-        """A loaded plan with its function, so that :meth:`what_if`, :attr:`effects`, :attr:`in_specs`, :meth:`verify` and a
-        complete :meth:`report` are available as for a new plan. Arguments are as in :func:`shardwise.plan`.
+        """Returns the plan with its function, so that :meth:`what_if`, :attr:`effects`, :attr:`in_specs`, :meth:`verify` and a
+        complete :meth:`report` work for a loaded plan. Arguments are as in :func:`shardwise.plan`.
 
         >>> plan.save("plan.json")
         >>> shardwise.load_plan("plan.json").bind(step, w, x).in_specs == plan.in_specs
@@ -291,7 +291,7 @@ class Plan(Execution):
         pins: Mapping[str, Any] | None = None,
         topology: str | None = None,
     ) -> WhatIf:
-        """The predicted cost with other decisions, and the causes of the difference. Nothing is searched.
+        """Returns the predicted cost with other decisions, and the causes of the difference. Nothing is searched.
 
         Args:
           tactics: applied after the plan's decisions; objects, or text such as ``"megatron:model"``.
@@ -335,7 +335,7 @@ class Plan(Execution):
     # JSON.
 
     def to_json(self) -> str:
-        """The plan as JSON text.
+        """Returns the plan as JSON text.
 
         >>> import json
         >>> json.loads(plan.to_json())["mesh"]
@@ -371,7 +371,7 @@ class Plan(Execution):
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
-        """A plan that :meth:`save` wrote; ``shardwise.load_plan`` is the same.
+        """Returns a plan that :meth:`save` wrote; ``shardwise.load_plan`` is the same.
 
         >>> plan.save("plan.json")
         >>> shardwise.Plan.load("plan.json") == plan

@@ -56,7 +56,7 @@ def baseline_row(baseline: Baseline) -> Row:
 
 
 def plan_row(name: str, plan: Plan, mesh: str) -> Row:
-    """The name has the mesh of the plan where strategies are compared on another one."""
+    """Returns the row of a plan; its name has the mesh where strategies are compared on another one."""
     p = plan.predicted
     other = [f"on {plan.mesh}"] if str(plan.mesh) != mesh else []
     name = ", ".join([f"plan {name}", *other, *plan.variant.lines()])
@@ -87,7 +87,7 @@ class Comparison:
         printer.text(str(self))
 
     def to_json(self) -> dict[str, Any]:
-        """The comparison as plain data, the best first."""
+        """Returns the comparison as plain data, the best first."""
         return {
             "schema": 1,
             "function": self.function,
@@ -168,7 +168,7 @@ def compare(
 
 
 def _menu(tactics: str | Sequence[str] | None) -> list[tuple[str, ...]]:
-    """The tactics that an axis may be used for, from ``dp,megatron+sequence`` or a list."""
+    """Returns the tactics that an axis may be used for, from ``dp,megatron+sequence`` or a list."""
     if tactics is None:
         return list(MENU)
     if not isinstance(tactics, str) and not tactics:
@@ -184,7 +184,7 @@ def _menu(tactics: str | Sequence[str] | None) -> list[tuple[str, ...]]:
 
 
 def _named(plans: PlanLike | Iterable[PlanLike]) -> dict[str, Plan]:
-    """The plans by name, loaded where they are files; those without a name are numbered."""
+    """Returns the plans by name, loaded where they are files; those without a name are numbered."""
     single = isinstance(plans, Plan | str | os.PathLike)
     items: list[Any] = [plans] if single else list(plans.items() if isinstance(plans, Mapping) else plans)  # type: ignore[arg-type]
     named: dict[str, Plan] = {}
@@ -206,7 +206,7 @@ def _named(plans: PlanLike | Iterable[PlanLike]) -> dict[str, Plan]:
 
 
 def _place(mesh: Any, topology: str | Topology | Placement | None, named: Mapping[str, Plan]) -> Placement:
-    """The mesh and topology on which strategies are compared: those of the call, or those that all plans have."""
+    """Returns the mesh and topology on which strategies are compared: those of the call, or those that all plans have."""
     if isinstance(topology, Placement):
         return placement_of(mesh, topology)
     if mesh is None and not named:
@@ -230,7 +230,7 @@ def _agreed(what: str, plural: str, values: Mapping[str, Any]) -> Any:
 
 
 def comparison_text(compared: Comparison, width: int = 80, every: bool = False) -> str:
-    """One line per row. Only the first strategies are listed unless ``every``, but all plans."""
+    """Returns a table with all plans and, unless ``every``, only the first strategies."""
     page = Page(width)
     page.print(
         f"{compared.function} on {compared.mesh}: {compared.hardware}, {binary(compared.usable_bytes)} a device\n"

@@ -27,8 +27,8 @@ _MOST_TEXT: Final = 160
 
 
 def report_data(plan: Plan) -> dict[str, Any]:
-    """What ``plan.report`` shows. ``made_here``: whether the plan has times by line and memory over the program, which are
-    not saved."""
+    """Returns what ``plan.report`` shows. ``made_here`` says whether the plan has what is not saved: times by line, and memory
+    over the program."""
     p, search, program = plan.predicted, plan.search, plan.asked and plan.asked.analysis.program
     sharded, rest = decided(plan)
     figures = ("name", "time_s", "compute_s", "comm_s", "peak_bytes", "fits")
@@ -95,7 +95,7 @@ def _array(plan: Plan, array: ArrayPlan, role: str) -> dict[str, Any]:
 
 
 def _item_bytes(dtype: str) -> float | None:
-    """The bytes of an element; None for a dtype that is no number, such as a key.
+    """Returns the bytes of an element; None for a dtype that is no number, such as a key.
 
     >>> _item_bytes("bfloat16"), _item_bytes("int4"), _item_bytes("bool"), _item_bytes("key<fry>")
     (2.0, 0.5, 1.0, None)
@@ -133,7 +133,7 @@ def _lines(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _source_texts(plan: Plan) -> dict[str, str]:
-    """The text of the program's source lines, where the files can be read."""
+    """Returns the text of the program's source lines, where the files can be read."""
     if plan.asked is None:
         return {}
     program = plan.asked.analysis.program
@@ -146,7 +146,7 @@ def _largest_first(row: dict[str, Any]) -> tuple[float, float]:
 
 
 def _curve(curve: tuple[int, ...]) -> dict[str, Any] | None:
-    """The maximum of the curve in each of at most ``_POINTS`` equal parts, so that the peak stays."""
+    """Returns the maximum of the curve in each of at most ``_POINTS`` equal parts, so that the peak stays."""
     if not curve:
         return None
     step = math.ceil(len(curve) / _POINTS)
@@ -155,7 +155,7 @@ def _curve(curve: tuple[int, ...]) -> dict[str, Any] | None:
 
 
 def _breakdown(p: Predicted) -> list[dict[str, Any]]:
-    """Seconds by kind, and by region, line and operation where the plan was made here; each adds up to ``serial_s``."""
+    """Returns seconds by kind, and by region, line and operation if the plan was not loaded; each adds up to ``serial_s``."""
     if p.rows:
         return [{"by": by, "seconds": p.breakdown(by)} for by in ("kind", *(x for x in PARTS if x != "kind"))]
     times = {"compute": p.compute_s}

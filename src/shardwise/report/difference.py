@@ -25,7 +25,7 @@ _MOST: Final = 8
 
 
 def difference_data(one: Plan, other: Plan) -> dict[str, Any]:
-    """The figures of both plans, and everything that differs."""
+    """Returns the figures of both plans, and everything that differs."""
     plans = one, other
     figures, decisions = [_figures(plan) for plan in plans], [list(map(str, plan.decisions)) for plan in plans]
     arrays = [{a.path: spec_text(a) for a in (*plan.arguments, *plan.outputs)} for plan in plans]
@@ -72,13 +72,13 @@ def _facts(plan: Plan, other: Plan) -> dict[str, str]:
 
 
 def _rows(name: str, one: dict[str, Any], other: dict[str, Any]) -> list[dict[str, Any]]:
-    """The keys whose values differ, with both values."""
+    """Returns the keys whose values differ, with both values."""
     keys = [key for key in one | other if one.get(key) != other.get(key)]
     return [{name: key, "one": one.get(key), "other": other.get(key)} for key in keys]
 
 
 def difference_lines(data: dict[str, Any]) -> list[str]:
-    """What differs, one line each: ``what: one | other``, and decisions with - and +."""
+    """Returns what differs, one line each: ``what: one | other``, and decisions with - and +."""
     lines = [f"{row['what']}: {row['one']} | {row['other']}" for row in data["facts"]]
     lines += [f"- {text}" for text in data["decisions"]["one"]]
     lines += [f"+ {text}" for text in data["decisions"]["other"]]
@@ -94,7 +94,7 @@ def diff_text(one: Plan, other: Plan) -> str:
 
 
 def difference_text(one: Plan, other: Plan, names: tuple[str, str], width: int = 80) -> str:
-    """The figures of two plans, then what differs."""
+    """Returns the figures of two plans, then what differs."""
     data = difference_data(one, other)
     if data["same"]:
         return "the plans are the same\n"
@@ -122,7 +122,7 @@ def figures_table(first: str, before: Predicted, second: str, after: Predicted) 
 
 
 def what_if_text(asked: WhatIf, width: int = 80) -> str:
-    """The figures before and after, what makes the difference, and which arrays change their sharding."""
+    """Returns the figures before and after, why they differ, and which arrays change their sharding."""
     page = Page(width)
     for line in asked.changes or ("nothing changes: the plan has these decisions already",):
         page.print(line)

@@ -49,13 +49,13 @@ TABS: Final = (
 
 
 def page_html(plan: Plan) -> str:
-    """The page of a plan. All text of the plan is escaped, in the markup and in the data."""
+    """Returns the page of a plan. All text of the plan is escaped, in the markup and in the data."""
     data = report_data(plan)
     return _rendered("page.html", data=data, tabs=[tab for tab in TABS if tab.shown(data)])
 
 
 def notebook_html(page: Page) -> str:
-    """A page of text as HTML that brings its style and takes the colors of the notebook."""
+    """Returns a page of text as HTML that brings its style and takes the colors of the notebook."""
     return _rendered("notebook.html", items=page.items, folded=_FOLDED, most=_MOST)
 
 

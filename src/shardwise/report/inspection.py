@@ -61,7 +61,7 @@ def analysis_json(analysis: Analysis) -> dict[str, Any]:
 
 
 def _loops(analysis: Analysis) -> list[Region]:
-    """The bodies of the loops that are left after dead code is gone."""
+    """Returns the bodies of the loops that are left after dead code is gone."""
     return [r for r in analysis.program.regions if r.kind.endswith(".body") and r.owner >= 0]
 
 
@@ -74,7 +74,7 @@ def _argument_bytes(program: Program) -> int:
 
 
 def _conflict_lines(analysis: Analysis, family: CompatibilitySet) -> list[str]:
-    """The source lines of a family's conflicts, most frequent first."""
+    """Returns the source lines of a family's conflicts, most frequent first."""
     program = analysis.program
     counts = Counter(str(program.source_of(program.ops[c.op])) for c in family.conflicts)
     counts.pop("?", None)
@@ -82,7 +82,7 @@ def _conflict_lines(analysis: Analysis, family: CompatibilitySet) -> list[str]:
 
 
 def analysis_page(analysis: Analysis, width: int = 80, everything: bool = False) -> Page:
-    """The analysis for a terminal of ``width`` columns; ``everything`` includes groups that do not matter."""
+    """Returns the analysis for a terminal of ``width`` columns; ``everything`` includes groups that do not matter."""
     page, program = Page(width), analysis.program
     page.print(
         f"{program.name}: {plural(len(program.ops), 'op')}, {si(_total_flops(program), 'FLOP')}, "
@@ -118,7 +118,7 @@ def _print_groups(page: Page, analysis: Analysis, everything: bool) -> None:
 
 
 def _where(analysis: Analysis, places: tuple[Place, ...], width: int, most: int = 3) -> str:
-    """The first few arguments, or outputs where there are none, one per line; a long path loses its beginning."""
+    """Returns the first few arguments, or outputs where there are none, one per line; a long path loses its beginning."""
     values = analysis.program.values
     names = [str(p) for p in places if values[p.value].origin is Origin.ARGUMENT] or [str(p) for p in places]
     more = f" +{len(names) - most}" if len(names) > most else ""

@@ -61,7 +61,7 @@ def examine() -> dict[str, Any]:
 
 
 def doctor_text(data: dict[str, Any], width: int = 80) -> str:
-    """One fact per line, then the problems. Without Rich, which may be missing."""
+    """Returns one fact per line, then the problems. Rich, which may be missing, is not used."""
     lines = [f"shardwise  {data['shardwise']}", f"python     {data['python']}"]
     for package in data["packages"]:
         tested = f", {_TESTED_JAX}" if package["name"] == "jax" else ""
@@ -104,7 +104,7 @@ def probe(
 
 
 def _version(name: str) -> str:
-    """The installed version of a package, empty if there is none."""
+    """Returns the installed version of a package, empty if there is none."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -112,7 +112,7 @@ def _version(name: str) -> str:
 
 
 def _requirements() -> dict[str, str]:
-    """The lower bounds of versions that Shardwise requires, such as ``{"jax": ">=0.9"}``."""
+    """Returns the lower bounds of versions that Shardwise requires, such as ``{"jax": ">=0.9"}``."""
     try:
         lines = metadata.requires("shardwise") or []
     except metadata.PackageNotFoundError:

@@ -58,7 +58,7 @@ def logical_rules(plan: Plan, names: Mapping[str, Sequence[str | None]] | None) 
 
 
 def _applied(names: Names, rules: Mapping[str, tuple[str, ...]]) -> Spec:
-    """The spec that the rules give an array; a mesh axis goes to the first dimension that may have it."""
+    """Returns the spec that the rules give an array; a mesh axis goes to the first dimension that may have it."""
     used: set[str] = set()
     spec = []
     for name in names:
@@ -87,7 +87,7 @@ def _checked(arrays: Mapping[str, ArrayPlan], names: Mapping[str, Sequence[str |
 
 
 def _generated(plan: Plan) -> dict[str, Names]:
-    """A name for each color and each of its shardings, after the largest argument that has it."""
+    """Returns a name for each color and each of its shardings, after the largest argument that has it."""
     names: dict[tuple[int, tuple[str, ...]], str] = {}
     used: Counter[str] = Counter()
     for array in sorted(plan.arguments, key=lambda a: -math.prod(a.shape)):

@@ -43,7 +43,7 @@ class Page:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table without lines. The cells under ``>title`` are right-aligned, those under ``*title`` may wrap; without any
+    """Returns a table without lines. The cells under ``>title`` are right-aligned, those under ``*title`` may wrap; without any
     titles there is no header."""
     result = Table(
         box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, show_header=any(t.strip(">*") for t in titles)

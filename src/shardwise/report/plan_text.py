@@ -29,7 +29,7 @@ _BAR: Final = 30
 
 
 def dims(array: ArrayPlan) -> Spec:
-    """The mesh axes of every dimension: a spec may leave out the last ones."""
+    """Returns the mesh axes of every dimension: a spec may leave out the last ones."""
     return (*array.spec, *((),) * (len(array.shape) - len(array.spec)))
 
 
@@ -80,7 +80,7 @@ def explain_text(plan: Plan, array: ArrayPlan) -> str:
 
 
 def _local_lines(plan: Plan, path: str) -> list[str]:
-    """The first lines of the device-local program that are about an argument or output."""
+    """Returns the first lines of the device-local program that are about an argument or output."""
     program = plan.inquiry.analysis.program
     about = touching(program, program_lines(program, plan.sharded), path)
     rows = laid_out([replace(line, depth=0) for line in about[:_MOST_LINES]], 80 - 4)
@@ -102,7 +102,7 @@ def _reasons(plan: Plan, array: ArrayPlan) -> list[str]:
 
 
 def _not_here(plan: Plan, array: ArrayPlan, dim: int, axis: str) -> str:
-    """Why a dimension does not have an axis of its color."""
+    """Returns why a dimension does not have an axis of its color."""
     spec = dims(array)
     for other, axes in enumerate(spec):
         if axis in axes:
@@ -112,7 +112,7 @@ def _not_here(plan: Plan, array: ArrayPlan, dim: int, axis: str) -> str:
 
 
 def _decided(plan: Plan, color: int, axis: str) -> str:
-    """The decision that gave a color an axis, and the cost of the plan without it."""
+    """Returns the decision that gave a color an axis, and the cost of the plan without it."""
     for k, choice in enumerate(plan.choices):
         pinned = isinstance(choice, Pin) and any(
             c == color and axis in (axes or ()) for c, axes in zip(choice.colors, choice.spec, strict=False)
@@ -146,7 +146,7 @@ def code_text(plan: Plan) -> str:
 
 
 def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
-    """The summary of a plan; ``every`` lists all arguments and collectives too."""
+    """Returns the summary of a plan; ``every`` lists all arguments and collectives too."""
     page, p = Page(width), plan.predicted
     page.print(f"{plan.function} on {plan.mesh}: {p.hardware}")
     for line in (*plan.variant.lines(), *_roles(plan)):
@@ -228,7 +228,7 @@ def _numbers(plan: Plan, what: str) -> str:
 
 
 def _roles(plan: Plan) -> list[str]:
-    """The arguments by role, in one line."""
+    """Returns the arguments by role, in one line."""
     parts = []
     for role, paths in plan.roles.items():
         more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
@@ -257,7 +257,7 @@ def _print_origin(page: Page, plan: Plan) -> None:
 
 
 def decided(plan: Plan) -> tuple[dict[str, list[str]], list[str]]:
-    """What is sharded, with its axes in order; and the other decisions as text."""
+    """Returns what is sharded, with its axes in order; and the other decisions as text."""
     sharded: dict[str, list[str]] = {}
     for decision in plan.decisions:
         if isinstance(decision, Shard):

@@ -32,7 +32,7 @@ _LEGEND: Final = (
 
 
 def program_text(program: Program, sharded: ShardedProgram, width: int = 120) -> str:
-    """The ops of one device, line by line, and the collectives of a step by kind and axes."""
+    """Returns the ops of one device, line by line, and the collectives of a step by kind and axes."""
     lines, page = program_lines(program, sharded), Page(width)
     title = f"{program.name} on {sharded.mesh}, one device of {sharded.mesh.devices}"
     head = [title, "", *textwrap.wrap(_LEGEND, width)]
@@ -45,7 +45,7 @@ def program_text(program: Program, sharded: ShardedProgram, width: int = 120) ->
 
 
 def program_data(program: Program, sharded: ShardedProgram) -> dict[str, Any]:
-    """The lines as plain data, and the collectives of a step by kind and axes."""
+    """Returns the lines as plain data, and the collectives of a step by kind and axes."""
     lines = program_lines(program, sharded)
     moved = [
         {"kind": kind, "axes": list(axes), "count": count, "nbytes": nbytes}
@@ -55,7 +55,7 @@ def program_data(program: Program, sharded: ShardedProgram) -> dict[str, Any]:
 
 
 def listing_data(program: Program, sharded: ShardedProgram, most: int, width: int = 140) -> dict[str, Any]:
-    """What a page shows: the kind and the text of the first lines, and whether there are more."""
+    """Returns what a page shows: the kind and the text of the first lines, and whether there are more."""
     lines = program_lines(program, sharded, most + 1)
     shown = lines[:most]
     rows = [{"kind": x.kind, "text": text} for x, text in zip(shown, laid_out(shown, width), strict=True)]
@@ -63,7 +63,7 @@ def listing_data(program: Program, sharded: ShardedProgram, most: int, width: in
 
 
 def touching(program: Program, lines: Sequence[Line], path: str) -> list[Line]:
-    """The lines about an argument or output, or about casts and other views of it."""
+    """Returns the lines about an argument or output, or about casts and other views of it."""
     value = program.paths[path]
     op = program.ops[program.definitions[value][0]]
     about = views(program, (value, *(v for v in op.operands if v >= 0)))
@@ -71,7 +71,7 @@ def touching(program: Program, lines: Sequence[Line], path: str) -> list[Line]:
 
 
 def laid_out(lines: Sequence[Line], width: int) -> list[str]:
-    """The lines in columns: name, type, expression, bytes, source. A line that is too long has no columns; where that
+    """Returns the lines in columns: name, type, expression, bytes, source. A line that is too long has no columns; where that
     is not enough its expression is below."""
     sources = max((len(line.source) for line in lines), default=0)
     sizes = max((len(_size(line)) for line in lines), default=0)
@@ -100,7 +100,7 @@ def _label(line: Line) -> str:
 
 
 def _columns(lines: Sequence[Line], label: float, type_: float) -> tuple[int, int]:
-    """The widths of labels and types: of the longest that are within the limits."""
+    """Returns the widths of the longest labels and types that are within the limits."""
     named = [line for line in lines if line.name]
     labels = [n for line in named if (n := len(_label(line))) <= label]
     return max(labels, default=0), max((n for line in named if (n := len(line.type)) <= type_), default=0)

@@ -44,7 +44,7 @@ def binary(nbytes: float) -> str:
 
 
 def change(value: float, show: Callable[[float], str]) -> str:
-    """A difference with its sign.
+    """Returns a difference with its sign.
 
     >>> change(0.25, seconds), change(-2048.0, binary), change(0, seconds)
     ('+250 ms', '−2.00 KiB', '±0')
@@ -63,7 +63,7 @@ def plural(count: int, noun: str, many: str = "") -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """The text with long lines continued below, indented; a word is broken only where it alone is longer.
+    """Returns the text with long lines continued below, indented; a word is broken only where it alone is longer.
 
     >>> print(wrapped("  all-gather over data, for dot_general at train.py:12", 40), end="")
       all-gather over data, for dot_general

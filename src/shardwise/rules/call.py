@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +32,16 @@ class OpCall:
     operands: tuple[Shape, ...]
     results: tuple[Shape, ...]
     dtypes: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for equal calls; None if a parameter cannot be hashed."""
+        key = (self.kind, self.operands, self.results, self.dtypes, tuple(self.params.values()))
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
 
     def out(self, number: int = 0) -> int:
         """The tensor number of a result."""

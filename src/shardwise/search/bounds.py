@@ -88,7 +88,6 @@ class _Least:
     def __init__(self, model: CostModel, mesh: MeshAxes, base: Sequence[Decision]):
         self.model, self.mesh = model, mesh
         self._state = State(mesh, tuple(base))
-        self._kept = kept_axes(model.structure.program, self._state)
         groups = model.structure.analysis.groups
         every = frozenset(range(len(mesh.sizes)))
         self._axes = {color: every for group in groups if group.matters for color in group.colors}
@@ -120,7 +119,7 @@ class _Least:
     def _local_shapes(self, value: int) -> tuple[tuple[int, ...], ...]:
         """Returns the local shapes that a value may have. More shards are not always smaller: tiles are padded."""
         s, shape = self.model.structure, self.model.structure.program.values[value].shape
-        kept, pinned = self._kept.get(value, frozenset()), self._state.pinned.get(value)
+        kept, pinned = kept_axes(s.program, self._state, value), self._state.pinned.get(value)
         able = [self._axes.get(c, frozenset()) - kept for c in s.colors[value]]
         for first, second, bit in s.clashes.by_op.get(s.program.definitions[value][0], ()):
             if bit < 0 and first in s.nodes[value] and second in s.nodes[value]:

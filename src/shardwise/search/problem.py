@@ -111,6 +111,10 @@ class Problem:
         state = tuple(self._numbers.get(d, -1) for d in decisions)
         return None if -1 in state else state
 
+    def able(self, decisions: Iterable[Decision]) -> Actions:
+        """The state of those decisions that are actions."""
+        return tuple(self._numbers[d] for d in decisions if d in self._numbers)
+
     def _shards(self, unit: int, group: Group) -> list[Decision]:
         """Returns the decisions that shard a unit, other than those of the base."""
         base = State(self.mesh, self.base)

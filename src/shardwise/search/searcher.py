@@ -201,9 +201,12 @@ class Searcher:
         searcher.begin(options.budget(), 1)
         return searcher
 
-    def begin(self, budget: Budget, searches: int, quick: bool = False) -> None:
-        """Sets the budget that the next searches share; ``quick`` searches start from some of the strategies."""
-        self._shared, self._left, self._quick = SharedBudget(budget), searches, quick
+    def begin(
+        self, budget: Budget, searches: int, quick: bool = False, states: Sequence[Sequence[Decision]] = ()
+    ) -> None:
+        """Sets the budget that the next searches share. They start from the strategies, ``quick`` ones from some of them, and
+        from some further states, without the decisions of these that are no actions."""
+        self._shared, self._left, self._quick, self._states = SharedBudget(budget), searches, quick, states
         self.done: list[SearchResult] = []
 
     def front(self) -> list[tuple[tuple[Decision, ...], Cost]]:
@@ -250,7 +253,8 @@ class Searcher:
             problem = kind(self.model, base, axes, extra=start.decisions, only=only, goal=options.goal)
             self._problems[key] = problem, start
         self._last, start = self._problems[key]
-        self._last.start_from(start.seeds(self._last, self._quick))
+        states = map(self._last.able, self._states)
+        self._last.start_from([*start.seeds(self._last, self._quick), *states])
         return self._last
 
     def _run(self, problem: Problem, budget: Budget) -> SearchResult:

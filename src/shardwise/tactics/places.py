@@ -2,10 +2,10 @@
 
 - A *sequence* is a dimension of the batch, other than the first, that no product with a parameter makes or contracts: tokens of
   a text, rows and columns of an image.
-- A *vocabulary* is a dimension of a parameter that a gather looks into. Tables of less than a thousandth of all parameters do
-  not count.
-- *Experts* are a dimension of a parameter that a product has in both operands and in its result, or that a ragged product
-  looks into.
+- A *vocabulary* is a dimension of a parameter that a gather looks into, or along which a gather looks into what a product with
+  the parameter makes, as a loss does with logits. Tables of less than a thousandth of all parameters do not count.
+- *Experts* are a dimension of a parameter that a product, which also contracts something, has in both operands and in its
+  result, or that a ragged product looks into.
 - *Edges* are the first dimension of batch arguments by which another's first dimension, that of the nodes, is looked into.
 
 Weak: a frozen table of positions looks like a vocabulary, and a batch of independent heads like experts.
@@ -59,13 +59,13 @@ def find_places(analysis: Analysis, batch: Sequence[Value], params: Sequence[Val
         )
         if op.unit in HEAVY:
             multiplied |= of_weights
-            if op.kind in _PRODUCTS:
+            if op.kind in _PRODUCTS and any(f.kind is Kind.REDUCTION for f in op.rule.factors):
                 results = {color[f] for dims in op.rule.results for dim in dims for f in dim}
                 batched |= of_weights & of_others & results | of_weights & indexed
-        elif op.operands[0] in weights:
-            looked_up |= indexed & operands[0]
         elif indexed & first:
             edges |= (operands[1] & first) - indexed
+        else:
+            looked_up |= indexed & operands[0]
 
     def places(values: Sequence[Value], wanted: Callable[[int, int], bool]) -> tuple[PathDim, ...]:
         """Returns one place of each group that has a wanted dimension."""

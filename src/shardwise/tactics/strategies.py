@@ -16,6 +16,7 @@ Most examples are about this training step, or this layer:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -133,14 +134,13 @@ class ZeRO1(Batched):
     def _gradients(self, axis: str, context: Context) -> tuple[int, ...]:
         """Returns the values that ZeRO2 on this axis alone reduces into shards."""
         zero2 = ZeRO2(dim=self.dim).on(axis, context, ())
-        gradients: tuple[int, ...] = ()
+        gradients: dict[int, None] = {}
         while True:
-            kept = [KeepDecision(gradients, axis)] if gradients else []
+            kept = [KeepDecision(tuple(gradients), axis)] if gradients else []
             scattered = scattered_values(context, [*zero2, *kept], axis)
-            new = tuple(v for v in scattered if v not in gradients)
-            if not new:
-                return gradients
-            gradients += new
+            if gradients.keys() >= set(scattered):
+                return tuple(gradients)
+            gradients |= dict.fromkeys(scattered)
 
 
 class Megatron(Listed):
@@ -149,7 +149,7 @@ class Megatron(Listed):
     By structure: groups that one product with a parameter makes and another contracts, other than residual streams (where a
     product is added to something that is not one), the width of heads and what a gather looks into. Of those that the axis
     divides, the ones with the least communication for the bytes of parameters that they shard, no two of which meet in one
-    op. Decisions before this one do not change the choice.
+    op. Communication is compared only where not all of them can be chosen. Decisions before this one do not change the choice.
 
     >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=[Megatron("model")])
     >>> plan.spec("up"), plan.spec("down"), [kind for kind, _ in plan.moved()]
@@ -160,7 +160,7 @@ class Megatron(Listed):
         sizes = dict(zip(context.mesh.names, context.mesh.sizes, strict=True))
         sharded = {(c, d.axis) for d in taken if isinstance(d, ShardDecision) for c in d.colors}
         colors = []
-        for color in context.once("megatron", lambda: self._ranked(context)):
+        for color in context.once("megatron", lambda: self._inner(context)):
             before = math.prod(size for name, size in sizes.items() if (color, name) in sharded and name != axis)
             if all(size % (before * sizes[axis]) == 0 for size in context.group(color).sizes):
                 colors.append(color)
@@ -171,6 +171,11 @@ class Megatron(Listed):
             )
         meeting = context.once("meeting", lambda: meeting_groups(context.analysis))
         covers = {c: _covered(context, c) for c in colors}
+        if any(
+            covers[a] & covers[b] or (context.group(a).id, context.group(b).id) in meeting
+            for a, b in itertools.combinations(colors, 2)
+        ):
+            colors.sort(key=lambda c: context.once(("price", c), lambda: self._price(context, c)))
         chosen: list[int] = []
         covered: set[int] = set()
         for color in colors:
@@ -180,25 +185,31 @@ class Megatron(Listed):
                 covered |= covers[color]
         return shard_groups(context, chosen, axis, taken)
 
-    def _ranked(self, context: Context) -> list[int]:
-        """Returns one color of each group of inner colors. Those with the least communication per sharded byte come first."""
+    def _inner(self, context: Context) -> list[int]:
+        """Returns one color of each group of inner colors. Those that shard the most bytes come first."""
         inner = inner_colors(context, context.role("params", "Megatron"))
         groups: dict[int, int] = {}
         for color in sorted(inner):
             groups.setdefault(context.analysis.colors[color].group, color)
-        price = {}
+        return sorted(groups.values(), key=lambda color: -_covered_bytes(context, color))
+
+    def _price(self, context: Context, color: int) -> tuple[float, int]:
+        """The communication that a color takes for the bytes that it shards."""
         axis = max(zip(context.mesh.sizes, context.mesh.names, strict=True))[1]
-        for color in groups.values():
-            nbytes = sum(context.analysis.program.values[v].nbytes for v in _covered(context, color))
-            price[color] = communication_s(context, shard_groups(context, [color], axis, ())) / nbytes, color
-        return sorted(price, key=price.__getitem__)
+        seconds = communication_s(context, shard_groups(context, [color], axis, ()))
+        return seconds / _covered_bytes(context, color), color
 
 
 def _covered(context: Context, color: int) -> set[int]:
     """Returns the parameters that have a dimension of a color's group."""
-    group = set(context.group(color).colors)
-    parameters = context.role("params", "Megatron")
-    return {v.id for v in parameters if any(c in group for _, c in context.colors_of(v))}
+    group, parameters = set(context.group(color).colors), context.role("params", "Megatron")
+    return context.once(
+        ("covered", color), lambda: {v.id for v in parameters if any(c in group for _, c in context.colors_of(v))}
+    )
+
+
+def _covered_bytes(context: Context, color: int) -> int:
+    return sum(context.analysis.program.values[v].nbytes for v in _covered(context, color))
 
 
 @dataclass(frozen=True, slots=True)

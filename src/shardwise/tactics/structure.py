@@ -13,6 +13,7 @@ from shardwise.ir.program import HEAVY, Value
 from shardwise.ir.rule import Kind
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.sharding import Kind as Move
+from shardwise.lowering.small import SHARE
 from shardwise.lowering.storage import views
 from shardwise.tactics.tactic import Context
 
@@ -28,7 +29,8 @@ def batch_colors(context: Context, dim: int, tactic: str) -> list[int]:
 
 
 def covering_colors(context: Context, parameters: Sequence[Value], axis: str, without: set[int]) -> list[int]:
-    """Returns the fewest colors that shard all parameters that can be, greedily by bytes covered."""
+    """Returns the fewest colors that shard all parameters that can be, greedily by bytes covered. A color that would cover only
+    a small share of the bytes (biases, which a plan keeps replicated) is left for other axes."""
     size = context.mesh.sizes[context.mesh.index(axis)]
     colors = context.analysis.colors
     able: dict[int, set[int]] = {}
@@ -38,10 +40,11 @@ def covering_colors(context: Context, parameters: Sequence[Value], axis: str, wi
                 able.setdefault(c, set()).add(k)
     chosen: list[int] = []
     left = set(range(len(parameters)))
+    least = SHARE * sum(value.nbytes for value in parameters)
     while True:
         gains = [(sum(parameters[k].nbytes for k in covers & left), -c) for c, covers in able.items()]
         nbytes, best = max(gains, default=(0, 0))
-        if nbytes <= 0:
+        if nbytes <= least:
             return chosen
         chosen.append(-best)
         left -= able[-best]

@@ -88,6 +88,7 @@ class BatchAnalysis:
 
     def __init__(self, size: int, parts: int):
         self.size, self.parts = size, parts
+        self._rules: dict[Any, Rule] = {}
 
     def outputs(self, full: Any, part: Any, inputs: Sequence[BatchState]) -> list[BatchState]:
         """Returns the roles of a jaxpr's outputs, given those of its inputs."""
@@ -166,7 +167,7 @@ class BatchAnalysis:
         return states
 
     def _batch(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
-        rule = _rule(pair.full)
+        rule = self._rule(pair.full)
         places = set()
         for tensor, state in zip(rule.operands, states, strict=True):
             if state.role is Role.BATCH:
@@ -189,6 +190,19 @@ class BatchAnalysis:
             reason = rule.factors[factor].reason or f"it is {kind.value} there"
             raise VariantError(f"{pair.where} needs the whole batch at once: {reason}")
         return [self._kept(pair, rule, tensor, factor, offset) for tensor in rule.results]
+
+    def _rule(self, equation: Any) -> Rule:
+        dtypes = tuple(str(getattr(v.aval, "dtype", "")) for v in equation.invars)
+        call = OpCall(
+            equation.primitive.name, equation.params, _shapes(equation.invars), _shapes(equation.outvars), dtypes
+        )
+        key = call.key
+        if key in self._rules:
+            return self._rules[key]
+        rule = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation)).rule
+        if key is not None:
+            self._rules[key] = rule
+        return rule
 
     def _locate(self, rule: Rule, tensor: Sequence[Sequence[int]], state: BatchState) -> tuple[int, int] | None:
         """Returns the factor with the batch and the size before it in the factor; (-1, -1) for several factors."""
@@ -324,9 +338,3 @@ def join(pair: Pair, one: BatchState, other: BatchState) -> BatchState:
 
 def _shapes(variables: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
     return tuple(internals.shape_of(v.aval) for v in variables)
-
-
-def _rule(equation: Any) -> Rule:
-    dtypes = tuple(str(getattr(v.aval, "dtype", "")) for v in equation.invars)
-    call = OpCall(equation.primitive.name, equation.params, _shapes(equation.invars), _shapes(equation.outvars), dtypes)
-    return find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation)).rule

@@ -89,17 +89,18 @@ def trace_variant(
     kwargs: Mapping[str, Any],
     options: JitOptions,
     variant: Variant,
-    traces: dict[int, Traced] | None = None,
+    traces: dict[tuple[int, bool], Traced] | None = None,
 ) -> Traced:
-    """Traces a variant of a function. ``traces``: a cache of the function at the size of one micro-batch, by their number."""
+    """Traces a variant of a function. ``traces``: a cache of the function at the size of one micro-batch, by their number and
+    whether it is rematerialized."""
     traces = {} if traces is None else traces
-    if 1 not in traces:
-        traces[1] = trace(fn, args, kwargs, options)
-    plain = traces[1]
-    traced = rematerialize(plain) if variant.remat else plain
-    if variant.microbatches == 1:
-        return traced
-    count = variant.microbatches
+    if (1, False) not in traces:
+        traces[1, False] = trace(fn, args, kwargs, options)
+    plain, count, remat = traces[1, False], variant.microbatches, variant.remat
+    if (1, remat) not in traces:
+        traces[1, remat] = rematerialize(plain)
+    if count == 1:
+        return traces[1, remat]
 
     def cut(path: str, shape: Any) -> Any:
         if path not in variant.batch:
@@ -110,9 +111,9 @@ def trace_variant(
         return struct((shape.shape[0] // count, *shape.shape[1:]), shape.dtype, weak_type=shape.weak_type)
 
     try:
-        if count not in traces:
-            traces[count] = trace(fn, args, kwargs, options, cut)
-        part = rematerialize(traces[count], like=plain) if variant.remat else traces[count]
-        return microbatched(traced, part, variant.batch, count)
+        if (count, False) not in traces:
+            traces[count, False] = trace(fn, args, kwargs, options, cut)
+        part = rematerialize(traces[count, False], like=plain) if remat else traces[count, False]
+        return microbatched(traces[1, remat], part, variant.batch, count)
     except (CaptureError, VariantError) as error:
-        raise VariantError(f"{traced.name} cannot be computed in {count} micro-batches: {error}") from None
+        raise VariantError(f"{plain.name} cannot be computed in {count} micro-batches: {error}") from None

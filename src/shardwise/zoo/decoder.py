@@ -22,7 +22,7 @@ def build(config: Config) -> ZooProgram:
 
 
 def decoder_spec(config: Config, norm: Leaf, mlp: dict[str, Tree]) -> dict[str, Tree]:
-    """The parameters of the model without its head; `mlp` has those of a layer after its attention."""
+    """Returns the parameters of the model without its head; `mlp` has those of a layer after its attention."""
     require_divisible("heads by kv heads", config.heads, config.kv_heads)
     require_divisible("head by two", config.head, 2)
     projections = attention_spec(config.d, config.heads, config.kv_heads, config.head)

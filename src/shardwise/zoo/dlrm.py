@@ -44,7 +44,7 @@ def loss(config: Config, params: Tree, batch: Tree) -> jax.Array:
 
 
 def logits(params: Tree, batch: Tree) -> jax.Array:
-    """The score of every example, `[b]`."""
+    """Returns the score of every example, `[b]`."""
     features = jax.nn.relu(mlp(params["bottom"], batch["dense"].astype(COMPUTE)))
     looked_up = [jnp.take(table, batch["ids"][:, i], axis=0) for i, table in enumerate(params["tables"])]
     vectors = jnp.stack([features, *(x.astype(COMPUTE) for x in looked_up)], axis=1)

@@ -17,7 +17,7 @@ MODES = ("decode", "prefill", "step")
 
 
 def build(config: Config) -> ZooProgram:
-    """The program of the configuration's mode. The cache has room for the prompt and for the generated tokens."""
+    """Returns the program of the configuration's mode. The cache has room for the prompt and for the generated tokens."""
     if config.mode not in MODES:
         raise ZooError(f"itx has no mode {config.mode!r}. There are: {', '.join(MODES)}")
 
@@ -26,7 +26,7 @@ def build(config: Config) -> ZooProgram:
         return forward(params, cache, batch["tokens"], jnp.zeros((), jnp.int32))
 
     def decode(params: Tree, cache: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
-        """The likeliest next tokens, `[b, generate]`."""
+        """Returns the likeliest next tokens, `[b, generate]`."""
 
         def step(carry: tuple[Tree, Tree], _: None) -> tuple[tuple[Tree, Tree], jax.Array]:
             cache, last = carry
@@ -67,7 +67,7 @@ def layer_spec(config: Config) -> Tree:
 
 
 def cache_spec(config: Config) -> Tree:
-    """The cache: stacked or a tuple, as the layers are. Its values stand for a prompt's keys and values."""
+    """Returns the cache: stacked or a tuple, as the layers are. Its values stand for a prompt's keys and values."""
     one = normal(config.batch, config.seq + config.generate, config.head, dtype=COMPUTE)
     return layered({"k": one, "v": one}, config.layers, config.scan)
 
@@ -108,6 +108,6 @@ def forward(params: Tree, cache: Tree, tokens: jax.Array, position: jax.Array) -
 
 
 def decode_step(params: Tree, cache: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
-    """The most likely next token of each sequence."""
+    """Returns the most likely next token of each sequence."""
     logits, cache = forward(params, cache, batch["tokens"][:, None], batch["position"])
     return jnp.argmax(logits, axis=-1).astype(jnp.int32), cache

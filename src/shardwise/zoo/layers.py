@@ -16,7 +16,7 @@ COMPUTE = jnp.bfloat16
 
 
 def cast(tree: Tree) -> Tree:
-    """Every array of the tree in the compute type."""
+    """Returns every array of the tree in the compute type."""
     return jax.tree.map(lambda x: x.astype(COMPUTE), tree)
 
 
@@ -50,7 +50,7 @@ def layer_norm(x: jax.Array, p: Tree) -> jax.Array:
 
 
 def affine(pattern: str, x: jax.Array, p: Tree) -> jax.Array:
-    """The einsum of `x` with `p["kernel"]`, plus `p["bias"]`."""
+    """Returns the einsum of `x` with `p["kernel"]`, plus `p["bias"]`."""
     return jnp.add(jnp.einsum(pattern, x, p["kernel"]), p["bias"])
 
 

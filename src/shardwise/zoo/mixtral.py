@@ -44,7 +44,7 @@ def loss(config: Config, params: Tree, batch: Tree) -> jax.Array:
 
 
 def layer(config: Config, p: Tree, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """One decoder layer; the carry is the activations and the load-balancing loss so far."""
+    """Applies one decoder layer; the carry is the activations and the load-balancing loss so far."""
     x, balance = carry
     x = x + rope_attention(cast(p["attention"]), rms_norm(x, p["attention_norm"]), config.rope_base)
     y = rms_norm(x, p["moe_norm"])

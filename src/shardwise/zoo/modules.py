@@ -18,7 +18,7 @@ Create = Callable[[nnx.Rngs], nnx.Module]
 
 
 def split(create: Create, *kinds: type[nnx.Variable[Any]]) -> tuple[nnx.GraphDef[Any], *tuple[Tree, ...]]:
-    """The graph of the module, and for each kind of variable its state as a tree of `Leaf`s."""
+    """Returns the graph of the module, and for each kind of variable its state as a tree of `Leaf`s."""
     graph, *states = nnx.split(nnx.eval_shape(lambda: create(nnx.Rngs(0))), *kinds)
     return graph, *(jax.tree_util.tree_map_with_path(_described, state) for state in states)
 
@@ -34,6 +34,6 @@ def _described(path: tuple[Any, ...], array: jax.ShapeDtypeStruct) -> Leaf:
 def module_training(
     config: Config, create: Create, loss_fn: Callable[[Any, Tree], jax.Array], batch: Tree
 ) -> ZooProgram:
-    """The training step of a module whose only state is its parameters; `loss_fn(module, batch)`."""
+    """Returns the training step of a module whose only state is its parameters; `loss_fn(module, batch)`."""
     graph, params = split(create, nnx.Param)
     return training(config, lambda params, batch: loss_fn(nnx.merge(graph, params), batch), params, batch)

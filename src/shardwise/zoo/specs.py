@@ -38,7 +38,7 @@ def normal(*shape: int, scale: float = 1.0, dtype: Any = jnp.float32) -> Leaf:
 
 
 def weight(*shape: int, fan_in: int, dtype: Any = jnp.float32) -> Leaf:
-    """A weight with variance `1/fan_in`."""
+    """Returns a weight with variance `1/fan_in`."""
     return normal(*shape, scale=1.0 / math.sqrt(fan_in), dtype=dtype)
 
 
@@ -48,12 +48,12 @@ def constant(*shape: int, value: float | tuple[float, ...], dtype: Any = jnp.flo
 
 
 def zeros(*shape: int, dtype: Any = jnp.float32) -> Leaf:
-    """A bias, or a scale that is stored as its distance from one."""
+    """Returns a bias, or a scale that is stored as its distance from one."""
     return constant(*shape, value=0.0, dtype=dtype)
 
 
 def ones(*shape: int) -> Leaf:
-    """A normalization scale."""
+    """Returns a normalization scale."""
     return constant(*shape, value=1.0)
 
 
@@ -68,7 +68,7 @@ def dense_spec(inputs: int, outputs: int) -> dict[str, Leaf]:
 
 
 def mlp_spec(*sizes: int) -> list[Tree]:
-    """One dense layer between each two sizes."""
+    """Returns the parameters of dense layers, one between each two sizes."""
     return [dense_spec(i, o) for i, o in pairwise(sizes)]
 
 
@@ -87,7 +87,7 @@ def image_batch(batch: int, image: int, classes: int) -> dict[str, Leaf]:
 
 
 def layered(layer: Tree, layers: int, scan: bool) -> Tree:
-    """The parameters of equal layers: stacked on a leading dimension if `scan`, else a tuple of trees."""
+    """Returns the parameters of equal layers: stacked on a leading dimension if `scan`, else a tuple of trees."""
     if not scan:
         return (layer,) * layers
     return jax.tree.map(lambda leaf: replace(leaf, shape=(layers, *leaf.shape)), layer)
@@ -97,12 +97,12 @@ _struct: Any = jax.ShapeDtypeStruct  # JAX has not annotated it.
 
 
 def abstract(tree: Tree) -> Tree:
-    """The tree with every `Leaf` as a `jax.ShapeDtypeStruct`."""
+    """Returns the tree with every `Leaf` as a `jax.ShapeDtypeStruct`."""
     return jax.tree.map(lambda leaf: _struct(leaf.shape, leaf.dtype), tree)
 
 
 def concrete(tree: Tree, rng: np.random.Generator) -> Tree:
-    """The tree with every `Leaf` as an array."""
+    """Returns the tree with every `Leaf` as an array."""
     return jax.tree.map(lambda leaf: jax.device_put(leaf.draw(rng, leaf.shape).astype(leaf.dtype)), tree)
 
 
@@ -118,7 +118,7 @@ def moments(params: Tree) -> Tree:
 
 
 def program(fn: Callable[..., Any], donate: tuple[int, ...] = (), **trees: Tree) -> ZooProgram:
-    """The program of a function whose arguments have these roles, as trees of `Leaf`s."""
+    """Returns the program of a function whose arguments have these roles, as trees of `Leaf`s."""
 
     def make(seed: int) -> tuple[Any, ...]:
         rng = np.random.default_rng(seed)
@@ -129,7 +129,7 @@ def program(fn: Callable[..., Any], donate: tuple[int, ...] = (), **trees: Tree)
 
 
 def training(config: Config, loss_fn: Callable[[Tree, Tree], jax.Array], params: Tree, batch: Tree) -> ZooProgram:
-    """The training step of `loss_fn`, or the loss alone where the configuration says `train=False`."""
+    """Returns the training step of `loss_fn`, or the loss alone where the configuration says `train=False`."""
     adam = optimizer()
 
     def loss(params: Tree, batch: Tree) -> jax.Array:

@@ -21,7 +21,7 @@ KERNEL = 4  # positions that the short causal convolution reads
 
 
 def build(config: Config) -> ZooProgram:
-    """The training step. Rates start at 1 .. state for every channel, step sizes near 0.01."""
+    """Returns the training step. Rates start at 1 .. state for every channel, step sizes near 0.01."""
     d, e, n, r = config.d, config.inner, config.state, config.rank
     layer = {
         "norm": ones(d),
@@ -43,7 +43,7 @@ def build(config: Config) -> ZooProgram:
 
 
 def causal_conv(x: jax.Array, p: Tree) -> jax.Array:
-    """A depthwise convolution of `x[b, s, e]` over the last `KERNEL` positions."""
+    """Applies a depthwise convolution to `x[b, s, e]` over the last `KERNEL` positions."""
     form: dict[str, Any] = {"dimension_numbers": ("NWC", "WIO", "NWC"), "feature_group_count": x.shape[-1]}
     y = jax.lax.conv_general_dilated(x, p["kernel"], window_strides=(1,), padding=[(KERNEL - 1, 0)], **form)
     return jnp.add(y, p["bias"])
@@ -60,7 +60,7 @@ def recurrence(decay: jax.Array, drive: jax.Array) -> jax.Array:
 
 
 def layer(p: Tree, x: jax.Array) -> jax.Array:
-    """One residual block. The recurrence runs in float32: products of many decays underflow otherwise."""
+    """Applies one residual block. The recurrence runs in float32: products of many decays underflow otherwise."""
     w = cast(p)
     y = rms_norm(x, p["norm"])
     u = jax.nn.silu(causal_conv(jnp.einsum("bsd,de->bse", y, w["in"]), w["conv"]))

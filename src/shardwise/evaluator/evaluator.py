@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from operator import itemgetter
 from typing import Any, Final
 
@@ -43,8 +42,8 @@ class Part:
     compute_ps: int
     comm_ps: int
     overlapped_ps: int
-    points: tuple[int, ...]
-    blocks: tuple[int, ...]
+    points: Array
+    blocks: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +64,10 @@ class Class:
                 changes[first] = changes.get(first, 0) + a.blocks
                 changes[last + 1] = changes.get(last + 1, 0) - a.blocks
         times = (self.count * figures.compute_ps, self.count * figures.comm_ps, self.count * figures.overlapped_ps)
-        return Part(*times, tuple(changes), tuple(changes.values()))
+        return Part(*times, np.array(list(changes), np.int64), np.array(list(changes.values()), np.int64))
 
 
-_NO_PART: Final = Part(0, 0, 0, (), ())
+_NO_PART: Final = Part(0, 0, 0, np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 class _Rule:
@@ -109,9 +108,8 @@ def _nothing(results: Sequence[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state with what it decides by view, the results of all nodes, the parts of all classes, and their sums."""
+    """What a state decides by view, the results of all nodes, the parts of all classes, and their sums."""
 
-    actions: frozenset[int]
     seen: list[int]
     results: list[Any]
     parts: list[Part]
@@ -140,12 +138,19 @@ class Evaluator:
         for number, node in enumerate(nodes.nodes):
             rule = _Rule(node)
             self._nodes.append((node.view, rule.read, rule.memo, rule, nodes.readers[number], tuple(readers[number])))
-        self._recent: dict[tuple[int, ...], Snapshot] = {}
         self._numbers: dict[Hashable, int] = {}
         self._views: list[tuple[dict[int, Seen], dict[tuple[Seen, ...], int]]] = []
         for view in nodes.views:
             seen = ((n, action.seen(*view)) for n, action in enumerate(self.actions))
             self._views.append(({n: what for n, what in seen if what is not None}, {}))
+        # Recent snapshots, with what each decides by view and when it was last used. At first there is nothing.
+        results: list[Any] = [*[None] * len(self._nodes), NO_CANDIDATE]  # the last, -1, is for ops without a rule
+        changes = np.zeros(model.life.points + 1, np.int64)
+        nothing = Snapshot([-1] * len(self._views), results, [_NO_PART] * len(self._classes), (0, 0, 0), changes)
+        self._recent = [nothing] * _RECENT
+        self._recent_seen = np.full((_RECENT, len(self._views)), -1)
+        self._last_used = np.zeros(_RECENT, np.int64)
+        self._view_nodes = np.array([len(numbers) for numbers in nodes.by_view])
 
     def _term_nodes(self, term: Term) -> list[int]:
         nodes = self.dependencies
@@ -189,39 +194,21 @@ class Evaluator:
         return [self._snapshot(tuple(state)).cost for state in states]
 
     def _snapshot(self, state: tuple[int, ...]) -> Snapshot:
-        snapshot = self._recent.pop(state, None)
-        if snapshot is None:
-            snapshot = self._updated(self._nearest(state), state)
-        self._recent[state] = snapshot
-        if len(self._recent) > _RECENT:
-            del self._recent[next(iter(self._recent))]
+        """The snapshot of a state, computed from the recent one of which the fewest nodes read other decisions."""
+        seen = self._seen(state)
+        differing = (self._recent_seen != seen) @ self._view_nodes
+        nearest = int(differing.argmin())
+        self._last_used[nearest] = now = self._last_used.max() + 1
+        snapshot = self._recent[nearest]
+        if differing[nearest]:
+            snapshot = self._updated(snapshot, state, seen)
+            oldest = int(self._last_used.argmin())
+            self._recent[oldest], self._recent_seen[oldest], self._last_used[oldest] = snapshot, seen, now
         return snapshot
 
-    def _nearest(self, state: tuple[int, ...]) -> Snapshot:
-        """The recent snapshot that shares most actions with a state; the last of several."""
-        wanted = frozenset(state)
-        nearest, key, least = None, None, len(wanted)
-        for other, snapshot in self._recent.items():
-            differing = len(wanted ^ snapshot.actions)
-            if differing <= least:
-                nearest, key, least = snapshot, other, differing
-        if nearest is None or key is None:
-            return self._root
-        self._recent[key] = self._recent.pop(key)  # it stays recent
-        return nearest
-
-    @cached_property
-    def _root(self) -> Snapshot:
-        """The state in which nothing but the base is decided."""
-        results: list[Any] = [*[None] * len(self._nodes), NO_CANDIDATE]  # the last, -1, is for ops without a rule
-        parts = [_NO_PART] * len(self._classes)
-        changes = np.zeros(self.model.life.points + 1, np.int64)
-        nothing = Snapshot(frozenset(), [-1] * len(self.dependencies.views), results, parts, (0, 0, 0), changes)
-        return self._updated(nothing, ())
-
-    def _updated(self, base: Snapshot, state: tuple[int, ...]) -> Snapshot:
+    def _updated(self, base: Snapshot, state: tuple[int, ...], seen: list[int]) -> Snapshot:
         """The snapshot of a state, computed from that of another."""
-        seen, results = self._seen(state), base.results.copy()
+        results = base.results.copy()
         lowered = _LazyLowering(self, state, results)
         dirty = bytearray(len(self._nodes))
         for before, after, numbers in zip(base.seen, seen, self.dependencies.by_view, strict=True):
@@ -244,26 +231,29 @@ class Evaluator:
             number = dirty.find(1, number + 1)
         parts, changes = base.parts.copy(), base.changes.copy()
         compute, comm, hidden = base.times_ps
-        points: list[int] = []
-        blocks: list[int] = []
+        added: list[Part] = []
+        removed: list[Part] = []
         for number in classes:
             terms, old = self._classes[number], parts[number]
-            situation = terms.read(results)
-            new = terms.parts.get(situation)
+            reads = terms.read(results)
+            new = terms.parts.get(reads)
             if new is None:
-                new = terms.parts[situation] = terms.part(self.model.figures(lowered(), terms.term))
+                new = terms.parts[reads] = terms.part(self.model.figures(lowered(), terms.term))
             if old is not new:
                 parts[number] = new
-                compute, comm, hidden = compute + new.compute_ps, comm + new.comm_ps, hidden + new.overlapped_ps
-                compute, comm, hidden = compute - old.compute_ps, comm - old.comm_ps, hidden - old.overlapped_ps
-                points += new.points
-                blocks += new.blocks
-                points += old.points
-                blocks += [-n for n in old.blocks]
-        if points:
-            np.add.at(changes, points, blocks)
+                compute += new.compute_ps - old.compute_ps
+                comm += new.comm_ps - old.comm_ps
+                hidden += new.overlapped_ps - old.overlapped_ps
+                if len(new.points):
+                    added.append(new)
+                if len(old.points):
+                    removed.append(old)
+        for some, sign in ((added, 1), (removed, -1)):
+            if some:
+                blocks = np.concatenate([part.blocks for part in some])
+                np.add.at(changes, np.concatenate([part.points for part in some]), sign * blocks)
         lowered.close()
-        return Snapshot(frozenset(state), seen, results, parts, (compute, comm, hidden), changes)
+        return Snapshot(seen, results, parts, (compute, comm, hidden), changes)
 
     def _seen(self, state: tuple[int, ...]) -> list[int]:
         """By view a number for what a state decides about its units, bits and keeps: equal for states that agree on them."""

@@ -1,7 +1,7 @@
 """Variants of a program: the same function, transformed to need less memory.
 
 With ``"auto"`` the planner tries more and more micro-batches, with and without rematerialization, until some variant fits and
-more parts are not faster (``planner/trying.py``).
+more parts are not faster (``planner/racing.py``).
 
 Weak. A number of parts that is only better beyond twice the next smaller one is not tried.
 """

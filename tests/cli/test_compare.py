@@ -72,11 +72,11 @@ def test_what_does_not_fit_comes_last(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_all_says_why_a_strategy_does_not_apply(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*COMMAND, "--tactics", "dp,vocabulary"]) == 0
+    assert main([*COMMAND, "--tactics", "dp,expert"]) == 0
     assert "1 combination not possible: --all or .refused says why" in capsys.readouterr().out
-    assert main([*COMMAND, "--tactics", "dp,vocabulary", "--all"]) == 0
+    assert main([*COMMAND, "--tactics", "dp,expert", "--all"]) == 0
     out = capsys.readouterr().out
-    assert "vocabulary:data: vocabulary: the program has no parameter" in out
+    assert "expert:data: expert: the program has no parameter" in out
     assert max(map(len, out.splitlines())) <= 80
 
 

@@ -59,7 +59,6 @@ DIFFERENCES: dict[str, dict[str, str]] = {
     **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"], _RUNNING),
     "approx_top_k": {
         "blocked / pass": "the best of a part need not be among the best: candidates are gathered and compared once more",
-        "blocked, apart / pass": "the same, where as many come out as went in and Shardy takes them for the same positions",
     },
     "reshape": {
         "blocked / pass": "a factor on one side only: splitting it takes a gather, which is what blocked says",

@@ -35,7 +35,6 @@ PROGRAMS = int(os.environ.get("SHARDWISE_FUZZ", "240")) // 12
 
 def check(plan: Plan, traced: object, program: object, shapes: list[jax.ShapeDtypeStruct]) -> None:
     applied = Applied(plan, traced, program, make_mesh(plan.mesh), rounds=True)  # type: ignore[arg-type]
-    assert not applied.reason
     found, wanted = emitted(jax.make_jaxpr(applied.__call__)(*shapes)), predicted(plan)
     assert found == wanted, f"emitted {found - wanted}, predicted {wanted - found}"
 

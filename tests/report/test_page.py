@@ -20,7 +20,7 @@ from shardwise.cli.main import main
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.plans.load import load_plan
-from shardwise.plans.plan import Applied, Plan
+from shardwise.plans.plan import Plan, ScheduleStep
 from shardwise.report.data import report_data
 from shardwise.report.html import TABS, memory_area, page_html
 from shardwise.report.units import binary, seconds
@@ -43,8 +43,8 @@ def plan() -> Plan:
     where: dict[str, Any] = {"topology": "v5e:2x2", "mesh": {"data": 2, "model": 2}, "pins": pins}
     found = shardwise.plan(jax.grad(step), w, x, budget_evals=60, seed=0, roles={"batch": "x", "params": "w"}, **where)
     p = found.predicted
-    before = Applied("replicated", 1.0, 2**40, False, ())
-    return replace(found, schedule=(before, Applied("auto", p.time_s, p.peak_bytes, True, p.collectives)))
+    before = ScheduleStep("replicated", 1.0, 2**40, False, ())
+    return replace(found, schedule=(before, ScheduleStep("auto", p.time_s, p.peak_bytes, True, p.collectives)))
 
 
 @pytest.fixture

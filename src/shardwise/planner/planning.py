@@ -28,7 +28,7 @@ from shardwise.planner.inquiry import Inquiry, Settled, described
 from shardwise.planner.mesh import OpenMesh
 from shardwise.planner.racing import Outcome, choose
 from shardwise.planner.slices import choose_slice
-from shardwise.plans.plan import Applied, ArrayPlan, Plan, PredictedCollective, Spec
+from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, ScheduleStep, Spec
 from shardwise.plans.search_log import VariantTried
 from shardwise.search.result import Ended, Progress
 from shardwise.search.searcher import Options
@@ -229,14 +229,14 @@ def _peak(tried: VariantTried) -> str:
     return f"{'at least ' if tried.time_s is None else ''}{size(tried.peak_bytes)}"
 
 
-def _schedule(tactics: Sequence[Tactic], decided: Decided) -> Iterator[Applied]:
+def _schedule(tactics: Sequence[Tactic], decided: Decided) -> Iterator[ScheduleStep]:
     """The cost before the first of several tactics and after each."""
     first = "pins" if decided.counts[0] else "replicated"
     for name, count in (
         zip([first, *map(tactic_text, tactics)], decided.counts, strict=True) if len(tactics) > 1 else ()
     ):
         p = decided.inquiry.settle(decided.decisions[:count]).predicted
-        yield Applied(name, p.time_s, p.peak_bytes, p.fits, p.collectives)
+        yield ScheduleStep(name, p.time_s, p.peak_bytes, p.fits, p.collectives)
 
 
 def assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequence[Decision]) -> Plan:

@@ -80,7 +80,7 @@ class PredictedCollective:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class ScheduleStep:
     """The predicted cost after a tactic of a schedule. ``collectives`` are all that the program has then."""
 
     tactic: str
@@ -99,7 +99,8 @@ class Plan(Execution):
     a topology. ``search`` is the log of the search, if there was one. ``variant`` is the transformation of the function that
     was planned; arguments and outputs are the function's own. ``roles`` has the paths
     of the arguments that are the batch, the parameters, the optimizer's state or a cache, stated or inferred; ``static`` the
-    numbers and names of static arguments. ``sharded`` is how every op is computed in the device-local program.
+    numbers and names of static arguments. ``sharded`` is how every op is computed in the device-local program. ``schedule`` has
+    the cost after each tactic, if there were several.
 
     The examples of its methods continue from here:
 
@@ -133,7 +134,7 @@ class Plan(Execution):
     small: tuple[Keep, ...] = ()
     roles: Roles = field(default_factory=dict)
     static: tuple[int | str, ...] = ()
-    schedule: tuple[Applied, ...] = ()
+    schedule: tuple[ScheduleStep, ...] = ()
     # Not saved: the trees of arguments and results, the traced function, its Inquiry, its call, and a real mesh.
     trees: Any = field(default=None, compare=False)
     jaxpr: Any = field(default=None, compare=False)

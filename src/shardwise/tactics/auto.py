@@ -29,8 +29,9 @@ class Auto(Listed):
     >>> plan = shardwise.plan(lambda w, x: x @ w, w, x, tactics=[DataParallel("data"), Auto("model")], **where)
     >>> plan.spec("x"), plan.spec("w")
     (P('data',), P(None, 'model'))
-    >>> shardwise.plan(lambda w, x: x @ w, w, x, tactics=[Auto("model", only="x")], **where).spec("w")
-    P('model',)
+    >>> plan = shardwise.plan(lambda w, x: x @ w, w, x, tactics=[Auto("model", only="x")], **where)
+    >>> plan.spec("x"), plan.spec("w")
+    (P('model',), P())
     """
 
     only: tuple[str, ...]

@@ -30,6 +30,14 @@ def test_the_better_state_comes_first(goal: Goal, order: list[Cost]) -> None:
     assert sorted((order[k] for k in (2, 0, 3, 1)), key=lambda c: goal.rank(c, 100)) == order
 
 
+def test_nearly_equal_peaks_are_ties() -> None:
+    slow, quick, larger = cost(2, 10_000), cost(1, 10_001), cost(1, 10_100)
+    goal = Goal(memory=True)
+    assert goal.rank(quick, 20_000) < goal.rank(slow, 20_000) < goal.rank(larger, 20_000)
+    assert FASTEST.rank(quick, 20_000) < FASTEST.rank(larger, 20_000) < FASTEST.rank(slow, 20_000)
+    assert all(n <= goal.figure(cost(1, n)) <= 1.008 * n for n in range(1, 5000, 7))
+
+
 def test_only_good_states_exceed_nothing() -> None:
     for goal in (FASTEST, Goal(memory=True), Goal(memory=True, step_time_s=2)):
         for one in (SMALL, QUICK, LARGE, BOTH):

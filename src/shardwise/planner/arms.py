@@ -40,9 +40,9 @@ class Decided:
         return self.total.peak_blocks <= self.inquiry.model.usable_blocks
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Smaller is better."""
-        return self.goal.rank(self.total, self.inquiry.model.usable_blocks)[:2]
+    def rank(self) -> tuple[int, ...]:
+        """Smaller is better. Of equally fast ones the first is taken, of equally small ones the fastest."""
+        return self.goal.rank(self.total, self.inquiry.model.usable_blocks)[: 3 if self.goal.memory else 2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,7 @@ class _Race:
             return False
         usable = arm.inquiry.model.usable_blocks
         hoped = (gains.applied(cost) for _, cost in arm.states())
-        return any(best.goal.rank(cost, usable)[:2] < best.rank for cost in hoped)
+        return any(best.goal.rank(cost, usable) < best.rank for cost in hoped)
 
     # Variants.
 
@@ -366,7 +366,7 @@ class _Race:
         raise MeshError(f"no mesh of {self.placed[0].topology.text} can be used:\n" + "\n".join(lines))
 
 
-def _rank(arm: Arm) -> tuple[int, int]:
+def _rank(arm: Arm) -> tuple[int, ...]:
     return arm.best.rank
 
 

@@ -22,9 +22,11 @@ def si(value: float, unit: str = "") -> str:
 
 def seconds(value: float) -> str:
     """
-    >>> seconds(0.4123), seconds(3.2e-6), seconds(12.0), seconds(0)
-    ('412 ms', '3.20 µs', '12 s', '0 s')
+    >>> seconds(0.4123), seconds(3.2e-6), seconds(12.0), seconds(1130), seconds(0)
+    ('412 ms', '3.20 µs', '12 s', '1,130 s', '0 s')
     """
+    if value >= 999.5:
+        return f"{value:,.0f} s"
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
         if value * factor >= 0.9995 or value == 0:
             return si(value * factor, unit)

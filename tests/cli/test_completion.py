@@ -50,7 +50,7 @@ def offered(folder: Path, line: str, **environment: str) -> list[str]:
         ("shardwise hardware ", ["list", "show", "calibrate"]),
         ("shardwise plan --to", ["--topology"]),
         ("shardwise completion ", ["bash", "zsh", "fish"]),
-        # Bash takes the text before a colon for a word of its own.
+        # Bash treats the text before a colon as a separate word.
         ("shardwise plan zoo:g", ["gpt:2.6b", "gpt:6.7b", "gpt:39b", "gpt:tiny", "gns:full", "gns:tiny"]),
         ("shardwise plan zoo:gpt:t", ["tiny"]),
         ("shardwise plan tr", ["train.py"]),

@@ -121,7 +121,34 @@ def test_what_cannot_be_shared_is_an_error(shared: Any, weights: Any, error: typ
         shardwise.plan_together(programs, shared=shared, weights=weights, mesh=MESH)
 
 
-def test_programs_that_are_no_functions_are_an_error() -> None:
+def test_programs_share_the_axes_of_a_given_mesh_as_they_are() -> None:
+    """Alone the first would use an axis in parts; together both have the given mesh, and a layout of its axes."""
+    from tests.planner import test_splits
+
+    small, large = test_splits.arguments(3 * 4099, 9), test_splits.arguments(64, 9)
+    where: dict[str, Any] = {"mesh": {"model": 8}, "topology": "v5e:2x4"}
+    assert shardwise.plan(test_splits.decode, *small, **where).mesh.names == ("model_0", "model_1")
+    programs = {"a": (test_splits.decode, small), "b": (test_splits.decode, large)}
+    plans = shardwise.plan_together(programs, shared={"params": "params"}, **where)
+    assert {plan.mesh.names for plan in plans.values()} == {("model",)}
+    assert plans["a"].spec("params/q") == plans["b"].spec("params/q")
+
+
+def test_the_current_mesh_is_used() -> None:
+    w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(512, 2048), (4096, 512)])
+    programs = {"a": (lambda w, x: x @ w, (w, x)), "b": (lambda w, x: (x @ w).sum(), (w, x))}
+    with jax.set_mesh(jax.make_mesh((8,), ("chips",))):
+        assert shardwise.plan_together(programs, shared={"w": "w"})["a"].mesh.names == ("chips",)
+
+
+def test_wrong_programs_are_an_error() -> None:
+    with pytest.raises(PlanError, match="there are no programs"):
+        shardwise.plan_together({}, shared={}, mesh=MESH)
+    w = jax.ShapeDtypeStruct((512, 2048), "float32")
+    with pytest.raises(
+        PlanError, match=r"a: the third item has options of jit, which are static_argnums, .*'donate': 1"
+    ):
+        shardwise.plan_together({"a": (lambda w: w, (w,), {"donate": 1})}, shared={"w": "w"}, mesh=MESH)
     with pytest.raises(PlanError, match=r"given as \(function, arguments\)"):
         shardwise.plan_together({"a": 3}, shared={}, mesh=MESH)  # type: ignore[dict-item]
 

@@ -142,10 +142,8 @@ def plan(
 
 
 def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
-    """Plans a function for some arguments. Without a mesh, the mesh is that of ``jax.set_mesh``, if there is one."""
-    current = jax.sharding.get_abstract_mesh()
-    if asked.mesh is None and not isinstance(asked.topology, Placement) and not current.empty:
-        asked = replace(asked, mesh=current)
+    """Plans a function for some arguments."""
+    asked = with_current_mesh(asked)
     if asked.search.progress == "auto":
         from shardwise.report.progress import ProgressLine
 
@@ -153,6 +151,14 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
             return plan_asked(fn, args, kwargs, replace(asked, search=replace(asked.search, progress=line)))
     with interruptible(), collector_paused():
         return _planned(fn, args, kwargs, asked)
+
+
+def with_current_mesh(asked: Asked) -> Asked:
+    """The same with the mesh of ``jax.set_mesh``, if there is one and no other was given."""
+    current = jax.sharding.get_abstract_mesh()
+    if asked.mesh is None and not isinstance(asked.topology, Placement) and not current.empty:
+        return replace(asked, mesh=current)
+    return asked
 
 
 def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:

@@ -33,10 +33,11 @@ from shardwise.lowering.lowered import Lowered
 from shardwise.planner.asked import Asked
 from shardwise.planner.captured import Variants
 from shardwise.planner.mesh import OpenMesh
-from shardwise.planner.planning import plan_of
+from shardwise.planner.planning import plan_of, with_current_mesh
 from shardwise.planner.racing import Outcome, choose
 from shardwise.plans.together import Together
 from shardwise.search.searcher import Options
+from shardwise.tactics.auto import Auto
 from shardwise.tactics.roles import complete_roles
 from shardwise.transforms.variant import AS_IS
 from shardwise.transforms.variants import Wanted
@@ -88,8 +89,10 @@ def plan_together(
     True
     """
     weights = weights or {}
+    if not programs:
+        raise PlanError("there are no programs: give some, as in plan_together({'step': (fn, args)}, shared={...})")
     unknown = [name for name in weights if name not in programs]
-    if unknown or not programs:
+    if unknown:
         raise PlanError(f"weights name {', '.join(map(repr, unknown))}, and the programs are {', '.join(programs)}")
     wrong = [f"{name}: {weight!r}" for name, weight in weights.items() if not _positive(weight)]
     if wrong:
@@ -97,7 +100,7 @@ def plan_together(
     search = Options("mcts", seed, budget_s, budget_evals)
     with interruptible(), collector_paused():
         members = [
-            _Member.of(name, given, weights.get(name, 1), _asked(mesh, topology, search))
+            _Member.of(name, given, weights.get(name, 1), with_current_mesh(_asked(mesh, topology, search)))
             for name, given in programs.items()
         ]
         keys = _shared_arrays(members, shared)
@@ -122,12 +125,18 @@ def _asked(mesh: Any, topology: str | Topology | None, search: Options) -> Asked
     )
 
 
+def _on(asked: Asked, mesh: Any) -> Asked:
+    """The same on a mesh. The axes of one that is not open are named: all programs use them as they are, none in parts."""
+    names = () if OpenMesh.of(mesh) is not None else MeshAxes.of(mesh).names
+    return replace(asked, mesh=mesh, tactics=(Auto(names),))
+
+
 class _Member:
     """One of the programs: its captured function, its weight, and the paths of each shared array."""
 
     def __init__(self, name: str, variants: Variants, weight: float, asked: Asked):
         self.name, self.variants, self.weight = name, variants, weight
-        self.asked = replace(asked, roles=complete_roles(variants[AS_IS].analysis, None))
+        self.asked = _on(replace(asked, roles=complete_roles(variants[AS_IS].analysis, None)), asked.mesh)
         self.paths: dict[Key, list[str]] = {}
 
     @staticmethod
@@ -141,7 +150,13 @@ class _Member:
             raise PlanError(
                 f"{name}: the arguments are a tuple, as in (fn, (params, batch)), not {type(args).__name__}"
             )
-        jit = JitOptions(**options[0]) if options else JitOptions()
+        try:
+            jit = JitOptions(**options[0]) if options else JitOptions()
+        except TypeError:
+            names = ", ".join(JitOptions.__slots__)
+            raise PlanError(
+                f"{name}: the third item has options of jit, which are {names}, not {options[0]!r}"
+            ) from None
         return _Member(name, Variants(fn, tuple(args), {}, jit), weight, replace(asked, jit=jit))
 
     @property
@@ -151,7 +166,7 @@ class _Member:
     def pinned(self, layout: Layout, mesh: Any, search: Options | None = None) -> Asked:
         """What is asked for where the shared arrays have a layout."""
         pins = {path: layout[key] for key, paths in self.paths.items() for path in paths if key in layout}
-        return replace(self.asked, mesh=mesh, pins=pins, search=search or self.asked.search)
+        return replace(_on(self.asked, mesh), pins=pins, search=search or self.asked.search)
 
     def specs(self, lowered: Lowered) -> dict[Key, list[Spec]]:
         """The specs of each shared array, one for each of its paths."""
@@ -254,11 +269,11 @@ def _best_together(members: Sequence[_Member], keys: Sequence[Key]) -> Together:
 
 def _best_on(axes: MeshAxes, members: Sequence[_Member], alone: Mapping[str, Outcome]) -> _Trial:
     """The best layout on a mesh."""
-    mesh: Any = axes if OpenMesh.of(members[0].asked.mesh) else members[0].asked.mesh
+    mesh: Any = members[0].asked.mesh if OpenMesh.of(members[0].asked.mesh) is None else axes
     single: dict[str, Outcome] = {}
     for m in members:
         same = alone[m.name].decided.inquiry.cost.placement.mesh == axes
-        single[m.name] = alone[m.name] if same else choose(m.variants, replace(m.asked, mesh=mesh))
+        single[m.name] = alone[m.name] if same else choose(m.variants, _on(m.asked, mesh))
 
     def trial(layout: Layout, search: Options | None = None) -> list[_Trial]:
         outcomes = {}
@@ -276,6 +291,10 @@ def _best_on(axes: MeshAxes, members: Sequence[_Member], alone: Mapping[str, Out
         if len(tried) == _TRIED or (best[0] == 0 and least_s >= best[1]):
             break
         tried += trial(layout, replace(members[0].asked.search, budget_evals=0))
+    if not tried:
+        raise PlanError(
+            "no layout of the shared arrays is possible in all programs: their shapes or constraints disagree"
+        )
     tried.sort(key=lambda t: t.rank)
     searched = [t for one in tried[:_SEARCHED] for t in trial(one.layout)]
     return min(searched + tried, key=lambda t: t.rank)

@@ -23,7 +23,7 @@ def together_page(together: Together, width: int = 80) -> Page:
     rows = []
     for name, plan in together.items():
         alone, weight = together.alone[name], f"{together.weights[name]:g}"
-        other = f" on {alone.mesh}" if alone.mesh != plan.mesh else ""
+        other = f" on {alone.mesh}" if alone.mesh.sizes != plan.mesh.sizes else ""
         times = seconds(plan.predicted.time_s), f"{seconds(alone.predicted.time_s)}{other}"
         rows.append([name, weight, *times, binary(plan.predicted.peak_bytes)])
     page.print(table(["program", ">weight", ">step time", ">alone", ">peak memory"], rows))

@@ -62,3 +62,29 @@ def test_a_mesh_whose_axes_divide_or_are_named_stays_as_it_is() -> None:
     args = arguments(4096, WIDTH)
     for options in ({"mesh": {"model": 4}, "topology": "v5e:2x2"}, {"mesh": {"model": 8}, "tactics": "auto:model"}):
         assert shardwise.plan(decode, *args, **options).mesh.names == ("model",)
+
+
+def test_an_axis_that_a_shard_map_names_stays_as_it_is() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(8), ("model",))
+    spec = jax.sharding.PartitionSpec(None, "model")
+
+    def centered(params: dict[str, Any], cache: dict[str, Any], x: Any) -> Any:
+        y = decode(params, cache, x)
+        return jax.shard_map(lambda y: y - jax.lax.pmean(y, "model"), mesh=mesh, in_specs=spec, out_specs=spec)(y)
+
+    args = arguments(3 * 4099, 9)
+    plan = shardwise.plan(centered, *args, mesh=mesh, topology="v5e:2x4")
+    assert plan.mesh.names == ("model",)
+    rng = np.random.default_rng(0)
+    arrays = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) / 8, "float32"), args)
+    np.testing.assert_allclose(plan.jit(centered)(*arrays), jax.jit(centered)(*arrays), rtol=1e-4, atol=1e-5)
+
+
+def test_axes_that_pinned_arguments_name_stay_as_they_are() -> None:
+    """Arguments that are sharded already are pins, which no split mesh can have."""
+    params, cache, x = arguments(3 * 4099, 9)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(8), ("model",))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "model"))
+    sharded = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole)
+    plan = shardwise.plan(decode, params, cache, sharded, mesh=mesh, topology="v5e:2x4")
+    assert plan.mesh.names == ("model",) and plan.spec("x") == whole.spec

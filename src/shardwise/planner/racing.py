@@ -145,7 +145,9 @@ class _Race:
 
     def _could_gain_by_splits(self) -> bool:
         """Is the mesh given, but not by axes that somebody uses by name, and is a step far from perfect scaling?"""
+        program = self.variants[AS_IS].analysis.program
         by_name = self.is_open or self.asked.topology is None or not self.asked.searches_all
+        by_name = by_name or any(op.kind.startswith("shard_map.") for op in program.ops)
         return not by_name and any(not arm.best.fits or arm.scaling > 1 + _IMPERFECT for arm in self.arms)
 
     # Looking and searching.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import shardwise as sw
+from tests.plans.files import signed
 
 SIZES = {"data": 2, "model": 4}
 
@@ -172,9 +174,7 @@ def test_static_arguments_are_remembered(static: Any, tmp_path: Any) -> None:
 
 
 def test_damaged_static_arguments(tmp_path: Any) -> None:
-    made().save(tmp_path / "plan.json")
-    text = (tmp_path / "plan.json").read_text()
-    (tmp_path / "plan.json").write_text(text.replace('"static": []', '"static": [null]'))
+    (tmp_path / "plan.json").write_text(signed(json.loads(made().to_json()) | {"static": [None]}))
     with pytest.raises(sw.PlanError, match=r"static\[0\]: expected a whole number, not None"):
         sw.load_plan(tmp_path / "plan.json")
 

@@ -21,7 +21,7 @@ from shardwise.partitioner.constraints import choose_constraints
 from shardwise.partitioner.propagation import Constrained
 from shardwise.partitioner.quirks import failing_convolutions
 from shardwise.planner.devices import automatic, named_sharding, under_mesh
-from shardwise.planner.fingerprint import check_version
+from shardwise.planner.fingerprint import check_parts, check_version
 from shardwise.planner.inquiry import relowered
 from shardwise.plans.plan import Plan
 from shardwise.spmd.program import LocalProgram
@@ -45,6 +45,8 @@ class Applied:
         rounds: bool | None = None,
     ):
         check_version(plan, program)
+        if plan.asked is None:
+            check_parts(plan, program)
         self.program, self.mesh = program, mesh
         self.in_shardings = [named_sharding(a, mesh) for a in plan.arguments]
         self.out_shardings = [named_sharding(a, mesh) for a in plan.outputs]

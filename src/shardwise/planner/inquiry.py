@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from shardwise.cost.model import CostModel
 from shardwise.cost.predict import Predicted, predict
 from shardwise.dims.analysis import Analysis, analyze_program
+from shardwise.errors import PlanError
 from shardwise.hardware.layout import Placement, place, placements
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology as topology_of
@@ -113,6 +114,12 @@ def inquiry_of(plan: Plan, program: Program) -> Inquiry:
     donated = {a.path: a.donated for a in plan.arguments}
     arguments = tuple(replace(a, donated=donated[a.path]) for a in program.arguments)
     analysis = analyze_program(replace(program, arguments=arguments))
+    colors, values = range(len(analysis.colors)), range(len(program.values))
+    for d in plan.decisions:
+        named = d.colors if isinstance(d, Shard) else [c for c in d.colors if c != -1] if isinstance(d, Pin) else ()
+        stored = d.values if isinstance(d, Keep) else (d.value,) if isinstance(d, Pin) else ()
+        if any(c not in colors for c in named) or any(v not in values for v in stored) or not (named or stored):
+            raise PlanError(f"the plan does not fit its program: there is nothing that is {d}; plan again")
     placement = _placement(plan).limited(plan.predicted.usable_bytes)
     return Inquiry(CostModel.of(analysis, HardwareCost(placement)), dict(plan.roles))
 

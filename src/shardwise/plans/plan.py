@@ -22,7 +22,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.paths import find_path
 from shardwise.lowering.decisions import Decision, Keep
 from shardwise.lowering.sharded_program import ShardedProgram
-from shardwise.plans.codec import encode, saved_fields
+from shardwise.plans.codec import digest, encode, saved_fields
 from shardwise.plans.execution import Execution
 from shardwise.plans.search_log import SearchLog
 from shardwise.tactics.roles import Roles
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardwise.report.compare import Row
     from shardwise.report.logical import Rules
 
-SCHEMA: Final = 10
+SCHEMA: Final = 11
 
 #: Mesh axes by dimension, major first.
 Spec = tuple[tuple[str, ...], ...]
@@ -342,8 +342,23 @@ class Plan(Execution):
         >>> json.loads(plan.to_json())["mesh"]
         {'data': 4}
         """
-        data = {"schema": SCHEMA} | {name: encode(getattr(self, name)) for name in saved_fields(Plan)}
-        return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+        data = self._content()
+        return json.dumps({"schema": SCHEMA, "digest": self.digest} | data, indent=1, ensure_ascii=False) + "\n"
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of everything that is saved: two plans are the same if their digests are.
+
+        >>> plan.digest == shardwise.plan(step, w, x, mesh={"data": 4}, tactics="dp").digest != one.digest
+        True
+        """
+        try:
+            return digest(self._content())
+        except ValueError as error:
+            raise PlanError(f"the plan of {self.function!r} cannot be written: {error}") from None
+
+    def _content(self) -> dict[str, Any]:
+        return {"schema": SCHEMA} | {name: encode(getattr(self, name)) for name in saved_fields(Plan)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a file, which is replaced as a whole or not at all.

@@ -12,7 +12,7 @@ from shardwise.cost.model import CostModel
 from shardwise.cost.predict import Predicted, predict
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.errors import PlanError
-from shardwise.hardware.layout import Placement, place, placements
+from shardwise.hardware.layout import Placement, ideal, place, placements
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology as topology_of
 from shardwise.ir.program import Program
@@ -21,7 +21,6 @@ from shardwise.lowering.decisions import Decision, Keep, Pin, Shard, State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, Memo
 from shardwise.lowering.small import keep_small
-from shardwise.planner.mesh import placement_of
 from shardwise.plans.plan import Plan
 from shardwise.search.problem import Problem
 from shardwise.search.searcher import Problems
@@ -126,7 +125,7 @@ def inquiry_of(plan: Plan, program: Program) -> Inquiry:
 
 def _placement(plan: Plan) -> Placement:
     if not plan.placement:
-        return placement_of(plan.mesh, None)
+        return ideal(plan.mesh, plan.predicted.hardware.rpartition(" ")[2])
     topology = topology_of(plan.predicted.hardware)
     candidates = placements(plan.mesh, topology, limit=_PLACEMENTS)
     return next((p for p in candidates if p.lines() == plan.placement), place(plan.mesh, topology))

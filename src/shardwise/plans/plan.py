@@ -107,7 +107,7 @@ class Plan(Execution):
     >>> import jax, shardwise
     >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (4096, 64)])
     >>> step = lambda w, x: w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
-    >>> plan = shardwise.plan(step, w, x, mesh={"data": 4}, tactics="dp")
+    >>> plan = shardwise.plan(step, w, x, mesh={"data": 4}, topology="v5e:2x2", tactics="dp")
     >>> print(*plan.decisions)
     x[0] (size 4,096) over data
 
@@ -198,7 +198,7 @@ class Plan(Execution):
         """Returns the plan on one screen: what is sharded over which axes, time, memory, the longest collectives, the search.
 
         >>> print(plan.summary().splitlines()[0])
-        <lambda> on data 4: 4 v5e
+        <lambda> on data 4: v5e:2x2
         """
         from shardwise.report.plan_text import plan_page
 
@@ -228,7 +228,7 @@ class Plan(Execution):
     def diff(self, other: Plan) -> str:
         """Returns what differs between two plans: decisions, specs, bytes moved.
 
-        >>> replicated = shardwise.plan(step, w, x, mesh={"data": 4}, tactics=[])
+        >>> replicated = shardwise.plan(step, w, x, mesh={"data": 4}, topology="v5e:2x2", tactics=[])
         >>> print(plan.diff(replicated).splitlines()[0])
         - x[0] (size 4,096) over data
         """
@@ -349,7 +349,7 @@ class Plan(Execution):
     def digest(self) -> str:
         """A digest of everything that is saved: two plans are the same if their digests are.
 
-        >>> plan.digest == shardwise.plan(step, w, x, mesh={"data": 4}, tactics="dp").digest != one.digest
+        >>> one.digest == shardwise.plan(step, w, x, mesh={"data": 1}, tactics="dp").digest != plan.digest
         True
         """
         try:

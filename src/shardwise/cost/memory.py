@@ -44,6 +44,7 @@ from shardwise.hardware.profile import Profile
 from shardwise.ir.program import HEAVY, Op, Origin, Program, Value
 from shardwise.ir.traits import IN_PLACE
 from shardwise.lowering.lowered import Lowered, Reshard
+from shardwise.lowering.padding import block
 from shardwise.lowering.sharding import ROUNDED_BYTES, Kind, Sharding
 
 #: Memory is counted in blocks of this many bytes.
@@ -336,7 +337,7 @@ def _up(size: int, step: int) -> int:
 
 def local_shape(value: Value, sharding: Sharding, mesh: MeshAxes) -> tuple[int, ...]:
     """The shape of one device's part."""
-    return tuple(-(-size // mesh.pieces(axes)) for size, axes in zip(value.shape, sharding.dims, strict=True))
+    return tuple(block(size, mesh.pieces(axes)) for size, axes in zip(value.shape, sharding.dims, strict=True))
 
 
 def blocks(value: Value, sharding: Sharding, mesh: MeshAxes, profile: Profile) -> int:

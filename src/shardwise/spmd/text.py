@@ -20,6 +20,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op, Program, Region, Value
 from shardwise.ir.traits import MANUAL
 from shardwise.lowering.halo import Fetch
+from shardwise.lowering.padding import block
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import PAIRED, Collective, Kind, Sharding, is_made_anew, reshard
 from shardwise.spmd.collectives import changed_dims
@@ -100,7 +101,7 @@ def local_type(value: Value, sharding: Sharding, mesh: MeshAxes, sizes: Mapping[
     'bf16[16·data,512]'
     """
     dims = [
-        "·".join([str(n // mesh.pieces(a)), *(mesh.names[k] for k in a)])
+        "·".join([str(block(n, mesh.pieces(a))), *(mesh.names[k] for k in a)])
         for n, a in zip(value.shape, sharding.dims, strict=True)
     ]
     for d, size in (sizes or {}).items():

@@ -151,19 +151,6 @@ class Lowered:
             reshards += self.result_reshards(op)
         return tuple(reshards)
 
-    @cached_property
-    def refused(self) -> tuple[str, ...]:
-        """One line for each dimension that could not be sharded for divisibility; one for values with the same storage."""
-        lines: list[str] = []
-        seen: set[int] = set()
-        for value in (v for v in self.program.values if v.path):
-            stored = self.stored(value.id)
-            for d, pieces, axis in stored[1] if id(stored) not in seen else ():
-                name, size = self.mesh.names[axis], value.shape[d]
-                lines.append(f"{value.path}[{d}] of size {size} does not divide by {pieces} ({name})")
-            seen.add(id(stored))
-        return tuple(dict.fromkeys(lines))
-
     # Storage.
 
     def stored(self, value: int) -> tuple[Sharding, tuple[tuple[int, int, int], ...]]:

@@ -83,10 +83,11 @@ def product_sizes(program: Program, factor_colors: Sequence[tuple[int, ...]]) ->
 
 
 def is_worth(size: int, pieces: int, most: bool) -> bool:
-    """Can padding a dimension of a product pay on an axis? It does not where a divisor of the axis shards it as far. Where the
-    axis is larger, so that some devices have no work, it pays only if ``most`` of the program's work has the dimension.
+    """Can padding a dimension of a product pay on an axis? It does not where a divisor of the axis shards it as far. Where a
+    quarter or more would be padding, it pays only if ``most`` of the program's work has the dimension, as the batch.
 
     >>> is_worth(25, 4, False), is_worth(24, 4, False), is_worth(3, 4, False), is_worth(6, 8, True), is_worth(2, 8, True)
     (True, False, False, True, False)
     """
-    return size % pieces > 0 and (most or size > pieces) and size > block(size, pieces) * math.gcd(size, pieces)
+    length = block(size, pieces)
+    return size % pieces > 0 and (most or 4 * size > 3 * length * pieces) and size > length * math.gcd(size, pieces)

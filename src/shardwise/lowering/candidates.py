@@ -167,14 +167,17 @@ class Candidates:
         rule, values = op.factor_rule, self.program.values
         needs = tuple(tensor_sharding(majors, assigned) for majors in rule.operand_majors)
         results = tuple(result_sharding(rule, r, assigned, passed) for r in range(len(op.results)))
-        shapes = [values[v].shape if v >= 0 else () for v in (*op.operands, *op.results)]
-        parts = tuple(s.parts(shape, self.mesh) for s, shape in zip((*needs, *results), shapes, strict=True))
+        parts: tuple[float, ...] = tuple(sharding.shards(self.mesh) for sharding in (*needs, *results))
+        devices: float = self.mesh.pieces(itertools.chain(*assigned))
+        uneven = self.uneven(op)
+        if uneven and any((f, a) in uneven for f, axes in enumerate(assigned) for a in axes):
+            shapes = [values[v].shape if v >= 0 else () for v in (*op.operands, *op.results)]
+            parts = tuple(s.parts(shape, self.mesh) for s, shape in zip((*needs, *results), shapes, strict=True))
+            devices = Sharding(assigned).parts([factor.size for factor in rule.factors], self.mesh)
         used = [(values[v], n) for v, n in zip(op.operands, parts, strict=False) if v >= 0]
         moved = sum(value.nbytes / n for value, n in used)
         moved += sum(values[v].nbytes / n for v, n in zip(op.results, parts[len(needs) :], strict=True))
         dtype = max((value for value, _ in used), key=lambda value: value.itemsize).dtype if used else "float32"
-        sizes = tuple(factor.size for factor in rule.factors)
-        devices = Sharding(assigned).parts(sizes, self.mesh)
         seconds = sum(self.cost.communication_s(halo.steps, False) for halo in self.halo_steps(op, assigned))
         seconds += self.cost.compute_s(op.flops / devices, moved, op.unit, dtype)
         return Candidate(assigned, passed, needs, results, seconds, parts, devices)

@@ -54,10 +54,7 @@ class Sharding(_Fields):
 
     def parts(self, shape: Sequence[int], mesh: MeshAxes) -> float:
         """How many times an array is larger than its block: the number of shards, or less where a dimension is padded."""
-        shards = self.shards(mesh)
-        if any(size % mesh.pieces(axes) for size, axes in zip(shape, self.dims, strict=False) if axes):
-            return math.prod(size / block(size, mesh.pieces(a)) for size, a in zip(shape, self.dims, strict=True) if a)
-        return shards
+        return math.prod(size / block(size, mesh.pieces(axes)) for size, axes in zip(shape, self.dims, strict=True))
 
     def spec(self, mesh: MeshAxes) -> tuple[tuple[str, ...], ...]:
         """The names of the axes by dimension."""
@@ -177,10 +174,15 @@ def reshard(array: ArrayType, source: Sharding, target: Sharding, mesh: MeshAxes
         return ()
     steps: list[Collective] = []
     narrower = array.narrow / array.itemsize if is_narrowed(array, source) else 1.0
+    nbytes, padded = (
+        array.nbytes * narrower,
+        is_padded(array.shape, source, mesh) or is_padded(array.shape, target, mesh),
+    )
     for kind, axes, before, after, combined, crossing, minor, last in _course(
         source, target, mesh.sizes, _tight(array.shape, source, target, mesh.sizes), array.reducer
     ):
-        nbytes = array._replace(shape=padded_shape(array.shape, before, after, mesh)).nbytes * narrower
+        if padded:
+            nbytes = array._replace(shape=padded_shape(array.shape, before, after, mesh)).nbytes * narrower
         size, out = (nbytes / s.shards(mesh) for s in (before, after))
         if combined:  # parts are gathered, and combined on every device
             out = size * mesh.pieces(axes)
@@ -223,6 +225,11 @@ def _is_ring(array: ArrayType, before: Sharding, after: Sharding, mesh: MeshAxes
         return array.shape[dim] // shards[1][dim] * array.itemsize < _ROW_BYTES
     lead = zip(array.shape[:dim], shards[0][:dim], strict=True)
     return dim < len(array.shape) - 2 and any(size > count for size, count in lead)
+
+
+def is_padded(shape: tuple[int, ...], sharding: Sharding, mesh: MeshAxes) -> bool:
+    """Is a dimension padded?"""
+    return any(size % mesh.sizes[axes[0]] for size, axes in zip(shape, sharding.dims, strict=True) if axes)
 
 
 def padded_shape(shape: tuple[int, ...], before: Sharding, after: Sharding, mesh: MeshAxes) -> tuple[int, ...]:

@@ -12,11 +12,17 @@ import numpy as np
 import pytest
 
 import shardwise
+from shardwise import zoo
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
+from shardwise.cost.memory import BLOCK
+from shardwise.cost.model import CostModel
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Decision, Shard
+from shardwise.lowering.local_cost import HardwareCost
+from shardwise.lowering.structure import Structure
+from shardwise.search.problem import Problem
 from tests.planner.decisions import plan_decisions
 from tests.spmd.emitted import emitted, predicted
 from tests.spmd.test_ops import has_padding
@@ -122,3 +128,36 @@ def test_a_plan_says_what_no_axis_divides() -> None:
         "params/embed[0] of size 50,257 is replicated: no mesh axis divides it (data 2, model 4)"
     ]
     assert any("of size 25 is replicated" in note for note in whole)
+
+
+def problem(program: Callable[..., Any], args: tuple[Any, ...], mesh: dict[str, int]) -> Problem:
+    structure = Structure(analyze_program(lower(trace(program, args, {}, JitOptions()))))
+    return Problem(CostModel(structure, HardwareCost.of(MeshAxes.of(mesh))))
+
+
+def padded_actions(found: Problem) -> list[Decision]:
+    decisions = (found.evaluator.actions[n].decision for n in found.actions)
+    return [d for d in decisions if isinstance(d, Shard) and d.padded]
+
+
+@pytest.mark.parametrize("target", ["t2b", "llama3:8b", "mixtral", "gpt:2.6b", "t5", "itx:decode"])
+@pytest.mark.parametrize("mesh", [{"data": 4, "model": 4}, {"data": 2, "model": 8}], ids=str)
+def test_sizes_that_divide_are_not_padded(target: str, mesh: dict[str, int]) -> None:
+    program = zoo.parse(target)
+    assert padded_actions(problem(program.fn, program.args, mesh)) == []
+
+
+def test_costs_of_padded_states_are_those_of_the_specification_and_above_the_bound() -> None:
+    found, rng, padded = problem(training(True), sizes(**GPT2), {"data": 2, "model": 4}), random.Random(0), 0
+    assert len(padded_actions(found)) > 4
+    for _ in range(12):
+        state: tuple[int, ...] = ()
+        for n in rng.sample(list(found.actions), 8):
+            state = found.joined(state, (n,))
+        cost, lowered = found.cost(state), found.evaluator.lowered(state)
+        assert cost == found.model.evaluate(lowered), found.decisions(state)
+        assert cost.peak_blocks * BLOCK >= found.least_bytes
+        pieces = lowered.mesh.pieces
+        pairs = ((v.shape, lowered.actual[v.id].dims) for v in lowered.program.values)
+        padded += any(n % pieces(axes) for shape, dims in pairs for n, axes in zip(shape, dims, strict=True))
+    assert padded > 6

@@ -21,6 +21,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sum": (lambda x: (jnp.sum(1 / x, 0), jnp.sum(1 / x, 1), jnp.sum(1 / x)), (draw(13, 5),)),
     "maximum": (lambda x: (jnp.max(1 / x, 1), jnp.min(-1 / x, 0), jnp.max(1 / x)), (draw(13, 7) ** 2,)),
     "integers": (lambda x: (jnp.max(-x * x, 0), jnp.prod(x * x, 1), jnp.min(x * x)), (1 + integers(2, 13, 7) % 3,)),
+    "short floats": (lambda x: jnp.max((1 / x).astype(jnp.float8_e4m3fn), 0), (draw(13, 7) ** 2 + 1,)),
     "booleans": (lambda x: (jnp.all(x * x > 0, 0), jnp.any(x * x == 0, 1), jnp.any(x * x == 0)), (draw(11, 6),)),
     "argmax": (
         lambda x: (jnp.argmax(1 / x, 0), jnp.argmin(-1 / x, 1), jnp.argmax(0 * x - jnp.inf, 0)),
@@ -41,6 +42,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "views": (lambda x: (x * 2).transpose(1, 0, 2).reshape(7, 5, 1, 4)[:, :, :, 1:3] + 1, (draw(5, 7, 4),)),
     "merged": (lambda x: jnp.exp(jnp.exp(x).reshape(7, 20)).reshape(7, 5, 4) + 1, (draw(7, 5, 4),)),
     "shifted": (lambda x: (x * 2)[1:] - jnp.exp(x)[:-1], (draw(13, 5),)),
+    "reversed": (lambda x: jnp.flip(jnp.exp(x), 0) + 1, (draw(8, 7),)),
     "concatenated": (lambda x, y: jnp.exp(jnp.concatenate([x * 2, y * 2], 1)), (draw(7, 5), draw(7, 3))),
     "cumulative": (lambda x: jnp.cumsum(jnp.exp(x), 1) + jnp.sort(x, 0), (draw(7, 5),)),
     "update": (lambda x, u: lax.dynamic_update_slice(x * 2, u, (9, 0)), (draw(13, 5), draw(3, 5))),

@@ -7,6 +7,7 @@ axis and in what order, so that all states of one mesh and cost share what is co
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -204,8 +205,8 @@ class Candidates:
             by_operand.setdefault(fetch.operand, []).append(fetch)
         halos = []
         for k, fetched in by_operand.items():
-            shards = tensor_sharding(rule.operand_majors[k], assigned).shards(self.mesh)
-            local_bytes = self.program.values[op.operands[k]].nbytes / shards
+            value, need = self.program.values[op.operands[k]], tensor_sharding(rule.operand_majors[k], assigned)
+            local_bytes = math.prod(need.local_shape(value.shape, self.mesh)) * value.itemsize
             steps = []
             for fetch in fetched:
                 row, axes = local_bytes / fetch.block, assigned[fetch.factor]

@@ -54,7 +54,12 @@ class Sharding(_Fields):
 
     def parts(self, shape: Sequence[int], mesh: MeshAxes) -> float:
         """How many times an array is larger than its block: the number of shards, or less where a dimension is padded."""
-        return math.prod(size / block(size, mesh.pieces(axes)) for size, axes in zip(shape, self.dims, strict=True))
+        sharded = ((size, mesh.pieces(axes)) for size, axes in zip(shape, self.dims, strict=True) if axes)
+        return math.prod(size / block(size, pieces) for size, pieces in sharded)
+
+    def local_shape(self, shape: Sequence[int], mesh: MeshAxes) -> tuple[int, ...]:
+        """The shape of one device's block."""
+        return tuple(block(size, mesh.pieces(axes)) for size, axes in zip(shape, self.dims, strict=True))
 
     def spec(self, mesh: MeshAxes) -> tuple[tuple[str, ...], ...]:
         """The names of the axes by dimension."""

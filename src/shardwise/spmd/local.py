@@ -135,7 +135,9 @@ def fetches_by_operand(
 def last_chosen(dtype: Any, largest: bool) -> Any:
     """Returns the value that a maximum (or minimum) chooses only where there is no other."""
     if jnp.issubdtype(dtype, jnp.floating):
-        return -np.inf if largest else np.inf
+        has_infinity = np.isinf(np.array(np.inf).astype(dtype))
+        last = np.inf if has_infinity else float(jnp.finfo(dtype).max)
+        return -last if largest else last
     if dtype == jnp.bool_:
         return not largest
     return jnp.iinfo(dtype).min if largest else jnp.iinfo(dtype).max

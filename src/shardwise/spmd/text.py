@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -231,7 +232,8 @@ class _Listing(Walk):
         """Adds the permutes that fetch halos of an operand, dimension by dimension, and returns the name of the result."""
         value, factors = op.operands[operand], self.sharded.factors[op.id]
         need = self._need(op, operand, Sharding(()))
-        nbytes = self.program.values[value].nbytes / need.shards(self.mesh)
+        array = self.program.values[value]
+        nbytes = math.prod(need.local_shape(array.shape, self.mesh)) * array.itemsize
         widths: dict[int, int] = {}
         fetched = name
         for f in needed:

@@ -141,7 +141,8 @@ def decisions_text(analysis: Analysis, decisions: Sequence[Decision]) -> str:
     axes: dict[str, list[str]] = {}
     for decision in decisions:
         if isinstance(decision, Shard):
-            axes.setdefault(_siblings(_places(analysis, decision))[0], []).append(decision.axis)
+            what = _siblings(_places(analysis, decision))[0]
+            axes.setdefault(what, []).append(f"{decision.axis}{' padded' * decision.padded}")
     return "; ".join(f"{what} over {'·'.join(names)}" for what, names in axes.items()) or "nothing sharded"
 
 

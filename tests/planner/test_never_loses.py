@@ -102,8 +102,8 @@ def test_no_strategy_in_any_variant_is_better() -> None:
 
 
 def test_strategies_are_listed_at_their_best_variant() -> None:
-    """On a mesh that is given, and on one that is searched for, whose axes get other names; the cost is that of the strategy as a
-    plan, and no state is evaluated for it."""
+    """On a mesh that is given, and on one that is searched for, whose axes get other names; the cost is that of the strategy as
+    a plan, and no state is evaluated for it."""
     program = zoo.parse("t2b:tiny")
     fn, args, jit = program.fn, program.args, {"donate_argnums": program.donate_argnums}
     whole = shardwise.plan(fn, *args, tactics="fsdp", **WHERE, **jit).predicted.peak_bytes

@@ -20,7 +20,7 @@ class Shard:
     padded: bool = False
 
     def __str__(self) -> str:
-        return f"{self.what or _numbered('color', self.colors)} over {self.axis}{', padded' * self.padded}"
+        return f"{self.what or _numbered('color', self.colors) + ' padded' * self.padded} over {self.axis}"
 
 
 @dataclass(frozen=True, slots=True)

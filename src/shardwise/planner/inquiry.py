@@ -133,7 +133,9 @@ def described(analysis: Analysis, decision: Decision) -> Decision:
         first, more = analysis.program.label(decision.values[0]), len(decision.values) - 1
         return replace(decision, what=f"{first}{f' and {more} more' if more else ''}")
     size = analysis.colors[decision.colors[0]].size
-    return replace(decision, what=f"{places_text(_places(analysis, decision))} (size {size:,})")
+    return replace(
+        decision, what=f"{places_text(_places(analysis, decision))} (size {size:,}{', padded' * decision.padded})"
+    )
 
 
 def decisions_text(analysis: Analysis, decisions: Sequence[Decision]) -> str:

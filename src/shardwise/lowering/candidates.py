@@ -137,11 +137,8 @@ class Candidates:
                 assigned[f] += (a,)
         for f, axes in enumerate(assigned):
             pieces = self.mesh.pieces(axes)
-            if (
-                pieces > 1
-                and not self._divides(op, f, pieces)
-                and not (len(axes) == 1 and can_pad(self.program, op, f))
-            ):
+            even = pieces == 1 or self._divides(op, f, pieces)
+            if not even and (len(axes) > 1 or not can_pad(self.program, op, f)):
                 return ()
         chosen = tuple(assigned)
         if rule.windows and self.fetches(op, chosen) is None:

@@ -20,7 +20,7 @@ class Shard:
     padded: bool = False
 
     def __str__(self) -> str:
-        return f"{self.what or _numbered('color', self.colors)} over {self.axis}{', padded' * self.padded}"
+        return f"{self.what or _numbered('color', self.colors) + ' padded' * self.padded} over {self.axis}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,7 @@ class State:
     kept: tuple[frozenset[int], ...] = field(init=False)  # by axis: the values that are replicated on it
     sides: dict[tuple[int, int], int] = field(init=False)  # (bit, axis) -> side
     pinned: dict[int, tuple[tuple[int, ...] | None, ...]] = field(init=False)  # value -> axes by dimension
-    padded: frozenset[tuple[int, int]] = field(
-        init=False
-    )  # (color, axis) that are padded where the axis does not divide
+    padded: frozenset[tuple[int, int]] = field(init=False)  # (color, axis) whose uneven dimensions are padded
 
     def __post_init__(self) -> None:
         order: dict[tuple[int, int], None] = {}

@@ -261,5 +261,5 @@ def decided(plan: Plan) -> tuple[dict[str, list[str]], list[str]]:
     sharded: dict[str, list[str]] = {}
     for decision in plan.decisions:
         if isinstance(decision, Shard):
-            sharded.setdefault(decision.what, []).append(f"{decision.axis}{' padded' * decision.padded}")
+            sharded.setdefault(decision.what, []).append(decision.axis)
     return sharded, [str(d) for d in plan.decisions if not isinstance(d, Shard)]

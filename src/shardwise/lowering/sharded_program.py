@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Program
 from shardwise.ir.rule import Rule
 from shardwise.lowering.lowered import Lowered
+from shardwise.lowering.padding import can_pad, is_inner
 from shardwise.lowering.sharding import ArrayType, Axes, Ring, Sharding
 from shardwise.lowering.structure import array_type
 
@@ -49,22 +50,22 @@ class ShardedProgram:
         for op, factors, passed in zip(program.ops, self.factors, self.passed, strict=True):
             rule, stated = op.rule or _NO_RULE, op.kind.startswith("shard_map.")
             sizes = [f.size if stated or rule.splittable[k] else 1 for k, f in enumerate(rule.factors)]
-            if not self._divide(sizes, (*factors, passed)):
+            if not self._divide(sizes, (*factors, passed), lambda f, op=op: can_pad(program, op, f)):  # type: ignore[misc]
                 yield f"{op.kind} at {program.source_of(op)} cannot be computed on {factors}"
         for value, sharding in zip(program.values, self.shardings, strict=True):
-            if not self._divide(value.shape, (*sharding.dims, sharding.partial)):
+            if not self._divide(value.shape, (*sharding.dims, sharding.partial), lambda _, v=value: is_inner(v)):  # type: ignore[misc]
                 yield f"{program.label(value.id)} cannot be sharded on {sharding.dims}"
         if any(not 0 <= v < len(program.values) for v in self.rings):
             yield "a ring is of a value that is not there"
 
-    def _divide(self, sizes: Sequence[int], axes: Sequence[Axes]) -> bool:
-        """Do the axes of each place divide its size, each axis used once? The last axes are of no place."""
+    def _divide(self, sizes: Sequence[int], axes: Sequence[Axes], padded: Callable[[int], bool]) -> bool:
+        """Do the axes of each place divide its size, or can it be padded on its one axis? Each axis is used once, and the last
+        axes are of no place."""
         used = [a for place in axes for a in place]
-        return (
-            len(axes) == len(sizes) + 1
-            and len(set(used)) == len(used)
-            and all(size % self.mesh.pieces(place) == 0 for size, place in zip(sizes, axes, strict=False))
-        )
+        if len(axes) != len(sizes) + 1 or len(set(used)) != len(used):
+            return False
+        uneven = [k for k, size in enumerate(sizes) if size % self.mesh.pieces(axes[k])]
+        return all(len(axes[k]) == 1 and sizes[k] > 1 and padded(k) for k in uneven)
 
     def to_json(self) -> dict[str, Any]:
         """Repeated entries are written once, and referred to by number."""

@@ -251,7 +251,7 @@ def _print_origin(page: Page, plan: Plan) -> None:
         best, time_s = plan.baselines[0], plan.predicted.time_s
         ratio = f" ({best.time_s / time_s:.2f}×)" if time_s else ""
         page.print(
-            f"\nBest of {plural(len(plan.baselines), 'named strategy', 'named strategies')}: {best.name}, step time "
+            f"\nBest of {plural(len(plan.baselines), 'named strategy', 'named strategies')}: {best.text}, step time "
             f"{seconds(best.time_s)}{ratio}, peak memory {binary(best.peak_bytes)}"
             f"{'' if best.fits else ', which does not fit'}"
         )

@@ -60,7 +60,11 @@ class Applied:
         return self._run(*arrays)
 
     def _explicit(self) -> Callable[..., list[Any]]:
-        """The device-local program on every device."""
+        """The device-local program on every device. XLA replaces empty arrays by constants and then refuses a ``shard_map``
+        without other operands: there the program is run as it is."""
+        read = [self.program.values[a.value] for a in self.program.arguments if self.program.uses[a.value]]
+        if read and not any(v.elements for v in read):
+            return lambda *arrays: internals.evaluate(self._traced.jaxpr, arrays)
         local = LocalProgram(self.program, self._plan.sharded, self._rounds)
         specs = [tuple(s.spec for s in shardings) for shardings in (self.in_shardings, self.out_shardings)]
         run: Callable[..., tuple[Any, ...]] = jax.shard_map(

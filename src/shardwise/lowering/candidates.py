@@ -75,10 +75,9 @@ class Candidates:
     def __init__(self, structure: Structure, mesh: MeshAxes, cost: LocalCost):
         self.structure, self.mesh, self.cost = structure, mesh, cost
         self.program = structure.program
-        self.arrays = tuple(
-            array._replace(ring=cost.ring(array, overlapped))
-            for array, overlapped in zip(structure.arrays, structure.overlapped, strict=True)
-        )
+        kinds = set(zip(structure.arrays, structure.overlapped, strict=True))
+        types = {(array, overlapped): array._replace(ring=cost.ring(array, overlapped)) for array, overlapped in kinds}
+        self.arrays = tuple(map(types.__getitem__, zip(structure.arrays, structure.overlapped, strict=True)))
         self._rounding = self.program.rounding if cost.rounds else frozenset[int]()
         self._candidates: dict[object, list[Candidate]] = {}
         self._one: dict[object, Candidate] = {}

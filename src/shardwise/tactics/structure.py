@@ -11,7 +11,7 @@ from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
 from shardwise.ir.program import HEAVY, Value
 from shardwise.ir.rule import Kind
-from shardwise.lowering.decisions import Decision
+from shardwise.lowering.decisions import Decision, Keep
 from shardwise.lowering.sharding import Kind as Move
 from shardwise.lowering.small import SHARE
 from shardwise.lowering.storage import views
@@ -105,17 +105,30 @@ def communication_s(context: Context, decisions: Sequence[Decision]) -> float:
     )
 
 
-def scattered_values(context: Context, decisions: Sequence[Decision], axis: str) -> list[int]:
-    """Returns the values that are reduced into shards on an axis, and the results of ops on one such value alone."""
-    lowered = context.lower(decisions)
+def scattered_values(context: Context, decisions: Sequence[Decision], axis: str) -> tuple[int, ...]:
+    """Returns the values that are reduced into shards on an axis, and the results of ops on one such value alone; with those to
+    which the reduction moves if these are kept replicated, until there are no more."""
     number, program = context.mesh.index(axis), context.analysis.program
     scattered: dict[int, None] = {}
-    for r in lowered.reshards:
-        if any(step.purpose is Move.REDUCE_SCATTER and number in step.axes for step in r.steps):
-            op = program.ops[r.op]
-            alone = r.operand >= 0 and all(v in (r.value, -1) for v in op.operands)
-            scattered.update(dict.fromkeys((r.value, *(op.results if alone else ()))))
-    return list(scattered)
+    lowered = context.lower(decisions)
+    found = lowered.reshards
+    while True:
+        new: dict[int, None] = {}
+        for r in found:
+            if any(step.purpose is Move.REDUCE_SCATTER and number in step.axes for step in r.steps):
+                op = program.ops[r.op]
+                alone = r.operand >= 0 and all(v in (r.value, -1) for v in op.operands)
+                new.update(dict.fromkeys((r.value, *(op.results if alone else ()))))
+        if scattered.keys() >= new.keys():
+            return tuple(scattered)
+        users, waiting = dict[int, None](), list(new)  # ops that use them, and those to which these pass partial sums on
+        while waiting:
+            later = [op for op, _ in program.uses[waiting.pop()] if op not in users]
+            users |= dict.fromkeys(later)
+            waiting += [v for op in later for v in program.ops[op].results if lowered.structure.waits[v]]
+        scattered |= new
+        lowered = context.lower([*decisions, Keep(tuple(scattered), axis)], users)
+        found = lowered.reshards_of(program.ops[k] for k in users)
 
 
 def meeting_groups(analysis: Analysis) -> set[tuple[int, int]]:

@@ -12,7 +12,7 @@ not recognized, and neither are the second and later derivatives. Scans inside o
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,32 +53,37 @@ def rematerialized(
     """Returns a function on arrays that drops residuals of scans and blocks, and computes them again where they are read."""
     scans = RematerializedScans(flat, residuals)
 
-    def run_step(number: int, env: MutableMapping[int, Any]) -> None:
+    def run_step(number: int, env: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
+        """Returns the results of a step by value."""
         step = flat.steps[number]
         if scans.changes(number):
             with step.inside_calls(), internals.standing_at(step.equation):
                 results = scans.run(number, env)
         else:
             results = step.run(env)
-        env.update(zip(step.results, results, strict=True))
+        return zip(step.results, results, strict=True)
 
-    def recompute(block: Block, env: dict[int, Any]) -> None:
+    def recompute(block: Block, env: Mapping[int, Any]) -> dict[int, Any]:
+        """Returns what the backward pass reads of a block: dropped values, and the block's inputs behind the barrier."""
         # Residuals that scans drop are None, and computed by their reader.
         values = [*(v for v in block.inputs if env[v] is not None), block.cotangent]
         with internals.standing_at(flat.steps[block.at].equation):
-            arrays = internals.barrier([env[v] for v in values])
-        local = ChainMap(dict(zip(values, arrays, strict=True)), env)
+            behind = dict(zip(values, internals.barrier([env[v] for v in values]), strict=True))
+        computed: dict[int, Any] = {}
+        local = ChainMap(computed, behind, env)
         with jax.named_scope(REMATERIALIZED):
             for number in block.steps:
-                run_step(number, local)
-        env.update((v, local[v]) for v in (*block.dropped, block.cotangent))
+                computed.update(run_step(number, local))
+        return behind | {v: computed[v] for v in block.dropped}
 
     def run(*arrays: Any) -> list[Any]:
         env: dict[int, Any] = flat.constants | dict(zip(flat.inputs, arrays, strict=True))
-        for number in range(len(flat.steps)):
+        behind: dict[int, Any] = {}  # what the backward pass reads instead
+        backward = ChainMap(behind, env)
+        for number, step in enumerate(flat.steps):
             for block in blocks.get(number, ()):
-                recompute(block, env)
-            run_step(number, env)
+                behind.update(recompute(block, env))
+            env.update(run_step(number, backward if step.is_backward else env))
         return read_atoms(env, flat.outputs)
 
     return run

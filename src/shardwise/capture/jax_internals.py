@@ -267,9 +267,13 @@ def standing_at(equation: Any) -> Any:
     return source_info_util.user_context(equation.source_info.traceback, name_stack=names)
 
 
-def retrace(fn: Any, like: Any) -> Any:
-    """Returns a jaxpr of ``fn`` for the input types of another jaxpr."""
-    return jax.make_jaxpr(fn)(*(plain_shape(v.aval) for v in split_jaxpr(like)[0].invars))
+def retrace(fn: Any, like: Any, shapes: Sequence[tuple[int, ...]] | None = None) -> Any:
+    """Returns a jaxpr of ``fn`` for the input types of another jaxpr, or for other shapes of these."""
+    avals = [v.aval for v in split_jaxpr(like)[0].invars]
+    struct: Any = jax.ShapeDtypeStruct
+    sizes = [aval.shape for aval in avals] if shapes is None else shapes
+    types = [struct(s, aval.dtype, weak_type=is_weak(aval)) for s, aval in zip(sizes, avals, strict=True)]
+    return jax.make_jaxpr(fn)(*types)
 
 
 def evaluate(closed: Any, arrays: Sequence[Any]) -> list[Any]:

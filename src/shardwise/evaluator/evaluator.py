@@ -122,7 +122,7 @@ class Snapshot:
 
 
 class _Prepared:
-    """What the evaluators of a program have in common on all meshes: the classes of its terms, and by node those that read it."""
+    """What the evaluators of a program share on all meshes: the classes of its terms, and by node those that read it."""
 
     def __init__(self, model: CostModel, dependencies: Dependencies):
         self._model, self.dependencies = model, dependencies

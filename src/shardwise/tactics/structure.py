@@ -121,7 +121,10 @@ def scattered_values(context: Context, decisions: Sequence[Decision], axis: str)
                 new.update(dict.fromkeys((r.value, *(op.results if alone else ()))))
         if scattered.keys() >= new.keys():
             return tuple(scattered)
-        users, waiting = dict[int, None](), list(new)  # ops that use them, and those to which these pass partial sums on
+        users, waiting = (
+            dict[int, None](),
+            list(new),
+        )  # ops that use them, and those to which these pass partial sums on
         while waiting:
             later = [op for op, _ in program.uses[waiting.pop()] if op not in users]
             users |= dict.fromkeys(later)

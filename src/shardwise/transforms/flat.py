@@ -41,10 +41,10 @@ class Step:
     def reads(self) -> list[int]:
         return values_of(self.operands)
 
-    def run(self, env: Mapping[int, Any], equation: Any = None) -> list[Any]:
-        """Returns the results of the equation, or of another one in its place, in the name scopes of its calls."""
+    def run(self, env: Mapping[int, Any], changed: Mapping[str, Any] | None = None) -> list[Any]:
+        """Returns the results of the equation, with some parameters changed, in the name scopes of its calls."""
         with self.inside_calls():
-            return internals.bind(equation or self.equation, read_atoms(env, self.operands))
+            return internals.bind(self.equation, read_atoms(env, self.operands), changed)
 
     def inside_calls(self) -> ExitStack:
         stack = ExitStack()

@@ -27,20 +27,15 @@ from shardwise.transforms.flat import Flat, read_atoms
 from shardwise.transforms.scans import RematerializedScans, Residuals, find_residuals, find_scans
 
 
-def rematerialize(traced: Traced, like: Traced | None = None) -> Traced:
-    """Returns a traced function that computes again what the backward pass needs; ``like``: the trace with the candidates."""
+def rematerialize(traced: Traced) -> Traced:
+    """Returns a traced function that computes again what the backward pass needs."""
     flat = Flat(traced.jaxpr)
-    other = flat if like is None else Flat(like.jaxpr)
-    families = find_families(other)
-    sources, scans = find_scans(other, {k for cuts in families for k in range(cuts[0], cuts[-1])})
+    families = find_families(flat)
+    sources, scans = find_scans(flat, {k for cuts in families for k in range(cuts[0], cuts[-1])})
     if not scans and not families:
         raise VariantError(
             f"{traced.name} has no loop and no repeated block whose backward pass reads more than it carries: where "
             "something is to be computed again, put jax.checkpoint around it"
-        )
-    if len(flat.steps) != len(other.steps):
-        raise VariantError(
-            f"the function is another program for a smaller batch: {len(other.steps)} operations became {len(flat.steps)}"
         )
     residuals = [find_residuals(flat, k, sources) for k in scans]
     run = rematerialized(flat, residuals, blocks_by_step(flat, families))
@@ -63,7 +58,7 @@ def rematerialized(
             results = step.run(env)
         return zip(step.results, results, strict=True)
 
-    def recompute(block: Block, env: Mapping[int, Any]) -> dict[int, Any]:
+    def recompute(block: Block, env: dict[int, Any]) -> dict[int, Any]:
         """Returns what the backward pass reads of a block: dropped values, and the block's inputs behind the barrier."""
         # Residuals that scans drop are None, and computed by their reader.
         values = [*(v for v in block.inputs if env[v] is not None), block.cotangent]

@@ -145,7 +145,8 @@ class CostModel:
             if self.structure.waits[value] or max(self.structure.colors[value], default=-1) >= 0:
                 used += self._users.get((value, where), ())
             points = [0, life.points - 1, life.returned.get(value, 0)]
-            points += (*life.use_points(value), *life.beside_span(maker))
+            points += life.use_points(value)
+            points += life.beside_points(maker) if self.structure.overlapped[value] else ()
             points += [life.live[value][0] - 1, life.live[value][1] + 1] if value in life.live else []
             points += [q for k in used for p in life.runs[k] for q in (p, life.ahead(program.ops[k].region, p))]
             yield Term(TermKind.EDGE, value, self.structure.runs_in[where], used, (value,), tuple(points), where)

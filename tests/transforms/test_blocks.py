@@ -23,6 +23,7 @@ from shardwise.tactics.strategies import FSDP
 from shardwise.transforms.blocks import blocks_by_step, find_blocks, find_families
 from shardwise.transforms.flat import Flat
 from shardwise.transforms.remat import rematerialized
+from shardwise.transforms.splice import spliced
 from shardwise.transforms.variant import Variant
 from shardwise.transforms.variants import batch_of, trace_variant
 from tests.planner.test_plan_search import small_memory
@@ -159,7 +160,7 @@ def test_wherever_the_cuts_are(layer: Layer, data: st.DataObject) -> None:
     flat = Flat(plain)
     forward = next(k for k, step in enumerate(flat.steps) if step.is_backward)
     cuts = data.draw(st.lists(st.integers(0, forward), min_size=2, max_size=6, unique=True).map(sorted))
-    made = internals.retrace(rematerialized(flat, (), blocks_by_step(flat, [tuple(cuts)])), plain)
+    made = spliced(internals.retrace(rematerialized(flat, (), blocks_by_step(flat, [tuple(cuts)])), plain))
     for have, want in zip(run(made, *args), run(plain, *args), strict=True):
         np.testing.assert_allclose(have, want, rtol=2e-5, atol=1e-6)
 

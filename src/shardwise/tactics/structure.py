@@ -109,29 +109,34 @@ def scattered_values(context: Context, decisions: Sequence[Decision], axis: str)
     """Returns the values that are reduced into shards on an axis, and the results of ops on one such value alone; with those to
     which the reduction moves if these are kept replicated, until there are no more."""
     number, program = context.mesh.index(axis), context.analysis.program
-    scattered: dict[int, None] = {}
-    lowered = context.lower(decisions)
-    found = lowered.reshards
+    lowered = context.lower(decisions, ())
+    structure = lowered.structure
+    colors = {color for color, a in lowered.state.order if a == number}
+    # Ops that could make partial sums on the axis, and those that could pass them on.
+    ops = {
+        op.id: None
+        for op in program.ops
+        if op.rule is not None
+        and any(f.reducer and c in colors for f, c in zip(op.rule.factors, structure.factor_colors[op.id], strict=True))
+    }
+    scattered, new = dict[int, None](), [v for op in ops for v in program.ops[op].results if structure.waits[v]]
     while True:
-        new: dict[int, None] = {}
-        for r in found:
+        while new:
+            users = dict.fromkeys(op for op, _ in program.uses[new.pop()] if op not in ops)
+            ops |= users
+            new += [v for op in users for v in program.ops[op].results if structure.waits[v]]
+        lowered.lower_ops(ops)
+        found: dict[int, None] = {}
+        for r in lowered.reshards_of(program.ops[k] for k in sorted(ops, key=structure.position.__getitem__)):
             if any(step.purpose is Move.REDUCE_SCATTER and number in step.axes for step in r.steps):
                 op = program.ops[r.op]
                 alone = r.operand >= 0 and all(v in (r.value, -1) for v in op.operands)
-                new.update(dict.fromkeys((r.value, *(op.results if alone else ()))))
-        if scattered.keys() >= new.keys():
+                found.update(dict.fromkeys((r.value, *(op.results if alone else ()))))
+        if scattered.keys() >= found.keys():
             return tuple(scattered)
-        users, waiting = (
-            dict[int, None](),
-            list(new),
-        )  # ops that use them, and those to which these pass partial sums on
-        while waiting:
-            later = [op for op, _ in program.uses[waiting.pop()] if op not in users]
-            users |= dict.fromkeys(later)
-            waiting += [v for op in later for v in program.ops[op].results if lowered.structure.waits[v]]
-        scattered |= new
-        lowered = context.lower([*decisions, Keep(tuple(scattered), axis)], users)
-        found = lowered.reshards_of(program.ops[k] for k in users)
+        scattered |= found
+        new = list(found)
+        lowered = context.lower([*decisions, Keep(tuple(scattered), axis)], ())
 
 
 def meeting_groups(analysis: Analysis) -> set[tuple[int, int]]:

@@ -120,9 +120,18 @@ class BatchAnalysis:
         """Returns an equation that reads the batch, on a part of it; raises where examples would mix."""
         call = _call(equation)
         key = None if call.key is None else (call.key, *states)
-        if key not in self._sized or key is None:
-            self._sized[key] = self._with_batch(equation, call, states)
+        if key is None or key not in self._sized:
+            sized = self._sized[key] = self._with_batch(equation, call, states)
+            self._check(equation, call, sized)
         return self._sized[key]
+
+    def _check(self, equation: Any, call: OpCall, sized: Sized) -> None:
+        """Raises where an equation does not have the expected results on a part."""
+        shapes = map(self.shape, call.operands, sized.operands)
+        want = list(map(self.shape, call.results, sized.results))
+        have = internals.result_shapes(equation, list(shapes), sized.params)
+        if have != want:
+            raise VariantError(f"{where(equation)}: on a part of the batch its results are {have}, not {want}")
 
     def _with_batch(self, equation: Any, call: OpCall, states: Sequence[BatchState]) -> Sized:
         if equation.effects:
@@ -171,7 +180,9 @@ class BatchAnalysis:
             return None
         operands = [self._placed(rule, tensor, *place) or INVARIANT for tensor in rule.operands]
         rows = [state for state in results if state is not None]
-        return Sized(tuple(operands), tuple(rows), self._params(call, operands, rows))
+        sized = Sized(tuple(operands), tuple(rows), self._params(call, operands, rows))
+        self._check(equation, call, sized)
+        return sized
 
     def _params(self, call: OpCall, operands: Sequence[BatchState], results: Sequence[BatchState]) -> Mapping[str, Any]:
         """Returns the parameters that have shapes, for a part."""

@@ -27,7 +27,8 @@ from shardwise.transforms.batch_roles import (
     literal_state,
     where,
 )
-from shardwise.transforms.flat import Atom, Flat, Step, read_atoms
+from shardwise.transforms.flat import Atom, Flat, Step, read_atoms, values_of
+from shardwise.transforms.splice import Emitted, emit, spliced
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,16 @@ class PartStep:
     params: Mapping[str, Any]
     shapes: tuple[tuple[int, ...], ...]
 
-    def run(self, env: dict[int, Any], part: bool) -> None:
-        results = self.step.run(env, self.params if part else None)
-        if part and any(internals.shape_of(x) != shape for x, shape in zip(results, self.shapes, strict=True)):
-            shown = ", ".join(str(list(internals.shape_of(x))) for x in results)
-            raise VariantError(f"{where(self.step.equation)} has results {shown} on a part, not {list(self.shapes)}")
-        env.update(zip(self.step.results, results, strict=True))
+    def whole(self, types: Sequence[Any]) -> Emitted:
+        return Emitted(self.step, [types[v] for v in self.step.results], {})
+
+    def part(self, types: Sequence[Any]) -> Emitted:
+        avals = [types[v] for v in self.step.results]
+        sized = [
+            a if internals.shape_of(a) == s else internals.resized(a, s)
+            for a, s in zip(avals, self.shapes, strict=True)
+        ]
+        return Emitted(self.step, sized, self.params)
 
 
 class Walk:
@@ -145,14 +150,9 @@ class Walk:
         sized = self.analysis.rows(maker.step.equation, number, wanted)
         if sized is None:
             return None
-        step = replace(maker.step, results=tuple(self._new(v) for v in maker.step.results))
+        step = replace(maker.step, results=tuple(self.flat.new(v) for v in maker.step.results))
         self._append(step, sized)
         return step.results[number]
-
-    def _new(self, value: int) -> int:
-        """Returns the number of a new value like another one."""
-        self.flat.types.append(self.flat.types[value])
-        return len(self.flat.types) - 1
 
     # Loops, branches and calls.
 
@@ -265,12 +265,11 @@ class Body(Walk):
         """Returns the body for a part of the batch."""
         types = [self.flat.types[v] for v in self.flat.inputs]
         shapes = [self.analysis.shape(internals.shape_of(t), s) for t, s in zip(types, self.inputs, strict=True)]
-        return internals.retrace(self._run, self.flat.jaxpr, shapes)
+        return spliced(internals.retrace(self._run, self.flat.jaxpr, shapes))
 
     def _run(self, *arrays: Any) -> list[Any]:
         env = self.flat.constants | dict(zip(self.flat.inputs, arrays, strict=True))
-        for step in self.steps:
-            step.run(env, part=True)
+        env |= emit([step.part(self.flat.types) for step in self.steps], env, values_of(self._returned))
         return read_atoms(env, self._returned)
 
 

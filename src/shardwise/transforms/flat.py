@@ -46,6 +46,11 @@ class Step:
         with self.inside_calls():
             return internals.bind(self.equation, read_atoms(env, self.operands), changed)
 
+    @property
+    def names(self) -> list[Any]:
+        """The name stacks of the calls around it, the outermost first."""
+        return [call.source_info.name_stack for call in self.calls]
+
     def inside_calls(self) -> ExitStack:
         stack = ExitStack()
         for call in self.calls:
@@ -71,6 +76,11 @@ class Flat:
     def nbytes(self, value: int) -> float:
         aval = self.types[value]
         return float(aval.size * internals.dtype_of(aval)[1]) if hasattr(aval, "size") else 0.0
+
+    def new(self, value: int) -> int:
+        """Returns the number of a new value of the type of another one."""
+        self.types.append(self.types[value])
+        return len(self.types) - 1
 
     @cached_property
     def producer(self) -> dict[int, int]:

@@ -39,6 +39,7 @@ from shardwise.errors import VariantError
 from shardwise.transforms.batch_roles import AFTER, INVARIANT, BatchAnalysis, BatchState, Role, where
 from shardwise.transforms.batch_walk import PartStep, Walk
 from shardwise.transforms.flat import Atom, Flat, Step, read_atoms, values_of
+from shardwise.transforms.splice import emit, spliced
 
 
 def microbatched(traced: Traced, batch: Collection[str], parts: int) -> Traced:
@@ -53,7 +54,7 @@ def microbatched(traced: Traced, batch: Collection[str], parts: int) -> Traced:
         if shape[0] % parts:
             raise VariantError(f"{path} {shape} cannot be cut into {parts} micro-batches of one size")
     split = _Split(flat, numbers, BatchAnalysis(sizes.pop(), parts))
-    return replace(traced, jaxpr=internals.retrace(split.run, traced.jaxpr))
+    return replace(traced, jaxpr=spliced(internals.retrace(split.run, traced.jaxpr)))
 
 
 class _Split(Walk):
@@ -75,7 +76,7 @@ class _Split(Walk):
         maker = self._makers.get(value)
         if maker is not None and maker.role is Role.BATCH:
             raise VariantError(f"{where(maker.step.equation)} makes an array that counts the batch's examples")
-        number = self._new(value)
+        number = self.flat.new(value)
         self.cuts[number], self.states[number] = value, wanted
         return number
 
@@ -96,7 +97,7 @@ class _Split(Walk):
             elif maker.role is Role.BATCH:
                 self._early[value] = self._looped(value)
             else:
-                copy = replace(step, results=tuple(self._new(v) for v in step.results))
+                copy = replace(step, results=tuple(self.flat.new(v) for v in step.results))
                 self._add(copy)
                 self._early |= zip(step.results, copy.results, strict=True)
         return self._early[value]
@@ -109,7 +110,7 @@ class _Split(Walk):
                 steps.append(step)
         if any(step.role is not Role.INVARIANT and _is_expensive(step.step.equation) for step in steps):
             return None
-        number = self._new(value)
+        number = self.flat.new(value)
         self.states[number] = INVARIANT
         self._loops.append((number, _Loop(self, steps[::-1], [value])))
         return number
@@ -154,6 +155,7 @@ class _Loop:
         placed = {id(step) for step in (*inside, *before)}
         self._after = [step for step in steps if id(step) not in placed]
         used = {v for step in self._after for v in step.step.reads} | set(values_of(self._outputs))
+        self._needed = needed | used
         leaving = sorted(used.intersection(v for step in inside for v in step.step.results))
         self._sums = [v for v in leaving if self._states[v].role is not Role.BATCH]
         self._stacked = [v for v in leaving if self._states[v].role is Role.BATCH]
@@ -172,22 +174,19 @@ class _Loop:
     def run(self, values: Mapping[int, Any]) -> list[Any]:
         """Returns the outputs, from the values of inputs and constants."""
         env = dict(values)
-        for step in self._before:
-            step.run(env, part=False)
+        env |= emit([step.whole(self._types) for step in self._before], env, self._needed)
         cut = [self._cut(env[source], self._states[v]) for v, source in self._entering.items()]
 
         def body(sums: list[Any], rows: list[Any]) -> tuple[list[Any], list[Any]]:
             local = env | dict(zip(self._entering, rows, strict=True))
-            for step in self._inside:
-                step.run(local, part=True)
+            local |= emit([step.part(self._types) for step in self._inside], local, {*self._sums, *self._stacked})
             added = [self._reducer(v)[0](s, local[v]) for v, s in zip(self._sums, sums, strict=True)]
             return added, [local[v] for v in self._stacked]
 
         sums, rows = jax.lax.scan(body, [self._start(v) for v in self._sums], cut, length=self._parts)
         env.update(zip(self._sums, sums, strict=True))
         env.update((v, self._joined(r, self._states[v])) for v, r in zip(self._stacked, rows, strict=True))
-        for step in self._after:
-            step.run(env, part=False)
+        env |= emit([step.whole(self._types) for step in self._after], env, values_of(self._outputs))
         return read_atoms(env, self._outputs)
 
     def _cut(self, array: Any, state: BatchState) -> Any:

@@ -111,9 +111,7 @@ class Lowered:
         self.comparisons = 0  # how often consumers were compared (``stays``)
         self._consumers_s: dict[tuple[int, Sharding], float] = {}
         self._rank = {pair: k for k, pair in enumerate(state.order)}
-        self._axes: dict[int, tuple[int, ...]] = {}
-        for color, axis in state.order:
-            self._axes[color] = (*self._axes.get(color, ()), axis)
+        self._axes = {color: tuple([axis for _, axis in given]) for color, given in state.given.items()}
         self._stores: dict[object, tuple[Sharding, tuple[tuple[int, int, int], ...]]] = {}
         self._crossings: dict[tuple[int, ...], bool] = {}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -51,6 +51,7 @@ class Inquiry:
         self._structure = {} if structure is None else structure
         self.analysis, self.cost = model.structure.analysis, model.cost
         self.problems: Problems = {}
+        self._before: tuple[Inquiry, Mapping[str, str]] | None = None  # the same with other names of axes
 
     @cached_property
     def context(self) -> Context:
@@ -85,15 +86,15 @@ class Inquiry:
         new = dict(zip(placement.mesh.names, names, strict=True))
         mesh = MeshAxes(tuple(names), placement.mesh.sizes)
         other = Inquiry(self.model.on(HardwareCost(replace(placement, mesh=mesh))), self.roles, self._structure)
-        if "baselines" in vars(self):
-            other.baselines = [
-                replace(b, parts=tuple((part, new[axis]) for part, axis in b.parts)) for b in self.baselines
-            ]
+        other._before = self, new
         return other, tuple(replace(d, axis=new[d.axis]) for d in decisions if not isinstance(d, Pin))
 
     @cached_property
     def baselines(self) -> list[Baseline]:
         """The named strategies that apply, the best first."""
+        if self._before is not None:
+            other, new = self._before
+            return [replace(b, parts=tuple((part, new[axis]) for part, axis in b.parts)) for b in other.baselines]
         problem, combinations = self.problems.get(((), self.context.mesh.names, None), (None, None))
         if problem is None or not isinstance(combinations, Combinations):
             combinations = Combinations(self.context, self.context.mesh.names)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import shardwise
 from shardwise import zoo
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.equations import is_transposed
 from shardwise.capture.trace import JitOptions, Traced
 from shardwise.errors import VariantError
 from shardwise.tactics.strategies import FSDP
@@ -163,6 +164,15 @@ def test_wherever_the_cuts_are(layer: Layer, data: st.DataObject) -> None:
     made = spliced(internals.retrace(rematerialized(flat, (), blocks_by_step(flat, [tuple(cuts)])), plain))
     for have, want in zip(run(made, *args), run(plain, *args), strict=True):
         np.testing.assert_allclose(have, want, rtol=2e-5, atol=1e-6)
+
+
+def test_the_backward_pass_reads_parameters_behind_the_barrier() -> None:
+    """As with jax.checkpoint: what is gathered for a forward pass need not be kept for the backward pass."""
+    jaxpr = internals.split_jaxpr(traced(trained(mlp), (layers(), batch())).jaxpr)[0]
+    weights = set(jaxpr.invars[:-1])
+    backward = [e for e in jaxpr.eqns if is_transposed(e) and e.primitive.name != "optimization_barrier"]
+    read = {v for e in backward for v in e.invars if not internals.is_literal(v)}
+    assert len(backward) > 10 * LAYERS and weights.isdisjoint(read)
 
 
 def test_in_micro_batches() -> None:

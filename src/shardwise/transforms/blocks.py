@@ -5,9 +5,9 @@ primitive and the types of its results. The longest stretches of this text that 
 stacks of layers. They are cut where the fewest bytes pass from one block to the next.
 
 A result that only the backward pass reads is dropped. Before its first use the block is run again from its inputs, as far as
-needed. The backward pass reads the same inputs. A barrier around these inputs and a cotangent that is ready at that point, as in ``jax.checkpoint``, keeps XLA from
-merging the second run with the first and from beginning it earlier. Results that the forward pass reads later are kept. Cuts
-only determine where to begin again: the program computes the same wherever they are.
+needed. The backward pass reads the same inputs. A barrier around these inputs and a cotangent that is ready at that point, as
+in ``jax.checkpoint``, keeps XLA from merging the second run with the first and from beginning it earlier. Results that the
+forward pass reads later are kept. Cuts only determine where to begin again: the program computes the same wherever they are.
 
 A block is not changed where running it again would have an effect twice, and a family where its blocks would keep as many bytes
 as they drop, or drop very few.

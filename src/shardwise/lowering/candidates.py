@@ -149,16 +149,16 @@ class Candidates:
 
     def _candidate(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> Candidate:
         rule, values = op.factor_rule, self.program.values
-        needs = tuple(tensor_sharding(majors, assigned) for majors in rule.operand_majors)
-        results = tuple(result_sharding(rule, r, assigned, passed) for r in range(len(op.results)))
-        parts = tuple(sharding.shards(self.mesh) for sharding in (*needs, *results))
-        used = [(values[v], n) for v, n in zip(op.operands, parts, strict=False) if v >= 0]
-        moved = sum(value.nbytes / n for value, n in used)
-        moved += sum(values[v].nbytes / n for v, n in zip(op.results, parts[len(needs) :], strict=True))
-        dtype = max((value for value, _ in used), key=lambda value: value.itemsize).dtype if used else "float32"
+        needs = tuple([tensor_sharding(majors, assigned) for majors in rule.operand_majors])
+        results = tuple([result_sharding(rule, r, assigned, passed) for r in range(len(op.results))])
+        parts = tuple([sharding.shards(self.mesh) for sharding in (*needs, *results)])
+        used = [values[v] for v in op.operands if v >= 0]
+        moved = sum([values[v].nbytes / n for v, n in zip((*op.operands, *op.results), parts, strict=True) if v >= 0])
+        dtype = max(used, key=lambda value: value.itemsize).dtype if used else "float32"
         devices = self.mesh.pieces(itertools.chain(*assigned))
-        seconds = sum(self.cost.communication_s(halo.steps, False) for halo in self.halo_steps(op, assigned))
-        seconds += self.cost.compute_s(op.flops / devices, moved, op.unit, dtype)
+        seconds = self.cost.compute_s(op.flops / devices, moved, op.unit, dtype)
+        if rule.windows or op.kind in MANUAL:
+            seconds += sum(self.cost.communication_s(halo.steps, False) for halo in self.halo_steps(op, assigned))
         return Candidate(assigned, passed, needs, results, seconds, parts, devices)
 
     def fetches(self, op: Op, assigned: tuple[Axes, ...]) -> tuple[Fetch, ...] | None:

@@ -80,7 +80,7 @@ class Situation:
         fixed = ((axes.get(v.id, ()), v.id in self.named) for v in program.values)
         self.kept = tuple([numbers.setdefault(one, len(numbers)) for one in fixed])
         sides, pinned = (tuple(sorted(some.items())) for some in (self.base.sides, self.base.pinned))
-        self.key: Hashable = self.units, self.keeps, self.base.order, sides, pinned, self.kept
+        self.key: Hashable = self.units, self.keeps, self.base.order, self.base.padded, sides, pinned, self.kept
 
 
 class Dependencies:
@@ -157,11 +157,24 @@ class Dependencies:
             masks.append(views[node.wide_view][0].union(*(masks[n] for n in node.wide_reads)))
         return set(masks)
 
-    def reach(self, op: Op, axes: Axes) -> Reach:
-        """Those of some axes that any state can give to an op's factors, and on which it can pass partial sums on."""
-        colors = self.structure.factor_colors[op.id]
-        factors = tuple(axes if c in self._unit or c in self._base_axes else () for c in colors)
+    def reach(self, op: Op, space: Space) -> Reach:
+        """The axes that any state of a space can give to an op's factors, and those on which it can pass partial sums on."""
+        sizes = space.mesh.sizes
+        axes = tuple(range(len(sizes)))
+
+        def able(color: int, size: int) -> Axes:
+            if color not in self._unit and color not in self._base_axes:
+                return ()
+            return tuple(a for a in axes if size % sizes[a] == 0 or self._is_padded(color, a, space))
+
+        rule, colors = op.factor_rule, self.structure.factor_colors[op.id]
+        factors = tuple(able(color, factor.size) for color, factor in zip(colors, rule.factors, strict=True))
         return factors, axes if self._may_pass(op) else ()
+
+    def _is_padded(self, color: int, axis: int, space: Space) -> bool:
+        """Can a state of a space pad a color on an axis?"""
+        unit = self._unit.get(color, (-1, 0))[0]
+        return (unit, axis) in space.padded or (color, axis) in self._base.padded
 
     def _node(self, kind: str, index: int, key: Hashable, reads: Reads, uses: Reads | None = None) -> int:
         number = self._numbers.setdefault((kind, key), len(self.nodes))
@@ -185,7 +198,7 @@ class Dependencies:
             place = {pair: k for k, pair in enumerate(sorted({unit for unit in units if unit is not None}))}
             looks = tuple((unit[0], place[unit]) if unit is not None else -1 for unit in units)
             base = sorted((rank, axis, c) for c in set(colors) for rank, axis in self._base_axes.get(c, ()))
-            order = tuple((axis, colors.index(c)) for _, axis, c in base)
+            order = tuple((axis, colors.index(c), (c, axis) in self._base.padded) for _, axis, c in base)
             look = looks, tuple(colors.index(c) for c in colors), order
             self._looks[colors] = frozenset(unit for unit, _ in place), look
         reads.units |= self._looks[colors][0]

@@ -180,9 +180,8 @@ class Evaluator:
             model.prepared[situation.key] = _Prepared(model, Dependencies(model.structure, situation))
         prepared: _Prepared = model.prepared[situation.key]
         self.dependencies = nodes = prepared.dependencies
-        axes = tuple(range(len(space.mesh.sizes)))
         candidates = Candidates(model.structure, space.mesh, model.cost)
-        self._memo = Memo(candidates, lambda op: nodes.reach(op, axes))
+        self._memo = Memo(candidates, lambda op: nodes.reach(op, space))
         self._classes = [replace(same, parts={}) for same in prepared.classes]
         self._nodes = []
         for node, readers, class_readers in zip(nodes.nodes, nodes.readers, prepared.readers, strict=True):

@@ -11,15 +11,17 @@ from shardwise.hardware.mesh import MeshAxes
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """These colors are sharded on a mesh axis. ``sides``: for bits of the analysis, which side keeps the axis, 0 or 1."""
+    """These colors are sharded on a mesh axis. ``sides``: for bits of the analysis, which side keeps the axis, 0 or 1.
+    ``padded``: dimensions of inner values that the axis does not divide are padded (``shardwise.lowering.padding``)."""
 
     colors: tuple[int, ...]
     axis: str
     sides: tuple[tuple[int, int], ...] = ()
     what: str = field(default="", compare=False)
+    padded: bool = False
 
     def __str__(self) -> str:
-        return f"{self.what or _numbered('color', self.colors)} over {self.axis}"
+        return f"{self.what or _numbered('color', self.colors) + ' padded' * self.padded} over {self.axis}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,14 @@ class State:
     kept: tuple[frozenset[int], ...] = field(init=False)  # by axis: the values that are replicated on it
     sides: dict[tuple[int, int], int] = field(init=False)  # (bit, axis) -> side
     pinned: dict[int, tuple[tuple[int, ...] | None, ...]] = field(init=False)  # value -> axes by dimension
+    padded: frozenset[tuple[int, int]] = field(init=False)  # (color, axis) whose uneven dimensions are padded
 
     def __post_init__(self) -> None:
         order: dict[tuple[int, int], None] = {}
         kept: list[frozenset[int]] = [frozenset() for _ in self.mesh.names]
         sides: dict[tuple[int, int], int] = {}
         pinned: dict[int, tuple[tuple[int, ...] | None, ...]] = {}
+        padded: set[tuple[int, int]] = set()
         for decision in self.decisions:
             if isinstance(decision, Pin):
                 spec = tuple(None if axes is None else tuple(map(self.mesh.index, axes)) for axes in decision.spec)
@@ -96,6 +100,8 @@ class State:
                 if sides.setdefault((bit, axis), side) != side:
                     raise DecisionError(f"bit {bit} is given both sides on axis {decision.axis!r}")
             order.update(((color, axis), None) for color in decision.colors)
+            if decision.padded:
+                padded.update((color, axis) for color in decision.colors)
         given: dict[int, tuple[tuple[int, int], ...]] = {}
         for rank, (color, axis) in enumerate(order):
             given[color] = (*given.get(color, ()), (rank, axis))
@@ -104,6 +110,7 @@ class State:
         object.__setattr__(self, "kept", tuple(kept))
         object.__setattr__(self, "sides", sides)
         object.__setattr__(self, "pinned", pinned)
+        object.__setattr__(self, "padded", frozenset(padded))
 
     def kept_on(self, value: int) -> frozenset[int]:
         """The axes on which a decision keeps a value replicated."""

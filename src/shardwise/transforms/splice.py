@@ -7,6 +7,7 @@ Idea. A stretch of steps is traced as one placeholder, and the equations are put
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from shardwise.capture import jax_internals as internals
@@ -24,20 +25,18 @@ class Emitted(NamedTuple):
 def emit(steps: Sequence[Emitted], env: Mapping[int, Any], wanted: Collection[int]) -> dict[int, Any]:
     """Returns the wanted values that some steps compute. Only a function that is then ``spliced`` may call it."""
     made: dict[int, Any] = {}
-    stretch: list[Emitted] = []
-    later: set[int] = set(wanted)
-    for one in steps:
-        if one.step.equation.effects:  # traced: they are effects of what is around it, too
-            later.update(v for other in steps for v in other.step.reads)
-    for one in (*steps, None):
-        if one is not None and not one.step.equation.effects:
-            stretch.append(one)
-            continue
-        made |= _placeholder(stretch, env if not made else {**env, **made}, later)
-        stretch = []
-        if one is not None:
-            made |= zip(one.step.results, one.step.run({**env, **made}, one.changed), strict=True)
+    later = {v for one in steps for v in one.step.reads} if any(map(_has_effects, steps)) else set[int]()
+    for traced, some in groupby(steps, _has_effects):
+        if traced:  # they are effects of what is around it, too
+            for one in some:
+                made |= zip(one.step.results, one.step.run({**env, **made}, one.changed), strict=True)
+        else:
+            made |= _placeholder(list(some), {**env, **made} if made else env, later.union(wanted))
     return made
+
+
+def _has_effects(one: Emitted) -> bool:
+    return bool(one.step.equation.effects)
 
 
 def _placeholder(steps: Sequence[Emitted], env: Mapping[int, Any], wanted: Collection[int]) -> dict[int, Any]:

@@ -74,8 +74,11 @@ test-versions: .venv-oldest/.installed .venv-newest/.installed
 	.venv-newest/bin/pip install --quiet --disable-pip-version-check --upgrade jax --editable ".[zoo,dev]"
 	touch $@
 
+# Random programs, as many as asked: make fuzz FUZZ=20000; FROM is the number of the first.
+FUZZ ?= 5000
+FROM ?= 0
 fuzz: $(STAMP)
-	SHARDWISE_FUZZ=5000 $(BIN)/pytest -n 2 -q tests/fuzz
+	SHARDWISE_FUZZ=$(FUZZ) SHARDWISE_FUZZ_FROM=$(FROM) $(BIN)/pytest -n 2 -q tests/fuzz
 
 # Compiles for a TPU topology without a TPU: needs libtpu, about 300 MB.
 bench-plans: .venv-tpu/.installed

@@ -24,6 +24,7 @@ from shardwise.tactics.strategies import FSDP, DataParallel
 from shardwise.transforms.variant import Variant
 from shardwise.transforms.variants import Wanted, trace_variant
 from tests.planner.test_plan_search import small_memory
+from tests.plans.files import signed
 from tests.programs import flax_programs
 
 ROLES = {"batch": "batch", "params": "params"}
@@ -313,7 +314,7 @@ def test_a_damaged_variant_is_refused(tmp_path: Path, change: dict[str, Any] | N
         del data["variant"]
     else:
         data["variant"].update(change)
-    (tmp_path / "plan.json").write_text(json.dumps(data))
+    (tmp_path / "plan.json").write_text(signed(data))
     with pytest.raises(PlanError, match=message):
         shardwise.load_plan(tmp_path / "plan.json")
 

@@ -13,6 +13,7 @@ import jax.extend.core as jex_core
 import numpy as np
 from jax._src import source_info_util
 from jax._src.config import _check_vma
+from jax._src.effects import ordered_effects, shardable_ordered_effects
 from jax._src.interpreters.pxla import _discharge_internal_refs
 from jax._src.lax.lax import _convert_element_type
 from jax._src.mesh import get_concrete_mesh
@@ -70,6 +71,11 @@ def is_reference(aval: Any) -> bool:
     return isinstance(aval, AbstractRef)
 
 
+def runs_on_one_device(equation: Any) -> bool:
+    """Returns whether an equation has an effect that JAX orders on one device only."""
+    return any(ordered_effects.contains(e) and not shardable_ordered_effects.contains(e) for e in equation.effects)
+
+
 def is_weak(aval: Any) -> bool:
     return bool(getattr(aval, "weak_type", False))
 
@@ -106,6 +112,8 @@ def unknown_argument(leaf: Any) -> str | None:
         return None
     if isinstance(leaf, jax.core.Tracer):
         return "is a tracer of another transformation: call this outside of jit, grad and vmap"
+    if isinstance(leaf, jax.Ref):
+        return "is a mutable array, which cannot be planned: take an array and return the new one"
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         dtype = leaf.dtype
         if isinstance(dtype, np.dtype) and dtype.kind in "OUSMm":

@@ -10,7 +10,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from shardwise.capture.jax_internals import VARYING, plain_shape, shape_of, split_jaxpr
+from shardwise.capture.jax_internals import VARYING, is_explicit, plain_shape, shape_of, split_jaxpr
 from shardwise.ir.program import Spec
 from shardwise.ir.traits import MANUAL
 from shardwise.rules.kernels import fused_attention_flops, jaxpr_flops, pallas_flops
@@ -23,6 +23,10 @@ _NUMPY_FOLDER: Final = os.path.dirname(os.path.abspath(np.__file__)) + os.sep
 CAPTURE_FOLDER: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: Precisions with which a device may compute a product as fast as it can.
 _DEFAULT_PRECISIONS: Final = (None, jax.lax.Precision.DEFAULT, jax.lax.DotAlgorithmPreset.DEFAULT)
+
+#: Parameters with the sharding of the result.
+_STATING: Final = ("sharding", "out_sharding", "dst_sharding")
+_MAY_REPLICATE: Final = ("sharding_constraint", "reshard", "dot_general")
 
 
 def is_identity(equation: Any) -> bool:
@@ -103,8 +107,7 @@ def equation_attributes(equation: Any) -> tuple[tuple[str, Any], ...]:
     params: Mapping[str, Any] = equation.params
     name = equation.primitive.name
     if name in ("sharding_constraint", "reshard", "mesh_cast"):
-        spec = spec_of(params.get("sharding") or params.get("dst_sharding"))
-        return (("spec", spec),) if spec is not None else ()
+        return _stated(equation)
     if name in MANUAL:
         axes = params.get("axes", params.get("axis_name", ()))
         names = (axes,) if isinstance(axes, str) else tuple(a for a in axes if isinstance(a, str))
@@ -114,10 +117,22 @@ def equation_attributes(equation: Any) -> tuple[tuple[str, Any], ...]:
     if name in ("dot_general", "conv_general_dilated"):
         precision = params["precision"] if isinstance(params["precision"], tuple) else (params["precision"],)
         default = all(p in _DEFAULT_PRECISIONS for p in precision)
-        return (("rounds", True),) if default and all(v.aval.dtype == np.float32 for v in equation.invars) else ()
+        rounds = default and all(v.aval.dtype == np.float32 for v in equation.invars)
+        return ((("rounds", True),) if rounds else ()) + _stated(equation)
     if name == "pad":
         return (("padding", tuple(tuple(map(int, d)) for d in params["padding_config"])),)
-    return ()
+    return _stated(equation)
+
+
+def _stated(equation: Any) -> tuple[tuple[str, Any], ...]:
+    """Returns the spec that an equation states for its result. On automatic axes only a constraint states one; a result that is
+    replicated on explicit axes may be JAX's default, except for a product's and a reshard's."""
+    name, params = equation.primitive.name, equation.params
+    sharding = next((s for key in _STATING if (s := params.get(key)) is not None), None)
+    spec = spec_of(sharding)
+    if spec is None or (name != "sharding_constraint" and not is_explicit(getattr(sharding, "mesh", None))):
+        return ()
+    return (("spec", spec),) if any(spec) or name in _MAY_REPLICATE else ()
 
 
 def stated_rule(equation: Any) -> str | None:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import jax
-
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions, Traced, trace
 from shardwise.errors import CaptureError, VariantError
@@ -107,8 +105,7 @@ def trace_variant(
             return shape
         if shape.shape[0] % count:
             raise VariantError(f"{path} {list(shape.shape)} cannot be cut into {count} micro-batches of one size")
-        struct: Any = jax.ShapeDtypeStruct
-        return struct((shape.shape[0] // count, *shape.shape[1:]), shape.dtype, weak_type=shape.weak_type)
+        return shape.update(shape=(shape.shape[0] // count, *shape.shape[1:]))
 
     try:
         if (count, False) not in traces:

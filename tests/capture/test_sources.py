@@ -83,6 +83,13 @@ def test_repeated_layers_are_one_row() -> None:
     text = str(plan)
     assert "model/blocks/*/up/kernel (8)" in text and "blocks/3" not in text
     assert len(text.splitlines()) < 50
+    assert "model/blocks/*/up/kernel (8): " in plan.diff(replicated(plan))
+    assert "model/blocks/*/up/kernel" in str(plan.inquiry.analysis) and "blocks/3" not in str(plan.inquiry.analysis)
+
+
+def replicated(plan: sw.Plan) -> sw.Plan:
+    assert plan.call is not None
+    return sw.plan(plan.call.fn, *plan.call.args, mesh={"data": 4}, tactics=[])
 
 
 def test_items_of_a_list_say_where_they_are_used() -> None:

@@ -90,8 +90,8 @@ def check_same(recipe: SimpleNamespace, step=None, tolerance: float = 1e-4) -> N
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1e-3, float(jnp.abs(b).max())))
 
 
-#: Tested on their own below, and in test_processes.py.
-SPECIAL = {"", "JAX and Optax", "Donated state", "Flax nnx", "Orbax", "Mixed precision", "Several processes"}
+#: Tested on their own below, in test_processes.py, and by ``make corpus``.
+SPECIAL = {"", "JAX and Optax", "Donated state", "Flax nnx", "Orbax", "Mixed precision", "PyTorch", "Several processes"}
 
 
 @pytest.mark.parametrize("title", [t for t in SECTIONS if t not in SPECIAL])

@@ -130,17 +130,31 @@ def current_mesh() -> Any:
     return None if mesh is None or mesh.empty else mesh
 
 
+def is_explicit(mesh: Any) -> bool:
+    """Returns whether some axes of a mesh are explicit, so that shardings over them are part of types."""
+    return jax.sharding.AxisType.Explicit in (getattr(mesh, "axis_types", None) or ())
+
+
+def explicit_mesh(leaves: Sequence[Any]) -> Any:
+    """Returns the abstract mesh of explicit axes that some arrays are sharded over, or None."""
+    meshes = (getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in leaves)
+    mesh = next(filter(is_explicit, meshes), None)
+    return None if mesh is None else getattr(mesh, "abstract_mesh", mesh)
+
+
 def abstract(leaf: Any) -> Any:
     """Returns the leaf as a ``ShapeDtypeStruct``, with a sharding on explicit axes; Python scalars as they are."""
     if isinstance(leaf, bool | int | float | complex):
         return leaf
     struct: Any = jax.ShapeDtypeStruct
-    sharding = getattr(leaf, "sharding", None)
-    kinds = getattr(getattr(sharding, "mesh", None), "axis_types", None) or ()
-    kept = {"sharding": sharding} if jax.sharding.AxisType.Explicit in kinds else {}
+    sharding, current = getattr(leaf, "sharding", None), jax.sharding.get_abstract_mesh()
+    if not is_explicit(getattr(sharding, "mesh", None)):
+        sharding = (
+            jax.sharding.NamedSharding(current, jax.P(*[None] * len(leaf.shape))) if is_explicit(current) else None
+        )
     # A NumPy array of a disabled dtype (float64) is converted as in jax.jit.
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if isinstance(leaf.dtype, np.dtype) else leaf.dtype
-    return struct(leaf.shape, dtype, weak_type=is_weak(leaf), **kept)
+    return struct(leaf.shape, dtype, weak_type=is_weak(leaf), sharding=sharding)
 
 
 def type_keys(leaves: Sequence[Any]) -> tuple[Any, ...]:
@@ -168,6 +182,12 @@ def static_arguments(jitted: Any, args: Sequence[Any]) -> frozenset[int | str]:
     return frozenset(positions | set(info.static_argnames))
 
 
+def jit_options(jitted: Any) -> dict[str, Any]:
+    """Returns the static and donated arguments of a ``jax.jit``."""
+    names = "static_argnums", "static_argnames", "donate_argnums", "donate_argnames"
+    return {name: getattr(jitted._jit_info, name) or None for name in names}
+
+
 def low_jaxpr(traced: Any) -> Any:
     """Returns the jaxpr of a traced function, with its composite ("hijax") primitives expanded where its arguments allow it."""
     high = split_jaxpr(traced.jaxpr)[0]
@@ -190,6 +210,9 @@ def bind(equation: Any, arrays: Sequence[Any], changed: Mapping[str, Any] | None
     # Since JAX 0.10 the functions of a primitive are among its parameters.
     functions, params = bound if isinstance(bound, tuple) else ((), bound)
     mesh = jax.sharding.get_abstract_mesh()
+    if not is_explicit(mesh):  # what a program states over explicit axes is part of the plan
+        stated = ((key, params.get(key)) for key in ("sharding", "out_sharding"))
+        params |= {key: None for key, sharding in stated if is_explicit(getattr(sharding, "mesh", None))}
     if "out_avals" in params:
         params["out_avals"] = tuple(_on_mesh(aval, mesh) for aval in params["out_avals"])
     # The mesh is the current one, not that of the trace.

@@ -1,13 +1,12 @@
-"""``python -m benchmarks.search.others PART``: the search against all states, a bound, and less of itself; how long plans take.
+"""``python -m benchmarks.search.others PART``: the search against all states and a bound; how long plans take.
 
-- *regret*: problems with at most a few million states are searched exhaustively, and by MCTS at its default budget under five
-  seeds;
+- *regret*: problems with at most a few million states are searched exhaustively, and by MCTS as ``shardwise.plan`` does, from
+  named strategies at the default budget, under five seeds. ``--processes N`` runs N cases at a time;
 - *ilp*: where states are too many, an integer program over the shardings of every value and the ways to compute every op
   (``benchmarks.search.ilp``). It minimizes the local costs of lowering, not the cost model's time. So the regret against its
   bound is that of MCTS when told to minimize the same costs (*seeds*). Beside it stand the plan that MCTS finds for the cost
   model against the optimum made a state (``ilp_state``), in the cost model's time (*over*), and the local costs of
   that plan above the bound (*across*), which is a distance between two measures and no regret;
-- *ablations*: the same search with parts of the analysis left out, and other methods, at the same number of evaluations;
 - *grouping*: unrolled programs, all states with layers grouped, beside the best that is found with every layer free, where
   states are too many to try them all;
 - *timing*: seconds from function to plan, tracing and constraints included, and the memory of the process.
@@ -18,6 +17,7 @@ Each writes its JSON beside this file; ``page.py`` makes a table of them.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -43,6 +43,14 @@ SMALL: Final = (
     ("itx:step,layers=4", "v5e:2x4", (8,)),
     ("itx:prefill,layers=4,batch=8", "v5e:2x4", (8,)),
     ("mlp:full,layers=1", "v5e:2x4", (2, 4)),
+    ("mlp:full,layers=1", "h100:8", (2, 4)),
+    ("gpt:6.7b,layers=3,batch=32", "h100:8", (8,)),
+    ("gpt:2.6b,layers=24,batch=32,unrolled", "v5e:4x4", (16,)),
+    ("llama3:8b,layers=2,batch=8,seq=2048", "h100:8", (8,)),
+    ("llama3:8b,layers=2,batch=1,seq=32768,remat", "v5p:2x2x2", (8,)),
+    ("t2b:2b,layers=2,batch=1,seq=65536,remat", "v5e:4x4", (16,)),
+    ("ssm:2.8b,layers=2,batch=16,seq=512", "v5e:2x4", (8,)),
+    ("itx:decode,layers=2,generate=16", "v5e:2x4", (8,)),
 )
 LARGE: Final = (
     ("gpt:2.6b,layers=3,batch=32", "v5e:2x4", (2, 4)),
@@ -50,22 +58,14 @@ LARGE: Final = (
     ("itx:step,layers=4", "v5e:2x4", (2, 4)),
     ("mlp:full,layers=3", "v5e:2x4", (2, 4)),
 )
-ABLATED: Final = (
-    ("t2b:2b,layers=3,batch=16,seq=1024", "v5e:2x4", (2, 4)),
-    ("t2b:2b,layers=3,batch=1,seq=8192", "v5e:2x4", (2, 4)),
-    ("gpt:2.6b,layers=8,batch=32,unrolled", "v5e:2x4", (2, 4)),
-    ("t2b:2b,layers=6,batch=16,seq=1024,unrolled", "v5e:2x4", (2, 4)),
-    ("mixtral:8x7b,layers=1,batch=16,seq=1024", "v5p:2x2x2", (2, 4)),
-    ("gns:full,layers=4", "v5e:2x4", (2, 4)),
-    ("itx:step,layers=8", "v5e:4x4", (4, 4)),
-)
 UNROLLED: Final = (
     ("gpt:2.6b,layers=2,batch=32,unrolled", "v5e:2x4", (8,)),
     ("t2b:2b,layers=2,batch=16,seq=1024,unrolled", "v5e:2x4", (8,)),
     ("itx:step,layers=2,unrolled", "v5e:2x4", (8,)),
 )
+#: States that a process tries at a time.
+STATES: Final = 400_000
 FREE: Final = 4000
-EVALUATIONS: Final = 800
 LOCAL: Final = 1000
 #: Target, topology, mesh, seconds that it may take.
 TIMED: Final = (
@@ -97,30 +97,76 @@ def prepared(
     return analyze_program(lower(traced), grouping), HardwareCost(place(mesh, topology_of(topology)))
 
 
-def regret() -> list[Row]:
+def with_strategies(analysis: Analysis, cost: HardwareCost) -> Problem:
+    """A problem that starts from the combinations of named strategies, as ``shardwise.plan`` does."""
     from shardwise.cost.model import CostModel
-    from shardwise.search.budget import Budget
-    from shardwise.search.exhaustive import count_states, exhaustive
+    from shardwise.search.problem import Problem
+    from shardwise.tactics.baselines import Combinations
+    from shardwise.tactics.roles import complete_roles
+    from shardwise.tactics.tactic import Context
+
+    mesh = cost.placement.mesh
+    combinations = Combinations(Context(analysis, mesh, cost, complete_roles(analysis, None)), mesh.names)
+    problem = Problem(CostModel.of(analysis, cost), extra=combinations.decisions)
+    problem.start_from(combinations.seeds(problem, quick=False))
+    return problem
+
+
+def regret(processes: int, only: str) -> list[Row]:
+    from benchmarks.search.parallel import in_processes
+
+    cases = [case for case in SMALL if only in case[0]]
+    searched = dict(in_processes(searched_by_default, cases, processes))
+    parts = [
+        (case, part, -(-row["states"] // STATES))
+        for case, row in searched.items()
+        for part in range(0, row["states"], STATES)
+    ]
+    best: dict[Any, tuple[int, int]] = {}
+    for (case, _, _), rank in in_processes(best_of_part, parts, processes):
+        best[case] = min(rank, best.get(case, rank))
+    rows = [searched[case] | {"best": best[case], "fits": not best[case][0]} for case in cases]
+    for row in rows:
+        for seed in row["seeds"]:
+            misses, figure = seed.pop("rank")
+            seed["over"] = figure / row["best"][1] - 1 if misses == row["best"][0] else None
+        print(row["program"], row["topology"], row["states"], [s["over"] for s in row["seeds"]], flush=True)
+    return rows
+
+
+def searched_by_default(case: tuple[str, str, tuple[int, ...]]) -> Row:
+    """What the default search finds under every seed."""
+    from shardwise.cost.model import CostModel
+    from shardwise.search.exhaustive import count_states
     from shardwise.search.mcts import mcts
     from shardwise.search.problem import Problem
 
-    rows: list[Row] = []
-    for target, topology, sizes in SMALL:
-        given = prepared(target, topology, sizes)
-        problem = Problem(CostModel.of(*given))
-        states = count_states(problem)
-        start = time.perf_counter()
-        best = exhaustive(problem, Budget(seconds=1e9, evaluations=10**9))
-        row: Row = {"program": target, "topology": topology, "mesh": sizes, "states": states, "fits": best.fits}
-        row |= {"best": problem.rank(best.best)[:2], "exhaustive_s": time.perf_counter() - start, "seeds": []}
-        for seed in SEEDS:
-            own = Problem(CostModel.of(*given))
-            found = mcts(own, seed=seed)
-            over = own.rank(found.best)[1] / row["best"][1] - 1 if own.rank(found.best)[0] == row["best"][0] else None
-            row["seeds"].append({"over": over, "evaluations": found.evaluations, "seconds": found.seconds})
-        rows.append(row)
-        print(target, topology, states, [s["over"] for s in row["seeds"]], flush=True)
-    return rows
+    target, topology, sizes = case
+    given = prepared(target, topology, sizes)
+    row: Row = {"program": target, "topology": topology, "mesh": sizes, "seeds": []}
+    row["states"] = count_states(Problem(CostModel.of(*given)))
+    for seed in SEEDS:
+        problem = with_strategies(*given)
+        found = mcts(problem, seed=seed)
+        rank = problem.rank(found.best)[:2]
+        row["seeds"].append({"rank": rank, "evaluations": found.evaluations, "seconds": found.seconds})
+    return row
+
+
+def best_of_part(part: tuple[tuple[str, str, tuple[int, ...]], int, int]) -> tuple[int, int]:
+    """The best of every n-th list of states, from the given state on."""
+    from shardwise.cost.model import CostModel
+    from shardwise.search.exhaustive import all_states
+    from shardwise.search.problem import Problem, Scored
+
+    case, first, count = part
+    problem = Problem(CostModel.of(*prepared(*case)))
+    ranks = (
+        problem.rank(Scored(state, cost))[:2]
+        for states in itertools.islice(all_states(problem), first // STATES, None, count)
+        for state, cost in zip(states, problem.costs_once(states), strict=True)
+    )
+    return min(ranks, default=(9, 0))
 
 
 def ilp() -> list[Row]:
@@ -167,30 +213,6 @@ def local_problem(analysis: Analysis, cost: HardwareCost) -> Problem:
             return [Cost(round(s * 1e12), 0, 0, peak) for s, peak in zip(seconds, peaks, strict=True)]
 
     return Local(CostModel.of(analysis, cost))
-
-
-def ablations() -> list[Row]:
-    from benchmarks.search.ablation import ABLATIONS
-    from shardwise.search.budget import Budget
-    from shardwise.search.methods import METHODS
-
-    rows: list[Row] = []
-    for target, topology, sizes in ABLATED:
-        analysis, cost = prepared(target, topology, sizes)
-        row: Row = {"program": target, "topology": topology, "mesh": sizes, "found": {}}
-        ways = [(name, "mcts", name) for name in ABLATIONS]
-        ways += [(method, method, "whole") for method in ("beam", "greedy", "random")]
-        for name, method, ablation in ways:
-            found, steps = [], []
-            for seed in range(3):
-                problem = ABLATIONS[ablation].problem(analysis, cost)
-                made = METHODS[method](problem, Budget(1e9, EVALUATIONS, 10**6), seed)
-                found.append(problem.rank(made.best)[:2])
-                steps.append([(step.evaluations, *problem.rank(step.best)[:2]) for step in made.log])
-            row["found"][name] = {"actions": len(problem.actions), "ranks": found, "steps": steps}
-        rows.append(row)
-        print(target, topology, {k: v["ranks"] for k, v in row["found"].items()}, flush=True)
-    return rows
 
 
 def grouping() -> list[Row]:
@@ -250,11 +272,14 @@ print(json.dumps({
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"regret": regret, "ilp": ilp, "ablations": ablations, "grouping": grouping, "timing": timing}
-    parser.add_argument("part", choices=parts)
-    part = parser.parse_args().part
-    rows = parts[part]()
-    (FOLDER / f"{part}.json").write_text(json.dumps(rows, indent=1) + "\n")
+    parts = {"ilp": ilp, "grouping": grouping, "timing": timing}
+    parser.add_argument("part", choices=("regret", *parts))
+    parser.add_argument("--only", default="", help="only programs with this text in their name (regret)")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    given = parser.parse_args()
+    rows = regret(given.processes, given.only) if given.part == "regret" else parts[given.part]()
+    (given.out / f"{given.part}.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -101,6 +101,26 @@ def test_no_strategy_in_any_variant_is_better() -> None:
                 assert rank(plan.predicted) <= rank(other), (tactics, changed)
 
 
+def test_strategies_are_listed_at_their_best_variant() -> None:
+    """On a mesh that is given, and on one that is searched for, whose axes get other names; the cost is that of the strategy as
+    a plan, and no state is evaluated for it."""
+    program = zoo.parse("t2b:tiny")
+    fn, args, jit = program.fn, program.args, {"donate_argnums": program.donate_argnums}
+    whole = shardwise.plan(fn, *args, tactics="fsdp", **WHERE, **jit).predicted.peak_bytes
+    tight = small_memory("v5e:2x4", 0.7 * whole)
+    for mesh in (WHERE["mesh"], None):
+        plan = shardwise.plan(fn, *args, microbatches="auto", remat="auto", topology=tight, mesh=mesh, **jit)
+        rows = plan.baselines
+        assert plan.predicted.fits and not loses(plan, rows) and rows[0].text in str(plan)
+        assert len({row.name for row in rows}) == len(rows) and len({row.variant for row in rows}) > 1
+        for row in [next(row for row in rows if row.variant == variant) for variant in {row.variant for row in rows}]:
+            count, remat = row.variant.partition(" micro-batches")[0], "rematerialized" in row.variant
+            changed = {"microbatches": int(count) if count.isdigit() else 1, "remat": remat}
+            sizes = dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
+            alone = shardwise.plan(fn, *args, tactics=row.name, mesh=sizes, topology=tight, **changed, **jit).predicted
+            assert (alone.time_s, alone.peak_bytes) == pytest.approx((row.time_s, row.peak_bytes)), row
+
+
 def test_a_slow_machine_gives_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     program = zoo.parse("t2b:layers=2,d=512,heads=8,head=64,ffn=2048,vocab=1024,batch=32,seq=256")
     where = {"topology": "v5e:2x2", "donate_argnums": program.donate_argnums}

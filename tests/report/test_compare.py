@@ -125,7 +125,12 @@ def test_a_plan_of_a_variant_stands_beside_and_says_so() -> None:
     where = {"mesh": {"data": 4}, "roles": ROLES}
     plan = shardwise.plan(trained, *SHAPES, tactics=[DataParallel("data")], microbatches=2, **where)
     found = shardwise.compare(trained, *SHAPES, plans=plan, tactics=["dp"], **where)
-    assert any(row.name.startswith("plan 1, 2 micro-batches of x") for row in found.rows)
+    assert [row.text for row in found.rows if row.kind == "plan"] == ["plan 1, 2 micro-batches"]
+    assert "plan 1, 2 micro-batches" in str(found)
+    alone = shardwise.compare(trained, *SHAPES, tactics=["dp"], **where)
+    for row in found.rows[1:]:
+        (as_is,) = (other for other in alone.rows if other.name == row.name)
+        assert row.rank <= as_is.rank and row.name in ("dp:data", "replicated")
 
 
 def test_keywords_static_and_donated_arguments() -> None:

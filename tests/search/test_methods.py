@@ -24,6 +24,7 @@ from shardwise.lowering.decisions import Keep, Shard
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.search.budget import Budget
 from shardwise.search.exhaustive import all_states, count_states, exhaustive
+from shardwise.search.mcts import mcts
 from shardwise.search.methods import METHODS
 from shardwise.search.problem import Problem, Scored
 from shardwise.search.result import Ended, Improvement, SearchResult
@@ -211,9 +212,17 @@ def test_ablations_leave_out_what_they_say() -> None:
     whole, alone = (ABLATIONS[name].problem(layers, cost(x=4)) for name in ("whole", "no groups"))
     assert max(map(len, whole.space.units)) > 1 == max(map(len, alone.space.units))
     assert sum(map(len, whole.space.units)) == sum(map(len, alone.space.units))
-    decisions = [a.decision for a in ABLATIONS["no keep"].problem(layers, cost(x=4)).evaluator.actions]
-    assert decisions and not any(isinstance(d, Keep) for d in decisions)
-    assert any(isinstance(a.decision, Keep) for a in whole.evaluator.actions)
+    started = {name: ABLATIONS[name].started(layers, cost(x=4)).seeds for name in ("whole", "no strategies")}
+    assert started["whole"] and not started["no strategies"]
+
+
+@pytest.mark.parametrize("name", ["no tree", "no openings", "no climbing"])
+def test_a_search_without_a_part_is_no_worse_than_its_starts(name: str) -> None:
+    ablation = ABLATIONS[name]
+    made = ablation.started(analyzed(mlp, 4096, 512, 4), cost(x=2, y=2))
+    found = mcts(made, Budget(evaluations=100), tree=ablation.tree)
+    assert found.evaluations <= 100
+    assert made.rank(found.best)[:2] <= min(made.rank(Scored(s, made.cost(s)))[:2] for s in ((), *made.seeds))
 
 
 def test_without_resolution_a_sequence_that_meets_itself_stays_whole() -> None:

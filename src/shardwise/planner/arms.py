@@ -66,7 +66,7 @@ class _Arguments:
 
 class Arm:
     """Tactics on one variant and mesh, applied again with larger budgets. A new arm has not searched yet: its best is the best
-    named strategy, or with ``quick`` the best of a few."""
+    named strategy, or with ``quick`` the best of a few; it stays ``quick`` until a search starts from all of them."""
 
     def __init__(self, captured: Captured, placement: Placement, asked: Asked, journal: Journal, quick: bool):
         self.captured, self.placement = captured, placement
@@ -82,6 +82,7 @@ class Arm:
         self._states: list[tuple[Decision, ...]] = []  # those of other meshes
         self._of_arguments: dict[tuple[Decision, ...], _Arguments] = {}
         self.least_bytes = peak_bound(self.inquiry.model, self._first).peak_bytes
+        self.quick = quick
         self.best = self._decide(Budget(evaluations=0), quick)
 
     @property
@@ -112,6 +113,7 @@ class Arm:
             self.search(Budget(evaluations=0), quick=True)
 
     def _decide(self, budget: Budget, quick: bool) -> Decided:
+        self.quick &= quick
         self._searcher.begin(budget, self._searches, quick, self._states)
         decisions, counts = self._first, [len(self._first)]
         for tactic in self._tactics:

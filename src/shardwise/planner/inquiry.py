@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -27,6 +28,7 @@ from shardwise.search.searcher import Problems
 from shardwise.tactics.baselines import Baseline, Combinations
 from shardwise.tactics.roles import Roles
 from shardwise.tactics.tactic import Context
+from shardwise.transforms.variant import Variant
 
 #: Siblings of a place that are named.
 _SIBLINGS: Final = 3
@@ -42,12 +44,22 @@ class Settled(NamedTuple):
     predicted: Predicted
 
 
+class Rival(NamedTuple):
+    """Another variant of a program on the same mesh; ``quick`` if only some named strategies were looked at."""
+
+    variant: Variant
+    inquiry: Inquiry
+    quick: bool
+
+
 class Inquiry:
     """The owner of what is built once for a program and a placed mesh: the cost model and the memo of lowering. A plan keeps
-    that of its program, to be asked about other decisions."""
+    that of its program, to be asked about other decisions, with ``rivals``."""
 
     def __init__(self, model: CostModel, roles: Roles | None = None, structure: dict[object, Any] | None = None):
         self.model, self.roles = model, roles or {}
+        self.rivals: tuple[Rival, ...] = ()
+        self._original: tuple[Inquiry, dict[str, str]] | None = None  # that with other names of axes, and the new ones
         self._structure = {} if structure is None else structure
         self.analysis, self.cost = model.structure.analysis, model.cost
         self.problems: Problems = {}
@@ -85,20 +97,47 @@ class Inquiry:
         new = dict(zip(placement.mesh.names, names, strict=True))
         mesh = MeshAxes(tuple(names), placement.mesh.sizes)
         other = Inquiry(self.model.on(HardwareCost(replace(placement, mesh=mesh))), self.roles, self._structure)
-        if "baselines" in vars(self):
-            other.baselines = [
-                replace(b, parts=tuple((part, new[axis]) for part, axis in b.parts)) for b in self.baselines
-            ]
+        other._original = self, new
         return other, tuple(replace(d, axis=new[d.axis]) for d in decisions if not isinstance(d, Pin))
+
+    def beside(self, rivals: Iterable[Rival]) -> Inquiry:
+        """The same with rivals."""
+        other = copy.copy(self)
+        other.rivals = tuple(rivals)
+        return other
 
     @cached_property
     def baselines(self) -> list[Baseline]:
         """The named strategies that apply, the best first."""
+        return self._strategies(quick=False)
+
+    @cached_property
+    def best_baselines(self) -> list[tuple[Variant | None, Baseline]]:
+        """The named strategies, the best first, each at the variant where it is best: that of a rival, or None for its own."""
+        if self._original is not None:
+            original, new = self._original
+            return [(variant, _renamed(b, new)) for variant, b in original.best_baselines]
+        every: list[tuple[Variant | None, Baseline]] = [(None, b) for b in self.baselines]
+        for rival in self.rivals:
+            every += [(rival.variant, b) for b in rival.inquiry._strategies(rival.quick)]
+        best: dict[str, tuple[Variant | None, Baseline]] = {}
+        for variant, baseline in sorted(every, key=lambda pair: pair[1].rank):
+            best.setdefault(baseline.name, (variant, baseline))
+        return list(best.values())
+
+    def _strategies(self, quick: bool) -> list[Baseline]:
+        if self._original is not None:
+            original, new = self._original
+            return [_renamed(b, new) for b in original._strategies(quick)]
         problem, combinations = self.problems.get(((), self.context.mesh.names, None), (None, None))
         if problem is None or not isinstance(combinations, Combinations):
             combinations = Combinations(self.context, self.context.mesh.names)
             problem = Problem(self.model, extra=combinations.decisions)
-        return sorted((b for b in combinations.costed(problem) if b.applies), key=lambda b: b.rank)
+        return sorted((b for b in combinations.costed(problem, quick) if b.applies), key=lambda b: b.rank)
+
+
+def _renamed(baseline: Baseline, new: dict[str, str]) -> Baseline:
+    return replace(baseline, parts=tuple((part, new[axis]) for part, axis in baseline.parts))
 
 
 def relowered(plan: Plan, program: Program) -> Lowered:

@@ -33,7 +33,7 @@ from shardwise.lowering.decisions import Pin
 from shardwise.planner.arms import Arm, Decided
 from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes
 from shardwise.planner.captured import Captured, Variants
-from shardwise.planner.inquiry import Settled, decisions_text
+from shardwise.planner.inquiry import Rival, Settled, decisions_text
 from shardwise.planner.mesh import carried_over, cuts, splits
 from shardwise.planner.naming import carried_names, exchanged
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
@@ -300,7 +300,9 @@ class _Race:
         best = arm.best
         if self.is_open and not self.journal.interrupted:
             best = _best_placement(arm.captured, self.asked, best)
-        mesh = best.inquiry.cost.placement.mesh
+        placement = best.inquiry.cost.placement
+        mesh = placement.mesh
+        best = replace(best, inquiry=best.inquiry.beside(self._rivals(arm, placement)))
         by_name = self.asked.mesh is not None or not self.asked.searches_all
         if self.is_open and not by_name and not any(isinstance(d, Pin) for d in best.decisions):
             names = carried_names(best.inquiry.context, best.decisions)
@@ -312,6 +314,12 @@ class _Race:
         tried = tuple(self.tried.values()) if self.asked.wanted.open else ()
         log = self._log(best, mesh) if self.asked.searches or self.is_open else None
         return Outcome(arm.captured, best, settled, log, tried)
+
+    def _rivals(self, winner: Arm, placement: Placement) -> Iterator[Rival]:
+        """The other variants on the winner's mesh that were looked at."""
+        for arm in self.arms:
+            if arm.placement == winner.placement and arm is not winner and not arm.hopeless:
+                yield Rival(arm.captured.variant, arm.captured.inquiry(placement, self.asked.roles), arm.quick)
 
     def _winner(self) -> Arm:
         """The best arm; one on the mesh as it was given, if a split axis gains next to nothing."""

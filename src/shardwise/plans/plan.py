@@ -322,7 +322,8 @@ class Plan(Execution):
     @cached_property
     def baselines(self) -> tuple[Row, ...]:
         """The predicted cost of the named strategies on the same mesh, in all combinations, the best first: the rows of
-        :func:`shardwise.compare`. Empty for a loaded plan, and where no arguments have a role.
+        :func:`shardwise.compare`. Where variants are open, each is at the best of those that were looked at. Empty for a loaded
+        plan, and where no arguments have a role.
 
         >>> [row.name for row in plan.baselines][:1]
         ['dp:data']
@@ -331,7 +332,7 @@ class Plan(Execution):
 
         if self.asked is None or not self.asked.roles:
             return ()
-        return tuple(baseline_row(baseline) for baseline in self.asked.baselines)
+        return tuple(baseline_row(b, variant or self.variant) for variant, b in self.asked.best_baselines)
 
     # JSON.
 

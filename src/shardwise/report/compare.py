@@ -11,6 +11,7 @@ from shardwise.capture.trace import JitOptions
 from shardwise.errors import DecisionError, MeshError, PlanError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
+from shardwise.ir.collector import collector_paused
 from shardwise.planner.captured import Variants
 from shardwise.planner.fingerprint import check_version
 from shardwise.planner.mesh import OpenMesh, placement_of
@@ -22,7 +23,7 @@ from shardwise.tactics.baselines import MENU, Baseline, baselines
 from shardwise.tactics.named import PARTS
 from shardwise.tactics.roles import RolesLike, complete_roles
 from shardwise.tactics.text import read_words
-from shardwise.transforms.variant import AS_IS
+from shardwise.transforms.variant import AS_IS, Variant
 
 #: A plan, one with a name, or the path of a saved one.
 PlanLike = Plan | tuple[str, Plan] | str | os.PathLike[str]
@@ -32,7 +33,8 @@ _MOST: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A named strategy (``baseline``) or a ``plan``, and its prediction. ``tactics`` takes the name of a strategy."""
+    """A named strategy (``baseline``) or a ``plan``, and its prediction. ``tactics`` takes the name of a strategy; ``variant``
+    is empty for the unchanged program."""
 
     kind: str
     name: str
@@ -41,6 +43,11 @@ class Row:
     comm_s: float
     peak_bytes: int
     fits: bool
+    variant: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}, {self.variant}" if self.variant else self.name
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -48,19 +55,23 @@ class Row:
         return not self.fits, self.time_s if self.fits else self.peak_bytes
 
 
-def baseline_row(baseline: Baseline) -> Row:
+def baseline_row(baseline: Baseline, variant: Variant) -> Row:
     cost = baseline.cost
     assert cost is not None
     times = cost.time_s, cost.compute_ps * 1e-12, cost.comm_ps * 1e-12
-    return Row("baseline", baseline.name, *times, cost.peak_bytes, baseline.fits)
+    return Row("baseline", baseline.name, *times, cost.peak_bytes, baseline.fits, _changed(variant))
 
 
 def plan_row(name: str, plan: Plan, mesh: str) -> Row:
     """Returns the row of a plan; its name has the mesh where strategies are compared on another one."""
     p = plan.predicted
     other = [f"on {plan.mesh}"] if str(plan.mesh) != mesh else []
-    name = ", ".join([f"plan {name}", *other, *plan.variant.lines()])
-    return Row("plan", name, p.time_s, p.compute_s, p.comm_s, p.peak_bytes, p.fits)
+    name = ", ".join([f"plan {name}", *other])
+    return Row("plan", name, p.time_s, p.compute_s, p.comm_s, p.peak_bytes, p.fits, _changed(plan.variant))
+
+
+def _changed(variant: Variant) -> str:
+    return str(variant) if variant != AS_IS else ""
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,7 @@ class Comparison:
         }
 
 
+@collector_paused()
 def compare(
     fn: Callable[..., Any],
     /,
@@ -116,6 +128,7 @@ def compare(
 ) -> Comparison:
     """Predicts named strategies over the axes of a mesh, in all sensible combinations, and sets plans beside them.
 
+    A strategy is at its best variant: the program as it is, or as one of the plans changes it (remat, micro-batches).
     Nothing is compiled and nothing runs.
 
     Args:
@@ -154,16 +167,23 @@ def compare(
                 f"{name} is a plan for {plan.predicted.hardware}, and strategies are compared on "
                 f"{place.topology.text}: plan again for those devices, or compare there"
             )
-    inquiry = variants[AS_IS].inquiry(place, complete_roles(plain, roles))
-    tried, mesh_text = baselines(inquiry.context, inquiry.model, menu), str(place.mesh)
+    mesh_text, roles = str(place.mesh), complete_roles(plain, roles)
     rows = [plan_row(name, plan, mesh_text) for name, plan in named.items()]
+    best: dict[str, Row] = {}
+    refused: dict[str, str] = {}
+    for variant in dict.fromkeys((AS_IS, *(plan.variant for plan in named.values()))):
+        inquiry = variants[variant].inquiry(place, roles)
+        tried = baselines(inquiry.context, inquiry.model, menu)
+        for row in (baseline_row(one, variant) for one in tried if one.applies):
+            best[row.name] = min(row, best.get(row.name, row), key=lambda row: row.rank)
+        refused |= {one.name: one.reason for one in tried if not one.applies}
     return Comparison(
         function=plain.program.name,
         mesh=mesh_text,
         hardware=place.topology.text,
         usable_bytes=inquiry.cost.profile.usable_bytes,
-        rows=(*rows, *(baseline_row(one) for one in tried if one.applies)),
-        refused=tuple((one.name, one.reason) for one in tried if not one.applies),
+        rows=(*rows, *best.values()),
+        refused=tuple(refused.items()),
     )
 
 
@@ -240,7 +260,7 @@ def comparison_text(compared: Comparison, width: int = 80, every: bool = False) 
     cells = []
     for row in shown:
         times = (seconds(t) for t in (row.time_s, row.compute_s, row.comm_s))
-        cells.append([*times, binary(row.peak_bytes), "yes" if row.fits else "no", row.name])
+        cells.append([*times, binary(row.peak_bytes), "yes" if row.fits else "no", row.text])
     page.print(table([">step time", ">compute", ">communication", ">memory", "fits", "*strategy or plan"], cells))
     if len(shown) < len(ranked):
         page.print(f"\nand {plural(len(ranked) - len(shown), 'combination')} more: --all or .ranked")

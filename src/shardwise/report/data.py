@@ -31,7 +31,7 @@ def report_data(plan: Plan) -> dict[str, Any]:
     over the program."""
     p, search, program = plan.predicted, plan.search, plan.asked and plan.asked.analysis.program
     sharded, rest = decided(plan)
-    figures = ("name", "time_s", "compute_s", "comm_s", "peak_bytes", "fits")
+    figures = ("name", "time_s", "compute_s", "comm_s", "peak_bytes", "fits", "variant")
     return {
         "schema": SCHEMA,
         "function": plan.function,

@@ -240,7 +240,7 @@ def _print_origin(page: Page, plan: Plan) -> None:
     if plan.baselines:
         best = plan.baselines[0]
         page.print(
-            f"\nBest of {plural(len(plan.baselines), 'named strategy', 'named strategies')}: {best.name}, step time "
+            f"\nBest of {plural(len(plan.baselines), 'named strategy', 'named strategies')}: {best.text}, step time "
             f"{seconds(best.time_s)} ({best.time_s / plan.predicted.time_s:.2f}×), peak memory {binary(best.peak_bytes)}"
             f"{'' if best.fits else ', which does not fit'}"
         )

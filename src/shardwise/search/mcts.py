@@ -6,14 +6,15 @@ every node of the tree has a cost, and the search can be stopped at any time.
 The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, with these changes:
 
 - sequences of decisions that give the same state are one node (transpositions);
-- a node grows by one decision, by a named strategy for axes without decisions (``shardwise.search.openings``), or by all that
-  is left to shard on an axis (``shardwise.search.rest``), so that decisions that pay only together are tried together;
+- a node grows by one decision, by a group on several axes (``shardwise.search.joint``), by a named strategy for axes without
+  decisions (``shardwise.search.openings``), or by all that is left to shard on an axis (``shardwise.search.rest``), so that
+  decisions that pay only together are tried together;
 - children are evaluated some at a time, first those whose decision has gained most wherever it was taken so far (all moves
   as first, Gelly and Silver 2007), more with the visits; those that change nothing are dropped;
 - from the best new children random continuations are evaluated (rollouts);
 - the best reward below a node is backed up, since there is no opponent: ``Q = (mean + best) / 2``;
-- in turns with the tree, good states are polished by hill climbing: decisions are removed, inserted at any place, moved, or
-  replaced by others.
+- in turns with the tree, its best states are polished by hill climbing: decisions are removed, inserted at any place, moved, or
+  replaced by others, on one axis or on several.
 
 At the end decisions are dropped that gain almost nothing, half a percent in all, as long as no named strategy is better: each
 adds collectives, with costs that the model does not have.
@@ -35,6 +36,7 @@ from typing import Final
 
 from shardwise.cost.model import Cost
 from shardwise.search.budget import Budget
+from shardwise.search.joint import Joint
 from shardwise.search.openings import find_openings
 from shardwise.search.problem import Actions, Problem, Scored
 from shardwise.search.rest import Rest
@@ -72,7 +74,9 @@ class _Node:
         return 0.5 * (self.total / self.visits + self.best) if self.visits else self.best
 
 
-class _Tree:
+class Tree:
+    """A tree search in a run."""
+
     def __init__(self, run: Run, seed: int):
         self.run, self.problem = run, run.problem
         self.rng = random.Random(seed)
@@ -82,7 +86,7 @@ class _Tree:
         unsharded = self.problem.cost(())
         self.scale = max(1, self.problem.goal.figure(unsharded) // self.problem.mesh.devices)
         self.openings = find_openings(self.problem)
-        self.rest = Rest(self.problem)
+        self.rest, self.joint = Rest(self.problem), Joint(self.problem)
         self.root = self._node((), unsharded)
 
     def search(self) -> Ended:
@@ -90,9 +94,9 @@ class _Tree:
         vain = 0
         while vain < _VAIN:
             before = self.run.spent
-            start = self._to_polish()
+            start = self.to_polish()
             if start is not None:
-                self._polish(start)
+                self.polish(start)
             elif self.nodes[self.root].closed:
                 return Ended.EXHAUSTED
             for _ in range(_ROUNDS):
@@ -164,12 +168,13 @@ class _Tree:
         self.gains[step] = total + gain, count + 1
 
     def _following(self, state: Actions) -> list[Actions]:
-        """Returns the states with one more decision, one opening, or all that is left on an axis."""
+        """Returns the states with one more decision, a group on several axes, an opening, or all that is left on an axis."""
         used = {self.problem.evaluator.actions[n].axis for n in state}
         states = [(*state, n) for n in self.problem.allowed(state)]
         for axes, openings in self.openings.items():
             if used.isdisjoint(axes):
                 states += [(*state, *opening) for opening in openings if len(opening) > 1]
+        states += [edit.state for edit in self.joint.added(state)]
         states += [(*state, *step) for step in self.rest.steps(state)]
         return list({self.problem.canonical(s): s for s in states}.values())
 
@@ -189,7 +194,7 @@ class _Tree:
 
     # Hill climbing.
 
-    def _to_polish(self) -> Scored | None:
+    def to_polish(self) -> Scored | None:
         """Returns the best state that was not polished yet."""
         best = self.run.best
         if self.problem.canonical(best.state) not in self.polished:
@@ -198,7 +203,7 @@ class _Tree:
         node = max(nodes, key=lambda node: self._reward(node.cost), default=None)
         return Scored(node.state, node.cost) if node is not None else None
 
-    def _polish(self, start: Scored) -> None:
+    def polish(self, start: Scored) -> None:
         """Goes from a state to better neighbors until there are none."""
         here, spent = start, self.run.spent
         while True:
@@ -219,6 +224,8 @@ class _Tree:
         shorter = [state[:k] + state[k + 1 :] for k in range(len(state))]
         near = [(1.0, (*state, *step)) for step in self.rest.steps(state)]
         near += [(1.0, rest) for rest in shorter]
+        edits = (*self.joint.added(state), *self.joint.replaced(state))
+        near += [(self._gain(edit.added), edit.state) for edit in edits]
         for k, (n, rest) in enumerate(zip(state, shorter, strict=True)):
             near += [(0.9, (*rest[:j], n, *rest[j:])) for j in range(len(state)) if j != k]
         for n in self.problem.allowed(state):
@@ -248,14 +255,19 @@ class _Tree:
 
 
 def mcts(
-    problem: Problem, budget: Budget | None = None, seed: int = 0, progress: Progress | None = None
+    problem: Problem,
+    budget: Budget | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+    tree: type[Tree] = Tree,
 ) -> SearchResult:
-    """Searches a problem; an interrupt ends the search with the best state so far."""
+    """Searches a problem; an interrupt ends the search with the best state so far. ``tree`` may lack a part
+    (``benchmarks/search/ablation.py``)."""
     budget = budget or Budget()
     spare = min(_SPARE, budget.evaluations // 10)
 
     def explore(run: Run) -> Ended:
-        return _Tree(run, seed).search()
+        return tree(run, seed).search()
 
     result = searched(problem, replace(budget, evaluations=budget.evaluations - spare), progress, explore)
     if result.ended in (Ended.INTERRUPTED, Ended.NOTHING):

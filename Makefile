@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint docs test-slow test-browser test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-default bench-ablation bench-search bench-peer bench-partitioners bench-host-partitioners bench-handwritten bench-exactness clean
+.PHONY: demo test lint docs test-slow test-browser test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-default bench-ablation bench-search bench-peer bench-partitioners bench-host-partitioners bench-handwritten bench-exactness corpus corpus-full clean
 
 $(STAMP): pyproject.toml requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shardwise needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11")'
@@ -40,6 +40,23 @@ test-browser: $(STAMP)
 
 test-programs: $(STAMP)
 	$(BIN)/pytest -n 2 -q tests/programs
+
+# Programs of other packages: planned, run on eight host devices and compared with plain JAX; then the PyTorch tutorial.
+corpus: .venv-corpus/.installed
+	JAX_PLATFORMS=cpu .venv-corpus/bin/python -m corpus run
+	JAX_PLATFORMS=cpu .venv-corpus/bin/python -m corpus tutorial
+
+# The same at full size, planned for v5e:4x4 and compiled for it without a TPU; takes hours.
+corpus-full: .venv-corpus/.installed
+	JAX_PLATFORMS=cpu .venv-corpus/bin/python -m corpus run --full
+
+.venv-corpus/.installed: pyproject.toml requirements.txt corpus/requirements.txt corpus/requirements-torch.txt
+	$(PYTHON) -m venv .venv-corpus
+	.venv-corpus/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
+	.venv-corpus/bin/pip install --quiet --disable-pip-version-check --no-deps -r corpus/requirements.txt
+	.venv-corpus/bin/pip install --quiet --disable-pip-version-check --no-deps --retries 1 -r corpus/requirements-torch.txt
+	.venv-corpus/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
 
 # The ends of the supported JAX range: the oldest on this Python, the newest that it and NEWEST_PYTHON can install.
 NEWEST_PYTHON ?= $(PYTHON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,18 +35,20 @@ MESHES = ({"x": 8}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})
 def build(
     analysis: Analysis, mesh: MeshAxes, rng: random.Random, base: Sequence[Decision] = (), hardware: str = ""
 ) -> Evaluator:
-    """All groups on all axes with random sides, some arguments and inner values that may be kept."""
+    """All groups on all axes with random sides, padded or not, some arguments and inner values that may be kept."""
     structure = Structure(analysis)
     groups = [g for g in analysis.groups if g.matters]
     values = [a.value for a in analysis.program.arguments]
     values += rng.sample(range(len(analysis.program.values)), min(2, len(analysis.program.values)))
     keeps = tuple((v,) for v in dict.fromkeys(rng.sample(values, min(3, len(values)))))
-    space = Space(mesh, tuple(g.colors for g in groups), tuple(tuple(g.bits) for g in groups), keeps, tuple(base))
+    able = frozenset(itertools.product(range(len(groups)), range(len(mesh.names))))
+    space = Space(mesh, tuple(g.colors for g in groups), tuple(tuple(g.bits) for g in groups), keeps, tuple(base), able)
     actions: list[Decision] = [Keep(values, axis) for values in keeps for axis in mesh.names]
     for group in groups:
         for axis in mesh.names:
             for _ in range(min(3, 2 ** len(group.bits))):
-                actions.append(Shard(group.colors, axis, tuple((bit, rng.randint(0, 1)) for bit in group.bits)))
+                sides = tuple((bit, rng.randint(0, 1)) for bit in group.bits)
+                actions += [Shard(group.colors, axis, sides, padded=padded) for padded in (False, True)]
     cost = HardwareCost(place(mesh, topology(hardware))) if hardware else HardwareCost.of(mesh)
     return Evaluator(CostModel(structure, cost), space, list(dict.fromkeys(actions)))
 

@@ -391,7 +391,7 @@ def with_rings(mesh: MeshAxes) -> HardwareCost:
 
 
 def random_decisions(analysis: Analysis, mesh: MeshAxes, seed: int) -> list[Decision]:
-    """Groups on random axes with random sides, and now and then a value that is kept whole."""
+    """Groups on random axes with random sides, half of them padded, and now and then a value that is kept whole."""
     rng = random.Random(seed)
     groups = [g for g in analysis.groups if g.matters]
     made: list[Decision] = []
@@ -403,4 +403,4 @@ def random_decisions(analysis: Analysis, mesh: MeshAxes, seed: int) -> list[Deci
         values = analysis.program.arguments if rng.random() < 0.7 else ()
         value = rng.choice(values).value if values else rng.choice(analysis.program.values).id
         made.insert(rng.randint(0, len(made)), Keep((value,), rng.choice(mesh.names)))
-    return made
+    return [replace(d, padded=rng.random() < 0.5) if isinstance(d, Shard) else d for d in made]

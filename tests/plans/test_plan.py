@@ -133,7 +133,7 @@ def edit(group: str, index: int, **changes):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (damage(schema=99), "has schema 99; this version of Shardwise reads schema 10: plan again"),
+        (damage(schema=99), "has schema 99; this version of Shardwise reads schema 11: plan again"),
         (damage(mesh={"data": 0}), "not a positive whole number"),
         (damage(arguments=3), "arguments: expected a list"),
         (
@@ -145,7 +145,10 @@ def edit(group: str, index: int, **changes):
         (edit("arguments", 0, shape=[7, 64], spec=[["data"], []]), "size 7 does not divide by 2"),
         (edit("arguments", 0, spec=[[], [], []]), "has 2 dimensions, its spec 3"),
         (edit("arguments", 0, shape="x"), "arguments[0].shape: expected a list, not 'x'"),
-        (damage(choices=[{"shard": [0], "axis": "z", "sides": [], "what": ""}]), "the mesh has no axis 'z'"),
+        (
+            damage(choices=[{"shard": [0], "axis": "z", "sides": [], "what": "", "padded": False}]),
+            "the mesh has no axis 'z'",
+        ),
         (damage(search={"front": []}), "search: method is missing"),
         (lambda data: [data], "is not a plan"),
     ],

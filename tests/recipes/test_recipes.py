@@ -91,8 +91,8 @@ def check_same(recipe: SimpleNamespace, step=None, tolerance: float = 1e-4) -> N
 
 
 PARAMS = {"Flax nnx": "0/"}
-#: Tested on their own below, and in test_processes.py.
-SPECIAL = {"", "JAX and Optax", "Donated state", "Orbax", "Mixed precision", "Several processes"}
+#: Tested on their own below, in test_processes.py, and by ``make corpus``.
+SPECIAL = {"", "JAX and Optax", "Donated state", "Orbax", "Mixed precision", "PyTorch", "Several processes"}
 
 
 @pytest.mark.parametrize("title", [t for t in SECTIONS if t not in SPECIAL])

@@ -22,6 +22,7 @@ from shardwise.dims.analysis import analyze_program
 from shardwise.errors import CaptureError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Decision, Shard
+from shardwise.plans.plan import Plan
 from tests.planner.decisions import plan_decisions
 from tests.spmd.emitted import emitted, predicted
 
@@ -31,20 +32,33 @@ Args = Sequence[Any]
 TOGETHER = 8
 
 
-def check(fn: Callable[..., Any], args: Args, mesh: dict[str, int], decisions: Sequence[Decision] | None = None) -> int:
-    """Every color alone on every axis, and all colors at once; returns how many plans sharded something."""
+def check(
+    fn: Callable[..., Any],
+    args: Args,
+    mesh: dict[str, int],
+    decisions: Sequence[Decision] | None = None,
+    padded: bool = False,
+) -> int:
+    """Every color alone on every axis, and all colors at once; returns how many plans sharded something, or ``padded`` it."""
     traced = trace(fn, tuple(args), {}, JitOptions())
     analysis, axes = analyze_program(lower(traced)), MeshAxes.of(mesh)
     groups = [g.colors for g in analysis.groups if any(analysis.colors[c].size > 1 for c in g.colors)]
-    plans: list[list[Decision]] = [[Shard(colors, name)] for colors in groups for name in axes.names]
-    plans.append([Shard(colors, axes.names[k % len(axes.names)]) for k, colors in enumerate(groups)])
-    plans += [[Shard(colors, name) for name in axes.names] for colors in groups] if len(axes.names) > 1 else []
+
+    def shard(colors: tuple[int, ...], name: str) -> Decision:
+        return Shard(colors, name, padded=padded)
+
+    plans: list[list[Decision]] = [[shard(colors, name)] for colors in groups for name in axes.names]
+    plans.append([shard(colors, axes.names[k % len(axes.names)]) for k, colors in enumerate(groups)])
+    plans += [[shard(colors, name) for name in axes.names] for colors in groups] if len(axes.names) > 1 else []
     want = jax.tree.leaves(jax.device_get(jax.jit(fn)(*args)))
     sharded = 0
     different: dict[str, tuple[Any, list[Decision]]] = {}  # by what is emitted
     for chosen in [list(decisions)] if decisions is not None else plans:
         plan = plan_decisions(traced, analysis, axes, chosen)
-        sharded += any(axes_ for a in (*plan.arguments, *plan.outputs) for axes_ in a.spec)
+        if padded:
+            sharded += has_padding(plan)
+        else:
+            sharded += any(axes_ for a in (*plan.arguments, *plan.outputs) for axes_ in a.spec)
         local = plan.jit(fn).inline
         jaxpr = jax.make_jaxpr(local)(*args)
         assert emitted(jaxpr) == predicted(plan), chosen
@@ -58,6 +72,13 @@ def check(fn: Callable[..., Any], args: Args, mesh: dict[str, int], decisions: S
                 x, y = (np.asarray(z, np.complex128) for z in (x, y))
                 np.testing.assert_allclose(x, y, atol=2e-4, rtol=2e-4, err_msg=str(chosen))
     return sharded
+
+
+def has_padding(plan: Plan) -> bool:
+    """Is a dimension of a value padded?"""
+    values, pieces = plan.inquiry.analysis.program.values, plan.mesh.pieces
+    pairs = ((v.shape, plan.sharded.shardings[v.id].dims) for v in values)
+    return any(n % pieces(axes) for shape, dims in pairs for n, axes in zip(shape, dims, strict=True))
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:

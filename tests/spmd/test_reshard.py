@@ -70,7 +70,7 @@ def check(
             now, arrays = source, [x.reshape(x.shape[len(source.partial) :])]
             for step in reshard(type_, source, target, mesh):
                 assert step.hops or step.bytes_in == arrays[0].size * 4
-                arrays = emit(arrays, step, now, reducer, mesh)
+                arrays = emit(arrays, step, now, type_, mesh)
                 assert step.after is not None
                 now = step.after
                 if step.kind is not Kind.ALL_GATHER or step.bytes_out == arrays[0].size * 4:

@@ -32,6 +32,7 @@ from shardwise.hardware.profile import Profile
 from shardwise.ir.program import Op, Program, Unit
 from shardwise.lowering.candidates import Candidate
 from shardwise.lowering.lowered import Lowered
+from shardwise.lowering.padding import block
 from shardwise.lowering.sharding import is_moved
 
 
@@ -169,7 +170,8 @@ class _Sizes:
         computed, actual = self.lowered.computes[op.id].results[0], self.lowered.actual[op.results[0]]
         if not self.is_resharded(edge) and not is_moved(computed, actual, self.mesh):
             return 0.0
-        nbytes = self.program.values[edge.value].nbytes / actual.shards(self.mesh)
+        value = self.program.values[edge.value]
+        nbytes = value.nbytes / actual.parts(value.shape, self.mesh)
         return 2 * (self.profile.launch_s + stream_s(2 * nbytes, 0.0, 0.0, self.profile))
 
     def transposed_s(self, edge: Edge) -> float:
@@ -209,7 +211,7 @@ class _Sizes:
         for f, axes in enumerate(candidate.assigned):
             if f in right and f not in left | out and op.kind == "ragged_dot_general":
                 continue  # each row meets one group only
-            size = max(1, self._size(op, f) // self.mesh.pieces(axes))
+            size = max(1, block(self._size(op, f), self.mesh.pieces(axes)))
             if f in out and f in left and f in right:
                 batch *= size
             elif f in out:

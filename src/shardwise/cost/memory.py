@@ -334,14 +334,9 @@ def _up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def local_shape(value: Value, sharding: Sharding, mesh: MeshAxes) -> tuple[int, ...]:
-    """The shape of one device's part."""
-    return tuple(-(-size // mesh.pieces(axes)) for size, axes in zip(value.shape, sharding.dims, strict=True))
-
-
 def blocks(value: Value, sharding: Sharding, mesh: MeshAxes, profile: Profile) -> int:
     """The memory that one device's part of a value takes."""
-    elements = padded_elements(local_shape(value, sharding, mesh), profile.vector_tile)
+    elements = padded_elements(sharding.local_shape(value.shape, mesh), profile.vector_tile)
     size = max(1, math.ceil(elements * value.itemsize / BLOCK))
     return size if value.origin is Origin.ARGUMENT else size + size // GAPS
 
@@ -352,7 +347,7 @@ def value_allocations(lowered: Lowered, life: Lifetimes, value: int, profile: Pr
     if value in life.live:
         allocations.append(Allocation("value", value, blocks(v, sharding, mesh, profile), *life.live[value]))
     # With fewer examples than a tile has rows XLA folds space into the batch, and nothing is computed inside a convolution.
-    if value in life.windowed and local_shape(v, sharding, mesh)[0] < profile.vector_tile[0]:
+    if value in life.windowed and sharding.local_shape(v.shape, mesh)[0] < profile.vector_tile[0]:
         allocations.append(Allocation("operand", value, blocks(v, sharding, mesh, profile), *life.windowed[value]))
     if value in life.narrowed:
         itemsize, *span = life.narrowed[value]

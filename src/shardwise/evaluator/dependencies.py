@@ -26,6 +26,7 @@ from shardwise.ir.program import Op
 from shardwise.ir.traits import VIEWS
 from shardwise.lowering.candidate_tables import Reach
 from shardwise.lowering.decisions import State
+from shardwise.lowering.sharding import Axes
 from shardwise.lowering.storage import kept_axes, views
 from shardwise.lowering.structure import Structure
 
@@ -141,10 +142,22 @@ class Dependencies:
 
     def reach(self, op: Op) -> Reach:
         """The axes that any state of the space can give to an op's factors, and those on which it can pass partial sums on."""
-        axes = tuple(range(len(self.space.mesh.sizes)))
-        colors = self.structure.factor_colors[op.id]
-        factors = tuple(axes if c in self._unit or c in self._base_axes else () for c in colors)
+        sizes = self.space.mesh.sizes
+        axes = tuple(range(len(sizes)))
+
+        def able(color: int, size: int) -> Axes:
+            if color not in self._unit and color not in self._base_axes:
+                return ()
+            return tuple(a for a in axes if size % sizes[a] == 0 or self._is_padded(color, a))
+
+        rule, colors = op.factor_rule, self.structure.factor_colors[op.id]
+        factors = tuple(able(color, factor.size) for color, factor in zip(colors, rule.factors, strict=True))
         return factors, axes if self._may_pass(op) else ()
+
+    def _is_padded(self, color: int, axis: int) -> bool:
+        """Can a state pad a color on an axis?"""
+        unit = self._unit.get(color, (-1, 0))[0]
+        return (unit, axis) in self.space.padded or (color, axis) in self._base.padded
 
     def _node(self, kind: str, index: int, key: Hashable, reads: Reads, uses: Reads | None = None) -> int:
         number = self._numbers.setdefault((kind, key), len(self.nodes))
@@ -168,7 +181,7 @@ class Dependencies:
             place = {pair: k for k, pair in enumerate(sorted({unit for unit in units if unit is not None}))}
             looks = tuple((unit[0], place[unit]) if unit is not None else -1 for unit in units)
             base = sorted((rank, axis, c) for c in set(colors) for rank, axis in self._base_axes.get(c, ()))
-            order = tuple((axis, colors.index(c)) for _, axis, c in base)
+            order = tuple((axis, colors.index(c), (c, axis) in self._base.padded) for _, axis, c in base)
             look = looks, tuple(colors.index(c) for c in colors), order
             self._looks[colors] = frozenset(unit for unit, _ in place), look
         reads.units |= self._looks[colors][0]

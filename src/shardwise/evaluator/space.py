@@ -12,22 +12,25 @@ from shardwise.lowering.decisions import Decision, Keep, Shard
 @dataclass(frozen=True)
 class Space:
     """``units`` are sets of colors that are sharded together, ``bits`` the conflicts that each unit resolves, ``keeps`` sets of
-    values that can be kept replicated on an axis, ``base`` the decisions that every state starts with."""
+    values that can be kept replicated on an axis, ``base`` the decisions that every state starts with; ``padded`` the units and
+    axes (by number) that a state can pad."""
 
     mesh: MeshAxes
     units: tuple[tuple[int, ...], ...]
     bits: tuple[tuple[int, ...], ...]
     keeps: tuple[tuple[int, ...], ...] = ()
     base: tuple[Decision, ...] = ()
+    padded: frozenset[tuple[int, int]] = frozenset()
 
-    def shard(self, unit: int, axis: str, sides: Sequence[int] = ()) -> Shard:
+    def shard(self, unit: int, axis: str, sides: Sequence[int] = (), padded: bool = False) -> Shard:
         """The decision that shards a unit on an axis; conflicts without a side take side 0."""
         all_sides = (*sides, *(0,) * (len(self.bits[unit]) - len(sides)))
-        return Shard(self.units[unit], axis, tuple(zip(self.bits[unit], all_sides, strict=True)))
+        return Shard(self.units[unit], axis, tuple(zip(self.bits[unit], all_sides, strict=True)), padded=padded)
 
 
-#: What an action says to someone who reads a few decisions only: unit, keep, axis, and the bits whose second side it takes.
-Seen = tuple[int, int, int, tuple[int, ...]]
+#: What an action says to someone who reads a few decisions only: unit, keep, axis, the bits whose second side it takes,
+#: and whether it pads the unit.
+Seen = tuple[int, int, int, tuple[int, ...], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,8 @@ class Action:
         sides = self.decision.sides if isinstance(self.decision, Shard) else ()
         taken = tuple(bit for bit, side in sides if side and bit in bits)
         unit, keep = (self.unit if self.unit in units else -1), (self.keep if self.keep in keeps else -1)
-        return (unit, keep, self.axis, taken) if unit >= 0 or keep >= 0 or taken else None
+        padded = unit >= 0 and isinstance(self.decision, Shard) and self.decision.padded
+        return (unit, keep, self.axis, taken, padded) if unit >= 0 or keep >= 0 or taken else None
 
     @staticmethod
     def of(decision: Decision, space: Space) -> Action:

@@ -7,6 +7,7 @@ axis and in what order, so that all states of one mesh and cost share what is co
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -16,6 +17,7 @@ from shardwise.ir.program import Op
 from shardwise.ir.traits import MANUAL
 from shardwise.lowering.halo import Fetch, cut_sizes, fetches
 from shardwise.lowering.local_cost import LocalCost
+from shardwise.lowering.padding import can_pad
 from shardwise.lowering.sharding import (
     ArrayType,
     Axes,
@@ -36,15 +38,16 @@ _SHARD_MAP: Final = ("shard_map.input", "shard_map.output")
 class Candidate:
     """How an op can compute: the axes of its factors (``assigned``), the axes on which it passes partial sums on (``passed``),
     the shardings in which it needs its operands and computes its results, and its time with halos, without reshards. ``parts``:
-    the number of shards of each operand and result; ``devices`` share the work. Ops that are alike share the object."""
+    how many times each operand and result is larger than its block; ``devices`` share the work. Ops that are alike share the
+    object."""
 
     assigned: tuple[Axes, ...]
     passed: Axes
     needs: tuple[Sharding, ...]
     results: tuple[Sharding, ...]
     seconds: float
-    parts: tuple[int, ...]
-    devices: int
+    parts: tuple[float, ...]
+    devices: float
 
     def need(self, operand: int, given: Sharding) -> Sharding:
         """The sharding in which an operand is needed that comes in another: what is passed on stays partial."""
@@ -83,6 +86,7 @@ class Candidates:
         self._candidates: dict[object, list[Candidate]] = {}
         self._one: dict[object, Candidate] = {}
         self._divided: dict[tuple[int, int, int], bool] = {}
+        self._uneven: dict[int, frozenset[tuple[int, int]]] = {}
         self._fetched: dict[object, tuple[Fetch, ...] | None] = {}
 
     def rounds(self, op: Op) -> bool:
@@ -125,7 +129,7 @@ class Candidates:
     def _assignments(
         self, op: Op, choice: Sequence[int | None], order: tuple[Axes | None, ...]
     ) -> Iterable[tuple[Axes, ...]]:
-        """Axes by factor, in order; none where sizes do not divide, or windows do not fit the blocks."""
+        """Axes by factor, in order; none where sizes do not divide and cannot be padded, or windows do not fit the blocks."""
         rule = op.factor_rule
         assigned: list[Axes] = [()] * len(rule.factors)
         for a, f in enumerate(choice):
@@ -133,7 +137,8 @@ class Candidates:
                 assigned[f] += (a,)
         for f, axes in enumerate(assigned):
             pieces = self.mesh.pieces(axes)
-            if pieces > 1 and not self._divides(op, f, pieces):
+            even = pieces == 1 or self._divides(op, f, pieces)
+            if not even and (len(axes) > 1 or not can_pad(self.program, op, f)):
                 return ()
         chosen = tuple(assigned)
         if rule.windows and self.fetches(op, chosen) is None:
@@ -148,16 +153,29 @@ class Candidates:
             self._divided[key] = not any(size % pieces for size in cut_sizes(self.program, op, factor))
         return self._divided[key]
 
+    def uneven(self, op: Op) -> frozenset[tuple[int, int]]:
+        """The factors of an op and the axes that do not divide their sizes."""
+        alike = self.structure.alike[op.id]
+        if alike not in self._uneven:
+            sizes = [(f, factor.size) for f, factor in enumerate(op.factor_rule.factors)]
+            self._uneven[alike] = frozenset((f, a) for a, k in enumerate(self.mesh.sizes) for f, n in sizes if n % k)
+        return self._uneven[alike]
+
     def _candidate(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> Candidate:
         rule, values = op.factor_rule, self.program.values
         needs = tuple(tensor_sharding(majors, assigned) for majors in rule.operand_majors)
         results = tuple(result_sharding(rule, r, assigned, passed) for r in range(len(op.results)))
-        parts = tuple(sharding.shards(self.mesh) for sharding in (*needs, *results))
+        parts: tuple[float, ...] = tuple(sharding.shards(self.mesh) for sharding in (*needs, *results))
+        devices: float = self.mesh.pieces(itertools.chain(*assigned))
+        uneven = self.uneven(op)
+        if uneven and any((f, a) in uneven for f, axes in enumerate(assigned) for a in axes):
+            shapes = [values[v].shape if v >= 0 else () for v in (*op.operands, *op.results)]
+            parts = tuple(s.parts(shape, self.mesh) for s, shape in zip((*needs, *results), shapes, strict=True))
+            devices = Sharding(assigned).parts([factor.size for factor in rule.factors], self.mesh)
         used = [(values[v], n) for v, n in zip(op.operands, parts, strict=False) if v >= 0]
         moved = sum(value.nbytes / n for value, n in used)
         moved += sum(values[v].nbytes / n for v, n in zip(op.results, parts[len(needs) :], strict=True))
         dtype = max((value for value, _ in used), key=lambda value: value.itemsize).dtype if used else "float32"
-        devices = self.mesh.pieces(itertools.chain(*assigned))
         seconds = sum(self.cost.communication_s(halo.steps, False) for halo in self.halo_steps(op, assigned))
         seconds += self.cost.compute_s(op.flops / devices, moved, op.unit, dtype)
         return Candidate(assigned, passed, needs, results, seconds, parts, devices)
@@ -184,8 +202,8 @@ class Candidates:
             by_operand.setdefault(fetch.operand, []).append(fetch)
         halos = []
         for k, fetched in by_operand.items():
-            shards = tensor_sharding(rule.operand_majors[k], assigned).shards(self.mesh)
-            local_bytes = self.program.values[op.operands[k]].nbytes / shards
+            value, need = self.program.values[op.operands[k]], tensor_sharding(rule.operand_majors[k], assigned)
+            local_bytes = math.prod(need.local_shape(value.shape, self.mesh)) * value.itemsize
             steps = []
             for fetch in fetched:
                 row, axes = local_bytes / fetch.block, assigned[fetch.factor]

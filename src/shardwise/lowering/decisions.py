@@ -10,15 +10,17 @@ from shardwise.hardware.mesh import MeshAxes
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """These colors are sharded on a mesh axis. ``sides``: for bits of the analysis, which side keeps the axis, 0 or 1."""
+    """These colors are sharded on a mesh axis. ``sides``: for bits of the analysis, which side keeps the axis, 0 or 1.
+    ``padded``: dimensions of inner values that the axis does not divide are padded (``shardwise.lowering.padding``)."""
 
     colors: tuple[int, ...]
     axis: str
     sides: tuple[tuple[int, int], ...] = ()
     what: str = field(default="", compare=False)
+    padded: bool = False
 
     def __str__(self) -> str:
-        return f"{self.what or _numbered('color', self.colors)} over {self.axis}"
+        return f"{self.what or _numbered('color', self.colors) + ' padded' * self.padded} over {self.axis}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +74,14 @@ class State:
     kept: tuple[frozenset[int], ...] = field(init=False)  # by axis: the values that are replicated on it
     sides: dict[tuple[int, int], int] = field(init=False)  # (bit, axis) -> side
     pinned: dict[int, tuple[tuple[int, ...] | None, ...]] = field(init=False)  # value -> axes by dimension
+    padded: frozenset[tuple[int, int]] = field(init=False)  # (color, axis) whose uneven dimensions are padded
 
     def __post_init__(self) -> None:
         order: dict[tuple[int, int], None] = {}
         kept: list[set[int]] = [set() for _ in self.mesh.names]
         sides: dict[tuple[int, int], int] = {}
         pinned: dict[int, tuple[tuple[int, ...] | None, ...]] = {}
+        padded: set[tuple[int, int]] = set()
         for decision in self.decisions:
             if isinstance(decision, Pin):
                 spec = tuple(None if axes is None else tuple(map(self.mesh.index, axes)) for axes in decision.spec)
@@ -94,10 +98,13 @@ class State:
                 if sides.setdefault((bit, axis), side) != side:
                     raise DecisionError(f"bit {bit} is given both sides on axis {decision.axis!r}")
             order.update(((color, axis), None) for color in decision.colors)
+            if decision.padded:
+                padded.update((color, axis) for color in decision.colors)
         object.__setattr__(self, "order", tuple(order))
         object.__setattr__(self, "kept", tuple(map(frozenset, kept)))
         object.__setattr__(self, "sides", sides)
         object.__setattr__(self, "pinned", pinned)
+        object.__setattr__(self, "padded", frozenset(padded))
 
     def kept_on(self, value: int) -> frozenset[int]:
         """The axes on which a decision keeps a value replicated."""

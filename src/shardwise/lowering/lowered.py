@@ -1,7 +1,8 @@
 """Lowering a state: the sharding in which every op computes, and the collectives on every edge (design, section 6).
 
 The storage rule. A value is stored sharded on the axes of its dimensions' colors, in the order of the decisions, as far as
-sizes divide; the losing side of a conflict, pins and kept values are the exceptions (``shardwise.lowering.storage``).
+sizes divide or are padded; the losing side of a conflict, pins and kept values are the exceptions
+(``shardwise.lowering.storage``).
 
 The compute rule. An op computes with the assignment of mesh axes to its factors that is fastest *locally*: the reshards of its
 operands, its own time, and the reduction or reshard of its results to their storage. An axis can go to the factors whose color
@@ -35,6 +36,7 @@ from shardwise.lowering.candidate_tables import SAME, CandidateTable, CandidateT
 from shardwise.lowering.candidates import NO_CANDIDATE, Candidate, Candidates, can_pass
 from shardwise.lowering.decisions import State
 from shardwise.lowering.local_cost import LocalCost
+from shardwise.lowering.padding import is_inner
 from shardwise.lowering.sharding import Axes, Collective, Kind, Sharding, target_sharding, tensor_sharding
 from shardwise.lowering.storage import kept_axes, store
 from shardwise.lowering.structure import Structure
@@ -149,19 +151,6 @@ class Lowered:
             reshards += self.result_reshards(op)
         return tuple(reshards)
 
-    @cached_property
-    def refused(self) -> tuple[str, ...]:
-        """One line for each dimension that could not be sharded for divisibility; one for values with the same storage."""
-        lines: list[str] = []
-        seen: set[int] = set()
-        for value in (v for v in self.program.values if v.path):
-            stored = self.stored(value.id)
-            for d, pieces, axis in stored[1] if id(stored) not in seen else ():
-                name, size = self.mesh.names[axis], value.shape[d]
-                lines.append(f"{value.path}[{d}] of size {size} does not divide by {pieces} ({name})")
-            seen.add(id(stored))
-        return tuple(dict.fromkeys(lines))
-
     # Storage.
 
     def stored(self, value: int) -> tuple[Sharding, tuple[tuple[int, int, int], ...]]:
@@ -174,20 +163,28 @@ class Lowered:
         lost = s.clashes.losers(op, s.color, self.state, nodes) if op in s.clashes.by_op else frozenset()
         beaten = frozenset((d, a) for d, n in enumerate(nodes) for a in range(len(self.mesh.sizes)) if (n, a) in lost)
         kept, pinned = kept_axes(self.program, self.state, value), self.state.pinned.get(value)
-        key = (shape, colors, beaten, kept, pinned)
+        key = (shape, colors, beaten, kept, pinned, is_inner(self.program.values[value]))
         if key not in self._stores:
-            self._stores[key] = store(shape, colors, beaten, kept, pinned, self.state)
+            self._stores[key] = store(*key, self.state)
         return self._stores[key]
 
     # Computation.
 
     def factor_axes(self, op: Op) -> tuple[Axes, ...]:
-        """By factor the axes that it can take, in the order of decisions. The losing side of a conflict can take none."""
+        """By factor the axes that it can take, in the order of decisions. The losing side of a conflict can take none. Only a
+        padded factor can take an axis that does not divide its size."""
         s = self.structure
         given = tuple([self._axes.get(c, ()) for c in s.factor_colors[op.id]])
         if op.id in s.clashes.by_op and any(given):
             lost, start = s.clashes.losers(op.id, s.color, self.state), s.first_node[op.id]
             given = tuple(tuple(a for a in axes if (start + f, a) not in lost) for f, axes in enumerate(given))
+        uneven = self.memo.candidates.uneven(op)
+        if uneven and any(given):
+            colors, padded = s.factor_colors[op.id], self.state.padded
+            given = tuple(
+                tuple(a for a in axes if (f, a) not in uneven or (colors[f], a) in padded)
+                for f, axes in enumerate(given)
+            )
         return given
 
     def given(self, value: int) -> tuple[Axes, ...]:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.rule import Kind as FactorKind
 from shardwise.ir.rule import Rule
+from shardwise.lowering.padding import block
 
 Axes = tuple[int, ...]
 
@@ -50,6 +51,15 @@ class Sharding(_Fields):
             for axis in dim:
                 count *= mesh.sizes[axis]
         return count
+
+    def parts(self, shape: Sequence[int], mesh: MeshAxes) -> float:
+        """How many times an array is larger than its block: the number of shards, or less where a dimension is padded."""
+        sharded = ((size, mesh.pieces(axes)) for size, axes in zip(shape, self.dims, strict=True) if axes)
+        return math.prod(size / block(size, pieces) for size, pieces in sharded)
+
+    def local_shape(self, shape: Sequence[int], mesh: MeshAxes) -> tuple[int, ...]:
+        """The shape of one device's block."""
+        return tuple(block(size, mesh.pieces(axes)) for size, axes in zip(shape, self.dims, strict=True))
 
     def spec(self, mesh: MeshAxes) -> tuple[tuple[str, ...], ...]:
         """The names of the axes by dimension."""
@@ -162,15 +172,20 @@ def reshard(array: ArrayType, source: Sharding, target: Sharding, mesh: MeshAxes
     - axes join and leave a dimension at its minor end only. Where the order has to change, blocks change places (a permute);
     - gathers over several axes are one collective, and so are all-to-alls. Reduce-scatters take one axis after another: over
       two axes of a torus XLA would all-reduce the whole array;
-    - a dimension whose size is not divided by its old and new axes together is gathered first.
+    - a dimension whose size is not divided by its old and new axes together is gathered first. So is one that is padded
+      before or after; a padded dimension that is gathered is cut to its size.
     """
     if source is target or is_made_anew(array, source, target):
         return ()
     steps: list[Collective] = []
-    nbytes = array.nbytes * (array.narrow / array.itemsize if is_narrowed(array, source) else 1.0)
+    narrower = array.narrow / array.itemsize if is_narrowed(array, source) else 1.0
+    nbytes = array.nbytes * narrower
+    padded = is_padded(array.shape, source, mesh) or is_padded(array.shape, target, mesh)
     for kind, axes, before, after, combined, crossing, minor, last in _course(
         source, target, mesh.sizes, _tight(array.shape, source, target, mesh.sizes), array.reducer
     ):
+        if padded:
+            nbytes = array._replace(shape=padded_shape(array.shape, before, after, mesh)).nbytes * narrower
         size, out = (nbytes / s.shards(mesh) for s in (before, after))
         if combined:  # parts are gathered, and combined on every device
             out = size * mesh.pieces(axes)
@@ -215,13 +230,31 @@ def _is_ring(array: ArrayType, before: Sharding, after: Sharding, mesh: MeshAxes
     return dim < len(array.shape) - 2 and any(size > count for size, count in lead)
 
 
-def _tight(shape: tuple[int, ...], source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> frozenset[int]:
-    """Dimensions that their old and new axes together do not divide."""
+def is_padded(shape: tuple[int, ...], sharding: Sharding, mesh: MeshAxes) -> bool:
+    """Is a dimension padded?"""
+    return any(size % mesh.sizes[axes[0]] for size, axes in zip(shape, sharding.dims, strict=True) if axes)
+
+
+def padded_shape(shape: tuple[int, ...], before: Sharding, after: Sharding, mesh: MeshAxes) -> tuple[int, ...]:
+    """The shape of an array during a step from one sharding to another, with the padding of both."""
+    padded = []
+    for size, old, new in zip(shape, before.dims, after.dims, strict=True):
+        for pieces in (mesh.pieces(old), mesh.pieces(new)):
+            size = block(size, pieces) * pieces
+        padded.append(size)
+    return tuple(padded)
+
+
+def _tight(
+    shape: tuple[int, ...], source: Sharding, target: Sharding, sizes: tuple[int, ...]
+) -> tuple[tuple[int, Axes], ...]:
+    """Dimensions that their old and new axes together do not divide, each with the axes that it can keep until the end."""
     found = []
     for d, (old, new) in enumerate(zip(source.dims, target.dims, strict=True)):
         if old != new and old and new and shape[d] % math.prod(sizes[a] for a in {*old, *new}):
-            found.append(d)
-    return frozenset(found)
+            padded = any(shape[d] % math.prod(sizes[a] for a in axes) for axes in (old, new))
+            found.append((d, () if padded else tuple(a for a in old if a in new)))
+    return tuple(found)
 
 
 #: Kind, axes, the shardings before and after, whether parts are gathered to be combined; whether it acts along several
@@ -231,7 +264,7 @@ _Step = tuple[Kind, Axes, Sharding, Sharding, bool, bool, bool, bool]
 
 @cache
 def _course(
-    source: Sharding, target: Sharding, sizes: tuple[int, ...], tight: frozenset[int], reducer: str
+    source: Sharding, target: Sharding, sizes: tuple[int, ...], tight: tuple[tuple[int, Axes], ...], reducer: str
 ) -> tuple[_Step, ...]:
     """The steps of a reshard, whatever the size of the array."""
     steps: list[_Step] = []
@@ -267,17 +300,9 @@ def _course(
         return [a for a in now.dims[d] if a not in target.dims[d]]
 
     if tight:
-        take(
-            Kind.PERMUTE,
-            [
-                (*(a for a in axes if a in target.dims[d]), *leaving(d)) if d in tight else axes
-                for d, axes in enumerate(now.dims)
-            ],
-        )
-        take(
-            Kind.ALL_GATHER,
-            [tuple(a for a in axes if a in target.dims[d]) if d in tight else axes for d, axes in enumerate(now.dims)],
-        )
+        kept = dict(enumerate(now.dims)) | dict(tight)
+        take(Kind.PERMUTE, [(*kept[d], *(a for a in axes if a not in kept[d])) for d, axes in enumerate(now.dims)])
+        take(Kind.ALL_GATHER, list(kept.values()))
     sharded = {a for axes in now.dims for a in axes}
     take(Kind.SLICE, placed(now.dims, [a for a in goal if a not in sharded and a not in source.partial]))
     reduced = [a for a in source.partial if a not in target.partial]
@@ -318,7 +343,7 @@ def is_moved(source: Sharding, target: Sharding, mesh: MeshAxes) -> bool:
     """Does it take more than slices to bring a value from one sharding to another?"""
     if source is target:
         return False
-    return any(kind is not Kind.SLICE for kind, *_ in _course(source, target, mesh.sizes, frozenset(), "sum"))
+    return any(kind is not Kind.SLICE for kind, *_ in _course(source, target, mesh.sizes, (), "sum"))
 
 
 def tensor_sharding(majors: tuple[int, ...], assigned: Sequence[Axes]) -> Sharding:

@@ -1,5 +1,6 @@
 """The storage rule: for each mesh axis a value is stored with the axis on the dimension whose color was given that axis first.
-Conflicts inside a color are decided by the bits; where a size does not divide, the next color in order gets the axis."""
+Conflicts inside a color are decided by the bits; where a size does not divide, and is not padded, the next color in order gets
+the axis."""
 
 from __future__ import annotations
 
@@ -73,10 +74,12 @@ def store(
     beaten: frozenset[tuple[int, int]],
     kept: frozenset[int],
     pinned: tuple[tuple[int, ...] | None, ...] | None,
+    inner: bool,
     state: State,
 ) -> tuple[Sharding, tuple[tuple[int, int, int], ...]]:
     """The storage of a value, and which shardings failed for divisibility: (dimension, pieces, axis). ``beaten``: the
-    (dimension, axis) pairs that lost a conflict; ``kept``: axes on which the value stays replicated."""
+    (dimension, axis) pairs that lost a conflict; ``kept``: axes on which the value stays replicated; ``inner``: whether the
+    value can be padded."""
     mesh = state.mesh
     dims: list[list[int]] = [[] for _ in shape]
     used: set[int] = set(kept)
@@ -98,7 +101,7 @@ def store(
         pieces = mesh.sizes[axis]
         for a in dims[d]:
             pieces *= mesh.sizes[a]
-        if shape[d] % pieces:
+        if shape[d] % pieces and not (inner and not dims[d] and (color, axis) in state.padded):
             refused.append((d, pieces, axis))
             continue
         dims[d].append(axis)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
 
-from shardwise.dims.analysis import Analysis
+from shardwise.dims.analysis import Analysis, Group
 from shardwise.ir.program import HEAVY, Op, Origin, Program, Unit
 from shardwise.ir.traits import ADDING_SCATTERS, VIEWS, linear_operands
+from shardwise.lowering.padding import is_worth, product_sizes
 from shardwise.lowering.sharding import PAIRED, ArrayType
 from shardwise.lowering.storage import Clashes
 
@@ -45,6 +47,20 @@ class Structure:
         self.placed = _placed(self)  # a number that alike ops share if their operands have the same early and sharers
         # By op its section, by section its region, and the sections of edges between a link and a body.
         self.sections, self.runs_in, self._crossing = find_sections(program)
+
+    @cached_property
+    def _product_sizes(self) -> dict[int, frozenset[int]]:
+        return product_sizes(self.program, self.factor_colors)
+
+    def padded_sizes(self, group: Group, pieces: int) -> list[int]:
+        """The sizes of a group that can pay to be padded on an axis, because the axis does not divide them."""
+        sizes = frozenset[int]().union(*(self._product_sizes.get(c, ()) for c in group.colors))
+        most = 2 * group.flops >= self._flops
+        return sorted(n for n in sizes if is_worth(n, pieces, most))
+
+    @cached_property
+    def _flops(self) -> float:
+        return float(sum(op.flops * self.program.runs[op.region] for op in self.program.ops))
 
     def section(self, op: int, value: int) -> int:
         """Where the reshard of a value on an edge of an op is done: inside of a loop for what a link ties to its body."""

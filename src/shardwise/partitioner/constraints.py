@@ -3,14 +3,15 @@
 Shardy propagates the shardings of inputs and outputs. The largest value that differs from the plan (size times number of runs;
 the first of equals) is constrained, and Shardy propagates again, until nothing differs. Fewer constraints are faster programs:
 each leaves the partitioner less room. After the first few rounds the number of new constraints doubles, so that a plan that
-differs everywhere takes a dozen rounds. Partial sums are not constrained.
+differs everywhere takes a dozen rounds. Partial sums are not constrained. What the plan pads is stated replicated, since a
+stated sharding must divide its array.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from shardwise.ir.program import Op, Unit
+from shardwise.ir.program import Op, Program, Unit
 from shardwise.ir.traits import REMATERIALIZED
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.sharding import Sharding, is_moved, reshard, result_sharding, tensor_sharding
@@ -52,7 +53,21 @@ def choose_constraints(lowered: Lowered, jaxpr: Any) -> Constraints:
         values = [program.ops[place.number].results[0] for place in padded]
         stated |= padded | {Place("stored", v): lowered.actual[v] for v in values}
         twice.update(values)
-    return stated
+    return {place: _even(lowered, _place_value(program, place), sharding) for place, sharding in stated.items()}
+
+
+def _place_value(program: Program, place: Place) -> int:
+    if place.place == "stored":
+        return place.number
+    op = program.ops[place.number]
+    return (op.operands if place.place == "used" else op.results)[place.index]
+
+
+def _even(lowered: Lowered, value: int, sharding: Sharding) -> Sharding:
+    """Returns the sharding without axes that do not divide their dimension."""
+    pieces, shape = lowered.mesh.pieces, lowered.program.values[value].shape
+    dims = (() if size % pieces(axes) else axes for size, axes in zip(shape, sharding.dims, strict=True))
+    return Sharding(tuple(dims), sharding.partial)
 
 
 def _pad_results(lowered: Lowered, shardings: dict[int, Dims], stated: Constraints) -> dict[Place, Sharding]:
@@ -94,7 +109,9 @@ def _differing(lowered: Lowered, shardings: dict[int, Dims]) -> list[int]:
     return [
         v
         for v, dims in sorted(shardings.items())
-        if not actual[v].partial and dims != actual[v].dims and (v in never_uneven or not is_uneven(v, dims))
+        if not actual[v].partial
+        and dims != _even(lowered, v, actual[v]).dims
+        and (v in never_uneven or not is_uneven(v, dims))
     ]
 
 
@@ -103,9 +120,8 @@ def stated_constraints(lowered: Lowered, jaxpr: Any) -> tuple[StatedConstraint, 
     program, mesh = lowered.program, lowered.mesh
     stated = []
     for place, sharding in sorted(choose_constraints(lowered, jaxpr).items()):
-        stored = place.place == "stored"
-        op = program.ops[program.definitions[place.number][0] if stored else place.number]
-        value = place.number if stored else (op.operands if place.place == "used" else op.results)[place.index]
+        op = program.ops[program.definitions[place.number][0] if place.place == "stored" else place.number]
+        value = _place_value(program, place)
         source = program.source_of(op)
         backward = " (backward)" if "transpose(" in source.names or REMATERIALIZED in source.names else ""
         where = f"{source}{backward}", program.values[value].shape

@@ -172,7 +172,8 @@ def described(analysis: Analysis, decision: Decision) -> Decision:
         first, more = analysis.program.label(decision.values[0]), len(decision.values) - 1
         return replace(decision, what=f"{first}{f' and {more} more' if more else ''}")
     size = analysis.colors[decision.colors[0]].size
-    return replace(decision, what=f"{places_text(_places(analysis, decision))} (size {size:,})")
+    padded = ", padded" if decision.padded else ""
+    return replace(decision, what=f"{places_text(_places(analysis, decision))} (size {size:,}{padded})")
 
 
 def decisions_text(analysis: Analysis, decisions: Sequence[Decision]) -> str:
@@ -180,7 +181,8 @@ def decisions_text(analysis: Analysis, decisions: Sequence[Decision]) -> str:
     axes: dict[str, list[str]] = {}
     for decision in decisions:
         if isinstance(decision, Shard):
-            axes.setdefault(_siblings(_places(analysis, decision))[0], []).append(decision.axis)
+            what = _siblings(_places(analysis, decision))[0]
+            axes.setdefault(what, []).append(f"{decision.axis}{' (padded)' if decision.padded else ''}")
     return "; ".join(f"{what} over {'·'.join(names)}" for what, names in axes.items()) or "nothing sharded"
 
 

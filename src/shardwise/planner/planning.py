@@ -27,6 +27,7 @@ from shardwise.planner.infeasible import does_not_fit, size, variant_changes
 from shardwise.planner.inquiry import Inquiry, Settled, described
 from shardwise.planner.mesh import OpenMesh
 from shardwise.planner.racing import Outcome, choose
+from shardwise.planner.sizes import size_notes
 from shardwise.planner.slices import choose_slice
 from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, ScheduleStep, Spec
 from shardwise.plans.search_log import VariantTried
@@ -264,7 +265,7 @@ def assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequ
         sharded=ShardedProgram.of(lowered),
         collectives=tuple(_collectives(lowered)),
         predicted=settled.predicted,
-        notes=lowered.refused,
+        notes=size_notes(lowered),
         versions={"shardwise": shardwise.__version__, "jax": jax.__version__},
         choices=tuple(described(analysis, d) for d in decisions),
         small=tuple(replace(d, what=described(analysis, d).what, why=_SMALL) for d in settled.small),

@@ -32,7 +32,7 @@ def encode(value: Any) -> Any:
     """Returns plain data.
 
     >>> encode(Shard((3, 5), "data", ((0, 1),), "x[0]"))
-    {'shard': [3, 5], 'axis': 'data', 'sides': [[0, 1]], 'what': 'x[0]'}
+    {'shard': [3, 5], 'axis': 'data', 'sides': [[0, 1]], 'what': 'x[0]', 'padded': False}
     """
     if hasattr(value, "to_json"):
         return value.to_json()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardwise.report.compare import Row
     from shardwise.report.logical import Rules
 
-SCHEMA: Final = 10
+SCHEMA: Final = 11
 
 #: Mesh axes by dimension, major first.
 Spec = tuple[tuple[str, ...], ...]

@@ -11,6 +11,7 @@ from shardwise.capture.trace import JitOptions
 from shardwise.errors import DecisionError, MeshError, PlanError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
+from shardwise.ir.collector import collector_paused
 from shardwise.planner.captured import Variants
 from shardwise.planner.fingerprint import check_version
 from shardwise.planner.mesh import OpenMesh, placement_of
@@ -109,6 +110,7 @@ class Comparison:
         }
 
 
+@collector_paused()
 def compare(
     fn: Callable[..., Any],
     /,

@@ -9,9 +9,10 @@ The idea. The lifetimes of values do not depend on the state (``shardwise.cost.m
     bound = max over points t of the sum over values v alive at t of min over s in A(v) of blocks(v, s)
 
 ``A(v)`` follows the storage rule (``shardwise.lowering.storage``): every mesh axis shards one dimension of a value or none,
-and only one whose color the base or the search can shard on it, and whose size it divides. Pinned dimensions are
-sharded as they are pinned; axes on which the base keeps a value replicated are not used; nor are dimensions whose conflict
-cannot be resolved. Values that wait to be reduced, or that stay as they are computed, are no smaller than the best of these.
+and only one whose color the base or the search can shard on it, and whose size it divides, or that can be padded
+(``shardwise.lowering.padding``). Pinned dimensions are sharded as they are pinned; axes on which the base keeps a value
+replicated are not used; nor are dimensions whose conflict cannot be resolved. Values that wait to be reduced, or that stay as
+they are computed, are no smaller than the best of these.
 
 Weak: the best sharding is chosen for each value separately, and the copies that reshards make are not counted.
 """
@@ -31,6 +32,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Origin, Value
 from shardwise.ir.traits import BORDERS
 from shardwise.lowering.decisions import Decision, State
+from shardwise.lowering.padding import block, is_inner
 from shardwise.lowering.sharding import Sharding
 from shardwise.lowering.storage import kept_axes
 
@@ -93,6 +95,10 @@ class _Least:
         self._axes = {color: every for group in groups if group.matters for color in group.colors}
         for color, axis in self._state.order:
             self._axes[color] = self._axes.get(color, frozenset()) | {axis}
+        # The axes of another mesh may be products of these.
+        parts = mesh.sizes if mesh == model.cost.placement.mesh else _divisors(mesh.devices)
+        able = (g for g in groups if g.matters and any(model.structure.padded_sizes(g, k) for k in parts))
+        self._padded = {c for group in able for c in group.colors} | {c for c, _ in self._state.padded}
         self._cut = functools.cache(functools.partial(_cut, mesh.sizes))
         self._sizes: dict[object, int] = {}
 
@@ -132,18 +138,31 @@ class _Least:
             used = {a for axes in fixed for a in axes or ()}
             able = [a - used if axes is None else frozenset() for a, axes in zip(able, fixed, strict=True)]
             shards = [self.mesh.pieces(axes or ()) for axes in fixed]
-        return self._cut(shape, tuple(able), tuple(shards))
+        padded = is_inner(s.program.values[value])
+        return self._cut(
+            shape, tuple(able), tuple(shards), tuple(padded and c in self._padded for c in s.colors[value])
+        )
 
 
 def _cut(
-    sizes: Sequence[int], shape: tuple[int, ...], able: tuple[frozenset[int], ...], shards: tuple[int, ...]
+    sizes: Sequence[int],
+    shape: tuple[int, ...],
+    able: tuple[frozenset[int], ...],
+    shards: tuple[int, ...],
+    padded: tuple[bool, ...],
 ) -> tuple[tuple[int, ...], ...]:
     """Returns the local shapes where each axis shards one of the dimensions that can have it, or none."""
     cuts = {shards}
     for axis, size in enumerate(sizes):
         dims = [d for d, axes in enumerate(able) if axis in axes]
-        cuts |= {(*c[:d], c[d] * size, *c[d + 1 :]) for c in cuts for d in dims if not shape[d] % (c[d] * size)}
-    return tuple(tuple(-(-size // n) for size, n in zip(shape, c, strict=True)) for c in sorted(cuts))
+        cuts |= {
+            (*c[:d], c[d] * size, *c[d + 1 :]) for c in cuts for d in dims if padded[d] or not shape[d] % (c[d] * size)
+        }
+    return tuple(tuple(block(size, n) for size, n in zip(shape, c, strict=True)) for c in sorted(cuts))
+
+
+def _divisors(count: int) -> list[int]:
+    return [k for k in range(1, count + 1) if count % k == 0]
 
 
 def _source(model: CostModel, at: int) -> str:

@@ -3,9 +3,10 @@
 A state is a sequence of actions in the order in which they are taken. Many sequences are one state: the order of two
 decisions matters only if they give one axis to two units, or one unit two axes (``canonical``).
 
-Actions shard the groups of the analysis that matter, on axes that divide one of their sizes, with the resolutions of their
-conflicts; or keep the arguments that products use (usually parameters) replicated on an axis, so that moments or activations
-can be sharded where parameters are not.
+Actions shard the groups of the analysis that matter, on axes that divide one of their sizes, or padded where products have a
+size that the axis does not divide (``shardwise.lowering.padding``), with the resolutions of their conflicts; or keep the
+arguments that products use (usually parameters) replicated on an axis, so that moments or activations can be sharded where
+parameters are not.
 
 ``shardwise.search.goal`` says which of two states is better; of equal ones that with fewer decisions.
 """
@@ -78,7 +79,10 @@ class Problem:
         others = [g for g in analysis.groups if g.colors in of_seeds and g not in groups]
         keep_sets = tuple(dict.fromkeys((*together, *(d.values for d in wanted if isinstance(d, Keep)))))
         units, bits = (tuple(tuple(getattr(g, name)) for g in (*groups, *others)) for name in ("colors", "bits"))
-        self.space = Space(self.mesh, units, bits, keep_sets, self.base)
+        padded = [(n, a) for n, g in enumerate(groups) for a in map(self.mesh.index, self.axes) if self._pads(g, a)]
+        wanted_padded = [d for d in wanted if isinstance(d, Shard) and d.padded and d.colors in units]
+        padded += [(units.index(d.colors), self.mesh.index(d.axis)) for d in wanted_padded]
+        self.space = Space(self.mesh, units, bits, keep_sets, self.base, frozenset(padded))
         decisions = [shard for n, g in enumerate(groups) for shard in self._shards(n, g)]
         decisions += [Keep(values, axis) for values in together for axis in self.axes]
         self.actions = range(len(decisions))
@@ -125,11 +129,16 @@ class Problem:
             resolved = {bit: base.sides[bit, number] for bit in group.bits if (bit, number) in base.sides}
             if all((c, number) in base.order for c in group.colors) and len(resolved) == len(group.bits):
                 continue
-            if size > 1 and any(s % size == 0 for s in group.sizes):
+            able = {False: size > 1 and any(s % size == 0 for s in group.sizes), True: self._pads(group, number)}
+            for padded in (padded for padded, is_able in able.items() if is_able):
                 sides = (zip(group.bits, s, strict=True) for s in _sides(len(group.bits)))
                 resolutions = (tuple(resolved.get(bit, side) for bit, side in pairs) for pairs in sides)
-                shards += [self.space.shard(unit, axis, r) for r in dict.fromkeys(resolutions)]
+                shards += [self.space.shard(unit, axis, r, padded) for r in dict.fromkeys(resolutions)]
         return shards
+
+    def _pads(self, group: Group, axis: int) -> bool:
+        """Returns whether a decision pads a group on an axis."""
+        return bool(self.model.structure.padded_sizes(group, self.mesh.sizes[axis]))
 
     def allowed(self, state: Actions) -> list[int]:
         """Returns the actions that may follow: a unit is not sharded twice on an axis."""

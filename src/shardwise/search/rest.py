@@ -81,5 +81,5 @@ class Rest:
 
 
 def _is_plain(decision: Decision) -> bool:
-    """Returns whether a decision shards a group, and resolves no conflict to its second side."""
-    return isinstance(decision, Shard) and not any(side for _, side in decision.sides)
+    """Returns whether a decision shards a group as it is, and resolves no conflict to its second side."""
+    return isinstance(decision, Shard) and not decision.padded and not any(side for _, side in decision.sides)

@@ -17,7 +17,8 @@ import numpy as np
 
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.halo import Fetch
-from shardwise.lowering.sharding import PAIRED, Axes, Collective, Kind, Sharding
+from shardwise.lowering.padding import block
+from shardwise.lowering.sharding import PAIRED, ArrayType, Axes, Collective, Kind, Sharding, padded_shape
 
 
 def block_index(axes: Axes, mesh: MeshAxes) -> Any:
@@ -32,8 +33,26 @@ def changed_dims(before: Sharding, after: Sharding) -> list[int]:
     return [d for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)) if old != new]
 
 
-def emit(arrays: list[Any], step: Collective, before: Sharding, reducer: str, mesh: MeshAxes) -> list[Any]:
-    """Emits one step of a reshard. There is one array, or the positions of a maximum and the values there."""
+def emit(arrays: list[Any], step: Collective, before: Sharding, array: ArrayType, mesh: MeshAxes) -> list[Any]:
+    """Emits one step of a reshard. There is one array, or the positions of a maximum and the values there. Padding is
+    added before a step that needs it, and cut off after a step that does not keep it."""
+    shape, after = array.shape, step.after
+    padded = padded_shape(shape, before, after, mesh)
+    changed = changed_dims(before, after) if padded != shape else []
+    resized = [_resized(x, {d: padded[d] // mesh.pieces(before.dims[d]) for d in changed}) for x in arrays]
+    results = _emit(resized, step, before, array.reducer, mesh)
+    return [_resized(x, {d: block(shape[d], mesh.pieces(after.dims[d])) for d in changed}) for x in results]
+
+
+def _resized(x: Any, sizes: dict[int, int]) -> Any:
+    """Pads some dimensions at the end, with zeros, or cuts them."""
+    if any(x.shape[d] != size for d, size in sizes.items()):
+        widths = [(0, sizes.get(d, n) - n, 0) for d, n in enumerate(x.shape)]
+        x = jax.lax.pad(x, np.zeros((), x.dtype), widths)
+    return x
+
+
+def _emit(arrays: list[Any], step: Collective, before: Sharding, reducer: str, mesh: MeshAxes) -> list[Any]:
     after, names = step.after, tuple(mesh.names[a] for a in step.axes)
     if step.kind is Kind.SLICE:
         return [_slice(x, before, after, mesh) for x in arrays]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import jax.numpy as jnp
 import numpy as np
 
 from shardwise.capture import jax_internals as internals
@@ -18,8 +19,9 @@ from shardwise.ir.program import Op
 from shardwise.ir.rule import Kind, Rule
 from shardwise.ir.traits import MANUAL, SCATTERS
 from shardwise.lowering.halo import Fetch, fetches
+from shardwise.lowering.padding import block
 from shardwise.lowering.sharding import Axes
-from shardwise.spmd.collectives import block_index, fetch, fill_outside
+from shardwise.spmd.collectives import block_index, fetch, fill_outside, in_range
 
 Array = Any
 Form = Callable[["LocalOp", list[Array]], list[Array]]
@@ -74,7 +76,7 @@ class LocalOp:
     def local_shape(self, tensor: int) -> tuple[int, ...]:
         """Returns the shape of this device's block."""
         shape = self.shapes[tensor]
-        return tuple(n // self.mesh.pieces(self.axes(tensor, d)) for d, n in enumerate(shape))
+        return tuple(block(n, self.mesh.pieces(self.axes(tensor, d))) for d, n in enumerate(shape))
 
     def offset(self, tensor: int, dim: int) -> Any:
         """Returns the global position of the first element of this device's block."""
@@ -130,7 +132,38 @@ def fetches_by_operand(
     return {k: tuple(f for f in needed if f.operand == k) for k in dict.fromkeys(f.operand for f in needed)}
 
 
+def last_chosen(dtype: Any, largest: bool) -> Any:
+    """Returns the value that a maximum (or minimum) chooses only where there is no other."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        has_infinity = np.isinf(np.array(np.inf).astype(dtype))
+        last = np.inf if has_infinity else float(jnp.finfo(dtype).max)
+        return -last if largest else last
+    if dtype == jnp.bool_:
+        return not largest
+    return jnp.iinfo(dtype).min if largest else jnp.iinfo(dtype).max
+
+
+def _masked(op: LocalOp, operand: int, x: Array) -> Array:
+    """Returns an operand with the identity of the reducer in the padding of dimensions that the op reduces."""
+    for d, dim in enumerate(op.rule.operands[operand]):
+        size, reduced = op.shapes[operand][d], [f for f in dim if op.rule.factors[f].kind is Kind.REDUCTION]
+        if reduced and size % op.mesh.pieces(op.axes(operand, d)):
+            valid = in_range(op.offset(operand, d), x.shape[d], size, d, x.ndim)
+            x = jnp.where(valid, x, _identity(op.rule.factors[reduced[0]].reducer, x.dtype))
+    return x
+
+
+def _identity(reducer: str, dtype: Any) -> Any:
+    """Returns the number that changes no result of a reducer."""
+    if reducer in ("max", "min", "argmax", "argmin"):
+        return jnp.asarray(last_chosen(dtype, reducer.endswith("max")), dtype)
+    if reducer == "and":
+        return jnp.invert(jnp.zeros((), dtype))
+    return jnp.asarray(reducer == "prod", dtype)
+
+
 def compute(op: LocalOp, arrays: list[Array]) -> list[Array]:
     """Returns the local results of an op."""
+    arrays = [_masked(op, k, x) for k, x in enumerate(arrays)] if any(op.assigned) else arrays
     form = FORMS.get(op.op.kind) if any(op.assigned) or op.op.kind in _ALWAYS else None
     return form(op, arrays) if form is not None else op.bind(arrays)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from shardwise.capture import jax_internals as internals
 from shardwise.ir.program import Op, Origin, Program, Region
+from shardwise.lowering.padding import block
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import PAIRED, Kind, Sharding, is_made_anew, reshard
 from shardwise.spmd import indexing, kernels, shapes  # noqa: F401  (they register local forms)
@@ -85,12 +86,12 @@ class LocalProgram(Walk):
         if is_made_anew(array, now, target):
             sizes = zip(array.shape, target.dims, strict=True)
             element = jax.lax.slice(arrays[0], (0,) * arrays[0].ndim, (1,) * arrays[0].ndim)
-            return jnp.broadcast_to(element, [n // self.mesh.pieces(a) for n, a in sizes])
+            return jnp.broadcast_to(element, [block(n, self.mesh.pieces(a)) for n, a in sizes])
         steps, narrow = reshard(array, now, target, self.mesh), self._moved_dtype(value, now, rounded)
         if narrow and any(step.kind is not Kind.SLICE for step in steps):
             wide, arrays = arrays[0].dtype, [jax.lax.convert_element_type(arrays[0], jnp.dtype(narrow))]
         for step in steps:
-            arrays, now = emit(arrays, step, now, array.reducer, self.mesh), step.after
+            arrays, now = emit(arrays, step, now, array, self.mesh), step.after
         return arrays[0] if wide is None else jax.lax.convert_element_type(arrays[0], wide)
 
     # Ops.

@@ -14,7 +14,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from shardwise.capture import jax_internals as internals
 from shardwise.lowering.halo import Fetch
 from shardwise.spmd.collectives import block_index, in_range, window
-from shardwise.spmd.local import Array, LocalOp, form
+from shardwise.spmd.local import Array, LocalOp, form, last_chosen
 
 
 @form("broadcast_in_dim", "broadcast_to", "empty", "full", "rng_uniform_like")
@@ -187,15 +187,6 @@ def random_gamma(op: LocalOp, arrays: list[Array]) -> list[Array]:
 # Windows.
 
 
-def _last_chosen(dtype: Any, largest: bool) -> Any:
-    """Returns the value that a maximum (or minimum) chooses only where there is no other."""
-    if jnp.issubdtype(dtype, jnp.floating):
-        return -np.inf if largest else np.inf
-    if dtype == jnp.bool_:
-        return not largest
-    return jnp.iinfo(dtype).min if largest else jnp.iinfo(dtype).max
-
-
 def _padding(f: Fetch, outputs: int, stride: int, span: int, dilation: int) -> tuple[int, int]:
     """Returns the padding with which a fetched block gives exactly the block of the result; ``span`` is a window's width."""
     covered = f.offset + (f.width - 1) * dilation + 1
@@ -231,9 +222,9 @@ def reduce_window(op: LocalOp, arrays: list[Array]) -> list[Array]:
         count = len(op.op.results)
         fills = [*arrays[count:], *[None] * count]
     elif kind == "select_and_gather_add":
-        fills = [0, _last_chosen(arrays[1].dtype, p["select_prim"].name == "ge")]
+        fills = [0, last_chosen(arrays[1].dtype, p["select_prim"].name == "ge")]
     elif kind != "reduce_window_sum":
-        fills = [_last_chosen(arrays[0].dtype, kind == "reduce_window_max")]
+        fills = [last_chosen(arrays[0].dtype, kind == "reduce_window_max")]
     arrays, fetched = op.fetched(arrays, fills)
     padding = list(p["padding"])
     rank = len(padding)
@@ -248,7 +239,7 @@ def reduce_window(op: LocalOp, arrays: list[Array]) -> list[Array]:
 def select_and_scatter_add(op: LocalOp, arrays: list[Array]) -> list[Array]:
     """Computes the gradient of a pooling, for all windows that touch this device's block, and slices out the block."""
     p = op.params
-    arrays, fetched = op.fetched(arrays, [0, _last_chosen(arrays[1].dtype, p["select_prim"].name == "ge")])
+    arrays, fetched = op.fetched(arrays, [0, last_chosen(arrays[1].dtype, p["select_prim"].name == "ge")])
     padding = list(p["padding"])
     dims = [d for k, d in fetched if k == 1]
     for d in dims:

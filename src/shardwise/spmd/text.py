@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op, Program, Region, Value
 from shardwise.ir.traits import MANUAL
 from shardwise.lowering.halo import Fetch
+from shardwise.lowering.padding import block
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import PAIRED, Collective, Kind, Sharding, is_made_anew, reshard
 from shardwise.spmd.collectives import changed_dims
@@ -100,7 +102,7 @@ def local_type(value: Value, sharding: Sharding, mesh: MeshAxes, sizes: Mapping[
     'bf16[16·data,512]'
     """
     dims = [
-        "·".join([str(n // mesh.pieces(a)), *(mesh.names[k] for k in a)])
+        "·".join([str(block(n, mesh.pieces(a))), *(mesh.names[k] for k in a)])
         for n, a in zip(value.shape, sharding.dims, strict=True)
     ]
     for d, size in (sizes or {}).items():
@@ -230,7 +232,8 @@ class _Listing(Walk):
         """Adds the permutes that fetch halos of an operand, dimension by dimension, and returns the name of the result."""
         value, factors = op.operands[operand], self.sharded.factors[op.id]
         need = self._need(op, operand, Sharding(()))
-        nbytes = self.program.values[value].nbytes / need.shards(self.mesh)
+        array = self.program.values[value]
+        nbytes = math.prod(need.local_shape(array.shape, self.mesh)) * array.itemsize
         widths: dict[int, int] = {}
         fetched = name
         for f in needed:

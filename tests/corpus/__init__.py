@@ -1,0 +1,1 @@
+"""The list of programs of other packages, without any of them installed."""

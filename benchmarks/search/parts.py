@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any, Final
@@ -13,14 +14,17 @@ from benchmarks.search.ablation import ABLATIONS
 Row = dict[str, Any]
 #: As good as the best; a difference that is listed.
 NEAR: Final = 1.01
+#: The search that others without strategies are compared with.
+BARE: Final = "no strategies"
 
-DEFAULT: Final = """Plans with default settings, remat and micro-batches open, made while two further processes kept the \
-machine busy. *Strategy* is the best combination of named strategies on the plan's mesh over all variants: with and without \
-remat, in 1, 2, 4, ... micro-batches. *Long* is a search of 5,000 evaluations."""
+DEFAULT: Final = """Plans with default settings, remat and micro-batches open. *Strategy* is the best combination of named \
+strategies on the plan's mesh{where}. *Long* is a search of 5,000 evaluations."""
+EVERY: Final = " over all variants: with and without remat, in 1, 2, 4, ... micro-batches"
 ABLATION: Final = """{evaluations:,} evaluations, {seeds} seeds, the median of these. The step time of the whole search, and \
 how much longer it is without a part; below zero the search is better without it. *No fit*: nothing was found that fits, where \
-the whole search has a plan that does. What is left out is described in `benchmarks/search/ablation.py`."""
-ALONE: Final = """Named strategies hide what a search finds alone. The same without them, also over the whole search:"""
+the search with all parts has a plan that does. What is left out is described in `benchmarks/search/ablation.py`."""
+ALONE: Final = """Named strategies hide what a search finds alone. Without them, and how much longer the step is without a \
+further part. *Not ended*: five searches took longer than the run of all others."""
 STEPS: Final = """Evaluations until the best state is within 1% of the best of the row, the median of all seeds; seeds \
 themselves are not counted. *Never*: for most seeds."""
 
@@ -31,8 +35,10 @@ def default_part(rows: dict[str, Row]) -> tuple[list[Bar], list[str]]:
     false = [key for key, row in rows.items() if row["long"]["fits"] and not row["default"]["fits"]]
     worst = max(over_long.values())
     losses = [key for key, over in over_strategy.items() if over > 1e-9]
+    every = all("variant" in row["strategy"] for row in rows.values() if row["strategy"])
+    what = "default plans worse than a named strategy" + (", at any variant" if every else "")
     bars = [
-        Bar("", "default plans worse than a named strategy, at any variant", "none", _of(losses, rows), not losses),
+        Bar("", what, "none", _of(losses, rows), not losses),
         Bar(
             "",
             "default plans over those of 5,000 evaluations, worst",
@@ -71,14 +77,14 @@ def default_part(rows: dict[str, Row]) -> tuple[list[Bar], list[str]]:
         "long",
         "default over it",
     ]
-    return bars, ["## Default settings", "", DEFAULT, "", *table(head, body)]
+    return bars, ["## Default settings", "", DEFAULT.format(where=EVERY if every else ""), "", *table(head, body)]
 
 
 def _over(plan: Row, other: Row | None) -> float:
     """How much longer the step of a plan is; a plan that fits beats one that does not."""
     if other is None or (plan["fits"] and not other["fits"]):
         return -1.0
-    return float("inf") if other["fits"] and not plan["fits"] else plan["time_s"] / other["time_s"] - 1
+    return math.inf if other["fits"] and not plan["fits"] else plan["time_s"] / other["time_s"] - 1
 
 
 def _of(some: Sequence[str], rows: dict[str, Row]) -> str:
@@ -93,7 +99,7 @@ def _planned(plan: Row) -> list[str]:
 def _strategy(row: Row | None) -> str:
     if row is None:
         return "none"
-    variant = "" if row["variant"] == "as it is" else f", {row['variant']}"
+    variant = "" if row.get("variant", "as it is") == "as it is" else f", {row['variant']}"
     return f"{row['name']}{variant}: {row['time_s'] * 1e3:,.2f} ms{'' if row['fits'] else ', does not fit'}"
 
 
@@ -104,13 +110,26 @@ def ablation_part(record: Row) -> tuple[list[Bar], list[str]]:
     rows = record["rows"]
     seeds = len(rows[0]["found"]["whole"]["ranks"])
     seeded = [name for name, ablation in ABLATIONS.items() if ablation.strategies and name != "whole"]
-    alone = [name for name, ablation in ABLATIONS.items() if not ablation.strategies]
+    seeded.append(BARE)
+    alone = [name for name, ablation in ABLATIONS.items() if not ablation.strategies and name != BARE]
     lines = ["## What each part is worth", "", ABLATION.format(evaluations=record["evaluations"], seeds=seeds), ""]
-    lines += _losses(rows, seeded)
-    lines += ["", ALONE, "", *_losses(rows, alone), "", *_summary(rows, [*seeded, *alone]), "", STEPS, ""]
+    lines += [*_summary(rows, "whole", seeded), "", *_losses(rows, "whole", seeded), "", ALONE, ""]
+    lines += [*_summary(rows, BARE, alone), "", *_losses(rows, BARE, alone), "", STEPS, ""]
     names = ["whole", *seeded, *alone]
     lines += table(["program", *names], [[_case(row), *(_until(row, name) for name in names)] for row in rows])
-    return [], lines
+    return _parts_bars(rows, seeded), lines
+
+
+def _parts_bars(rows: Sequence[Row], seeded: Sequence[str]) -> list[Bar]:
+    """What is wrong with the parts: those without which nothing is worse, and programs that are better without one."""
+    bars = []
+    for base, name in (("whole", "no tree"), ("whole", "no openings"), (BARE, f"{BARE}, no tree")):
+        worse = sum((loss(row, base, name) or 0.0) > NEAR - 1 for row in rows)
+        text = f"programs that are slower by 1% without a part: {name}"
+        bars.append(Bar("", text, "some", f"{worse} of {len(rows)}", worse > 0))
+    lost = [row for row in rows if any((loss(row, "whole", name) or 0.0) < 1 - NEAR for name in seeded)]
+    text = "programs that are faster by 1% without some part"
+    return [*bars, Bar("", text, "none", f"{len(lost)} of {len(rows)}", not lost)]
 
 
 def _case(row: Row) -> str:
@@ -122,48 +141,56 @@ def _median(found: Row) -> tuple[int, int]:
     return ranks[len(ranks) // 2]
 
 
-def loss(row: Row, name: str) -> float | None:
-    """How much longer a step is without a part; None where it does not fit, and -1 where it does, unlike the whole search."""
-    (misses, figure), (whole_misses, whole) = _median(row["found"][name]), _median(row["found"]["whole"])
+def loss(row: Row, base: str, name: str) -> float | None:
+    """How much longer a step is without a part; infinite where it does not fit, and -1 where it does, unlike the base;
+    None where there is no record."""
+    if row["found"][name] is None:
+        return None
+    (misses, figure), (whole_misses, whole) = _median(row["found"][name]), _median(row["found"][base])
     if misses == whole_misses:
         return figure / whole - 1
-    return None if misses > whole_misses else -1.0
+    return math.inf if misses > whole_misses else -1.0
 
 
-def _losses(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+def _loss_text(over: float | None) -> str:
+    return "not ended" if over is None else "no fit" if over == math.inf else f"{over:+.1%}"
+
+
+def _losses(rows: Sequence[Row], base: str, names: Sequence[str]) -> list[str]:
     body = []
     for row in rows:
-        misses, figure = _median(row["found"]["whole"])
+        misses, figure = _median(row["found"][base])
         whole = f"{figure / 1e9:,.2f} ms" if not misses else f"{figure * 512 / 2**30:.1f} GiB, no fit"
-        each = (loss(row, name) for name in names)
-        body.append([_case(row), whole, *("no fit" if over is None else f"{over:+.1%}" for over in each)])
-    return table(["program", "whole", *names], body)
+        body.append([_case(row), whole, *(_loss_text(loss(row, base, name)) for name in names)])
+    return table(["program", base, *names], body)
 
 
-def _summary(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+def _summary(rows: Sequence[Row], base: str, names: Sequence[str]) -> list[str]:
     body = []
     for name in names:
-        over = [float("inf") if (x := loss(row, name)) is None else x for row in rows]
-        cpu = [sum(row["found"][name]["cpu_s"]) / sum(row["found"]["whole"]["cpu_s"]) for row in rows]
+        able = [row for row in rows if row["found"][name] is not None]
+        over = [x for row in able if (x := loss(row, base, name)) is not None]
+        cpu = [sum(row["found"][name]["cpu_s"]) / sum(row["found"][base]["cpu_s"]) for row in able]
         worse, better = (sum(x > NEAR - 1 for x in over), sum(x < 1 - NEAR for x in over))
-        worst = "no fit" if max(over) == float("inf") else f"{max(over):+.1%}"
         seconds = f"{statistics.median(cpu):.1f}×, {max(cpu):.1f}×"
-        body.append([name, str(worse), str(better), f"{statistics.median(over):+.1%}", worst, seconds])
+        body.append([name, str(worse), str(better), f"{statistics.median(over):+.1%}", _loss_text(max(over)), seconds])
     head = [
         "without",
         "worse by 1%",
         "better by 1%",
         "median",
         "worst",
-        "CPU time over the whole search, median and most",
+        "CPU time, median and most",
     ]
     return table([head[0], *(f"{text}, programs" if "by" in text else text for text in head[1:])], body)
 
 
 def _until(row: Row, name: str) -> str:
-    misses, best = min(tuple(rank) for found in row["found"].values() for rank in found["ranks"])
+    misses, best = min(tuple(rank) for found in row["found"].values() if found for rank in found["ranks"])
+    if row["found"][name] is None:
+        return "not ended"
     near = misses, best * NEAR
     steps = row["found"][name]["steps"]
     first = [next((n for n, *rank in seed if tuple(rank) <= near), None) for seed in steps]
-    median = sorted(float("inf") if n is None else n for n in first)[len(first) // 2]
-    return "never" if median == float("inf") else f"{median:,.0f}"
+    median = sorted(math.inf if n is None else n for n in first)[len(first) // 2]
+    return "never" if median == math.inf else f"{median:,.0f}"

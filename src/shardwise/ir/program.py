@@ -353,7 +353,7 @@ class Program:
             return v.path
         op = self.ops[self.definitions[value][0]]
         paths = (self.values[self.argument_of[v]].path for v in op.operands if v in self.argument_of)
-        module = next((tree for path in paths if (tree := path.rpartition("/")[0])), "")
+        module = next((tree for path in paths if "/" in (tree := path.rpartition("/")[0])), "")
         return f"%{value} ({op.kind} at {module}{', ' if module else ''}{self.source_of(op)})"
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,7 +20,6 @@ import shardwise
 from shardwise import zoo
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
-from shardwise.cost.memory import local_shape
 from shardwise.cost.model import CostModel
 from shardwise.cost.predict import predict
 from shardwise.dims.analysis import Analysis, analyze_program
@@ -27,7 +27,7 @@ from shardwise.errors import InfeasibleError
 from shardwise.hardware.layout import ideal, place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology, topology
-from shardwise.lowering.decisions import Decision, Keep, Pin, State
+from shardwise.lowering.decisions import Decision, Keep, Pin, Shard, State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import lower_state
 from shardwise.lowering.structure import Structure
@@ -80,17 +80,27 @@ def random_base(analysis: Analysis, mesh: MeshAxes, rng: random.Random) -> list[
     return made
 
 
+def as_searched(model: CostModel, decision: Decision) -> Decision:
+    """The decision, padded only where a search pads."""
+    if not isinstance(decision, Shard) or not decision.padded:
+        return decision
+    structure, mesh = model.structure, model.cost.placement.mesh
+    group = next(g for g in structure.analysis.groups if g.colors == decision.colors)
+    return replace(decision, padded=bool(structure.padded_sizes(group, mesh.sizes[mesh.index(decision.axis)])))
+
+
 def check(model: CostModel, rng: random.Random, count: int) -> None:
     """No state goes below the bound, and no value lies in a way that the bound does not know of."""
     analysis, mesh = model.structure.analysis, model.cost.placement.mesh
     base = random_base(analysis, mesh, rng)
     bound, least = peak_bound(model, base), bounds._Least(model, mesh, base)
     for _ in range(count):
-        state = State(mesh, (*base, *random_decisions(analysis, mesh, rng.randrange(2**32))))
+        chosen = (as_searched(model, d) for d in random_decisions(analysis, mesh, rng.randrange(2**32)))
+        state = State(mesh, (*base, *chosen))
         lowered = lower_state(analysis, state, model.cost)
         assert bound.peak_bytes <= model.evaluate(lowered).peak_bytes, state.decisions
         for v in model.life.values():
-            found = local_shape(analysis.program.values[v], lowered.actual[v], mesh)
+            found = lowered.actual[v].local_shape(analysis.program.values[v].shape, mesh)
             assert found in least._local_shapes(v), (analysis.program.label(v), state.decisions)
 
 

@@ -90,15 +90,14 @@ def check_same(recipe: SimpleNamespace, step=None, tolerance: float = 1e-4) -> N
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1e-3, float(jnp.abs(b).max())))
 
 
-PARAMS = {"Flax nnx": "0/"}
 #: Tested on their own below, in test_processes.py, and by ``make corpus``.
-SPECIAL = {"", "JAX and Optax", "Donated state", "Orbax", "Mixed precision", "PyTorch", "Several processes"}
+SPECIAL = {"", "JAX and Optax", "Donated state", "Flax nnx", "Orbax", "Mixed precision", "PyTorch", "Several processes"}
 
 
 @pytest.mark.parametrize("title", [t for t in SECTIONS if t not in SPECIAL])
 def test_recipe(title: str) -> None:
     recipe = run(title)
-    check_sharded_as_planned(recipe, PARAMS.get(title, "params/"))
+    check_sharded_as_planned(recipe, "params/")
     check_same(recipe)
 
 
@@ -116,6 +115,18 @@ def test_optax_moments_lie_with_their_parameters() -> None:
     np.testing.assert_allclose(recipe.loss, loss, rtol=1e-4)
     for a, b in zip(leaves(recipe.state["opt"]), leaves(state["opt"]), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * float(jnp.abs(b).max()))
+
+
+def test_flax_nnx() -> None:
+    recipe = run("Flax nnx")
+    assert recipe.plan["model/up/kernel"] == recipe.model.up.kernel.sharding.spec == jax.P(None, "model")
+    model = recipe.MLP(recipe.nnx.Rngs(0))
+    optimizer = recipe.nnx.Optimizer(model, recipe.optax.sgd(0.1, momentum=0.9), wrt=recipe.nnx.Param)
+    step = recipe.nnx.jit(recipe.train_step.__wrapped__)
+    expected = [step(model, optimizer, recipe.batch) for _ in range(3)]
+    assert expected[2] < expected[0]
+    np.testing.assert_allclose(recipe.losses, expected, rtol=1e-4)
+    np.testing.assert_allclose(recipe.model.down.kernel[...], model.down.kernel[...], rtol=1e-4, atol=1e-6)
 
 
 def test_donated_state() -> None:

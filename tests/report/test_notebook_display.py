@@ -82,7 +82,7 @@ def test_a_fragment_needs_nothing_and_cannot_be_broken_out_of(plan: Plan) -> Non
 
 
 def test_thousands_of_arguments_are_not_put_into_a_cell(plan: Plan) -> None:
-    many = tuple(replace(plan.arguments[0], path=f"w/{k}") for k in range(5000))
+    many = tuple(replace(plan.arguments[0], path=f"w{k}") for k in range(5000))
     text = replace(plan, arguments=many)._repr_html_()
     assert len(text) < 60_000 and "and 4900 more" in text
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import jax
 import numpy as np
 
-from shardwise.capture.jax_internals import VARYING, plain_shape, shape_of, split_jaxpr
+from shardwise.capture.jax_internals import VARYING, is_explicit, plain_shape, shape_of, split_jaxpr
 from shardwise.ir.program import Spec
 from shardwise.ir.traits import MANUAL
 from shardwise.rules.kernels import fused_attention_flops, jaxpr_flops, pallas_flops
@@ -21,8 +21,14 @@ _STDLIB: Final = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES: Final = os.sep + "site-packages" + os.sep
 _NUMPY_FOLDER: Final = os.path.dirname(os.path.abspath(np.__file__)) + os.sep
 CAPTURE_FOLDER: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
+#: Where the function is traced: frames outside of it are not the function's.
+_BOUNDARY: Final = CAPTURE_FOLDER + "trace.py"
 #: Precisions with which a device may compute a product as fast as it can.
 _DEFAULT_PRECISIONS: Final = (None, jax.lax.Precision.DEFAULT, jax.lax.DotAlgorithmPreset.DEFAULT)
+
+#: Parameters with the sharding of the result.
+_STATING: Final = ("sharding", "out_sharding", "dst_sharding")
+_MAY_REPLICATE: Final = ("sharding_constraint", "reshard", "dot_general")
 
 
 def is_identity(equation: Any) -> bool:
@@ -103,8 +109,7 @@ def equation_attributes(equation: Any) -> tuple[tuple[str, Any], ...]:
     params: Mapping[str, Any] = equation.params
     name = equation.primitive.name
     if name in ("sharding_constraint", "reshard", "mesh_cast"):
-        spec = spec_of(params.get("sharding") or params.get("dst_sharding"))
-        return (("spec", spec),) if spec is not None else ()
+        return _stated(equation)
     if name in MANUAL:
         axes = params.get("axes", params.get("axis_name", ()))
         names = (axes,) if isinstance(axes, str) else tuple(a for a in axes if isinstance(a, str))
@@ -114,10 +119,22 @@ def equation_attributes(equation: Any) -> tuple[tuple[str, Any], ...]:
     if name in ("dot_general", "conv_general_dilated"):
         precision = params["precision"] if isinstance(params["precision"], tuple) else (params["precision"],)
         default = all(p in _DEFAULT_PRECISIONS for p in precision)
-        return (("rounds", True),) if default and all(v.aval.dtype == np.float32 for v in equation.invars) else ()
+        rounds = default and all(v.aval.dtype == np.float32 for v in equation.invars)
+        return ((("rounds", True),) if rounds else ()) + _stated(equation)
     if name == "pad":
         return (("padding", tuple(tuple(map(int, d)) for d in params["padding_config"])),)
-    return ()
+    return _stated(equation)
+
+
+def _stated(equation: Any) -> tuple[tuple[str, Any], ...]:
+    """Returns the spec that an equation states for its result. On automatic axes only a constraint states one; a result that is
+    replicated on explicit axes may be JAX's default, except for a product's and a reshard's."""
+    name, params = equation.primitive.name, equation.params
+    sharding = next((s for key in _STATING if (s := params.get(key)) is not None), None)
+    spec = spec_of(sharding)
+    if spec is None or (name != "sharding_constraint" and not is_explicit(getattr(sharding, "mesh", None))):
+        return ()
+    return (("spec", spec),) if any(spec) or name in _MAY_REPLICATE else ()
 
 
 def stated_rule(equation: Any) -> str | None:
@@ -159,18 +176,32 @@ def _shardy_text(rule: Any) -> str:
     return "; ".join([text] + [f"{word} {' '.join(items)}" for word, items in special.items() if items])
 
 
-def frames(source_info: Any) -> Iterator[tuple[Any, bool]]:
-    """Yields the frames of an equation's traceback, innermost first, each with whether it belongs to JAX, NumPy or Python."""
-    traceback = getattr(source_info, "traceback", None)
-    for frame in getattr(traceback, "frames", ()):
+def user_frame(source_info: Any) -> tuple[Any, list[str]]:
+    """Returns the innermost frame of the user's code in an equation's traceback, or None, and the names of the functions of JAX
+    inside of it. Installed packages are not the user's code; if there is no other, the user called the outermost package."""
+    library: list[str] = []
+    installed: list[tuple[str, Any, int]] = []  # package, frame, and the functions of JAX inside of it
+    for frame in getattr(getattr(source_info, "traceback", None), "frames", ()):
         file = frame.file_name
-        library = file.startswith((JAX_FOLDER, _NUMPY_FOLDER, CAPTURE_FOLDER, "<frozen")) or _JAXLIB in file
-        yield frame, library or (file.startswith(_STDLIB) and _PACKAGES not in file)
+        if file == _BOUNDARY:
+            break
+        inside = _PACKAGES in file
+        jax_own = file.startswith((JAX_FOLDER, _NUMPY_FOLDER, CAPTURE_FOLDER, "<frozen")) or _JAXLIB in file
+        if jax_own or (file.startswith(_STDLIB) and not inside):
+            library.append(frame.function_name.split(".")[-1])
+        elif not inside:
+            return frame, library
+        else:
+            installed.append((file.partition(_PACKAGES)[2].split(os.sep)[0], frame, len(library)))
+    for package, frame, count in installed:
+        if package == installed[-1][0]:
+            return frame, library[:count]
+    return None, library
 
 
 def user_line(source_info: Any) -> str:
     """Returns the innermost line of the user's code in an equation's traceback, such as ``model.py:12``, else ``?``."""
-    frame = next((frame for frame, library in frames(source_info) if not library), None)
+    frame, _ = user_frame(source_info)
     return "?" if frame is None else f"{os.path.basename(frame.file_name)}:{frame.line_num}"
 
 

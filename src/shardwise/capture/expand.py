@@ -142,3 +142,25 @@ class Replay:
     def inner(self, scope: int, equation: int, part: str = "") -> int:
         """Returns the scope of an equation's call, or of one ``part`` of a loop or branch."""
         return self._scopes[scope, equation, part]
+
+
+def forwarded(closed: Any) -> list[int | None]:
+    """Returns for each output of a jaxpr the number of the argument that it is, unchanged by calls, or None."""
+    jaxpr = internals.split_jaxpr(closed)[0]
+    known: dict[Any, int | None] = {v: k for k, v in enumerate(jaxpr.invars)}
+    for equation in jaxpr.eqns:
+        inner = internals.inner_jaxpr(equation)
+        if inner is None or not any(not internals.is_literal(v) and v in known for v in equation.invars):
+            continue
+        for var, k in zip(equation.outvars, forwarded(inner), strict=True):
+            outer = equation.invars[k] if k is not None and k < len(equation.invars) else None
+            if outer is not None and not internals.is_literal(outer) and outer in known:
+                known[var] = known[outer]
+    return [None if internals.is_literal(v) else known.get(v) for v in jaxpr.outvars]
+
+
+def with_outputs(closed: Any, kept: Sequence[int]) -> Any:
+    """Returns a jaxpr with some of its outputs."""
+    inner = internals.split_jaxpr(closed)[0]
+    fewer = inner.replace(outvars=[inner.outvars[k] for k in kept])
+    return closed.replace(jaxpr=fewer) if isinstance(closed, internals.ClosedJaxpr) and closed is not inner else fewer

@@ -130,17 +130,31 @@ def current_mesh() -> Any:
     return None if mesh is None or mesh.empty else mesh
 
 
+def is_explicit(mesh: Any) -> bool:
+    """Returns whether some axes of a mesh are explicit, so that shardings over them are part of types."""
+    return jax.sharding.AxisType.Explicit in (getattr(mesh, "axis_types", None) or ())
+
+
+def explicit_mesh(leaves: Sequence[Any]) -> Any:
+    """Returns the abstract mesh of explicit axes that some arrays are sharded over, or None."""
+    meshes = (getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in leaves)
+    mesh = next(filter(is_explicit, meshes), None)
+    return None if mesh is None else getattr(mesh, "abstract_mesh", mesh)
+
+
 def abstract(leaf: Any) -> Any:
     """Returns the leaf as a ``ShapeDtypeStruct``, with a sharding on explicit axes; Python scalars as they are."""
     if isinstance(leaf, bool | int | float | complex):
         return leaf
     struct: Any = jax.ShapeDtypeStruct
-    sharding = getattr(leaf, "sharding", None)
-    kinds = getattr(getattr(sharding, "mesh", None), "axis_types", None) or ()
-    kept = {"sharding": sharding} if jax.sharding.AxisType.Explicit in kinds else {}
+    sharding, current = getattr(leaf, "sharding", None), jax.sharding.get_abstract_mesh()
+    if not is_explicit(getattr(sharding, "mesh", None)):
+        sharding = (
+            jax.sharding.NamedSharding(current, jax.P(*[None] * len(leaf.shape))) if is_explicit(current) else None
+        )
     # A NumPy array of a disabled dtype (float64) is converted as in jax.jit.
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if isinstance(leaf.dtype, np.dtype) else leaf.dtype
-    return struct(leaf.shape, dtype, weak_type=is_weak(leaf), **kept)
+    return struct(leaf.shape, dtype, weak_type=is_weak(leaf), sharding=sharding)
 
 
 def type_keys(leaves: Sequence[Any]) -> tuple[Any, ...]:
@@ -168,6 +182,12 @@ def static_arguments(jitted: Any, args: Sequence[Any]) -> frozenset[int | str]:
     return frozenset(positions | set(info.static_argnames))
 
 
+def jit_options(jitted: Any) -> dict[str, Any]:
+    """Returns the static and donated arguments of a ``jax.jit``."""
+    names = "static_argnums", "static_argnames", "donate_argnums", "donate_argnames"
+    return {name: getattr(jitted._jit_info, name) or None for name in names}
+
+
 def low_jaxpr(traced: Any) -> Any:
     """Returns the jaxpr of a traced function, with its composite ("hijax") primitives expanded where its arguments allow it."""
     high = split_jaxpr(traced.jaxpr)[0]
@@ -190,6 +210,9 @@ def bind(equation: Any, arrays: Sequence[Any], changed: Mapping[str, Any] | None
     # Since JAX 0.10 the functions of a primitive are among its parameters.
     functions, params = bound if isinstance(bound, tuple) else ((), bound)
     mesh = jax.sharding.get_abstract_mesh()
+    if not is_explicit(mesh):  # what a program states over explicit axes is part of the plan
+        stated = ((key, params.get(key)) for key in ("sharding", "out_sharding"))
+        params |= {key: None for key, sharding in stated if is_explicit(getattr(sharding, "mesh", None))}
     if "out_avals" in params:
         params["out_avals"] = tuple(_on_mesh(aval, mesh) for aval in params["out_avals"])
     # The mesh is the current one, not that of the trace.
@@ -269,15 +292,79 @@ def function_primitive(name: str, run: Any, batch: Any) -> Any:
     return primitive
 
 
+@functools.cache
+def _placeholder_primitive() -> Any:
+    primitive: Any = jex_core.Primitive("shardwise_placeholder")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(lambda *_, avals, content: list(avals))
+    return primitive
+
+
+def placeholder(arrays: Sequence[Any], avals: Sequence[Any], content: Any) -> list[Any]:
+    """Returns results of these types of an equation that stands for something else, in a jaxpr that is being traced."""
+    return list(_placeholder_primitive().bind(*arrays, avals=tuple(map(_plain, avals)), content=content))
+
+
+def content(equation: Any) -> Any:
+    """Returns what an equation stands for, None for others than placeholders."""
+    return equation.params["content"] if equation.primitive is _placeholder_primitive() else None
+
+
+def placed(
+    equation: Any, atoms: Sequence[Any], variables: Sequence[Any], changed: Mapping[str, Any], names: Sequence[Any]
+) -> Any:
+    """Returns an equation with other variables and parameters, in name stacks, the outermost first."""
+    source = equation.source_info
+    stack = functools.reduce(operator.add, (*names, source.name_stack))
+    params = {**equation.params, **changed} if changed else equation.params
+    return equation.replace(
+        invars=list(atoms), outvars=list(variables), params=params, source_info=source.replace(name_stack=stack)
+    )
+
+
+def variable(aval: Any) -> Any:
+    return jex_core.Var(_plain(aval))
+
+
+def is_dropped(variable: Any) -> bool:
+    """Returns whether a result of an equation is not used."""
+    return str(variable) == "_"
+
+
+def _plain(aval: Any) -> Any:
+    """Returns an abstract array without its sharding."""
+    if not hasattr(aval, "dtype") or is_reference(aval):
+        return aval
+    return jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=is_weak(aval))
+
+
+def resized(aval: Any, shape: tuple[int, ...]) -> Any:
+    """Returns an abstract array of another shape."""
+    return jax.core.ShapedArray(shape, aval.dtype, weak_type=is_weak(aval))
+
+
 def standing_at(equation: Any) -> Any:
     """Returns a context in which traced code has the source line and name stack of an equation."""
     names = source_info_util.current_name_stack() + equation.source_info.name_stack
     return source_info_util.user_context(equation.source_info.traceback, name_stack=names)
 
 
-def retrace(fn: Any, like: Any) -> Any:
-    """Returns a jaxpr of ``fn`` for the input types of another jaxpr."""
-    return jax.make_jaxpr(fn)(*(plain_shape(v.aval) for v in split_jaxpr(like)[0].invars))
+def result_shapes(
+    equation: Any, shapes: Sequence[tuple[int, ...]], changed: Mapping[str, Any]
+) -> list[tuple[int, ...]]:
+    """Returns the shapes of an equation's results for other shapes of its operands and changed parameters."""
+    struct: Any = jax.ShapeDtypeStruct
+    types = [struct(s, v.aval.dtype, weak_type=is_weak(v.aval)) for s, v in zip(shapes, equation.invars, strict=True)]
+    return [tuple(x.shape) for x in jax.eval_shape(lambda *arrays: bind(equation, arrays, changed), *types)]
+
+
+def retrace(fn: Any, like: Any, shapes: Sequence[tuple[int, ...]] | None = None) -> Any:
+    """Returns a jaxpr of ``fn`` for the input types of another jaxpr, or for other shapes of these."""
+    avals = [v.aval for v in split_jaxpr(like)[0].invars]
+    struct: Any = jax.ShapeDtypeStruct
+    sizes = [aval.shape for aval in avals] if shapes is None else shapes
+    types = [struct(s, aval.dtype, weak_type=is_weak(aval)) for s, aval in zip(sizes, avals, strict=True)]
+    return jax.make_jaxpr(fn)(*types)
 
 
 def evaluate(closed: Any, arrays: Sequence[Any]) -> list[Any]:

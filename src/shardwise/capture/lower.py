@@ -379,15 +379,14 @@ class Builder:
             info, scope = sources[index]
             site, name = call_sites[scope], scopes[scope].name
             names = name_stack(index)
-            library: list[str] = []
-            for frame, is_library in equations.frames(info):
-                if is_library:
-                    library.append(frame.function_name.split(".")[-1])
-                # A jitted function of JAX is traced once: its lines are those of its first caller.
-                elif site >= 0 and name and name in library:
-                    return resolve(site)
-                else:
-                    return Source(frame.file_name, frame.line_num, frame.function_name, names)
-            return resolve(site) if site >= 0 else Source(names=names)
+            frame, library = equations.user_frame(info)
+            # A jitted function of JAX is traced once: its lines are those of its first caller.
+            if site >= 0 and (frame is None or (name and name in library)):
+                return resolve(site)
+            return (
+                Source(names=names)
+                if frame is None
+                else Source(frame.file_name, frame.line_num, frame.function_name, names)
+            )
 
         return resolve

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -15,9 +16,11 @@ import jax
 
 from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.expand import forwarded, with_outputs
+from shardwise.capture.objects import Result, apart, of_objects, pure_call
 from shardwise.errors import CaptureError
 from shardwise.ir.collector import collector_paused
-from shardwise.ir.program import Argument
+from shardwise.ir.program import Argument, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Call:
         def shape(leaf: Any) -> Any:
             return internals.abstract(leaf) if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf
 
-        shapes, named = jax.tree.map(shape, (args, dict(kwargs)))
+        shapes, named = jax.tree.map(shape, apart((args, dict(kwargs)))[0])
         return Call(fn, shapes, named)
 
 
@@ -76,17 +79,15 @@ class Traced:
     outputs: Any
 
 
-def trace(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    options: JitOptions,
-    reshape: Callable[[str, Any], Any] = lambda path, shape: shape,
-) -> Traced:
-    """Traces ``fn`` as ``jax.jit`` does, with the shape of each array argument replaced by ``reshape(path, shape)``."""
+def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: JitOptions) -> Traced:
+    """Traces ``fn`` as ``jax.jit`` does."""
     if not callable(fn):
         raise CaptureError(f"expected a function to analyze, got {type(fn).__name__}: {fn!r:.60}")
     name = getattr(fn, "__name__", type(fn).__name__)
+    given, (fn, args, kwargs) = fn, pure_call(fn, args, kwargs)
+    jitted = getattr(given, "jitted_fn", given)  # of an nnx.jit
+    if fn is not given and internals.is_jitted(jitted):
+        options = JitOptions(**internals.jit_options(jitted))
     names = _argument_names(name, fn, args, kwargs)
     jitted = _jitted(name, fn, options)
     static = internals.static_arguments(jitted, args)
@@ -94,29 +95,71 @@ def trace(
     tree = [args[i] for i in dynamic], {k: v for k, v in kwargs.items() if k not in static}
     structure: Any
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    paths = _unique([_argument_path(path, [names[i] for i in dynamic]) for path, _ in leaves])
+    places = [_argument_path(path, [names[i] for i in dynamic]) for path, _ in leaves]
+    paths = _unique(places)
     _check_leaves(name, [(path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)])
-    shapes = [reshape(path, internals.abstract(leaf)) for path, (_, leaf) in zip(paths, leaves, strict=True)]
+    shapes = [internals.abstract(leaf) for _, leaf in leaves]
     positional, keywords = structure.unflatten(shapes)
     abstract_args = list(args)
     for i, argument in zip(dynamic, positional, strict=True):
         abstract_args[i] = argument
     try:
-        with collector_paused():
+        with collector_paused(), _under_mesh_of(shapes):
             traced = jitted.trace(*abstract_args, **{**kwargs, **keywords})
         jaxpr = internals.without_references(internals.low_jaxpr(traced))
+    except CaptureError as error:
+        raise CaptureError(str(error)) from None  # without the frames of JAX
     except Exception as error:
         raise CaptureError(_trace_failure(name, error)) from None
     infos = jax.tree.leaves(traced.args_info)
     stated = [equations.spec_of(sharding) for sharding in internals.in_shardings(traced)]
-    arguments = tuple(
-        Argument(k, path, bool(info.donated), equations.spec_of(getattr(leaf, "sharding", None)) or spec)
-        for k, (path, (_, leaf), info, spec) in enumerate(zip(paths, leaves, infos, stated, strict=True))
-    )
     root = "out" if not any(path.split("/")[0] == "out" for path in paths) else "result"
-    outputs, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info)
-    out_paths = _unique([(root, tuple(path)) for path, _ in outputs])
+    if not isinstance(traced.out_info, Result):
+        outputs, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info)
+        out_paths = _unique([(root, path) for path, _ in outputs])
+        donated = [bool(info.donated) for info in infos]
+    else:
+        jaxpr, result, changed = _changed(jaxpr, traced.out_info, names, places)
+        own = [(root, path) for path, _ in jax.tree_util.tree_leaves_with_path(result.own)]
+        out_tree, out_paths = jax.tree.structure(result), _unique([*(_below("updated", p) for p in changed), *own])
+        # An unchanged array of an object is used again after the call.
+        used_again = (mine and place not in changed for place, mine in zip(places, of_objects(tree), strict=True))
+        donated = [info.donated and not again for info, again in zip(infos, used_again, strict=True)]
+    arguments = tuple(
+        Argument(k, path, given_up, _stated_spec(leaf) or spec)
+        for k, (path, (_, leaf), given_up, spec) in enumerate(zip(paths, leaves, donated, stated, strict=True))
+    )
     return Traced(name, jaxpr, arguments, out_paths, structure, out_tree)
+
+
+def _under_mesh_of(shapes: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+    """A context in which shardings over the explicit axes of arguments can be stated (``out_sharding=P("data")``)."""
+    mesh = internals.explicit_mesh(shapes)
+    if mesh is None or jax.sharding.get_abstract_mesh() == mesh:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(mesh)
+
+
+def _stated_spec(leaf: Any) -> Spec | None:
+    """Returns the spec of a sharded argument. A replicated one states nothing: under ``jax.set_mesh`` new arrays are."""
+    spec = equations.spec_of(getattr(leaf, "sharding", None))
+    return spec if spec and any(spec) else None
+
+
+def _changed(
+    jaxpr: Any, result: Result, names: Sequence[str], places: Sequence[_Path]
+) -> tuple[Any, Result, list[_Path]]:
+    """Returns the jaxpr and the result of a pure function without arrays that only passed through a call (``nnx.remat``), and
+    the places of those that are changed."""
+    flat, structure = jax.tree_util.tree_flatten_with_path(result.changed)
+    changed = [_argument_path(path, names) for path, _ in flat]
+    sources = forwarded(jaxpr)
+    same = [k is not None and places[k] == place for k, place in zip(sources, changed, strict=False)]
+    if any(same):
+        jaxpr = with_outputs(jaxpr, [k for k in range(len(sources)) if not (k < len(same) and same[k])])
+        leaves = [None if unchanged else leaf for unchanged, (_, leaf) in zip(same, flat, strict=True)]
+        result = Result(jax.tree.unflatten(structure, leaves), result.own)
+    return jaxpr, result, [place for place, unchanged in zip(changed, same, strict=True) if not unchanged]
 
 
 def _jitted(name: str, fn: Callable[..., Any], options: JitOptions) -> Any:
@@ -169,11 +212,15 @@ def _argument_path(path: Sequence[Any], names: Sequence[str]) -> _Path:
     return (names[argument.idx] if part.idx == 0 else str(argument.key)), tuple(rest)
 
 
+def _below(root: str, place: _Path) -> _Path:
+    return f"{root}/{place[0]}", place[1]
+
+
 def _unique(paths: Sequence[_Path]) -> tuple[str, ...]:
     """Returns paths as text: ``params/w``, and ``params['a/b']`` for those whose text would be equal."""
 
     def text(simple: bool, root: str, path: tuple[Any, ...]) -> str:
-        rest = jax.tree_util.keystr(path, simple=simple, separator="/" if simple else "")
+        rest = jax.tree_util.keystr(path, simple=simple, separator="/" if simple else "").removesuffix("/")
         return f"{root}/{rest}" if simple and rest else root + rest
 
     short = [text(True, *path) for path in paths]
@@ -206,6 +253,10 @@ def _trace_failure(name: str, error: Exception) -> str:
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     first = lines[0] if lines else ""
     text = f"{name} cannot be traced: {type(error).__name__}{f' at {where}' if where else ''}: {first}"
+    if type(error).__name__ == "TraceContextError":  # of Flax
+        return f"{text}. Pass the nnx object as an argument: changes are followed in arguments alone"
+    if "mesh context" in first or "mesh in context" in first:
+        return f"{text}\nPlan under jax.set_mesh(mesh), or give the mesh as a jax.sharding.Mesh or AbstractMesh."
     if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
         text += (
             "\nThe function needs the value of an argument while being traced. Mark that argument static"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -17,6 +17,8 @@ from shardwise.errors import QueryError
 
 _BRACKETS: Final = re.compile(r"""\[(?:'([^']*)'|"([^"]*)"|(\w+))\]""")
 _MOST: Final = 8
+#: The number of a layer: ``layers/3/w`` and ``Block_3/w``.
+_NUMBER: Final = re.compile(r"(?<=[/_])\d+(?=/|\[|$)")
 
 
 def matching(asked: str, *groups: Collection[str]) -> list[str]:
@@ -121,3 +123,38 @@ def trees(paths: Collection[str], all_paths: Collection[str]) -> list[str]:
     partial = set(_nodes([path for path in all_paths if path not in chosen]))
     complete = (next(n for n in _nodes([path]) if n not in partial) for path in all_paths if path in chosen)
     return list(dict.fromkeys(complete))
+
+
+def pattern(path: str) -> str:
+    """Returns a path with ``*`` for each number, which repeated layers have in common.
+
+    >>> pattern("params/layers/3/w[0]"), pattern("params/Block_3/w1")
+    ('params/layers/*/w[0]', 'params/Block_*/w1')
+    """
+    return _NUMBER.sub("*", path)
+
+
+def merged(paths: Collection[str]) -> str:
+    """Returns paths of one pattern as one, with ``*`` for numbers that differ.
+
+    >>> merged(["state/0/layers/0/w", "state/0/layers/1/w"]), merged(["layers/0/w"])
+    ('state/0/layers/*/w', 'layers/0/w')
+    """
+    parts = zip(*(path.split("/") for path in paths), strict=True)
+    return "/".join(one[0] if len(set(one)) == 1 else pattern("/" + one[0])[1:] for one in parts)
+
+
+def collapsed(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Returns rows that start with a path; those that differ in numbers of layers alone are one, with their count.
+
+    >>> collapsed([("layers/0/w", "f32[8]"), ("layers/1/w", "f32[8]"), ("x", "f32[4]")])
+    [('layers/*/w (2)', 'f32[8]'), ('x', 'f32[4]')]
+    """
+    groups: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(map(pattern, row)), []).append(row)
+    collapsed_rows = []
+    for group in groups.values():
+        path, *rest = map(merged, zip(*group, strict=True))
+        collapsed_rows.append((path + (f" ({len(group)})" if len(group) > 1 else ""), *rest))
+    return collapsed_rows

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -153,6 +154,16 @@ class Source:
 
     def __str__(self) -> str:
         return f"{self.file.rsplit('/', 1)[-1]}:{self.line}" if self.file else "?"
+
+    @property
+    def module(self) -> str:
+        """The names of ``jax.named_scope``s, which frameworks set for modules, without transformations.
+
+        >>> Source(names="jit(step)/transpose(jvp(model))/block_0/dense").module
+        'model/block_0/dense'
+        """
+        names = re.sub(r"\bp?jit\([^()]*\)/?", "", self.names)
+        return re.sub(r"\w+\(|\)", "", names).strip("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,12 +347,14 @@ class Program:
         return self.sources(op.source)
 
     def label(self, value: int) -> str:
-        """Returns the path of a value, or its number, op and source line."""
+        """Returns the path of a value, or its number, op, the module whose parameter that op uses, and source line."""
         v = self.values[value]
         if v.path:
             return v.path
         op = self.ops[self.definitions[value][0]]
-        return f"%{value} ({op.kind} at {self.source_of(op)})"
+        paths = (self.values[self.argument_of[v]].path for v in op.operands if v in self.argument_of)
+        module = next((tree for path in paths if "/" in (tree := path.rpartition("/")[0])), "")
+        return f"%{value} ({op.kind} at {module}{', ' if module else ''}{self.source_of(op)})"
 
     def __str__(self) -> str:
         return format_program(self)

@@ -80,7 +80,8 @@ class Interpreter:
         *inner, op = ops
         if inner:  # a gather from a widened array, which XLA's partitioner reads as one op
             return [self._stored(op.results[0], r) for r in self.bind(equation, arrays)]
-        if op.attribute("spec") is not None and equation.primitive.name == "sharding_constraint":
+        constrains = equation.primitive.name == "sharding_constraint" and op.attribute("spec") is not None
+        if constrains or equation.primitive.name in ("reshard", "mesh_cast"):
             return [self._stored(op.results[0], arrays[0])]  # the plan states it, on the plan's mesh
         arrays = [
             self.visit(Place("used", op.id, k), a) if v >= 0 else a

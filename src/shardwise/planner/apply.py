@@ -14,8 +14,10 @@ import jax
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.lower import lower
+from shardwise.capture.objects import Objects, apart
 from shardwise.capture.trace import JitOptions, Traced
 from shardwise.errors import PlanError
+from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Program
 from shardwise.partitioner.constraints import choose_constraints
 from shardwise.partitioner.propagation import Constrained
@@ -120,6 +122,8 @@ class PlannedFunction:
         self._names: list[str] = []
         with contextlib.suppress(TypeError, ValueError):  # it has no signature
             self._names = list(inspect.signature(fn).parameters)
+        self._types = [] if plan.call is None else Flat.of(plan.call.args, plan.call.kwargs, self._static).leaves
+        self._current = jax.sharding.get_abstract_mesh()
         self._roots = list(dict.fromkeys(a.path.partition("/")[0] for a in plan.arguments))
         functools.update_wrapper(self, fn)
 
@@ -154,7 +158,10 @@ class PlannedFunction:
                 if placed is None:
                     raise
                 outputs = call.jitted(*placed)
-            return call.outputs.unflatten(outputs)
+        if internals.is_explicit(mesh := internals.current_mesh()) and MeshAxes.of(mesh) == self.plan.mesh:
+            # With explicit axes, arrays on a mesh of automatic ones cannot be used.
+            outputs = jax.device_put(outputs, [named_sharding(a, mesh) for a in self.plan.outputs])
+        return flat.objects.finish(call.outputs.unflatten(outputs))
 
     def _placed(self, leaves: Sequence[Any]) -> list[Any] | None:
         """The arrays with the plan's shardings (``jax.set_mesh`` replicates new ones); None if they have them already. Used
@@ -175,7 +182,7 @@ class PlannedFunction:
         flat = self._flat(args, kwargs)
         with under_mesh(self.mesh):
             call = self._find(flat)
-            return call.outputs.unflatten(call.run(*flat.leaves))
+            return flat.objects.finish(call.outputs.unflatten(call.run(*flat.leaves)))
 
     def lower(self, *args: Any, **kwargs: Any) -> Stage:
         """As ``lower`` of ``jax.jit``."""
@@ -183,6 +190,17 @@ class PlannedFunction:
         with under_mesh(self.mesh):
             call = self._find(flat)
             return Stage(call.jitted.lower(*flat.leaves), self, call.outputs)
+
+    def shape(self, number: int, leaf: Any) -> Any:
+        """A leaf of the arguments for tracing. On explicit axes the sharding with which it was planned is part of its type."""
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            return leaf
+        like = self._types[number] if number < len(self._types) else leaf
+        aval = internals.plain_shape(leaf.aval if hasattr(leaf, "aval") else leaf)
+        sharding = getattr(like, "sharding", None) if internals.explicit_mesh([like]) else None
+        if sharding is None and internals.is_explicit(self._current):
+            sharding = jax.sharding.NamedSharding(self._current, jax.P(*[None] * len(aval.shape)))
+        return aval.update(sharding=sharding)
 
     def _find(self, flat: Flat) -> _Call:
         call = self._calls.get((flat.tree, flat.static))
@@ -203,26 +221,30 @@ class Stage:
         return Stage(self._stage.compile(*args, **kwargs), self._planned, self._outputs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._outputs.unflatten(self._stage(*self._planned._flat(args, kwargs).leaves))
+        flat = self._planned._flat(args, kwargs)
+        return flat.objects.finish(self._outputs.unflatten(self._stage(*flat.leaves)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
 
 
 class Flat(NamedTuple):
-    """A call's arguments: arrays, the tree they make, and static arguments by position or name."""
+    """A call's arguments: arrays, the tree they make, nnx objects, and static arguments by position or name."""
 
     leaves: list[Any]
     tree: Any
-    static: tuple[tuple[int | str, Any], ...]
+    objects: Objects
+    static: tuple[tuple[int | str, Any], ...] = ()
 
     @staticmethod
     def of(args: Sequence[Any], kwargs: dict[str, Any], static: frozenset[int | str]) -> Flat:
         if not static:
-            return Flat(*jax.tree.flatten((list(args), kwargs)), ())
+            tree, objects = apart((list(args), kwargs))
+            return Flat(*jax.tree.flatten(tree), objects)
         rest = [a for k, a in enumerate(args) if k not in static], {k: v for k, v in kwargs.items() if k not in static}
+        tree, objects = apart(rest)
         pairs: list[tuple[int | str, Any]] = [*enumerate(args), *sorted(kwargs.items())]
-        return Flat(*jax.tree.flatten(rest), tuple((k, a) for k, a in pairs if k in static))
+        return Flat(*jax.tree.flatten(tree), objects, tuple((k, a) for k, a in pairs if k in static))
 
 
 class _Call:
@@ -238,11 +260,11 @@ class _Call:
         """The program for leaves of these types, which may be tracers of another trace."""
         types = tuple(map(array_type, leaves))
         if types not in self._applied:
-            args, kwargs = self._tree.unflatten(map(_shape, leaves))
+            planned = self._planned
+            args, kwargs = self._tree.unflatten([planned.shape(k, leaf) for k, leaf in enumerate(leaves)])
             for k in sorted(k for k in self._static if isinstance(k, int)):
                 args.insert(k, self._static[k])
             kwargs |= {k: v for k, v in self._static.items() if isinstance(k, str)}
-            planned = self._planned
             traced = trace_variant(planned._fn, tuple(args), kwargs, planned._options, planned.plan.variant)
             applied = Applied(planned.plan, traced, lower(traced), planned.mesh, planned.partitioner)
             self._applied[types] = applied
@@ -280,13 +302,6 @@ def array_type(leaf: Any) -> Any:
     except TypeError:  # no array: tracing says so, with its path
         return type(leaf)
     return aval.shape, aval.dtype, aval.weak_type
-
-
-def _shape(leaf: Any) -> Any:
-    """The leaf for tracing; without the sharding that the type of an array on a mesh of explicit axes has."""
-    if isinstance(leaf, jax.core.Tracer):
-        return internals.plain_shape(leaf.aval)
-    return internals.plain_shape(jax.typeof(leaf)) if isinstance(leaf, jax.Array) else leaf
 
 
 def static_options(plan: Plan, fn: Callable[..., Any]) -> JitOptions:

@@ -10,9 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.objects import Result, apart, pure
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.paths import find_paths
@@ -107,6 +109,13 @@ def under_mesh(mesh: Any) -> contextlib.AbstractContextManager[Any]:
     return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
+def under_explicit(mesh: Any) -> contextlib.AbstractContextManager[Any]:
+    """A context in which a program can state shardings over the explicit axes of a mesh, unless another mesh is set."""
+    if not internals.is_explicit(mesh) or not jax.sharding.get_abstract_mesh().empty:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(getattr(mesh, "abstract_mesh", mesh))
+
+
 def arrays_under(plan: Plan, of: str) -> list[ArrayPlan]:
     """The arguments under a path; all of them if it is empty."""
     if not of:
@@ -131,18 +140,31 @@ def _check_shapes(leaves: Sequence[Any], arrays: Sequence[ArrayPlan], of: str) -
 
 
 def put_arrays(plan: Plan, tree: Any, of: str) -> Any:
-    """Puts arguments on the devices with the plan's shardings."""
-    mesh, arrays = real_mesh(plan), arrays_under(plan, of)
-    leaves, structure = jax.tree.flatten(tree)
+    """Puts arguments on the devices with the plan's shardings; nnx objects are changed in place."""
+    states, objects = apart(tree)
+    leaves, structure = jax.tree.flatten(states)
+    mesh, arrays = real_mesh(plan), arrays_under(plan, of or _argument(plan, states))
     _check_shapes(leaves, arrays, of)
-    return jax.device_put(tree, jax.tree.unflatten(structure, [named_sharding(a, mesh) for a in arrays]))
+    shardings = jax.tree.unflatten(structure, [named_sharding(a, mesh) for a in arrays])
+    return objects.write(jax.device_put(states, shardings))
+
+
+def _argument(plan: Plan, tree: Any) -> str:
+    """The name of the one argument that has the paths and shapes of a tree, or nothing."""
+    inner = [(keystr(path, simple=True, separator="/"), np.shape(x)) for path, x in tree_flatten_with_path(tree)[0]]
+    roots: dict[str, list[ArrayPlan]] = {}
+    for array in plan.arguments:
+        roots.setdefault(array.path.partition("/")[0], []).append(array)
+    like = [root for root, arrays in roots.items() if [(a.path[len(root) + 1 :], a.shape) for a in arrays] == inner]
+    return like[0] if len(like) == 1 else ""
 
 
 def init_sharded(plan: Plan, fn: Callable[..., Any], args: tuple[Any, ...], of: str) -> Any:
     """Runs an initializer with the shardings of the arguments under a path."""
     mesh, arrays = automatic(real_mesh(plan)), arrays_under(plan, of)
-    shapes, structure = jax.tree.flatten(jax.eval_shape(fn, *args))
+    states, objects = apart(args)
+    shapes, structure = jax.tree.flatten(jax.eval_shape(pure(fn), *states).own)
     _check_shapes(shapes, arrays, of)
-    shardings = jax.tree.unflatten(structure, [named_sharding(a, mesh) for a in arrays])
+    shardings: Any = Result(None, jax.tree.unflatten(structure, [named_sharding(a, mesh) for a in arrays]))
     with under_mesh(mesh):
-        return jax.jit(fn, out_shardings=shardings)(*args)
+        return objects.finish(jax.jit(pure(fn), out_shardings=shardings)(*states))

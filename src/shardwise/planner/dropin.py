@@ -57,6 +57,10 @@ class Planned:
         flat = Flat.of(args, kwargs, self._static)
         return self._find(flat, args, kwargs).call(flat)
 
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As a method of a class, it gets the instance as its first argument."""
+        return self if instance is None else functools.partial(self, instance)
+
     def _make(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:
         plan = plan_asked(self._fn, tuple(args), kwargs, self._asked)
         return PlannedFunction(plan, self._fn, real_mesh(plan))

@@ -16,6 +16,7 @@ from shardwise.errors import PlanError
 from shardwise.hardware.layout import Placement, ideal, place, placements
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology as topology_of
+from shardwise.ir.paths import merged, pattern
 from shardwise.ir.program import Program
 from shardwise.lowering.candidates import Candidates
 from shardwise.lowering.decisions import Decision, Keep, Pin, Shard, State
@@ -200,10 +201,12 @@ def _places(analysis: Analysis, decision: Shard) -> list[str]:
 
 
 def places_text(places: Sequence[str]) -> str:
-    """The first of some places with its siblings, and a count of the others.
+    """The first of some places with its siblings, in all repeated layers, and a count of the others.
 
     >>> places_text(["params/mlp/down[0]", "params/mlp/up[1]", "moments/mlp/down[0]", "moments/mlp/up[1]"])
     'params/mlp/{down[0], up[1]} and 2 in moments'
+    >>> places_text(["p/0/up[1]", "p/0/down[0]", "p/1/up[1]", "p/1/down[0]", "p/out[0]"])
+    'p/*/{up[1], down[0]} and 1 in p'
     >>> places_text(["x[0]"]), places_text([])
     ('x[0]', 'inner values')
     """
@@ -214,11 +217,13 @@ def places_text(places: Sequence[str]) -> str:
 
 
 def _siblings(places: Sequence[str]) -> tuple[str, list[str]]:
-    """The text of the first of some places with its siblings, and the other places."""
+    """The text of the first of some places with its siblings, in all repeated layers, and the other places."""
     if not places:
         return "inner values", []
-    parent, slash, first = places[0].rpartition("/")
-    beside = [p for p in places if p.rpartition("/")[:2] == (parent, slash)][:_SIBLINGS] if slash else [first]
-    names = [p.rpartition("/")[2] for p in beside]
-    text = f"{parent}{slash}{{{', '.join(names)}}}" if len(names) > 1 else places[0]
-    return text, [p for p in places if p not in beside]
+    parent = pattern(places[0]).rpartition("/")[0]
+    family = [p for p in places if pattern(p).rpartition("/")[0] == parent] if parent else [places[0]]
+    names = list(dict.fromkeys(p.rpartition("/")[2] for p in family))[:_SIBLINGS]
+    beside = [p for p in family if p.rpartition("/")[2] in names]
+    above = merged([p.rpartition("/")[0] for p in beside])
+    text = f"{{{', '.join(names)}}}" if len(names) > 1 else names[0]
+    return f"{above}/{text}" if above else text, [p for p in places if p not in beside]

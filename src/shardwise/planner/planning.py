@@ -18,12 +18,14 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.interruption import interruptible
 from shardwise.ir.collector import collector_paused
+from shardwise.ir.program import Program
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.lowered import Lowered, collectives
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.planner.arms import Decided
 from shardwise.planner.asked import Asked
 from shardwise.planner.captured import Variants
+from shardwise.planner.devices import under_explicit
 from shardwise.planner.fingerprint import fingerprint
 from shardwise.planner.infeasible import does_not_fit, size, variant_changes
 from shardwise.planner.inquiry import Inquiry, Settled, described
@@ -156,7 +158,7 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
         with ProgressLine() as line:
             return plan_asked(fn, args, kwargs, replace(asked, search=replace(asked.search, progress=line)))
-    with interruptible(), collector_paused():
+    with interruptible(), collector_paused(), under_explicit(asked.mesh):
         return _planned(fn, args, kwargs, asked)
 
 
@@ -199,6 +201,7 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome, slices: Sequence
         notes.append(
             f"the mesh {MeshAxes.of(asked.mesh)} is used as {placement.mesh}, with the devices in the same order"
         )
+    notes += _without_effect(captured.analysis.program)
     # 3. Say what to do if nothing fits.
     if log is not None and not decided.fits and not settled.predicted.fits:
         message = does_not_fit(
@@ -257,6 +260,16 @@ def _unused_notes(inquiry: Inquiry, settled: Settled) -> Iterator[str]:
     for what, time_ps in whole_ps.most_common(_MOST_WHOLE):
         if time_ps * 1e-12 > _MUCH * step_s:
             yield f"{what} is computed whole on each device: {time_ps * 1e-12 / step_s:.0%} of the step time"
+
+
+def _without_effect(program: Program) -> Iterator[str]:
+    """Says it if most arguments affect no output, as where a function forgets to return what it updates."""
+    unused = [program.values[a.value].path for a in program.arguments if not program.uses[a.value]]
+    if 2 * len(unused) > len(program.arguments):
+        yield (
+            f"{len(unused)} of {len(program.arguments)} input arrays affect no output ({unused[0]}, ...): return what the "
+            "function computes from them; of changes in place only those of Flax nnx objects are followed"
+        )
 
 
 def _objective_notes(asked: Asked) -> Iterator[str]:

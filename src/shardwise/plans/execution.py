@@ -73,7 +73,7 @@ class Execution:
         """
         from shardwise.capture.equations import partition_spec
 
-        return self._trees()[1].unflatten([partition_spec(a.spec) for a in self.outputs])
+        return self._returned([partition_spec(a.spec) for a in self.outputs])
 
     @property
     def in_shardings(self) -> Any:
@@ -93,7 +93,7 @@ class Execution:
         >>> one.out_shardings.spec == P()
         True
         """
-        return self._trees()[1].unflatten(self._on_devices(self.outputs))
+        return self._returned(self._on_devices(self.outputs))
 
     def _on_devices(self, arrays: Sequence[ArrayPlan]) -> list[Any]:
         from shardwise.planner.devices import named_sharding, real_mesh
@@ -109,13 +109,21 @@ class Execution:
         return self.trees
 
     def _positional(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        positional, named = self._trees()[0].unflatten(leaves)
+        from shardwise.capture.objects import together
+
+        (positional, named), _ = together(self._trees()[0].unflatten(leaves))
         if named:
             raise PlanError(
                 f"jax.jit has shardings of positional arguments alone, and the plan was made with {', '.join(named)} by name: "
                 "plan.jit(fn) runs it, plan.spec(path) has each spec"
             )
         return tuple(positional)
+
+    def _returned(self, leaves: Sequence[Any]) -> Any:
+        from shardwise.capture.objects import Result, together
+
+        result = self._trees()[1].unflatten(leaves)
+        return together(result.own)[0] if isinstance(result, Result) else result
 
     def on_mesh(self, mesh: Any) -> Plan:
         """Returns the same plan on a real mesh with its axes. Explicit axes are treated as automatic ones.
@@ -129,8 +137,8 @@ class Execution:
         return replace(self._plan, tied=automatic(checked_mesh(self._plan, mesh)))
 
     def shard(self, tree: Any, of: str = "") -> Any:
-        """Puts arguments on the devices as planned: all of them as a tuple in the order of the call, or those under the path
-        ``of``.
+        """Puts arguments on the devices as planned: all of them as a tuple in the order of the call, the one that looks like
+        ``tree``, or those under the path ``of``. Flax nnx objects are changed in place.
 
         >>> one.shard((w, x))[1].sharding.spec == one.shard(x, of="x").sharding.spec == P("data")
         True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from shardwise.ir.paths import collapsed
 from shardwise.plans.codec import encode
 from shardwise.report.page import Page, table
 from shardwise.report.plan_text import axes_text, spec_text
@@ -82,7 +83,8 @@ def difference_lines(data: dict[str, Any]) -> list[str]:
     lines = [f"{row['what']}: {row['one']} | {row['other']}" for row in data["facts"]]
     lines += [f"- {text}" for text in data["decisions"]["one"]]
     lines += [f"+ {text}" for text in data["decisions"]["other"]]
-    lines += [f"{row['path']}: {row['one'] or 'not there'} | {row['other'] or 'not there'}" for row in data["arrays"]]
+    arrays = collapsed((row["path"], row["one"] or "not there", row["other"] or "not there") for row in data["arrays"])
+    lines += [f"{path}: {one} | {other}" for path, one, other in arrays]
     lines += [f"{row['what']}: {si(row['one'] or 0, 'B')} | {si(row['other'] or 0, 'B')}" for row in data["moved"]]
     return lines + ([f"ops computed on other axes: {data['computed']:,}"] if data["computed"] else [])
 
@@ -131,7 +133,8 @@ def what_if_text(asked: WhatIf, width: int = 80) -> str:
     for title, causes, unit in (("Time", asked.times, seconds), ("Bytes at the peak", asked.memory, binary)):
         rows = [[unit(cause.before), unit(cause.after), cause.what] for cause in causes]
         _print_first(page, f"{title}, by what changes most", [">before", ">after", "*"], rows)
-    specs = [[spec.path, axes_text(spec.before), axes_text(spec.after)] for spec in asked.specs]
+    arrays = collapsed((spec.path, axes_text(spec.before), axes_text(spec.after)) for spec in asked.specs)
+    specs = [list(row) for row in arrays]
     _print_first(page, "Arrays with another sharding", ["*path", "before", "after"], specs)
     return page.text()
 

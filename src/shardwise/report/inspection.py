@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from shardwise.ir.paths import collapsed
 from shardwise.ir.program import Origin
 from shardwise.report.page import Page, table
 from shardwise.report.units import plural, si
@@ -120,7 +121,8 @@ def _print_groups(page: Page, analysis: Analysis, everything: bool) -> None:
 def _where(analysis: Analysis, places: tuple[Place, ...], width: int, most: int = 3) -> str:
     """Returns the first few arguments, or outputs where there are none, one per line; a long path loses its beginning."""
     values = analysis.program.values
-    names = [str(p) for p in places if values[p.value].origin is Origin.ARGUMENT] or [str(p) for p in places]
+    arguments = [(str(p),) for p in places if values[p.value].origin is Origin.ARGUMENT]
+    names = [name for (name,) in collapsed(arguments or [(str(p),) for p in places])]
     more = f" +{len(names) - most}" if len(names) > most else ""
     room = [width] * (most - 1) + [width - len(more)]
     lines = [name if len(name) <= w else "…" + name[1 - w :] for name, w in zip(names, room, strict=False)]

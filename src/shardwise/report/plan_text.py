@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from shardwise.ir.paths import collapsed
 from shardwise.lowering.decisions import Pin, Shard
 from shardwise.report.page import Page, table
 from shardwise.report.program_text import laid_out, touching
@@ -173,7 +174,12 @@ def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
     page.print(table(["", "", "*"], figures(plan, every)))
     if every:
         page.print("\nArguments\n")
-        page.print(table(["path", "*sharded"], [[a.path, spec_text(a)] for a in plan.arguments]))
+        used = _used(plan)
+        listed = [list(row) for row in collapsed((a.path, spec_text(a), used.get(a.path, "")) for a in plan.arguments)]
+        if used:
+            page.print(table(["path", "*sharded", "*used by"], listed))
+        else:
+            page.print(table(["path", "*sharded"], [row[:2] for row in listed]))
     if p.collectives:
         page.print("\nCollectives, the longest first; bytes and time per device and step\n")
         longest = sorted(p.collectives, key=lambda m: -m.time_s)[: None if every else _MOST]
@@ -186,6 +192,19 @@ def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
         page.print(table(["tactic", ">step time", ">peak memory", "*collectives"], schedule_rows(plan, every)))
     _print_origin(page, plan)
     return page
+
+
+def _used(plan: Plan) -> dict[str, str]:
+    """For items of a list, whose path says little, the module or the line that uses them first."""
+    if plan.asked is None:
+        return {}
+    program, texts = plan.asked.analysis.program, {}
+    for argument in program.arguments:
+        uses = program.uses[argument.value] if argument.path.rpartition("/")[2].isdigit() else ()
+        if uses:
+            source = program.source_of(program.ops[uses[0][0]])
+            texts[argument.path] = source.module or str(source)
+    return texts
 
 
 def schedule_rows(plan: Plan, every: bool = False) -> list[list[str]]:
@@ -241,8 +260,9 @@ def _roles(plan: Plan) -> list[str]:
     """Returns the arguments by role, in one line."""
     parts = []
     for role, paths in plan.roles.items():
-        more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
-        parts.append(f"{role}: {', '.join(paths[:_MOST_PATHS])}{more}")
+        shown = [path for (path,) in collapsed((path,) for path in paths)]
+        more = f" and {len(shown) - _MOST_PATHS} more" if len(shown) > _MOST_PATHS else ""
+        parts.append(f"{role}: {', '.join(shown[:_MOST_PATHS])}{more}")
     return ["; ".join(parts)] if parts else []
 
 

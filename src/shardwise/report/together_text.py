@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardwise.ir.paths import collapsed
 from shardwise.report.page import Page, table
 from shardwise.report.plan_text import axes_text
 from shardwise.report.units import binary, seconds
@@ -31,6 +32,7 @@ def together_page(together: Together, width: int = 80) -> Page:
     by_spec: dict[Spec, list[str]] = {}
     for path, spec in together.shared.items():
         by_spec.setdefault(spec, []).append(path)
+    by_spec = {spec: [path for (path,) in collapsed((p,) for p in paths)] for spec, paths in by_spec.items()}
     cells = [
         [
             axes_text(tuple(axes or () for axes in spec)),

@@ -68,7 +68,7 @@ class Marks:
             if region.owner >= 0 and self._under(program.ops[region.owner], name):
                 continue  # values of a loop inside the call leave it as results of the loop
             ops = [op for op in map(program.ops.__getitem__, region.ops) if not _crosses(op)]
-            for inside, run in itertools.groupby(ops, lambda op: self._under(op, name) and not self._backward[op.id]):
+            for inside, run in itertools.groupby(ops, lambda op: self._under(op, name) and not self.backward[op.id]):
                 if inside:
                     calls.append([v for op in run for v in op.results if v >= 0 and self._leaves(v, name)])
         return [values for values in calls if values]
@@ -95,7 +95,8 @@ class Marks:
         return [f"/{re.sub(r'[A-Za-z_]+[(]|[)]', '', stack)}/" for stack in names]
 
     @cached_property
-    def _backward(self) -> list[bool]:
+    def backward(self) -> list[bool]:
+        """By op: whether it is part of a backward pass."""
         names = (self.program.source_of(op).names for op in self.program.ops)
         return ["transpose(" in stack.rpartition(REMATERIALIZED)[2] for stack in names]
 

@@ -45,8 +45,11 @@ def make_pins(analysis: Analysis, mesh: MeshAxes, pins: Mapping[str, Any]) -> li
             if pinned != sharded:
                 problems.append(f"{argument.path} is pinned to {pinned}, but the array is sharded {sharded}")
     for op in program.ops:
-        if op.kind == "sharding_constraint" and op.attribute("spec") is not None:
-            specs[op.results[0]] = op.attribute("spec")
+        if (spec := op.attribute("spec")) is None or op.kind.startswith("shard_map."):
+            continue
+        # In a backward pass JAX states the shardings of explicit types itself.
+        if op.kind == "sharding_constraint" or not marks.backward[op.id]:
+            specs[op.results[0]] = spec
     for value, axes in specs.items():
         v = program.values[value]
         where = v.path or f"{keys.get(value, 'the constraint')} at {program.label(value)}"

@@ -6,6 +6,7 @@ Collectives are compared by kind and axes, in bytes that one device communicates
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +18,12 @@ import numpy as np
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.lower import lower
+from shardwise.capture.objects import pure_call
 from shardwise.errors import PlanError
 from shardwise.interruption import in_background
 from shardwise.ir.program import Program
 from shardwise.planner.apply import Applied, Flat, static_options, static_split
+from shardwise.planner.devices import under_explicit, under_mesh
 from shardwise.plans.plan import Plan
 from shardwise.transforms.variants import trace_variant
 from shardwise.verification.collectives import totals
@@ -112,7 +115,7 @@ def verify(
       backend: ``"host"``, or a TPU topology such as ``"v5e:4x4"`` (needs the extra ``shardwise[tpu]``).
       run: also run both programs and compare every output. By default on the host, where all arguments are arrays.
       progress: called a few times in each second with what is done, such as ``"compiling"``, and for how many seconds. An
-        interrupt (Ctrl-C) is heard at once.
+        interrupt (Ctrl-C) is heard at once while a program is compiled.
 
     >>> import jax.numpy as jnp, shardwise
     >>> step, args = lambda w, x: x @ w, (jnp.ones((8, 8)), jnp.ones((16, 8)))
@@ -123,38 +126,50 @@ def verify(
     mesh = make_mesh(dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)), backend)
     donated = [a.donated for a in plan.arguments]
     options, named = static_options(plan, fn), dict(kwargs or {})
-    traced = trace_variant(fn, args, named, options, plan.variant)
+    explicit = (
+        None if plan.call is None else internals.explicit_mesh(jax.tree.leaves((plan.call.args, plan.call.kwargs)))
+    )
+    with under_explicit(explicit):
+        traced = trace_variant(fn, args, named, options, plan.variant)
     program = lower(traced)
-    applied = Applied(plan, traced, program, mesh, rounds=True)
     leaves = Flat.of(args, named, static_split(fn, options)).leaves
     arrays = all(hasattr(leaf, "__array__") or isinstance(leaf, int | float | complex) for leaf in leaves)
     if run and (backend != HOST or not arrays):
         raise PlanError("only host devices can run the program, and all arguments must be arrays")
-    lowered = applied.jitted(donate=any(donated) and not arrays).lower(*leaves)
-
-    def in_phase(phase: str, work: Callable[[], Any]) -> Any:
-        return in_background(work, progress and functools.partial(progress, phase))
-
-    compiled, executable = in_phase("compiling", lambda: compile_lowered(lowered, mesh, backend))
+    with under_mesh(mesh):
+        applied = Applied(plan, traced, program, mesh, rounds=True)
+        lowered = applied.jitted(donate=any(donated) and not arrays).lower(*leaves)
+    compiling = progress and functools.partial(progress, "compiling")
+    compiled, executable = in_background(lambda: compile_lowered(lowered, mesh, backend), compiling)
     differences = None
     if executable is not None and backend == HOST and (run if run is not None else arrays):
-        if plan.sharded.rounds:  # the host computes products of float32 in float32
-            executable = Applied(plan, traced, program, mesh, rounds=False).jitted(donate=False)
         placed = [jax.device_put(x, s) for x, s in zip(leaves, applied.in_shardings, strict=True)]
-        plain = jax.jit(fn, **options.keywords())
+        if progress is not None:
+            progress("running", 0.0)
+        with under_mesh(mesh):
+            if plan.sharded.rounds:  # the host computes products of float32 in float32
+                executable = Applied(plan, traced, program, mesh, rounds=False).jitted(donate=False)
+            outputs = executable(*placed)
         sharded = applied.jitted(donate=False, run=lambda *xs: internals.evaluate(traced.jaxpr, xs))
-        differences = in_phase(
-            "running",
-            lambda: _compare(
+        plain, args, named = pure_call(fn, args, named)
+        with _plain_mesh(explicit, mesh):
+            jitted = jax.jit(plain, **options.keywords())
+            differences = _compare(
                 plan,
-                lambda *a, **k: jax.tree.leaves(plain(*a, **k)),
+                lambda *a, **k: jax.tree.leaves(jitted(*a, **k)),
                 lambda: sharded(*placed),
                 (args, named),
-                executable(*placed),
+                outputs,
                 _coarsest(program),
-            ),
-        )
+            )
     return Verification(plan, compiled, _rows(plan, compiled), differences)
+
+
+def _plain_mesh(explicit: Any, mesh: Any) -> contextlib.AbstractContextManager[Any]:
+    """A context in which the plain function runs: a program that states shardings over explicit axes needs a mesh of them."""
+    if explicit is None or not jax.sharding.get_abstract_mesh().empty:
+        return contextlib.nullcontext()
+    return jax.set_mesh(jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=explicit.axis_types))
 
 
 def _coarsest(program: Program) -> str:

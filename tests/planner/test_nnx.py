@@ -176,7 +176,8 @@ def test_a_plan_has_the_changed_state_as_outputs_and_places_objects(tmp_path: Pa
     assert "updated/model/blocks/0/dropout/rngs/key" not in outputs
     assert not any("tied" in path for path in outputs)
     assert plan.roles["batch"] == ("batch",) and "optimizer" in plan.roles["optimizer"]
-    assert "model/blocks/0/up" in plan.roles["params"] and not plan.notes
+    assert "model/blocks/0/up" in plan.roles["params"]
+    assert plan.notes == ("nothing is sharded over model: its 4 devices compute the same",)
     kernel = model.blocks[0].up.kernel
     assert plan.shard(model) is model and plan.shard(optimizer) is optimizer
     assert kernel.sharding.spec == plan["model/blocks/0/up/kernel"] == plan.in_specs[0].blocks[0].up.kernel.get_value()
@@ -316,4 +317,4 @@ def test_most_inputs_without_effect_are_noted() -> None:
     plan = sw.plan(step, params, numbers(64, 4), mesh={"data": 8}, tactics=[])
     assert any("2 of 3 input arrays affect no output" in note and "return" in note for note in plan.notes)
     plan = sw.plan(lambda p, x: (p["a"] + x).sum(), params, numbers(64, 4), mesh={"data": 8}, tactics=[])
-    assert not plan.notes
+    assert not any("affect no output" in note for note in plan.notes)

@@ -109,6 +109,10 @@ def trace(
         raise CaptureError(_trace_failure(name, error)) from None
     infos = jax.tree.leaves(traced.args_info)
     stated = [equations.spec_of(sharding) for sharding in internals.in_shardings(traced)]
+    if len(stated) > len(leaves):
+        raise CaptureError(
+            f"{name} uses a traced value of another function: return it from there instead of storing it"
+        )
     arguments = tuple(
         Argument(k, path, bool(info.donated), equations.spec_of(getattr(leaf, "sharding", None)) or spec)
         for k, (path, (_, leaf), info, spec) in enumerate(zip(paths, leaves, infos, stated, strict=True))

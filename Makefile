@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint docs test-slow test-browser test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-default bench-search bench-peer bench-partitioners bench-host-partitioners bench-handwritten bench-exactness corpus corpus-full clean
+.PHONY: demo test lint docs test-slow test-browser test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-default bench-ablation bench-search bench-peer bench-partitioners bench-host-partitioners bench-handwritten bench-exactness corpus corpus-full clean
 
 $(STAMP): pyproject.toml requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shardwise needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11")'
@@ -74,8 +74,11 @@ test-versions: .venv-oldest/.installed .venv-newest/.installed
 	.venv-newest/bin/pip install --quiet --disable-pip-version-check --upgrade jax --editable ".[zoo,dev]"
 	touch $@
 
+# Random programs, as many as asked: make fuzz FUZZ=20000; FROM is the number of the first.
+FUZZ ?= 5000
+FROM ?= 0
 fuzz: $(STAMP)
-	SHARDWISE_FUZZ=5000 $(BIN)/pytest -n 2 -q tests/fuzz
+	SHARDWISE_FUZZ=$(FUZZ) SHARDWISE_FUZZ_FROM=$(FROM) $(BIN)/pytest -n 2 -q tests/fuzz
 
 # Compiles for a TPU topology without a TPU: needs libtpu, about 300 MB.
 bench-plans: .venv-tpu/.installed
@@ -120,11 +123,15 @@ bench-evaluator: $(STAMP)
 bench-fidelity: $(STAMP)
 	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.fidelity.page
 
-# Tables of what was recorded. To record anew: benchmarks/search/{run,others}.py.
-# Plans with default settings beside searches of 5,000 evaluations.
+# Plans with default settings beside searches of 5,000 evaluations, on a machine with 16 cores.
 bench-default: $(STAMP)
-	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.search.default
+	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.search.default --processes 13 --busy 2
 
+# The search without parts of it, on a machine with 16 cores.
+bench-ablation: $(STAMP)
+	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.search.ablation --processes 15
+
+# Tables of what was recorded. To record anew: bench-default, bench-ablation, benchmarks/search/{run,others}.py.
 bench-search: $(STAMP)
 	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.search.page
 

@@ -14,11 +14,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 #: How long after an interruption that was lost it is sent again.
 _AGAIN_S: Final = 0.05
+#: How often a person sees that work in the background goes on.
+_WAITING_S: Final = 0.25
 
 
 @contextlib.contextmanager
@@ -37,6 +39,29 @@ def interruptible() -> Iterator[None]:
         listener.heard = True
         sys.unraisablehook = listener.before
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def in_background(work: Callable[[], Any], waiting: Callable[[float], None] | None = None) -> Any:
+    """Returns ``work()``, which may take minutes inside of a compiler that hears no signals: an interruption is raised at once,
+    and ``waiting`` is called with the seconds that have passed, a few times in each. An interrupted thread runs to its end."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread, start = threading.Thread(target=run, daemon=True), time.monotonic()
+    thread.start()
+    while thread.is_alive():
+        thread.join(_WAITING_S)
+        if waiting is not None:
+            waiting(time.monotonic() - start)
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 class _Listener:

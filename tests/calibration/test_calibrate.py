@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.calibration import calibrate as module
-from shardwise.calibration.calibrate import Calibration, base_of, calibrate, to_toml
+from shardwise.calibration.calibrate import Calibration, calibrate, to_toml
 from shardwise.calibration.readings import KINDS, Machine, Measured, Reading
 from shardwise.cli import hardware as cli
 from shardwise.cli.main import main
@@ -22,7 +22,7 @@ from shardwise.cost.compute import stream_s
 from shardwise.errors import HardwareError
 from shardwise.hardware.collectives import collective
 from shardwise.hardware.layout import place
-from shardwise.hardware.load import load_profile
+from shardwise.hardware.load import load_profile, nearest_profile
 from shardwise.hardware.profile import Profile
 from shardwise.hardware.topology import topology
 
@@ -190,12 +190,12 @@ def test_memory_of_a_gpu(tmp_path: Path) -> None:
 
 
 def test_kinds_of_devices_find_their_profiles() -> None:
-    assert base_of("NVIDIA H200", "gpu") == ("h200", True)
-    assert base_of("NVIDIA A100-SXM4-80GB", "gpu") == ("a100-80", True)
-    assert base_of("NVIDIA H200 MIG 1g.18gb", "gpu") == ("a100-40", False)
-    assert base_of("NVIDIA GeForce RTX 4090", "gpu") == ("a100-40", False)
-    assert base_of("TPU v4", "tpu") == ("v4", True)
-    assert base_of("cpu", "cpu") == ("cpu", False)
+    assert nearest_profile("NVIDIA H200", "gpu") == ("h200", True)
+    assert nearest_profile("NVIDIA A100-SXM4-80GB", "gpu") == ("a100-80", True)
+    assert nearest_profile("NVIDIA H200 MIG 1g.18gb", "gpu") == ("a100-40", False)
+    assert nearest_profile("NVIDIA GeForce RTX 4090", "gpu") == ("a100-40", False)
+    assert nearest_profile("TPU v4", "tpu") == ("v4", True)
+    assert nearest_profile("cpu", "cpu") == ("cpu", False)
 
 
 def test_odd_texts_survive_the_file(found: Calibration, tmp_path: Path) -> None:

@@ -78,7 +78,6 @@ def test_what_comes_next_is_a_command_that_works(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["plan", "zoo:mlp:tiny"], "say what to plan for"),
         ([*TARGET, "--mesh", "data"], "is no mesh"),
         ([*TARGET, "--mesh", "data=4,data=4"], "is no mesh"),
         ([*TARGET, "--mesh", "data=3"], "devices"),

@@ -163,6 +163,24 @@ def test_a_reduction_to_shards_has_both_sides() -> None:
     assert sizes == [whole + whole // GAPS]
 
 
+def test_what_a_ring_reduces_is_there_for_as_many_products_as_it_has_hops() -> None:
+    def fn(x, ws):
+        def loss(ws):
+            y = x
+            for w in ws:
+                y = jnp.sin(y @ w)
+            return jnp.sum(y)
+
+        return jax.tree.map(lambda w, g: w - g, ws, jax.grad(loss)(ws))
+
+    layers = 24
+    shapes = [p.shape(65536, 1024), [p.shape(1024, 1024)] * layers]
+    found = made(fn, shapes, [("x", 0), *((f"ws/{k}", 0) for k in range(layers))])
+    products = sorted({point for points in found[1].products.values() for point in points})
+    spans = [sum(a.first < point <= a.last for point in products) for a in of(found, "unreduced", "dot_general")]
+    assert len(spans) == layers and max(spans) <= 6, "three hops, and the product that computes it"
+
+
 def scanned(x, ws):
     """Ten layers; gradients need each layer's input."""
 

@@ -53,6 +53,25 @@ def build(
     return Evaluator(CostModel(structure, cost), space, list(dict.fromkeys(actions)))
 
 
+def test_meshes_share_what_does_not_depend_on_them() -> None:
+    program = zoo.load("gpt", "tiny", scan=False)
+    analysis = analyze_program(lower(trace(program.fn, program.args, {}, JitOptions())))
+    groups = [g for g in analysis.groups if g.matters]
+    model, evaluators = None, list[Evaluator]()
+    for sizes in MESHES:
+        mesh = MeshAxes.of(sizes)
+        cost = HardwareCost(place(mesh, topology("v5e:2x4")))
+        model = CostModel.of(analysis, cost) if model is None else model.on(cost)
+        space = Space(mesh, tuple(g.colors for g in groups), tuple(tuple(g.bits) for g in groups))
+        actions = [space.shard(n, axis) for n in range(len(groups)) for axis in mesh.names]
+        evaluators.append(Evaluator(model, space, actions))
+    assert len({id(evaluator.dependencies) for evaluator in evaluators}) == 1
+    rng = random.Random(5)
+    for evaluator in evaluators:
+        for state in (random_state(evaluator, rng) for _ in range(4)):
+            assert evaluator.evaluate([state])[0] == evaluator.model.evaluate(evaluator.lowered(state))
+
+
 def random_state(evaluator: Evaluator, rng: random.Random, most: int = 7) -> tuple[int, ...]:
     """Actions in a random order, each unit at most once on an axis."""
     chosen: list[int] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,7 +17,7 @@ from shardwise.errors import DecisionError, InfeasibleError, MeshError
 from shardwise.hardware.topology import topology
 from shardwise.planner.mesh import OpenMesh, meshes
 from shardwise.search.result import Ended, Improvement
-from shardwise.tactics.strategies import DataParallel, Megatron
+from shardwise.tactics.strategies import DataParallel, Megatron, Shard
 from tests.planner.test_plan_search import shapes, small_memory, step
 
 P = jax.sharding.PartitionSpec
@@ -125,11 +127,34 @@ def test_the_same_fault_everywhere_is_said_once() -> None:
         planned(mesh={"data": None, "model": None}, tactics="expert:data")
 
 
-def test_an_open_mesh_needs_a_topology() -> None:
-    with pytest.raises(MeshError, match="say what to plan for: mesh="):
-        planned(topology=None)
-    with pytest.raises(MeshError, match=r"the mesh data \? × model 2 has open sizes: give a topology as well"):
-        planned(topology=None, mesh={"data": None, "model": 2})
+def test_without_a_topology_the_devices_at_hand_are_used() -> None:
+    assert planned(topology=None).predicted.hardware == "cpu:8"
+    assert planned(topology=None, mesh={"data": None, "model": 2}).mesh.sizes == (4, 2)
+    larger = planned(topology=None, mesh={"data": 16})
+    assert larger.predicted.hardware == "16 cpu" and not larger.notes
+    tpu = [SimpleNamespace(device_kind="NVIDIA L4", platform="gpu")] * 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: tpu)
+        plan = planned(topology=None)
+    assert plan.predicted.hardware == "a100-40:4"
+    assert plan.notes[0] == "there is no profile of NVIDIA L4: the plan is for a100-40:4; topology=... names others"
+
+
+def test_what_devices_do_not_share_is_noted() -> None:
+    def solve(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.linalg.inv(w) @ x
+
+    shapes = jax.ShapeDtypeStruct((256, 256), "float32"), jax.ShapeDtypeStruct((256, 64), "float32")
+    where = {"mesh": {"data": 4, "model": 2}, "topology": "v5e:2x4"}
+    notes = shardwise.plan(solve, *shapes, tactics=[Shard("x", 1, "data")], **where).notes
+    assert notes[0] == "nothing is sharded over model: its 2 devices compute the same"
+    assert any(
+        re.fullmatch(r"lu at test_mesh.py:\d+ is computed whole on each device: \d+% of the step time", n)
+        for n in notes
+    )
+    (note,) = shardwise.plan(solve, *shapes, tactics=[], **where).notes
+    assert note == "nothing is sharded: each of the 8 devices computes the whole program"
+    assert not shardwise.plan(solve, *shapes, mesh={"data": 1}, tactics=[]).notes
 
 
 def test_nothing_fits_on_any_mesh() -> None:

@@ -29,6 +29,7 @@ from shardwise.search.problem import Problem
 from shardwise.search.result import Ended, Improvement
 from shardwise.tactics.strategies import DataParallel
 from shardwise.tactics.tactic import Context
+from tests.plans.files import signed
 from tests.search.test_mcts import analyzed
 
 
@@ -220,7 +221,7 @@ def saved() -> str:
 def test_a_damaged_log_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], Any], message: str) -> None:
     data = json.loads(saved())
     change(data["search"])
-    (tmp_path / "plan.json").write_text(json.dumps(data))
+    (tmp_path / "plan.json").write_text(signed(data))
     with pytest.raises(PlanError, match=message):
         shardwise.load_plan(tmp_path / "plan.json")
 

@@ -17,6 +17,7 @@ from shardwise.plans.plan import Plan
 from shardwise.tactics.strategies import FSDP, DataParallel, Keep, Megatron, Replicate, Shard
 from tests.dims.programs import shape
 from tests.planner.programs import mlp
+from tests.plans.files import signed
 
 
 def step(w, x, scale=2.0):
@@ -145,14 +146,17 @@ def edit(group: str, index: int, **changes):
         (edit("arguments", 0, shape=[7, 64], spec=[["data"], []]), "size 7 does not divide by 2"),
         (edit("arguments", 0, spec=[[], [], []]), "has 2 dimensions, its spec 3"),
         (edit("arguments", 0, shape="x"), "arguments[0].shape: expected a list, not 'x'"),
-        (damage(choices=[{"shard": [0], "axis": "z", "sides": [], "what": ""}]), "the mesh has no axis 'z'"),
+        (
+            damage(choices=[{"shard": [0], "axis": "z", "sides": [], "what": "", "padded": False}]),
+            "the mesh has no axis 'z'",
+        ),
         (damage(search={"front": []}), "search: method is missing"),
         (lambda data: [data], "is not a plan"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, change, message: str) -> None:
     file = tmp_path / "plan.json"
-    file.write_text(json.dumps(change(json.loads(made().to_json()))))
+    file.write_text(signed(change(json.loads(made().to_json()))))
     with pytest.raises(PlanError) as caught:
         shardwise.load_plan(file)
     assert message in str(caught.value)
@@ -173,7 +177,7 @@ def test_all_problems_of_a_file_are_listed_at_once(tmp_path: Path) -> None:
     data = json.loads(made().to_json())
     data["arguments"][0]["spec"] = [["nope"], []]
     data["outputs"][0]["spec"] = [["data"], ["data"]]
-    (tmp_path / "p.json").write_text(json.dumps(data))
+    (tmp_path / "p.json").write_text(signed(data))
     with pytest.raises(PlanError) as caught:
         shardwise.load_plan(tmp_path / "p.json")
     assert "nope" in str(caught.value) and "used twice" in str(caught.value)

@@ -62,10 +62,10 @@ def environment(devices: int) -> dict[str, str]:
     return kept | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
 
 
-def run_processes(folder: Path, count: int = 2, devices: int = 4) -> dict[str, Any]:
-    """Runs the recipe in some processes, and returns what number 0 says. None is left, whatever happens."""
+def run(folder: Path, text: str, count: int, devices: int) -> tuple[list[int | None], list[str]]:
+    """Runs a script in some processes, and returns their exit codes and what they say. None is left, whatever happens."""
     script = folder / "train.py"
-    script.write_text(RECIPE + TAIL)
+    script.write_text(text)
     address = f"127.0.0.1:{free_port()}"
     logs = [folder / f"{k}.log" for k in range(count)]
     started: list[subprocess.Popen[bytes]] = []
@@ -77,16 +77,21 @@ def run_processes(folder: Path, count: int = 2, devices: int = 4) -> dict[str, A
                 started.append(
                     subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment(devices))
                 )
-        while (codes := [p.poll() for p in started]) != [0] * count:
-            if any(codes) or time.monotonic() > deadline:
-                said = "\n".join(f"process {k}: {log.read_text()[-2000:]}" for k, log in enumerate(logs))
-                pytest.fail(f"exit codes {codes} (None: stopped after {LIMIT_S} s)\n{said}")
+        while None in (codes := [p.poll() for p in started]) and time.monotonic() < deadline:
             time.sleep(0.05)
     finally:
         for process in started:
             process.kill()
             process.wait()
-    texts = [log.read_text() for log in logs]
+    return codes, [log.read_text() for log in logs]
+
+
+def run_processes(folder: Path, count: int = 2, devices: int = 4) -> dict[str, Any]:
+    """Runs the recipe in some processes, and returns what number 0 says."""
+    codes, texts = run(folder, RECIPE + TAIL, count, devices)
+    if codes != [0] * count:
+        said = "\n".join(f"process {k}: {text[-2000:]}" for k, text in enumerate(texts))
+        pytest.fail(f"exit codes {codes} (None: stopped after {LIMIT_S} s)\n{said}")
     plans = [re.findall(r"^PLAN (\w+)$", text, flags=re.M) for text in texts]
     assert all(len(own) == 1 for own in plans) and plans == [plans[0]] * count, "the processes made different plans"
     (line,) = [line for line in texts[0].splitlines() if line.startswith("RESULT ")]
@@ -117,3 +122,14 @@ def test_two_processes_agree_with_one(tmp_path: Path, monkeypatch: pytest.Monkey
     np.testing.assert_allclose(two["loss"], one.loss, rtol=1e-5)
     for a, b in zip(two["state"], state, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_processes_with_different_plans_are_refused(tmp_path: Path) -> None:
+    same, other = (
+        'sw.FSDP("data"), sw.Megatron("model")',
+        'sw.DataParallel("data"), *[sw.Megatron("model")] * int(sys.argv[3])',
+    )
+    assert same in RECIPE
+    codes, texts = run(tmp_path, RECIPE.replace(same, other), 2, 4)
+    assert codes == [1, 1]
+    assert all("PlanError: the plans of step differ between processes (process 0: " in text for text in texts)

@@ -69,7 +69,7 @@ def test_plans_come_as_objects_pairs_and_files(tmp_path: Path) -> None:
 
 def test_where_is_taken_from_the_plans() -> None:
     assert (found := compared(plans=[made()])).hardware == "v5e:2x2" and found.mesh == "data 4"
-    assert compared(plans=[made(topology=None)]).hardware == "4 v5e"
+    assert compared(plans=[made(topology=None)]).hardware == "4 cpu"
     # Another mesh of the same devices is named in the row.
     cut = made(mesh={"data": 2, "model": 2})
     found = compared(plans=[made(), ("cut", cut)], mesh={"data": 4})
@@ -101,7 +101,7 @@ def test_plans_that_cannot_stand_beside() -> None:
         ([made(another)], "1 was made for another version of another"),
         ([made(topology="v5p:2x2x1"), made()], "for different devices (1: v5p:2x2x1, 2: v5e:2x2)"),
         ([made(), made(mesh={"data": 2, "model": 2})], "for different meshes (1: data 4, 2: data 2 × model 2)"),
-        ([made(), made(topology=None)], "for different devices (1: v5e:2x2, 2: no topology)"),
+        ([made(), made(topology=None)], "for different devices (1: v5e:2x2, 2: cpu)"),
         ([("a", made()), ("a", made(tactic=DataParallel))], "two plans are called 'a'"),
     ):
         with pytest.raises(ShardwiseError) as caught:

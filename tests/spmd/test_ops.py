@@ -19,7 +19,7 @@ import shardwise
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
 from shardwise.dims.analysis import analyze_program
-from shardwise.errors import CaptureError
+from shardwise.errors import CaptureError, SpmdError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Decision, Shard
 from shardwise.plans.plan import Plan
@@ -442,6 +442,30 @@ def test_mutable_arrays_of_others_are_refused() -> None:
 
     with pytest.raises(CaptureError, match="fn reads or changes a mutable array"):
         shardwise.plan(fn, draw(8, 8), mesh={"a": 8})
+    with pytest.raises(CaptureError, match="r is a mutable array, which cannot be planned"):
+        shardwise.plan(lambda r, x: r[...] + x, total, draw(8, 8), mesh={"a": 8})
+
+
+def test_effects_that_jax_does_not_order_on_several_devices_are_refused() -> None:
+    def fn(x: Any) -> Any:
+        jax.debug.print("{}", x.sum(), ordered=True)
+        return x * 2
+
+    with pytest.raises(SpmdError, match=r"debug_\w+ at test_ops.py:\d+ .* leave out ordered=True"):
+        shardwise.plan(fn, draw(8, 8), mesh={"a": 8}, tactics=[]).jit(fn)(draw(8, 8))
+    assert shardwise.plan(fn, draw(8, 8), mesh={"a": 1}, tactics=[]).jit(fn)(draw(8, 8)).shape == (8, 8)
+
+
+def test_a_function_without_results() -> None:
+    assert shardwise.plan(lambda x: (), draw(8, 8), mesh={"a": 2, "b": 4}).jit(lambda x: ())(draw(8, 8)) == ()
+
+
+@pytest.mark.parametrize("kind", ["pinned_host", "unpinned_host"])
+def test_an_argument_in_host_memory(kind: str) -> None:
+    host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind=kind)
+    x = jax.device_put(draw(8, 8), host)
+    plan = shardwise.plan(lambda x: x * 2, x, mesh={"a": 8}, pins={"x": jax.sharding.PartitionSpec("a")})
+    np.testing.assert_allclose(plan.jit(lambda x: x * 2)(x), draw(8, 8) * 2)
 
 
 def test_effects_run_once() -> None:

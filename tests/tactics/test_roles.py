@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import shardwise as sw
 from shardwise import zoo
 from shardwise.ir.paths import find_paths
 from shardwise.tactics.roles import complete_roles
+from tests.plans.files import signed
 
 #: Zoo programs whose roles are not quite the inferred ones: scalars have no role, and running statistics are what comes back.
 EXCEPTIONS = {
@@ -216,8 +218,9 @@ def test_a_plan_has_them(tmp_path: Any) -> None:
     plan.save(tmp_path / "plan.json")
     loaded = sw.load_plan(tmp_path / "plan.json")
     assert loaded == plan and loaded.bind(step, PARAMS, MOMENTS, X, Y).baselines == plan.baselines
-    text = (tmp_path / "plan.json").read_text().replace('"params": [', '"params": ["nothing", ')
-    (tmp_path / "plan.json").write_text(text.replace('["nothing", ', '["nothing",', 1))
+    data = json.loads(plan.to_json())
+    data["roles"]["params"] = ["nothing"]
+    (tmp_path / "plan.json").write_text(signed(data))
     with pytest.raises(sw.PlanError, match="no argument has the path 'nothing'"):
         sw.load_plan(tmp_path / "plan.json")
     assert sw.compare(step, PARAMS, MOMENTS, X, Y, mesh={"data": 4}, tactics="dp,fsdp").rows

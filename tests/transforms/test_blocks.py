@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 import shardwise
 from shardwise import zoo
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.equations import is_transposed
 from shardwise.capture.trace import JitOptions, Traced
 from shardwise.errors import VariantError
 from shardwise.tactics.strategies import FSDP
 from shardwise.transforms.blocks import blocks_by_step, find_blocks, find_families
 from shardwise.transforms.flat import Flat
 from shardwise.transforms.remat import rematerialized
+from shardwise.transforms.splice import spliced
 from shardwise.transforms.variant import Variant
 from shardwise.transforms.variants import batch_of, trace_variant
 from tests.planner.test_plan_search import small_memory
@@ -159,9 +161,18 @@ def test_wherever_the_cuts_are(layer: Layer, data: st.DataObject) -> None:
     flat = Flat(plain)
     forward = next(k for k, step in enumerate(flat.steps) if step.is_backward)
     cuts = data.draw(st.lists(st.integers(0, forward), min_size=2, max_size=6, unique=True).map(sorted))
-    made = internals.retrace(rematerialized(flat, (), blocks_by_step(flat, [tuple(cuts)])), plain)
+    made = spliced(internals.retrace(rematerialized(flat, (), blocks_by_step(flat, [tuple(cuts)])), plain))
     for have, want in zip(run(made, *args), run(plain, *args), strict=True):
         np.testing.assert_allclose(have, want, rtol=2e-5, atol=1e-6)
+
+
+def test_the_backward_pass_reads_parameters_behind_the_barrier() -> None:
+    """As with jax.checkpoint: what is gathered for a forward pass need not be kept for the backward pass."""
+    jaxpr = internals.split_jaxpr(traced(trained(mlp), (layers(), batch())).jaxpr)[0]
+    weights = set(jaxpr.invars[:-1])
+    backward = [e for e in jaxpr.eqns if is_transposed(e) and e.primitive.name != "optimization_barrier"]
+    read = {v for e in backward for v in e.invars if not internals.is_literal(v)}
+    assert len(backward) > 10 * LAYERS and weights.isdisjoint(read)
 
 
 def test_in_micro_batches() -> None:

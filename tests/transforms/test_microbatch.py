@@ -24,6 +24,7 @@ from shardwise.tactics.strategies import FSDP, DataParallel
 from shardwise.transforms.variant import Variant
 from shardwise.transforms.variants import Wanted, trace_variant
 from tests.planner.test_plan_search import small_memory
+from tests.plans.files import signed
 from tests.programs import flax_programs
 
 ROLES = {"batch": "batch", "params": "params"}
@@ -151,6 +152,48 @@ def test_a_count_in_the_batch_has_a_loop_of_its_own_before() -> None:
         np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
 
 
+def by_size(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.sum(x @ w) if len(x) > 4 else jnp.sum(x) * 2
+
+
+def reset(w: jax.Array, x: jax.Array) -> Any:
+    """The carry is the batch after the first iteration, and zero again in some."""
+
+    def body(carry: jax.Array, p: jax.Array) -> Any:
+        new = jax.lax.cond(p[0, 0] > 0, lambda c: jnp.ones_like(c), lambda c: c + x, carry @ p)
+        return jnp.where(p[0, 1] > 0, jnp.zeros_like(new), new), new
+
+    return jax.lax.scan(body, jnp.zeros((8, 4)), jnp.stack([w, -w, w.T]))
+
+
+def counted(w: jax.Array, x: jax.Array) -> Any:
+    """The count of the batch is needed with it, broadcast and in positions."""
+    count = jnp.sum(jnp.where(x > 0, 1.0, 0.0)) + 1
+    places = jnp.broadcast_to(jnp.arange(8.0)[:, None] / count, (8, 4)).reshape(8, 2, 2)
+    return jnp.sum(x / count, axis=1), jnp.moveaxis(x.reshape(8, 2, 2) * places, 0, 2), places
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda w, x: jnp.sum(x * jax.random.normal(jax.random.key(0), x.shape)),
+        lambda w, x: jnp.sum(x[:, 0] * jnp.arange(len(x))),
+        lambda w, x: jnp.tile(jnp.arange(8), 3) * jnp.tile(x[:, 0], 3),
+        lambda w, x: jnp.sum(x + np.arange(32, dtype=np.float32).reshape(8, 4) ** 2),
+        lambda w, x: (jnp.sum(x @ w, 0) @ jnp.ones((4, 8)), x * jnp.ones((8, 4)) * 2 + jnp.zeros(8)[:, None]),
+        by_size,
+        reset,
+        counted,
+    ],
+)
+def test_arrays_of_the_size_of_the_batch(fn: Callable[..., Any]) -> None:
+    w, x = arrays((4, 4), (8, 4))
+    made = parts(fn, (w, x), 2, {"batch": "x"})
+    assert loops(made)
+    for have, want in zip(run(made, w, x), jax.tree.leaves(fn(w, x)), strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
+
+
 def refused(fn: Callable[..., Any], batch: Any = None) -> str:
     w, x = arrays((4, 4), (8, 4))
     with pytest.raises(VariantError) as caught:
@@ -163,8 +206,8 @@ def normalised(w: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.sum(((y - y.mean(0)) / y.std(0)) ** 3)
 
 
-def by_size(w: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.sum(x @ w) if len(x) > 4 else jnp.sum(x) * 2
+def counted_in_a_loop(w: jax.Array, x: jax.Array) -> Any:
+    return jax.lax.scan(lambda c, p: (c * jnp.arange(len(x))[:, None] @ p, None), x, jnp.stack([w, w]))[0]
 
 
 @pytest.mark.parametrize(
@@ -175,8 +218,6 @@ def by_size(w: jax.Array, x: jax.Array) -> jax.Array:
             r"sub at test_microbatch\.py:\d+ needs a value that is reduced over the whole batch together with",
         ),
         (lambda w, x: jnp.sum(jnp.exp(x @ x.T)), "lets the examples of the batch meet each other"),
-        (lambda w, x: jnp.sum(x * jax.random.normal(jax.random.key(0), x.shape)), "draws random numbers for the batch"),
-        (lambda w, x: jnp.sum(x[:, 0] * jnp.arange(len(x))), "makes an array that counts the batch's examples"),
         (
             lambda w, x: jnp.sum(jnp.cumsum(x, 0) * x),
             "needs the whole batch at once: each position needs all positions",
@@ -189,8 +230,7 @@ def by_size(w: jax.Array, x: jax.Array) -> jax.Array:
             lambda w, x: jax.lax.scan(lambda c, p: (c + jnp.sin(jnp.sum(x @ p)), None), 0.0, w),
             "inside of a loop or branch",
         ),
-        (by_size, "is another program for a smaller batch"),
-        (lambda w, x: jnp.sum(x + np.ones((len(x), 4), np.float32)), "whose shape depends on the batch's size"),
+        (counted_in_a_loop, "makes an array that counts the batch's examples, inside of a loop or branch"),
         (lambda w, x: w + 1, "nothing in the function depends on the batch"),
         (lambda w, x: (jax.debug.print("{}", x), jnp.sum(x))[1], "has an effect|nothing"),
     ],
@@ -274,7 +314,7 @@ def test_a_damaged_variant_is_refused(tmp_path: Path, change: dict[str, Any] | N
         del data["variant"]
     else:
         data["variant"].update(change)
-    (tmp_path / "plan.json").write_text(json.dumps(data))
+    (tmp_path / "plan.json").write_text(signed(data))
     with pytest.raises(PlanError, match=message):
         shardwise.load_plan(tmp_path / "plan.json")
 

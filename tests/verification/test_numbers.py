@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
 
 import shardwise
+from shardwise.interruption import in_background
 from shardwise.tactics.strategies import Shard
+from shardwise.verification.verify import _compare
 
 
 def test_random_keys_are_compared_by_their_numbers() -> None:
@@ -26,3 +36,37 @@ def test_axes_of_one_device_communicate_nothing() -> None:
     for mesh in ({"data": 1}, {"data": 4, "model": 1}):
         plan = shardwise.plan(lambda w, x: x @ w, *args, mesh=mesh, tactics=["fsdp"])
         assert shardwise.verify(plan, lambda w, x: x @ w, *args).matched == 1.0
+
+
+def test_a_number_that_is_rounded_to_the_next_integer_is_no_alarm() -> None:
+    """The inputs are integers, which are not perturbed; sums in another order differ in the last bit, and are then rounded."""
+
+    def quantized(n: jax.Array) -> jax.Array:
+        return jnp.round((n.astype(jnp.float32) * 0.1).sum(1) * 10 - 0.5)
+
+    n = jnp.asarray(np.random.default_rng(0).integers(0, 9, (64, 256)), jnp.int32)
+    plan = shardwise.plan(quantized, n, mesh={"data": 8}, tactics=[], pins={"n": PartitionSpec(None, "data")})
+    verified = shardwise.verify(plan, quantized, n)
+    assert verified.differences is not None and verified.differences[0].relative > verified.differences[0].tolerance
+    assert verified.agrees
+
+
+def test_a_wrong_number_is_an_alarm() -> None:
+    x = jnp.arange(8.0)
+    plan = shardwise.plan(lambda x: x, x, mesh={"data": 8}, tactics=[])
+    (right,) = _compare(plan, lambda x: [x], lambda: [x], ((x,), {}), [x], "float32")
+    (wrong,) = _compare(plan, lambda x: [x], lambda: [x], ((x,), {}), [x + 0.01], "float32")
+    assert right.explained and not wrong.explained
+
+
+def test_phases_are_shown_and_an_interruption_is_heard() -> None:
+    phases: list[str] = []
+    x = jnp.ones((8, 8))
+    plan = shardwise.plan(lambda x: x @ x, x, mesh={"data": 8}, tactics=[])
+    shardwise.verify(plan, lambda x: x @ x, x, progress=lambda phase, elapsed_s: phases.append(phase))
+    assert list(dict.fromkeys(phases)) == ["compiling", "running"]
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        in_background(lambda: time.sleep(20))
+    assert time.monotonic() - start < 10

@@ -41,12 +41,10 @@ from shardwise.errors import HardwareError
 from shardwise.files import check_writable, write_whole
 from shardwise.hardware.collectives import collective
 from shardwise.hardware.layout import place
-from shardwise.hardware.load import canonical, figures_of, is_known_name, load_profile, profile_data
+from shardwise.hardware.load import figures_of, load_profile, nearest_profile, profile_data
 from shardwise.hardware.profile import MATRIX_TYPES, Profile
 from shardwise.hardware.topology import Topology, topology
 
-#: The base where the kind of device has no profile.
-_DEFAULT_BASES: Final = {"cpu": "cpu", "gpu": "a100-40", "tpu": "v5e"}
 #: The fraction of a reading that a collective must have to be used.
 _MIN_COLLECTIVE: Final = 0.02
 #: The weight of the smallest collectives, which determine latency.
@@ -79,24 +77,10 @@ def check_output(path: Path) -> None:
     check_writable(path, HardwareError)
 
 
-def base_of(device_kind: str, platform: str) -> tuple[str, bool]:
-    """Returns the name of the base profile, and whether it describes this kind of device.
-
-    >>> base_of("NVIDIA H100 80GB HBM3", "gpu"), base_of("NVIDIA L4", "gpu"), base_of("TPU v5 lite", "tpu")
-    (('h100', True), ('a100-40', False), ('v5e', True))
-    """
-    words = canonical(device_kind).replace("-sxm4", "").split("-")
-    if platform != "cpu" and "mig" not in words:
-        for count in range(len(words), 1, -1):
-            if is_known_name(name := "-".join(words[:count])):
-                return load_profile(name).name, True
-    return _DEFAULT_BASES.get(platform, "cpu"), False
-
-
 def calibrate(measured: Measured, name: str | None = None) -> Calibration:
     """Returns a profile fitted to measurements; by default its name is that of the base with ``-measured``."""
     machine, readings = measured.machine, measured.readings
-    base_name, same_device = base_of(machine.device_kind, machine.platform)
+    base_name, same_device = nearest_profile(machine.device_kind, machine.platform)
     base = load_profile(base_name)
     notes = list(measured.notes)
     figures = _figures(readings, base, same_device)

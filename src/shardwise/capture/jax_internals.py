@@ -13,6 +13,7 @@ import jax.extend.core as jex_core
 import numpy as np
 from jax._src import source_info_util
 from jax._src.config import _check_vma
+from jax._src.effects import ordered_effects, shardable_ordered_effects
 from jax._src.interpreters.pxla import _discharge_internal_refs
 from jax._src.lax.lax import _convert_element_type
 from jax._src.mesh import get_concrete_mesh
@@ -70,6 +71,11 @@ def is_reference(aval: Any) -> bool:
     return isinstance(aval, AbstractRef)
 
 
+def runs_on_one_device(equation: Any) -> bool:
+    """Returns whether an equation has an effect that JAX orders on one device only."""
+    return any(ordered_effects.contains(e) and not shardable_ordered_effects.contains(e) for e in equation.effects)
+
+
 def is_weak(aval: Any) -> bool:
     return bool(getattr(aval, "weak_type", False))
 
@@ -106,6 +112,8 @@ def unknown_argument(leaf: Any) -> str | None:
         return None
     if isinstance(leaf, jax.core.Tracer):
         return "is a tracer of another transformation: call this outside of jit, grad and vmap"
+    if isinstance(leaf, jax.Ref):
+        return "is a mutable array, which cannot be planned: take an array and return the new one"
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         dtype = leaf.dtype
         if isinstance(dtype, np.dtype) and dtype.kind in "OUSMm":
@@ -261,15 +269,79 @@ def function_primitive(name: str, run: Any, batch: Any) -> Any:
     return primitive
 
 
+@functools.cache
+def _placeholder_primitive() -> Any:
+    primitive: Any = jex_core.Primitive("shardwise_placeholder")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(lambda *_, avals, content: list(avals))
+    return primitive
+
+
+def placeholder(arrays: Sequence[Any], avals: Sequence[Any], content: Any) -> list[Any]:
+    """Returns results of these types of an equation that stands for something else, in a jaxpr that is being traced."""
+    return list(_placeholder_primitive().bind(*arrays, avals=tuple(map(_plain, avals)), content=content))
+
+
+def content(equation: Any) -> Any:
+    """Returns what an equation stands for, None for others than placeholders."""
+    return equation.params["content"] if equation.primitive is _placeholder_primitive() else None
+
+
+def placed(
+    equation: Any, atoms: Sequence[Any], variables: Sequence[Any], changed: Mapping[str, Any], names: Sequence[Any]
+) -> Any:
+    """Returns an equation with other variables and parameters, in name stacks, the outermost first."""
+    source = equation.source_info
+    stack = functools.reduce(operator.add, (*names, source.name_stack))
+    params = {**equation.params, **changed} if changed else equation.params
+    return equation.replace(
+        invars=list(atoms), outvars=list(variables), params=params, source_info=source.replace(name_stack=stack)
+    )
+
+
+def variable(aval: Any) -> Any:
+    return jex_core.Var(_plain(aval))
+
+
+def is_dropped(variable: Any) -> bool:
+    """Returns whether a result of an equation is not used."""
+    return str(variable) == "_"
+
+
+def _plain(aval: Any) -> Any:
+    """Returns an abstract array without its sharding."""
+    if not hasattr(aval, "dtype") or is_reference(aval):
+        return aval
+    return jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=is_weak(aval))
+
+
+def resized(aval: Any, shape: tuple[int, ...]) -> Any:
+    """Returns an abstract array of another shape."""
+    return jax.core.ShapedArray(shape, aval.dtype, weak_type=is_weak(aval))
+
+
 def standing_at(equation: Any) -> Any:
     """Returns a context in which traced code has the source line and name stack of an equation."""
     names = source_info_util.current_name_stack() + equation.source_info.name_stack
     return source_info_util.user_context(equation.source_info.traceback, name_stack=names)
 
 
-def retrace(fn: Any, like: Any) -> Any:
-    """Returns a jaxpr of ``fn`` for the input types of another jaxpr."""
-    return jax.make_jaxpr(fn)(*(plain_shape(v.aval) for v in split_jaxpr(like)[0].invars))
+def result_shapes(
+    equation: Any, shapes: Sequence[tuple[int, ...]], changed: Mapping[str, Any]
+) -> list[tuple[int, ...]]:
+    """Returns the shapes of an equation's results for other shapes of its operands and changed parameters."""
+    struct: Any = jax.ShapeDtypeStruct
+    types = [struct(s, v.aval.dtype, weak_type=is_weak(v.aval)) for s, v in zip(shapes, equation.invars, strict=True)]
+    return [tuple(x.shape) for x in jax.eval_shape(lambda *arrays: bind(equation, arrays, changed), *types)]
+
+
+def retrace(fn: Any, like: Any, shapes: Sequence[tuple[int, ...]] | None = None) -> Any:
+    """Returns a jaxpr of ``fn`` for the input types of another jaxpr, or for other shapes of these."""
+    avals = [v.aval for v in split_jaxpr(like)[0].invars]
+    struct: Any = jax.ShapeDtypeStruct
+    sizes = [aval.shape for aval in avals] if shapes is None else shapes
+    types = [struct(s, aval.dtype, weak_type=is_weak(aval)) for s, aval in zip(sizes, avals, strict=True)]
+    return jax.make_jaxpr(fn)(*types)
 
 
 def evaluate(closed: Any, arrays: Sequence[Any]) -> list[Any]:

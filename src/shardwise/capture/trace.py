@@ -76,14 +76,8 @@ class Traced:
     outputs: Any
 
 
-def trace(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    options: JitOptions,
-    reshape: Callable[[str, Any], Any] = lambda path, shape: shape,
-) -> Traced:
-    """Traces ``fn`` as ``jax.jit`` does, with the shape of each array argument replaced by ``reshape(path, shape)``."""
+def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: JitOptions) -> Traced:
+    """Traces ``fn`` as ``jax.jit`` does."""
     if not callable(fn):
         raise CaptureError(f"expected a function to analyze, got {type(fn).__name__}: {fn!r:.60}")
     name = getattr(fn, "__name__", type(fn).__name__)
@@ -96,7 +90,7 @@ def trace(
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     paths = _unique([_argument_path(path, [names[i] for i in dynamic]) for path, _ in leaves])
     _check_leaves(name, [(path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)])
-    shapes = [reshape(path, internals.abstract(leaf)) for path, (_, leaf) in zip(paths, leaves, strict=True)]
+    shapes = [internals.abstract(leaf) for _, leaf in leaves]
     positional, keywords = structure.unflatten(shapes)
     abstract_args = list(args)
     for i, argument in zip(dynamic, positional, strict=True):

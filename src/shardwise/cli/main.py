@@ -8,7 +8,6 @@ import gc
 import io
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -61,9 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"shardwise: the package {error.name} is missing; 'shardwise doctor' says what else")
         return trouble
     except KeyboardInterrupt:
-        if argv is None:  # A second interruption ends the program at once.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
         _say("shardwise: interrupted")
+        if argv is None:  # A compiler that is still running would not survive an orderly end of Python.
+            os._exit(130)
         return 130
 
 

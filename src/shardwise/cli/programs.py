@@ -23,7 +23,7 @@ def _count(text: str) -> int | str:
 @options.command(
     "plan",
     options.target(),
-    *options.mesh("", "; a size of ? is searched (default: all are)"),
+    *options.mesh(" (default: the devices of JAX)", "; a size of ? is searched (default: all are)"),
     argument("--budget", dest="budget_s", metavar="SECONDS", type=float, help="the longest time that the search takes"),
     argument(
         "--evaluations", dest="budget_evals", metavar="N", type=int, help="the most states that the search evaluates"
@@ -77,8 +77,6 @@ def _plan(arguments: argparse.Namespace) -> Result:
     """
     from shardwise.files import check_writable
 
-    if arguments.topology is None and arguments.mesh is None:
-        raise ShardwiseError("say what to plan for: --topology v5e:4x4, or --mesh data=4,model=4, or both")
     for file in filter(None, (arguments.output, arguments.report)):
         check_writable(file, PlanError)
     from shardwise.planner.planning import plan

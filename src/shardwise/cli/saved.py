@@ -170,10 +170,14 @@ def _verify(arguments: argparse.Namespace) -> Result:
     # As many host devices as the plan needs; JAX reads this when it is imported.
     count = f"--xla_force_host_platform_device_count={plan.mesh.devices}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()
+    from shardwise.report.progress import ProgressLine
     from shardwise.verification.verify import verify
 
     target = load_target(arguments.target)
-    verified = verify(plan, target.fn, *target.args, backend=arguments.backend, kwargs=target.kwargs)
+    with ProgressLine(lines=arguments.verbose) as line:
+        verified = verify(
+            plan, target.fn, *target.args, backend=arguments.backend, kwargs=target.kwargs, progress=line.phase
+        )
     compiled, differences = verified.compiled, verified.differences
     if not compiled.fits:
         raise ShardwiseError(str(verified))

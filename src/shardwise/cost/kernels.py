@@ -60,6 +60,11 @@ class Kernel:
     transposed: Edge | None = None
 
     @property
+    def main(self) -> int:
+        """The op that a kernel is named after."""
+        return (self.products or self.roots or self.ops)[0]
+
+    @property
     def edges(self) -> tuple[Edge, ...]:
         return (*self.inner, *(edge for edge in (self.returned, self.transposed) if edge))
 

@@ -18,7 +18,8 @@ When values live:
   into one with the same order of dimensions;
 - a stack that a loop only reads in a narrower type is converted before the loop;
 - a gathered copy lives to the last use of that sharding in its region, from the first one or, if it overlaps, from the product
-  before. A reduction to shards has both sides at once; if it overlaps, from when the array can be computed until the next loop.
+  before. A reduction to shards has both sides at once; a ring that overlaps, from when the array can be computed until as many
+  products have run as it has hops, at most until the next loop;
   An all-reduce is in place. Outputs that are gathered at the end do not take their argument's place.
 
 How much they take: tiles of the last two dimensions (``vector_tile``), in whatever order of dimensions pads least, and a
@@ -32,7 +33,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -53,6 +54,8 @@ GAPS: Final = 32
 #: XLA copies some arguments whose outputs are gathered at the end, for the whole step: a sixth to three quarters of them in the
 #: cases seen, in no order that we know. One in this many is counted.
 COPIED: Final = 3
+#: The powers of two of hops that are distinguished.
+_HOPS: Final = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +112,24 @@ class Lifetimes:
         self.narrowed = self._narrowed()
         self.windowed = self._windowed()
 
-    def beside_span(self, op: int) -> tuple[int, int]:
-        """From when to when the result of an op is there unreduced, while other work runs: until the next loop or the end."""
+    def beside_span(self, op: int, hops: int) -> tuple[int, int]:
+        """From when to when the result of an op is there unreduced, while a ring reduces it: for as many products as it has
+        hops (in powers of two), at most until the next loop or the end."""
+        points = self.beside_points(op)
+        return points[0], points[min((hops - 1).bit_length() + 1, len(points) - 1)]
+
+    def beside_points(self, op: int) -> list[int]:
+        """The points of ``beside_span``: the first, and the last for 1, 2, 4, ... hops."""
         region = self.program.ops[op].region
         start, end = self.span[region]
         point, loops = min(self.runs[op], default=start), self.loops.get(region, [])
         makers = [self.program.definitions[b][0] for b in self.clusters.reads[op]]
         before = [self.point[k] for k in makers if k in self.point] + loops
         first = max([start, *(p for p in before if p < point)]) + 2
-        return min(first, point), min([end, *(p for p in loops if p > point)])
+        last, products = min([end, *(p for p in loops if p > point)]), self.products.get(region, [])
+        after = products[bisect_right(products, point) :]
+        ends = [after[2**k - 1] if 2**k <= len(after) else last for k in range(_HOPS)]
+        return [min(first, point), *(min(p, last) for p in ends)]
 
     def ahead(self, region: int, point: int) -> int:
         """The point at which a gather starts whose result is needed at ``point``: it overlaps with the product before."""
@@ -367,14 +379,14 @@ def copy_allocations(
             continue
         op, v = life.program.ops[r.op], life.program.values[r.value]
         source, target = (blocks(v, s, lowered.mesh, profile) for s in (r.source, r.target))
-        beside = any(s.beside for s in r.steps)
+        hops = sum(s.hops for s in r.steps if s.beside)
         if op.kind == "output" and Kind.ALL_GATHER in kinds:
             last = life.points - 1
             allocations.append(Allocation("gathered", r.value, target // COPIED, 0, last))
             allocations.append(Allocation("gathered", r.value, target - target // COPIED, last, last))
         elif r.operand < 0 and kinds != {Kind.ALL_REDUCE}:
             at = life.point.get(r.op, life.use_points(r.value)[0])
-            span = life.beside_span(r.op) if beside else (at, at)
+            span = life.beside_span(r.op, hops) if hops else (at, at)
             allocations.append(Allocation("unreduced", r.value, source, *span))
             if r.value in life.returned and Kind.ALL_GATHER in kinds:
                 allocations.append(Allocation("gathered", r.value, target, at, life.returned[r.value]))
@@ -389,8 +401,8 @@ def copy_allocations(
             allocations.append(Allocation("copy", r.value, target, first, max(points)))
             if Kind.REDUCE_SCATTER in kinds:
                 first = last = min(points)
-                if beside:
-                    first, last = life.beside_span(life.program.definitions[r.value][0])
+                if hops:
+                    first, last = life.beside_span(life.program.definitions[r.value][0], hops)
                 born, dead = life.live.get(r.value, (first, first - 1))  # in between it is there anyway
                 for start, end in ((first, born - 1), (max(first, dead + 1), last)):
                     if start <= end:

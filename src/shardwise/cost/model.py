@@ -22,6 +22,7 @@ import enum
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -93,6 +94,7 @@ class CostModel:
     def __init__(self, structure: Structure, cost: HardwareCost):
         self.structure, self.cost = structure, cost
         self.life: Lifetimes = Lifetimes(structure.program, cost.profile.calls_library)
+        self.prepared: dict[Hashable, Any] = {}  # what evaluators on all meshes share
 
     @staticmethod
     def of(analysis: Analysis, cost: HardwareCost) -> CostModel:
@@ -102,6 +104,7 @@ class CostModel:
         """The model of the same program on another mesh. Terms depend on the profile, not on the mesh, and are shared."""
         if cost.profile != self.cost.profile:
             return CostModel(self.structure, cost)
+        assert self.terms is not None  # computed before they are shared
         other = copy.copy(self)
         other.cost = cost
         return other
@@ -142,7 +145,8 @@ class CostModel:
             if self.structure.waits[value] or max(self.structure.colors[value], default=-1) >= 0:
                 used += self._users.get((value, where), ())
             points = [0, life.points - 1, life.returned.get(value, 0)]
-            points += (*life.use_points(value), *life.beside_span(maker))
+            points += life.use_points(value)
+            points += life.beside_points(maker) if self.structure.overlapped[value] else ()
             points += [life.live[value][0] - 1, life.live[value][1] + 1] if value in life.live else []
             points += [q for k in used for p in life.runs[k] for q in (p, life.ahead(program.ops[k].region, p))]
             yield Term(TermKind.EDGE, value, self.structure.runs_in[where], used, (value,), tuple(points), where)
@@ -159,7 +163,7 @@ class CostModel:
             return Figures(compute_ps=runs * round(kernel_s(lowered, kernel, profile) * 1e12))
         if term.kind is TermKind.VALUE:
             return Figures(allocations=tuple(value_allocations(lowered, self.life, term.number, profile)))
-        reshards = tuple(self._edge(lowered, term))
+        reshards = tuple(self.edge_reshards(lowered, term))
         steps = ((0, 0, 0), *(step for r in reshards for step in self.step_ps(r)))
         compute_ps, comm_ps, overlapped_ps = map(sum, zip(*steps, strict=True))
         allocations = tuple(copy_allocations(lowered, self.life, reshards, profile))
@@ -175,7 +179,7 @@ class CostModel:
             return term.number in life.returned, maker in term.ops, tuple(k in life.point for k in term.ops)
         return _kernel_shape(self.kernels[term.number], term)
 
-    def _edge(self, lowered: Lowered, term: Term) -> Iterable[Reshard]:
+    def edge_reshards(self, lowered: Lowered, term: Term) -> Iterable[Reshard]:
         """The reshards of one value in one region, each different need once."""
         program, value = self.structure.program, term.number
         number, result = program.definitions[value]

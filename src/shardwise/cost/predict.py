@@ -179,7 +179,7 @@ def _rows(model: CostModel, term: Term, figures: Figures) -> Iterable[Row]:
 
     if term.kind is TermKind.KERNEL:
         kernel = model.kernels[term.number]
-        main = program.ops[(kernel.products or kernel.roots or kernel.ops)[0]]
+        main = program.ops[kernel.main]
         point = max(life.point.get(k, 0) for k in (main.id, *kernel.roots))
         yield Row("compute", main.kind, *place(main, kernel.region), figures.compute_ps * 1e-12, point=point)
     for move in figures.reshards:

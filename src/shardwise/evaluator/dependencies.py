@@ -22,12 +22,12 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from shardwise.evaluator.space import Space
-from shardwise.ir.program import Op
+from shardwise.ir.program import Op, Program
 from shardwise.ir.traits import VIEWS
 from shardwise.lowering.candidate_tables import Reach
 from shardwise.lowering.decisions import State
 from shardwise.lowering.sharding import Axes
-from shardwise.lowering.storage import kept_axes, views
+from shardwise.lowering.storage import views
 from shardwise.lowering.structure import Structure
 
 
@@ -65,24 +65,41 @@ class Node:
     wide_reads: tuple[int, ...]
 
 
+class Situation:
+    """What the nodes depend on besides the program: equal (``key``) for spaces that differ only in their meshes. ``kept``: by
+    value a number for how the base keeps it replicated, itself or what it is a view of."""
+
+    def __init__(self, program: Program, space: Space):
+        self.units, self.keeps, self.base = space.units, space.keeps, State(space.mesh, space.base)
+        self.named = frozenset[int]().union(*self.base.kept)
+        axes: dict[int, tuple[int, ...]] = {}
+        for axis, values in enumerate(self.base.kept):
+            for v in views(program, values) if values else ():
+                axes[v] = (*axes.get(v, ()), axis)
+        numbers: dict[Hashable, int] = {((), False): 0}
+        fixed = ((axes.get(v.id, ()), v.id in self.named) for v in program.values)
+        self.kept = tuple([numbers.setdefault(one, len(numbers)) for one in fixed])
+        sides, pinned = (tuple(sorted(some.items())) for some in (self.base.sides, self.base.pinned))
+        self.key: Hashable = self.units, self.keeps, self.base.order, self.base.padded, sides, pinned, self.kept
+
+
 class Dependencies:
     """The nodes of a program in a space of states: ``stored`` and ``actual`` by value, ``computes`` by op."""
 
-    def __init__(self, structure: Structure, space: Space):
-        self.structure, self.space, self.program = structure, space, structure.program
-        self._base = State(space.mesh, space.base)
-        self._unit = {c: (u, k) for u, colors in enumerate(space.units) for k, c in enumerate(colors)}
+    def __init__(self, structure: Structure, situation: Situation):
+        self.structure, self.program = structure, structure.program
+        self._base, self._base_kept, self._base_named = situation.base, situation.kept, situation.named
+        self._unit = {c: (u, k) for u, colors in enumerate(situation.units) for k, c in enumerate(colors)}
         self._base_axes: dict[int, list[tuple[int, int]]] = {}  # by color: (rank, axis)
         for rank, (color, axis) in enumerate(self._base.order):
             self._base_axes.setdefault(color, []).append((rank, axis))
         self._kept: dict[int, frozenset[int]] = {}  # by value or view of it: the keeps that name it
         self._named: dict[int, frozenset[int]] = {}  # by value: the keeps that name the value itself
-        for k, values in enumerate(space.keeps):
+        for k, values in enumerate(situation.keeps):
             for v in views(self.program, values):
                 self._kept[v] = self._kept.get(v, frozenset()) | {k}
             for v in values:
                 self._named[v] = self._named.get(v, frozenset()) | {k}
-        self._base_named = frozenset[int]().union(*self._base.kept)
         self._looks: dict[tuple[int, ...], tuple[frozenset[int], Hashable]] = {}  # of ``_colored``
         self._uses: dict[int, tuple[int, Reads]] = {}
         self._use_numbers: dict[Hashable, int] = {}
@@ -140,24 +157,24 @@ class Dependencies:
             masks.append(views[node.wide_view][0].union(*(masks[n] for n in node.wide_reads)))
         return set(masks)
 
-    def reach(self, op: Op) -> Reach:
-        """The axes that any state of the space can give to an op's factors, and those on which it can pass partial sums on."""
-        sizes = self.space.mesh.sizes
+    def reach(self, op: Op, space: Space) -> Reach:
+        """The axes that any state of a space can give to an op's factors, and those on which it can pass partial sums on."""
+        sizes = space.mesh.sizes
         axes = tuple(range(len(sizes)))
 
         def able(color: int, size: int) -> Axes:
             if color not in self._unit and color not in self._base_axes:
                 return ()
-            return tuple(a for a in axes if size % sizes[a] == 0 or self._is_padded(color, a))
+            return tuple(a for a in axes if size % sizes[a] == 0 or self._is_padded(color, a, space))
 
         rule, colors = op.factor_rule, self.structure.factor_colors[op.id]
         factors = tuple(able(color, factor.size) for color, factor in zip(colors, rule.factors, strict=True))
         return factors, axes if self._may_pass(op) else ()
 
-    def _is_padded(self, color: int, axis: int) -> bool:
-        """Can a state pad a color on an axis?"""
+    def _is_padded(self, color: int, axis: int, space: Space) -> bool:
+        """Can a state of a space pad a color on an axis?"""
         unit = self._unit.get(color, (-1, 0))[0]
-        return (unit, axis) in self.space.padded or (color, axis) in self._base.padded
+        return (unit, axis) in space.padded or (color, axis) in self._base.padded
 
     def _node(self, kind: str, index: int, key: Hashable, reads: Reads, uses: Reads | None = None) -> int:
         number = self._numbers.setdefault((kind, key), len(self.nodes))
@@ -217,7 +234,7 @@ class Dependencies:
         kept = self._kept.get(value, frozenset())
         reads.keeps |= kept
         array = self.program.values[value]
-        fixed = kept_axes(self.program, self._base, value), self._base.pinned.get(value)
+        fixed = self._base_kept[value], self._base.pinned.get(value)
         return self._node("stored", value, (array.type_text, array.origin, colors, conflicts, kept, fixed), reads)
 
     def _computes(self, op: Op) -> int:

@@ -17,14 +17,14 @@ that were never seen: new local choices and new terms.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 
 from shardwise.cost.model import Cost, CostModel, Figures, Term
-from shardwise.evaluator.dependencies import Dependencies, Node
+from shardwise.evaluator.dependencies import Dependencies, Node, Situation
 from shardwise.evaluator.space import Action, Seen, Space
 from shardwise.lowering.candidates import NO_CANDIDATE, Candidates
 from shardwise.lowering.decisions import Decision, State
@@ -121,36 +121,17 @@ class Snapshot:
         return Cost(*self.times_ps, int(np.cumsum(self.changes)[:-1].max(initial=0)))
 
 
-class Evaluator:
-    """A cost model prepared for many states: ``evaluate`` returns the costs of sequences of action numbers."""
+class _Prepared:
+    """What the evaluators of a program share on all meshes: the classes of its terms, and by node those that read it."""
 
-    def __init__(self, model: CostModel, space: Space, decisions: Sequence[Decision]):
-        self.model, self.space = model, space
-        self.actions = tuple(Action.of(decision, space) for decision in decisions)
-        self.dependencies = nodes = Dependencies(model.structure, space)
-        self._memo = Memo(Candidates(model.structure, space.mesh, model.cost), nodes.reach)
-        self._classes = self._make_classes()
-        readers: list[list[int]] = [[] for _ in nodes.nodes]
-        for number, same in enumerate(self._classes):
-            for node_number in self._term_nodes(same.term):
-                readers[node_number].append(number)
-        self._nodes = []
-        for number, node in enumerate(nodes.nodes):
-            rule = _Rule(node)
-            self._nodes.append((node.view, rule.read, rule.memo, rule, nodes.readers[number], tuple(readers[number])))
-        self._numbers: dict[Hashable, int] = {}
-        self._views: list[tuple[dict[int, Seen], dict[tuple[Seen, ...], int]]] = []
-        for view in nodes.views:
-            seen = ((n, action.seen(*view)) for n, action in enumerate(self.actions))
-            self._views.append(({n: what for n, what in seen if what is not None}, {}))
-        # Recent snapshots, with what each decides by view and when it was last used. At first there is nothing.
-        results: list[Any] = [*[None] * len(self._nodes), NO_CANDIDATE]  # the last, -1, is for ops without a rule
-        changes = np.zeros(model.life.points + 1, np.int64)
-        nothing = Snapshot([-1] * len(self._views), results, [_NO_PART] * len(self._classes), (0, 0, 0), changes)
-        self._recent = [nothing] * _RECENT
-        self._recent_seen = np.full((_RECENT, len(self._views)), -1)
-        self._last_used = np.zeros(_RECENT, np.int64)
-        self._view_nodes = np.array([len(numbers) for numbers in nodes.by_view])
+    def __init__(self, model: CostModel, dependencies: Dependencies):
+        self._model, self.dependencies = model, dependencies
+        self.classes = self._make_classes()
+        readers: list[list[int]] = [[] for _ in dependencies.nodes]
+        for number, same in enumerate(self.classes):
+            for node in self._term_nodes(same.term):
+                readers[node].append(number)
+        self.readers = [tuple(numbers) for numbers in readers]
 
     def _term_nodes(self, term: Term) -> list[int]:
         nodes = self.dependencies
@@ -159,7 +140,7 @@ class Evaluator:
 
     def _make_classes(self) -> list[Class]:
         equal: dict[Hashable, list[Term]] = {}
-        for term in self.model.terms:
+        for term in self._model.terms:
             equal.setdefault(self._key(term), []).append(term)
         classes = []
         for terms in equal.values():
@@ -171,7 +152,7 @@ class Evaluator:
 
     def _key(self, term: Term) -> Hashable:
         """Equal for terms that cost the same in every state."""
-        nodes, structure = self.dependencies, self.model.structure
+        nodes, structure = self.dependencies, self._model.structure
         values = tuple(
             (nodes.actual[v], nodes.stored[v], structure.early[v], structure.late[v], structure.overlapped[v])
             for v in term.values
@@ -185,7 +166,40 @@ class Evaluator:
         rank = {point: k for k, point in enumerate(sorted(set(term.points)))}
         order = tuple([rank[point] for point in term.points])
         runs = float(structure.program.runs[term.region])
-        return term.kind, values, used, order, runs, self.model.shape(term)
+        return term.kind, values, used, order, runs, self._model.shape(term)
+
+
+class Evaluator:
+    """A cost model prepared for many states: ``evaluate`` returns the costs of sequences of action numbers."""
+
+    def __init__(self, model: CostModel, space: Space, decisions: Sequence[Decision]):
+        self.model, self.space = model, space
+        self.actions = tuple(Action.of(decision, space) for decision in decisions)
+        situation = Situation(model.structure.program, space)
+        if situation.key not in model.prepared:
+            model.prepared[situation.key] = _Prepared(model, Dependencies(model.structure, situation))
+        prepared: _Prepared = model.prepared[situation.key]
+        self.dependencies = nodes = prepared.dependencies
+        candidates = Candidates(model.structure, space.mesh, model.cost)
+        self._memo = Memo(candidates, lambda op: nodes.reach(op, space))
+        self._classes = [replace(same, parts={}) for same in prepared.classes]
+        self._nodes = []
+        for node, readers, class_readers in zip(nodes.nodes, nodes.readers, prepared.readers, strict=True):
+            rule = _Rule(node)
+            self._nodes.append((node.view, rule.read, rule.memo, rule, readers, class_readers))
+        self._numbers: dict[Hashable, int] = {}
+        self._views: list[tuple[dict[int, Seen], dict[tuple[Seen, ...], int]]] = []
+        for view in nodes.views:
+            seen = ((n, action.seen(*view)) for n, action in enumerate(self.actions))
+            self._views.append(({n: what for n, what in seen if what is not None}, {}))
+        # Recent snapshots, with what each decides by view and when it was last used. At first there is nothing.
+        results: list[Any] = [*[None] * len(self._nodes), NO_CANDIDATE]  # the last, -1, is for ops without a rule
+        changes = np.zeros(model.life.points + 1, np.int64)
+        nothing = Snapshot([-1] * len(self._views), results, [_NO_PART] * len(self._classes), (0, 0, 0), changes)
+        self._recent = [nothing] * _RECENT
+        self._recent_seen = np.full((_RECENT, len(self._views)), -1)
+        self._last_used = np.zeros(_RECENT, np.int64)
+        self._view_nodes = np.array([len(numbers) for numbers in nodes.by_view])
 
     # Evaluating.
 

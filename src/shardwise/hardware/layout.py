@@ -177,9 +177,13 @@ def placements(mesh: Any, topology: Topology, *, limit: int = 32) -> tuple[Place
         )
     sizes, unnamed = tuple(axis.size for axis in topology.axes), [astuple(axis)[1:] for axis in topology.axes]
     ranked: dict[tuple[Any, ...], tuple[tuple[Any, ...], Cut]] = {}
-    cuts = ((m, cut) for m in _matrices(axes.sizes, sizes, sizes) for cut in _cuts(m, topology))
-    for matrix, cut in itertools.islice(cuts, _MOST):
-        rank = _rank(matrix, cut, topology)
+    matrices = ((m, _outer(m, topology)) for m in _matrices(axes.sizes, sizes, sizes))
+    cuts = ((m, outer, cut) for m, outer in matrices for cut in _cuts(m, topology))
+    torus = [axis.kind == "torus" for axis in topology.axes]
+    for matrix, outer, cut in itertools.islice(cuts, _MOST):
+        split = sum([len(pieces) > 1 for pieces, wraps in zip(cut, torus, strict=True) if wraps])
+        reversed_pieces = sum([a < b for pieces in cut for (a, _), (b, _) in itertools.pairwise(pieces)])
+        rank = (outer, split, reversed_pieces, tuple([tuple([-f for f in row]) for row in matrix]), cut)
         # Placements with the same key differ by exchanging equal physical axes.
         key = tuple(sorted(zip(unnamed, cut, strict=True)))
         ranked[key] = min(ranked.get(key, (rank, cut)), (rank, cut))
@@ -237,10 +241,7 @@ def _placement(mesh: MeshAxes, topology: Topology, cut: Cut) -> Placement:
     return Placement(mesh, topology, tuple(tuple(sorted(row, key=lambda s: (-tier[s.axis], s.axis))) for row in rows))
 
 
-def _rank(matrix: Matrix, cut: Cut, topology: Topology) -> tuple[Any, ...]:
-    outer = sum(
-        m * axis.tier * math.log2(row[p]) for m, row in enumerate(matrix) for p, axis in enumerate(topology.axes)
-    )
-    split = sum(len(pieces) > 1 for p, pieces in enumerate(cut) if topology.axes[p].kind == "torus")
-    reversed_pieces = sum(a < b for pieces in cut for (a, _), (b, _) in itertools.pairwise(pieces))
-    return (round(outer, 6), split, reversed_pieces, tuple(tuple(-f for f in row) for row in matrix), cut)
+def _outer(matrix: Matrix, topology: Topology) -> float:
+    """Returns how much of later mesh axes lies on outer tiers."""
+    tiers = [axis.tier for axis in topology.axes]
+    return round(sum(m * tier * math.log2(row[p]) for m, row in enumerate(matrix) for p, tier in enumerate(tiers)), 6)

@@ -34,6 +34,8 @@ BUILT_IN: Final = Path(__file__).parent / "profiles"
 #: Tables with one figure per kind of collective.
 BY_KIND: Final = ("hidden", "efficiency")
 _TABLES: Final = ("memory", "matrix", "vector", "latency", *BY_KIND)
+#: The profile for devices of a platform that have none of their own.
+_BY_PLATFORM: Final = {"cpu": "cpu", "gpu": "a100-40", "tpu": "v5e"}
 _LINK_FIGURES: Final = tuple(figures(LinkTier).values())
 _LINK_KEYS: Final = ("largest", *(f.key for f in _LINK_FIGURES))
 
@@ -76,6 +78,20 @@ def canonical(name: str) -> str:
 
 def is_known_name(name: str) -> bool:
     return is_path(name) or canonical(name) in _names()
+
+
+def nearest_profile(device_kind: str, platform: str) -> tuple[str, bool]:
+    """Returns the name of the profile for a device, and whether it describes this kind of device.
+
+    >>> nearest_profile("NVIDIA H100 80GB HBM3", "gpu"), nearest_profile("NVIDIA L4", "gpu")
+    (('h100', True), ('a100-40', False))
+    """
+    words = canonical(device_kind).replace("-sxm4", "").split("-")
+    if platform != "cpu" and "mig" not in words:
+        for count in range(len(words), 1, -1):
+            if is_known_name(name := "-".join(words[:count])):
+                return load_profile(name).name, True
+    return _BY_PLATFORM.get(platform, "cpu"), False
 
 
 def is_path(name: str) -> bool:

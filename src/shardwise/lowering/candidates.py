@@ -78,10 +78,9 @@ class Candidates:
     def __init__(self, structure: Structure, mesh: MeshAxes, cost: LocalCost):
         self.structure, self.mesh, self.cost = structure, mesh, cost
         self.program = structure.program
-        self.arrays = tuple(
-            array._replace(ring=cost.ring(array, overlapped))
-            for array, overlapped in zip(structure.arrays, structure.overlapped, strict=True)
-        )
+        kinds = set(zip(structure.arrays, structure.overlapped, strict=True))
+        types = {(array, overlapped): array._replace(ring=cost.ring(array, overlapped)) for array, overlapped in kinds}
+        self.arrays = tuple(map(types.__getitem__, zip(structure.arrays, structure.overlapped, strict=True)))
         self._rounding = self.program.rounding if cost.rounds else frozenset[int]()
         self._candidates: dict[object, list[Candidate]] = {}
         self._one: dict[object, Candidate] = {}
@@ -137,11 +136,8 @@ class Candidates:
                 assigned[f] += (a,)
         for f, axes in enumerate(assigned):
             pieces = self.mesh.pieces(axes)
-            if (
-                pieces > 1
-                and not self._divides(op, f, pieces)
-                and not (len(axes) == 1 and can_pad(self.program, op, f))
-            ):
+            even = pieces == 1 or self._divides(op, f, pieces)
+            if not even and (len(axes) > 1 or not can_pad(self.program, op, f)):
                 return ()
         chosen = tuple(assigned)
         if rule.windows and self.fetches(op, chosen) is None:
@@ -166,21 +162,21 @@ class Candidates:
 
     def _candidate(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> Candidate:
         rule, values = op.factor_rule, self.program.values
-        needs = tuple(tensor_sharding(majors, assigned) for majors in rule.operand_majors)
-        results = tuple(result_sharding(rule, r, assigned, passed) for r in range(len(op.results)))
-        parts: tuple[float, ...] = tuple(sharding.shards(self.mesh) for sharding in (*needs, *results))
+        needs = tuple([tensor_sharding(majors, assigned) for majors in rule.operand_majors])
+        results = tuple([result_sharding(rule, r, assigned, passed) for r in range(len(op.results))])
+        parts: tuple[float, ...] = tuple([sharding.shards(self.mesh) for sharding in (*needs, *results)])
         devices: float = self.mesh.pieces(itertools.chain(*assigned))
         uneven = self.uneven(op)
         if uneven and any((f, a) in uneven for f, axes in enumerate(assigned) for a in axes):
             shapes = [values[v].shape if v >= 0 else () for v in (*op.operands, *op.results)]
             parts = tuple(s.parts(shape, self.mesh) for s, shape in zip((*needs, *results), shapes, strict=True))
             devices = Sharding(assigned).parts([factor.size for factor in rule.factors], self.mesh)
-        used = [(values[v], n) for v, n in zip(op.operands, parts, strict=False) if v >= 0]
-        moved = sum(value.nbytes / n for value, n in used)
-        moved += sum(values[v].nbytes / n for v, n in zip(op.results, parts[len(needs) :], strict=True))
-        dtype = max((value for value, _ in used), key=lambda value: value.itemsize).dtype if used else "float32"
-        seconds = sum(self.cost.communication_s(halo.steps, False) for halo in self.halo_steps(op, assigned))
-        seconds += self.cost.compute_s(op.flops / devices, moved, op.unit, dtype)
+        used = [values[v] for v in op.operands if v >= 0]
+        moved = sum([values[v].nbytes / n for v, n in zip((*op.operands, *op.results), parts, strict=True) if v >= 0])
+        dtype = max(used, key=lambda value: value.itemsize).dtype if used else "float32"
+        seconds = self.cost.compute_s(op.flops / devices, moved, op.unit, dtype)
+        if rule.windows or op.kind in MANUAL:
+            seconds += sum(self.cost.communication_s(halo.steps, False) for halo in self.halo_steps(op, assigned))
         return Candidate(assigned, passed, needs, results, seconds, parts, devices)
 
     def fetches(self, op: Op, assigned: tuple[Axes, ...]) -> tuple[Fetch, ...] | None:

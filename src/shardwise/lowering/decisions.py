@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from shardwise.errors import DecisionError
 from shardwise.hardware.mesh import MeshAxes
@@ -20,7 +21,7 @@ class Shard:
     padded: bool = False
 
     def __str__(self) -> str:
-        return f"{self.what or _numbered('color', self.colors)} over {self.axis}{', padded' * self.padded}"
+        return f"{self.what or _numbered('color', self.colors) + ' padded' * self.padded} over {self.axis}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +72,15 @@ class State:
     mesh: MeshAxes
     decisions: tuple[Decision, ...]
     order: tuple[tuple[int, int], ...] = field(init=False)  # (color, axis) in the order given
+    given: dict[int, tuple[tuple[int, int], ...]] = field(init=False)  # by color: its places in the order, and the axes
     kept: tuple[frozenset[int], ...] = field(init=False)  # by axis: the values that are replicated on it
     sides: dict[tuple[int, int], int] = field(init=False)  # (bit, axis) -> side
     pinned: dict[int, tuple[tuple[int, ...] | None, ...]] = field(init=False)  # value -> axes by dimension
-    padded: frozenset[tuple[int, int]] = field(
-        init=False
-    )  # (color, axis) that are padded where the axis does not divide
+    padded: frozenset[tuple[int, int]] = field(init=False)  # (color, axis) whose uneven dimensions are padded
 
     def __post_init__(self) -> None:
         order: dict[tuple[int, int], None] = {}
-        kept: list[set[int]] = [set() for _ in self.mesh.names]
+        kept: list[frozenset[int]] = [frozenset() for _ in self.mesh.names]
         sides: dict[tuple[int, int], int] = {}
         pinned: dict[int, tuple[tuple[int, ...] | None, ...]] = {}
         padded: set[tuple[int, int]] = set()
@@ -94,7 +94,7 @@ class State:
                 continue
             axis = self.mesh.index(decision.axis)
             if isinstance(decision, Keep):
-                kept[axis].update(decision.values)
+                kept[axis] = kept[axis] | _as_set(decision.values) if kept[axis] else _as_set(decision.values)
                 continue
             for bit, side in decision.sides:
                 if sides.setdefault((bit, axis), side) != side:
@@ -102,8 +102,12 @@ class State:
             order.update(((color, axis), None) for color in decision.colors)
             if decision.padded:
                 padded.update((color, axis) for color in decision.colors)
+        given: dict[int, tuple[tuple[int, int], ...]] = {}
+        for rank, (color, axis) in enumerate(order):
+            given[color] = (*given.get(color, ()), (rank, axis))
         object.__setattr__(self, "order", tuple(order))
-        object.__setattr__(self, "kept", tuple(map(frozenset, kept)))
+        object.__setattr__(self, "given", given)
+        object.__setattr__(self, "kept", tuple(kept))
         object.__setattr__(self, "sides", sides)
         object.__setattr__(self, "pinned", pinned)
         object.__setattr__(self, "padded", frozenset(padded))
@@ -113,4 +117,10 @@ class State:
         return frozenset([axis for axis, values in enumerate(self.kept) if value in values])
 
     def axes_of(self, color: int) -> tuple[int, ...]:
-        return tuple(axis for c, axis in self.order if c == color)
+        return tuple([axis for _, axis in self.given.get(color, ())])
+
+
+@lru_cache(maxsize=64)
+def _as_set(values: tuple[int, ...]) -> frozenset[int]:
+    """The values of a decision, which many states have."""
+    return frozenset(values)

@@ -24,7 +24,7 @@ plan, a few ops for the evaluator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Generic, TypeVar
@@ -113,9 +113,7 @@ class Lowered:
         self.comparisons = 0  # how often consumers were compared (``stays``)
         self._consumers_s: dict[tuple[int, Sharding], float] = {}
         self._rank = {pair: k for k, pair in enumerate(state.order)}
-        self._axes: dict[int, tuple[int, ...]] = {}
-        for color, axis in state.order:
-            self._axes[color] = (*self._axes.get(color, ()), axis)
+        self._axes = {color: tuple([axis for _, axis in given]) for color, given in state.given.items()}
         self._stores: dict[object, tuple[Sharding, tuple[tuple[int, int, int], ...]]] = {}
         self._crossings: dict[tuple[int, ...], bool] = {}
 
@@ -128,16 +126,32 @@ class Lowered:
         for op in self.program.schedule:
             self.computes[op.id]
 
+    def lower_ops(self, ops: Iterable[int]) -> None:
+        """Lowers some ops and those whose choices they depend on, in the order of execution."""
+        s, definitions, needed, waiting = self.structure, self.program.definitions, set[int](), list(ops)
+        while waiting:
+            op = self.program.ops[waiting.pop()]
+            if op.id not in needed:
+                needed.add(op.id)
+                read = (*op.operands, *(w for v in op.results if v >= 0 for w in s.joins[v]))
+                waiting += [definitions[v][0] for v in read if v >= 0 and (s.waits[v] or s.stays[v])]
+        for number in sorted(needed, key=s.position.__getitem__):
+            self.computes[number]
+
     @cached_property
     def factors(self) -> Sequence[tuple[Axes, ...]]:
         return Lazy(len(self.program.ops), lambda op: self.computes[op].assigned)
 
     @cached_property
     def reshards(self) -> tuple[Reshard, ...]:
-        """All of the program, in the order of execution. A reshard of one value is done once in a section."""
+        """All of the program, in the order of execution."""
+        return self.reshards_of(self.program.schedule)
+
+    def reshards_of(self, ops: Iterable[Op]) -> tuple[Reshard, ...]:
+        """The reshards on the edges of some ops. A reshard of one value is done once in a section."""
         paid: set[Hashable] = set()
         reshards: list[Reshard] = []
-        for op in self.program.schedule:
+        for op in ops:
             if op.rule is None:
                 continue
             section = self.structure.section

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Program
+from shardwise.ir.rule import Rule
 from shardwise.lowering.lowered import Lowered
+from shardwise.lowering.padding import can_pad, is_inner
 from shardwise.lowering.sharding import ArrayType, Axes, Ring, Sharding
 from shardwise.lowering.structure import array_type
+
+_NO_RULE: Final = Rule((), (), ())
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,31 @@ class ShardedProgram:
         """What reshards of a value depend on."""
         return array_type(program, value)._replace(ring=self.rings.get(value, Ring.NEVER))
 
+    def problems(self, program: Program) -> Iterator[str]:
+        """Yields what cannot be, as this program is: axes on factors and dimensions that are not there or do not divide."""
+        if len(self.factors) != len(program.ops) or len(self.shardings) != len(program.values):
+            yield f"it has {len(program.ops)} ops and {len(program.values)} values"
+            return
+        for op, factors, passed in zip(program.ops, self.factors, self.passed, strict=True):
+            rule, stated = op.rule or _NO_RULE, op.kind.startswith("shard_map.")
+            sizes = [f.size if stated or rule.splittable[k] else 1 for k, f in enumerate(rule.factors)]
+            if not self._divide(sizes, (*factors, passed), lambda f, op=op: can_pad(program, op, f)):  # type: ignore[misc]
+                yield f"{op.kind} at {program.source_of(op)} cannot be computed on {factors}"
+        for value, sharding in zip(program.values, self.shardings, strict=True):
+            if not self._divide(value.shape, (*sharding.dims, sharding.partial), lambda _, v=value: is_inner(v)):  # type: ignore[misc]
+                yield f"{program.label(value.id)} cannot be sharded on {sharding.dims}"
+        if any(not 0 <= v < len(program.values) for v in self.rings):
+            yield "a ring is of a value that is not there"
+
+    def _divide(self, sizes: Sequence[int], axes: Sequence[Axes], padded: Callable[[int], bool]) -> bool:
+        """Do the axes of each place divide its size, or can it be padded on its one axis? Each axis is used once, and the last
+        axes are of no place."""
+        used = [a for place in axes for a in place]
+        if len(axes) != len(sizes) + 1 or len(set(used)) != len(used):
+            return False
+        uneven = [k for k, size in enumerate(sizes) if size % self.mesh.pieces(axes[k])]
+        return all(len(axes[k]) == 1 and sizes[k] > 1 and padded(k) for k in uneven)
+
     def to_json(self) -> dict[str, Any]:
         """Repeated entries are written once, and referred to by number."""
         ops, op_numbers = _numbered(list(zip(self.factors, self.passed, strict=True)))
@@ -60,10 +89,9 @@ def read_sharded(data: dict[str, Any], mesh: MeshAxes) -> ShardedProgram:
     axes = range(len(mesh.sizes))
 
     def read_axes(entry: Any) -> Axes:
-        numbers = tuple(int(a) for a in entry)
-        if any(a not in axes for a in numbers):
-            raise ValueError(f"there is no mesh axis {numbers}")
-        return numbers
+        if any(type(a) is not int or a not in axes for a in entry):
+            raise ValueError(f"there is no mesh axis {entry}")
+        return tuple(entry)
 
     def read_pair(entry: Any) -> tuple[tuple[Axes, ...], Axes]:
         by_place, rest = entry

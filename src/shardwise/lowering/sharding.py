@@ -179,10 +179,8 @@ def reshard(array: ArrayType, source: Sharding, target: Sharding, mesh: MeshAxes
         return ()
     steps: list[Collective] = []
     narrower = array.narrow / array.itemsize if is_narrowed(array, source) else 1.0
-    nbytes, padded = (
-        array.nbytes * narrower,
-        is_padded(array.shape, source, mesh) or is_padded(array.shape, target, mesh),
-    )
+    nbytes = array.nbytes * narrower
+    padded = is_padded(array.shape, source, mesh) or is_padded(array.shape, target, mesh)
     for kind, axes, before, after, combined, crossing, minor, last in _course(
         source, target, mesh.sizes, _tight(array.shape, source, target, mesh.sizes), array.reducer
     ):

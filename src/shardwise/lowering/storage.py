@@ -91,8 +91,8 @@ def store(
                 dims[d] = list(axes)
                 used.update(axes)
                 closed.add(d)
-    for color, axis in state.order:
-        if axis in used or color not in colors:
+    for _, color, axis in sorted((rank, c, a) for c in set(colors) for rank, a in state.given.get(c, ())):
+        if axis in used:
             continue
         places = [d for d, c in enumerate(colors) if c == color and (d, axis) not in beaten and d not in closed]
         if len(places) != 1:

@@ -20,8 +20,8 @@ from shardwise.ir.program import Program
 from shardwise.partitioner.constraints import choose_constraints
 from shardwise.partitioner.propagation import Constrained
 from shardwise.partitioner.quirks import failing_convolutions
-from shardwise.planner.devices import automatic, named_sharding, under_mesh
-from shardwise.planner.fingerprint import check_version
+from shardwise.planner.devices import automatic, check_processes, named_sharding, under_mesh
+from shardwise.planner.fingerprint import check_parts, check_version
 from shardwise.planner.inquiry import relowered
 from shardwise.plans.plan import Plan
 from shardwise.spmd.program import LocalProgram
@@ -45,6 +45,8 @@ class Applied:
         rounds: bool | None = None,
     ):
         check_version(plan, program)
+        if plan.asked is None:
+            check_parts(plan, program)
         self.program, self.mesh = program, mesh
         self.in_shardings = [named_sharding(a, mesh) for a in plan.arguments]
         self.out_shardings = [named_sharding(a, mesh) for a in plan.outputs]
@@ -110,6 +112,7 @@ class PlannedFunction:
         self._fn, self._options = fn, static_options(plan, fn)
         self._static = static_split(fn, self._options)
         self._calls: dict[Any, _Call] = {}
+        self._compared = False
         self._names: list[str] = []
         with contextlib.suppress(TypeError, ValueError):  # it has no signature
             self._names = list(inspect.signature(fn).parameters)
@@ -135,6 +138,9 @@ class PlannedFunction:
 
     def call(self, flat: Flat) -> Any:
         """Calls the function with arguments that are flat already."""
+        if not self._compared:
+            check_processes(self.plan, self.mesh)
+            self._compared = True
         with under_mesh(self.mesh):
             call = self._find(flat)
             try:

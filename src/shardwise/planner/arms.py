@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from shardwise.cost.memory import BLOCK, blocks
-from shardwise.cost.model import Cost
+from shardwise.cost.model import Cost, TermKind
 from shardwise.hardware.layout import Placement
 from shardwise.lowering.decisions import Decision
 from shardwise.planner.asked import Asked
@@ -153,11 +153,13 @@ class Arm:
         return candidates
 
     def _arguments(self, decisions: tuple[Decision, ...]) -> _Arguments:
-        lowered, model = self._context.lower(decisions), self.inquiry.model
-        values = (lowered.program.values[a.value] for a in lowered.program.arguments)
+        model, program = self.inquiry.model, self.captured.analysis.program
+        early, parts = model.structure.early, self.captured.variant.microbatches
+        edges = [t for t in model.terms if t.kind is TermKind.EDGE and early[t.number]]
+        edges = [t for t in edges if program.runs[t.region] >= parts]
+        lowered = self._context.lower(decisions, {op for t in edges for op in t.ops})
+        values = (program.values[a.value] for a in program.arguments)
         used = sum(blocks(v, lowered.storage[v.id], lowered.mesh, model.cost.profile) for v in values)
-        early, runs = model.structure.early, lowered.program.runs
-        inside = (r for r in lowered.reshards if runs[r.region] >= self.captured.variant.microbatches)
-        gathers = (r for r in inside if early[r.value] and r.operand >= 0)
+        gathers = (r for t in edges for r in model.edge_reshards(lowered, t) if r.operand >= 0)
         times = ((0, 0, 0), *(step for gather in gathers for step in model.step_ps(gather)))
         return _Arguments(used * BLOCK, *map(sum, zip(*times, strict=True)))

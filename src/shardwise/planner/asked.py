@@ -31,7 +31,7 @@ _UNITS: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2*
 @dataclass(frozen=True, slots=True)
 class Asked:
     """The options of ``shardwise.plan``. ``roles`` are completed by the planner from the program; ``memory_limit`` is in bytes,
-    and ``search`` has the goal of the search."""
+    and ``search`` has the goal of the search. ``at_hand``: no topology was given, and the devices are those of JAX."""
 
     mesh: Any
     topology: str | Topology | Placement | None
@@ -45,6 +45,7 @@ class Asked:
     objective: str = "time"
     step_time_s: float | None = None
     memory_limit: int | None = None
+    at_hand: bool = False
 
     @staticmethod
     def of(
@@ -147,11 +148,6 @@ def _candidates(asked: Asked) -> tuple[list[Placement], bool]:
     wanted = OpenMesh.of(asked.mesh)
     if wanted is None or isinstance(asked.topology, Placement):
         return [placement_of(asked.mesh, asked.topology)], False
-    if asked.topology is None:
-        raise MeshError(
-            "say what to plan for: mesh={'data': 4, 'model': 2}, or topology='v5e:4x4', or both"
-            if asked.mesh is None
-            else f"the mesh {wanted} has open sizes: give a topology as well, such as topology='v5e:4x4', or all sizes"
-        )
     topology = topology_of(asked.topology) if isinstance(asked.topology, str) else asked.topology
+    assert topology is not None, "an open mesh is one of a topology"
     return list(meshes(wanted, topology, ordered=not asked.searches_all)), True

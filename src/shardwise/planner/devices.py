@@ -81,6 +81,24 @@ def real_mesh(plan: Plan) -> Any:
     return make_mesh(plan.mesh, order=plan.device_order)
 
 
+def check_processes(plan: Plan, mesh: Any) -> None:
+    """Raises if the processes of a mesh have different plans, which would wait for each other's collectives. Processes that are
+    not all in the mesh are not compared."""
+    count = jax.process_count()
+    if count == 1 or len({device.process_index for device in mesh.devices.flat}) < count:
+        return
+    from jax.experimental.multihost_utils import process_allgather
+
+    words = np.frombuffer(bytes.fromhex(plan.digest), np.uint32)
+    digests = [row.tobytes().hex() for row in np.asarray(process_allgather(words))]
+    if len(set(digests)) > 1:
+        each = ", ".join(f"process {k}: {digest[:8]}" for k, digest in enumerate(digests))
+        raise PlanError(
+            f"the plans of {plan.function} differ between processes ({each}): plan in each with the same options and "
+            "without budget_s, or save the plan in one process and load it in all"
+        )
+
+
 def under_mesh(mesh: Any) -> contextlib.AbstractContextManager[Any]:
     """A context in which ``mesh`` replaces another mesh of ``jax.set_mesh``."""
     current = jax.sharding.get_abstract_mesh()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable
 
 from shardwise.errors import PlanError
@@ -12,7 +13,7 @@ from shardwise.plans.plan import Plan
 
 def fingerprint(program: Program) -> str:
     """A digest of the program's text: ops, shapes, rules and structure, not source lines."""
-    return hashlib.sha256(format_program(program).encode()).hexdigest()[:16]
+    return hashlib.sha256(format_program(program).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def check_version(
@@ -31,3 +32,17 @@ def check_version(
         raise PlanError(
             f"{name} was made for another version of {plan.function} (other code or JAX version): plan again"
         )
+
+
+def check_parts(plan: Plan, program: Program) -> None:
+    """Raises what in a loaded plan does not fit its program, although the fingerprint does."""
+    arrays = (*plan.arguments, *plan.outputs)
+    values = [program.values[v] for v in (*(a.value for a in program.arguments), *program.outputs)]
+    problems = list(itertools.islice(plan.sharded.problems(program), 3))
+    if [(a.path, a.shape, a.dtype) for a in arrays] != [(v.path, v.shape, v.dtype) for v in values]:
+        problems.append("its arguments and outputs are others, or in another order")
+    elif not problems:
+        specs = [plan.sharded.shardings[v.id].spec(plan.mesh) for v in values]
+        problems += [f"{a.path} is sharded otherwise inside" for a, s in zip(arrays, specs, strict=True) if a.spec != s]
+    if problems:
+        raise PlanError("the plan does not fit its program: " + "; ".join(problems) + "; plan again")

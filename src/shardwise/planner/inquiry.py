@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 from shardwise.cost.model import CostModel
 from shardwise.cost.predict import Predicted, predict
 from shardwise.dims.analysis import Analysis, analyze_program
-from shardwise.hardware.layout import Placement, place, placements
+from shardwise.errors import PlanError
+from shardwise.hardware.layout import Placement, ideal, place, placements
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology as topology_of
 from shardwise.ir.program import Program
@@ -21,7 +22,6 @@ from shardwise.lowering.decisions import Decision, Keep, Pin, Shard, State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, Memo
 from shardwise.lowering.small import keep_small
-from shardwise.planner.mesh import placement_of
 from shardwise.plans.plan import Plan
 from shardwise.search.problem import Problem
 from shardwise.search.searcher import Problems
@@ -152,13 +152,19 @@ def inquiry_of(plan: Plan, program: Program) -> Inquiry:
     donated = {a.path: a.donated for a in plan.arguments}
     arguments = tuple(replace(a, donated=donated[a.path]) for a in program.arguments)
     analysis = analyze_program(replace(program, arguments=arguments))
+    colors, values = range(len(analysis.colors)), range(len(program.values))
+    for d in plan.decisions:
+        named = d.colors if isinstance(d, Shard) else [c for c in d.colors if c != -1] if isinstance(d, Pin) else ()
+        stored = d.values if isinstance(d, Keep) else (d.value,) if isinstance(d, Pin) else ()
+        if any(c not in colors for c in named) or any(v not in values for v in stored) or not (named or stored):
+            raise PlanError(f"the plan does not fit its program: there is nothing that is {d}; plan again")
     placement = _placement(plan).limited(plan.predicted.usable_bytes)
     return Inquiry(CostModel.of(analysis, HardwareCost(placement)), dict(plan.roles))
 
 
 def _placement(plan: Plan) -> Placement:
     if not plan.placement:
-        return placement_of(plan.mesh, None)
+        return ideal(plan.mesh, plan.predicted.hardware.rpartition(" ")[2])
     topology = topology_of(plan.predicted.hardware)
     candidates = placements(plan.mesh, topology, limit=_PLACEMENTS)
     return next((p for p in candidates if p.lines() == plan.placement), place(plan.mesh, topology))
@@ -172,7 +178,8 @@ def described(analysis: Analysis, decision: Decision) -> Decision:
         first, more = analysis.program.label(decision.values[0]), len(decision.values) - 1
         return replace(decision, what=f"{first}{f' and {more} more' if more else ''}")
     size = analysis.colors[decision.colors[0]].size
-    return replace(decision, what=f"{places_text(_places(analysis, decision))} (size {size:,})")
+    padded = ", padded" if decision.padded else ""
+    return replace(decision, what=f"{places_text(_places(analysis, decision))} (size {size:,}{padded})")
 
 
 def decisions_text(analysis: Analysis, decisions: Sequence[Decision]) -> str:
@@ -181,7 +188,7 @@ def decisions_text(analysis: Analysis, decisions: Sequence[Decision]) -> str:
     for decision in decisions:
         if isinstance(decision, Shard):
             what = _siblings(_places(analysis, decision))[0]
-            axes.setdefault(what, []).append(f"{decision.axis}{' padded' * decision.padded}")
+            axes.setdefault(what, []).append(f"{decision.axis}{' (padded)' if decision.padded else ''}")
     return "; ".join(f"{what} over {'·'.join(names)}" for what, names in axes.items()) or "nothing sharded"
 
 

@@ -16,9 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import jax
+
 from shardwise.dims.analysis import Group
 from shardwise.errors import MeshError
 from shardwise.hardware.layout import Placement, Segment, ideal, place
+from shardwise.hardware.load import nearest_profile
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.hardware.topology import topology as topology_of
@@ -61,15 +64,24 @@ def _is_open(size: Any) -> bool:
     return size is None or (size == -1 and not isinstance(size, bool))
 
 
+def devices_at_hand(mesh: Any = None) -> tuple[str, int, str]:
+    """The profile and the number of the devices of a mesh, or of ``jax.devices()``; and their kind where the profile is that of
+    another one."""
+    devices = list(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else jax.devices()
+    kind, platform = devices[0].device_kind, devices[0].platform
+    name, described = nearest_profile(kind, platform)
+    return name, len(devices), "" if described or platform == "cpu" else kind
+
+
 def placement_of(mesh: Any, topology: str | Topology | Placement | None) -> Placement:
-    """The mesh on a topology; without one, on a row of links for every axis."""
+    """The mesh on a topology; without one, on the kind of devices at hand with a row of links for every axis."""
     if isinstance(topology, Placement):
         if mesh is not None and MeshAxes.of(mesh) != topology.mesh:
             raise MeshError(f"the mesh is {MeshAxes.of(mesh)}, and the placement is one of {topology.mesh}")
         return topology
     axes = MeshAxes.of(mesh)
     if topology is None:
-        return ideal(axes)
+        return ideal(axes, devices_at_hand(mesh)[0])
     return place(axes, topology_of(topology) if isinstance(topology, str) else topology)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
@@ -10,6 +11,7 @@ import jax
 
 import shardwise
 from shardwise.capture.trace import JitOptions, Traced
+from shardwise.cost.model import TermKind
 from shardwise.errors import InfeasibleError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.mesh import MeshAxes
@@ -25,7 +27,7 @@ from shardwise.planner.captured import Variants
 from shardwise.planner.fingerprint import fingerprint
 from shardwise.planner.infeasible import does_not_fit, size, variant_changes
 from shardwise.planner.inquiry import Inquiry, Settled, described
-from shardwise.planner.mesh import OpenMesh
+from shardwise.planner.mesh import OpenMesh, devices_at_hand
 from shardwise.planner.racing import Outcome, choose
 from shardwise.planner.sizes import size_notes
 from shardwise.planner.slices import choose_slice
@@ -40,6 +42,9 @@ from shardwise.transforms.variant import AS_IS
 from shardwise.transforms.variants import Wanted
 
 _SMALL: Final = "small, gathering would cost more"
+#: The share of the step time from which a kernel that every device computes whole is worth a note, and how many are noted.
+_MUCH: Final = 0.1
+_MOST_WHOLE: Final = 3
 
 
 def plan(
@@ -76,7 +81,8 @@ def plan(
       mesh: a ``jax.sharding.Mesh``, an ``AbstractMesh`` or a dict of axis sizes. No device is needed. Sizes of None are
         searched for. Without a mesh, that of ``jax.set_mesh`` is used, or the shape is searched for on the topology.
       topology: the devices and links, such as ``"v5e:4x4"``, ``"16 v5e"`` or ``"h100:8x4"``
-        (``shardwise.hardware.topology``). Without one, TPU v5e chips with a row of links for every mesh axis.
+        (``shardwise.hardware.topology``). Without one, the devices of ``jax.devices()``; with a
+        mesh of another size, as many devices of that kind.
       tactics: strategies, applied in order, as objects or as text: ``[FSDP("data"), Auto("model")]`` is
         ``"fsdp:data,auto:model"``, ``"fsdp:data+model"`` has two axes and ``"fsdp"`` all of the mesh. ``Auto`` searches.
         Without any, all axes are searched; with an empty list nothing is decided but the pins.
@@ -144,7 +150,7 @@ def plan(
 
 def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
     """Plans a function for some arguments."""
-    asked = with_current_mesh(asked)
+    asked = with_devices(asked)
     if asked.search.progress == "auto":
         from shardwise.report.progress import ProgressLine
 
@@ -154,12 +160,17 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
         return _planned(fn, args, kwargs, asked)
 
 
-def with_current_mesh(asked: Asked) -> Asked:
-    """The same with the mesh of ``jax.set_mesh``, if there is one and no other was given."""
+def with_devices(asked: Asked) -> Asked:
+    """The same with the mesh of ``jax.set_mesh``, if there is one and no other was given. Where sizes are open and there is no
+    topology, with that of ``jax.devices()``."""
     current = jax.sharding.get_abstract_mesh()
     if asked.mesh is None and not isinstance(asked.topology, Placement) and not current.empty:
-        return replace(asked, mesh=current)
-    return asked
+        asked = replace(asked, mesh=current)
+    if asked.topology is not None or asked.objective == "devices":
+        return asked
+    name, count, _ = devices_at_hand()
+    is_open = OpenMesh.of(asked.mesh) is not None
+    return replace(asked, at_hand=True, topology=f"{count} {name}" if is_open else None)
 
 
 def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
@@ -178,6 +189,10 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome, slices: Sequence
     captured, decided, settled, log, tried = outcome
     placement = decided.inquiry.cost.placement
     notes = [*_objective_notes(asked), *slices]
+    if asked.at_hand and (other := devices_at_hand(asked.mesh)[2]):
+        notes.append(
+            f"there is no profile of {other}: the plan is for {placement.topology.text}; topology=... names others"
+        )
     notes += [f"{t.variant}: {t.why}" for t in tried if t.why and not tried[0].fits]
     notes += [f"{t.variant} it does not fit: {_peak(t)} a device" for t in tried[:1] if t.peak_bytes and not t.fits]
     if asked.mesh is not None and OpenMesh.of(asked.mesh) is None and placement.mesh != MeshAxes.of(asked.mesh):
@@ -194,8 +209,8 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome, slices: Sequence
             check=not asked.allow_infeasible,
         )
         if not asked.allow_infeasible:
-            assumed = "no topology was given, so TPU v5e chips were taken: topology='h100:8' names others"
-            lines = [message, *([assumed] if asked.topology is None else ())]
+            assumed = f"no topology was given, so the devices are those at hand, {placement.topology.text}: name others"
+            lines = [message, *([f"{assumed}, as in topology='h100:8'"] if asked.at_hand else ())]
             lines += [f"tried {t.variant}: {_peak(t) if t.peak_bytes is not None else t.why}" for t in tried[1:]]
             raise InfeasibleError("\n".join([*lines, *slices]))
         notes.append(message.partition("\n")[0])
@@ -209,7 +224,7 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome, slices: Sequence
     plan = assemble(captured.traced, decided.inquiry, settled, decided.decisions)
     plan = replace(
         plan,
-        notes=(*notes, *plan.notes),
+        notes=(*notes, *plan.notes, *_unused_notes(decided.inquiry, settled)),
         search=log and replace(log, variants=tried),
         variant=captured.variant,
         call=variants.call,
@@ -221,6 +236,27 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome, slices: Sequence
     if asked.topology is None:
         return plan
     return replace(plan, placement=placement.lines(), device_order=tuple(placement.order().reshape(-1).tolist()))
+
+
+def _unused_notes(inquiry: Inquiry, settled: Settled) -> Iterator[str]:
+    """What the devices of a mesh do not share: nothing at all, an axis, or kernels that take much of the step."""
+    lowered, model, step_s = settled.lowered, inquiry.model, settled.predicted.time_s
+    mesh, computes = lowered.mesh, lowered.computes
+    used = {axis for op in lowered.program.ops for axes in computes[op.id].assigned for axis in axes}
+    if mesh.devices > 1 and not used:
+        yield f"nothing is sharded: each of the {mesh.devices} devices computes the whole program"
+        return
+    for axis, (name, count) in enumerate(zip(mesh.names, mesh.sizes, strict=True)):
+        if count > 1 and axis not in used:
+            yield f"nothing is sharded over {name}: its {count} devices compute the same"
+    whole_ps: Counter[str] = Counter()
+    for term in model.terms:
+        if term.kind is TermKind.KERNEL and used and all(computes[op].devices == 1 for op in term.ops):
+            op = lowered.program.ops[model.kernels[term.number].main]
+            whole_ps[f"{op.kind} at {lowered.program.source_of(op)}"] += model.figures(lowered, term).compute_ps
+    for what, time_ps in whole_ps.most_common(_MOST_WHOLE):
+        if time_ps * 1e-12 > _MUCH * step_s:
+            yield f"{what} is computed whole on each device: {time_ps * 1e-12 / step_s:.0%} of the step time"
 
 
 def _objective_notes(asked: Asked) -> Iterator[str]:

@@ -83,7 +83,7 @@ class _Gains:
     memory: float = _LARGER
 
     def note(self, before: Decided, after: Decided) -> None:
-        if before.fits and after.fits:
+        if before.fits and after.fits and before.total.time_ps:
             self.time = max(self.time, 1 - after.total.time_ps / before.total.time_ps)
         if not before.fits or before.goal.memory:
             self.memory = max(self.memory, 1 - after.total.peak_blocks / before.total.peak_blocks)

@@ -33,7 +33,7 @@ from shardwise.lowering.lowered import Lowered
 from shardwise.planner.asked import Asked
 from shardwise.planner.captured import Variants
 from shardwise.planner.mesh import OpenMesh
-from shardwise.planner.planning import plan_of, with_current_mesh
+from shardwise.planner.planning import plan_of, with_devices
 from shardwise.planner.racing import Outcome, choose
 from shardwise.plans.together import Together
 from shardwise.search.searcher import Options
@@ -100,7 +100,7 @@ def plan_together(
     search = Options("mcts", seed, budget_s, budget_evals)
     with interruptible(), collector_paused():
         members = [
-            _Member.of(name, given, weights.get(name, 1), with_current_mesh(_asked(mesh, topology, search)))
+            _Member.of(name, given, weights.get(name, 1), with_devices(_asked(mesh, topology, search)))
             for name, given in programs.items()
         ]
         keys = _shared_arrays(members, shared)

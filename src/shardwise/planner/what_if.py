@@ -17,7 +17,7 @@ from shardwise.lowering.decisions import Decision, Keep, Pin, Shard
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered
 from shardwise.planner.apply import static_options
-from shardwise.planner.fingerprint import check_version
+from shardwise.planner.fingerprint import check_parts, check_version
 from shardwise.planner.inquiry import Inquiry, described, inquiry_of
 from shardwise.planner.planning import stored_spec
 from shardwise.plans.plan import Plan, Spec
@@ -136,6 +136,7 @@ def bound(plan: Plan, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     traced = trace_variant(fn, args, kwargs, static_options(plan, fn), plan.variant)
     program = lower(traced)
     check_version(plan, program)
+    check_parts(plan, program)
     inquiry = inquiry_of(plan, program)
     again, saved = inquiry.settle(plan.choices).predicted, plan.predicted
     same = (again.time_s, again.peak_bytes) == (saved.time_s, saved.peak_bytes)

@@ -6,7 +6,8 @@ Fields that do not count in comparisons are not written, except those of decisio
 
 from __future__ import annotations
 
-import math
+import hashlib
+import json
 import reprlib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -19,6 +20,8 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Keep, Pin, Shard
 
 _TAGS: Final[dict[Any, str]] = {Shard: "shard", Keep: "keep", Pin: "pin"}
+#: Every number in a plan is smaller: those of bytes and seconds, and of values and colors.
+_LARGEST: Final = 10**30
 _NAMES: Final[dict[Any, str]] = {
     str: "a text",
     bool: "true or false",
@@ -45,6 +48,42 @@ def encode(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: encode(item) for key, item in value.items()}
     return [encode(item) for item in value] if isinstance(value, tuple) else value
+
+
+def digest(data: Mapping[str, Any]) -> str:
+    """Returns a digest of plain data; raises ValueError where that cannot be written as JSON in UTF-8.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 2, "b": 1})
+    True
+    """
+    text = json.dumps(data, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def parse_json(text: str) -> Any:
+    """Returns plain data from JSON; raises ValueError for repeated keys, for ``NaN`` and ``Infinity``, and for deep nesting.
+
+    >>> parse_json('{"a": 1, "a": 2}')
+    Traceback (most recent call last):
+    ValueError: the key 'a' is there twice
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_not_a_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in data:
+            raise ValueError(f"the key {key!r} is there twice")
+        data[key] = value
+    return data
+
+
+def _not_a_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
 
 
 @cache
@@ -82,9 +121,11 @@ def decode(kind: Any, data: Any, where: str) -> Any:
         members = {member.name.lower(): member for member in kind}
         _expect(data in members, f"one of {', '.join(members)}", data, where)
         return members[data]
+    if isinstance(data, int | float):
+        _expect(abs(data) < _LARGEST, f"a number below {_LARGEST:.0e}", data, where)
     if kind is float and type(data) is int:
         data = float(data)
-    _expect(type(data) is kind and (kind is not float or math.isfinite(data)), _NAMES[kind], data, where)
+    _expect(type(data) is kind, _NAMES[kind], data, where)
     return data
 
 

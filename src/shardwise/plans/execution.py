@@ -24,7 +24,7 @@ class Execution:
     >>> from jax.sharding import PartitionSpec as P
     >>> w, x = jax.numpy.ones((64, 64)), jax.numpy.ones((4096, 64))
     >>> step = lambda w, x: w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
-    >>> plan = shardwise.plan(step, w, x, mesh={"data": 4}, tactics="dp")
+    >>> plan = shardwise.plan(step, w, x, mesh={"data": 4}, topology="v5e:2x2", tactics="dp")
     >>> one = shardwise.plan(step, w, x, mesh={"data": 1}, tactics="dp")
     """
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from shardwise.hardware.mesh import spec_problems
 from shardwise.ir.paths import find_paths
 from shardwise.lowering.decisions import State
 from shardwise.lowering.sharded_program import ShardedProgram, read_sharded
-from shardwise.plans.codec import decode, saved_fields
+from shardwise.plans.codec import decode, digest, parse_json, saved_fields
 from shardwise.plans.plan import SCHEMA, Plan
 
 
@@ -28,10 +28,10 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     """
     file = Path(path)
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = parse_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise PlanError(f"cannot read {file}: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise PlanError(f"{file} is not a plan: it is no complete JSON ({error})") from None
     return read_plan(data, str(file))
 
@@ -44,6 +44,7 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
         raise PlanError(
             f"{where} has schema {data['schema']!r}; this version of Shardwise reads schema {SCHEMA}: plan again"
         )
+    _check_unchanged(data, where)
     problems: list[str] = []
     values: dict[str, Any] = {}
     for name, (_, kind) in saved_fields(Plan).items():
@@ -54,7 +55,7 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
                 values[name] = decode(kind, data[name], name)
             elif "mesh" in values:
                 values[name] = read_sharded(data[name], values["mesh"])
-        except (ShardwiseError, KeyError, TypeError, ValueError) as error:
+        except (ShardwiseError, AttributeError, KeyError, TypeError, ValueError) as error:
             problems.append(str(error) if str(error).startswith(name) else f"{name}: {error}")
     plan = None if problems else Plan(**values)
     if plan is not None:
@@ -65,11 +66,32 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
     return plan
 
 
+def _check_unchanged(data: dict[str, Any], where: str) -> None:
+    """Raises if the content is not the one that was saved. The parts of a plan depend on one another: changed by hand it would
+    describe another program than it runs."""
+    try:
+        same = digest({key: value for key, value in data.items() if key != "digest"}) == data.get("digest")
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"{where} cannot be used: {error}") from None
+    if not same:
+        raise PlanError(
+            f"{where} was changed after it was saved: plan again, with pins or tactics for what must differ"
+        )
+
+
 def _problems(plan: Plan) -> Iterator[str]:
     """Yields contradictions between the parts of a plan."""
     mesh, order, batch = plan.mesh, plan.device_order, plan.variant.batch
-    for array in (*plan.arguments, *plan.outputs):
-        yield from spec_problems(array.path, array.shape, array.spec, mesh)
+    for arrays in (plan.arguments, plan.outputs):
+        for path, count in Counter(a.path for a in arrays).items():
+            if count > 1:
+                yield f"{path} is there {count} times"
+        for array in arrays:
+            yield from spec_problems(array.path, array.shape, array.spec, mesh)
+            if min(array.shape, default=0) < 0 or len(array.colors) not in (0, len(array.shape)):
+                yield f"{array.path}: expected sizes that are not negative, and a color for each dimension"
+    if plan.predicted.usable_bytes < 1:
+        yield "predicted.usable_bytes: expected at least one byte"
     if sorted(order) != list(range(len(order))):
         yield "device_order: expected every device once, by number"
     elif order and len(order) != mesh.devices:

@@ -22,7 +22,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.paths import find_path
 from shardwise.lowering.decisions import Decision, Keep
 from shardwise.lowering.sharded_program import ShardedProgram
-from shardwise.plans.codec import encode, saved_fields
+from shardwise.plans.codec import digest, encode, saved_fields
 from shardwise.plans.execution import Execution
 from shardwise.plans.search_log import SearchLog
 from shardwise.tactics.roles import Roles
@@ -107,7 +107,7 @@ class Plan(Execution):
     >>> import jax, shardwise
     >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (4096, 64)])
     >>> step = lambda w, x: w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
-    >>> plan = shardwise.plan(step, w, x, mesh={"data": 4}, tactics="dp")
+    >>> plan = shardwise.plan(step, w, x, mesh={"data": 4}, topology="v5e:2x2", tactics="dp")
     >>> print(*plan.decisions)
     x[0] (size 4,096) over data
 
@@ -198,7 +198,7 @@ class Plan(Execution):
         """Returns the plan on one screen: what is sharded over which axes, time, memory, the longest collectives, the search.
 
         >>> print(plan.summary().splitlines()[0])
-        <lambda> on data 4: 4 v5e
+        <lambda> on data 4: v5e:2x2
         """
         from shardwise.report.plan_text import plan_page
 
@@ -228,7 +228,7 @@ class Plan(Execution):
     def diff(self, other: Plan) -> str:
         """Returns what differs between two plans: decisions, specs, bytes moved.
 
-        >>> replicated = shardwise.plan(step, w, x, mesh={"data": 4}, tactics=[])
+        >>> replicated = shardwise.plan(step, w, x, mesh={"data": 4}, topology="v5e:2x2", tactics=[])
         >>> print(plan.diff(replicated).splitlines()[0])
         - x[0] (size 4,096) over data
         """
@@ -343,8 +343,23 @@ class Plan(Execution):
         >>> json.loads(plan.to_json())["mesh"]
         {'data': 4}
         """
-        data = {"schema": SCHEMA} | {name: encode(getattr(self, name)) for name in saved_fields(Plan)}
-        return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+        data = self._content()
+        return json.dumps({"schema": SCHEMA, "digest": self.digest} | data, indent=1, ensure_ascii=False) + "\n"
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of everything that is saved: two plans are the same if their digests are.
+
+        >>> one.digest == shardwise.plan(step, w, x, mesh={"data": 1}, tactics="dp").digest != plan.digest
+        True
+        """
+        try:
+            return digest(self._content())
+        except ValueError as error:
+            raise PlanError(f"the plan of {self.function!r} cannot be written: {error}") from None
+
+    def _content(self) -> dict[str, Any]:
+        return {"schema": SCHEMA} | {name: encode(getattr(self, name)) for name in saved_fields(Plan)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a file, which is replaced as a whole or not at all.

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from shardwise.capture.trace import JitOptions
 from shardwise.errors import DecisionError, MeshError, PlanError
-from shardwise.hardware.layout import Placement
+from shardwise.hardware.layout import Placement, ideal
+from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.ir.collector import collector_paused
 from shardwise.planner.captured import Variants
@@ -236,15 +237,18 @@ def _place(mesh: Any, topology: str | Topology | Placement | None, named: Mappin
     if (open_mesh := OpenMesh.of(mesh)) is not None:
         raise MeshError(f"{open_mesh}: strategies are compared on one mesh, give all its sizes")
     if topology is None and named:
-        # Plans without a topology have no placement; their hardware depends on the mesh.
-        places = {name: plan.predicted.hardware if plan.placement else None for name, plan in named.items()}
-        topology = _agreed("topology", "devices", places)
+        # Plans without a topology have no placement; the number in their hardware is that of their mesh.
+        hardware = {name: (plan.predicted.hardware, bool(plan.placement)) for name, plan in named.items()}
+        places = {name: text if placed else text.rpartition(" ")[2] for name, (text, placed) in hardware.items()}
+        topology = str(_agreed("topology", "devices", places))
+        if not any(placed for _, placed in hardware.values()):
+            return ideal(MeshAxes.of(mesh), topology)
     return placement_of(mesh, topology)
 
 
 def _agreed(what: str, plural: str, values: Mapping[str, Any]) -> Any:
     if len(set(values.values())) > 1:
-        each = ", ".join(f"{name}: {value or 'no topology'}" for name, value in values.items())
+        each = ", ".join(f"{name}: {value}" for name, value in values.items())
         raise MeshError(f"the plans are for different {plural} ({each}): say which {what} is meant")
     return next(iter(values.values()))
 

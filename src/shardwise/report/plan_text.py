@@ -53,10 +53,20 @@ def shards(plan: Plan, axes: Iterable[str]) -> int:
 
 def _call(spec: Spec) -> str:
     """``P(None, "model")``."""
-    entries = [repr(axes[0]) if len(axes) == 1 else repr(axes) if axes else "None" for axes in spec]
+    names = [[_literal(axis) for axis in axes] for axes in spec]
+    entries = [axes[0] if len(axes) == 1 else f"({', '.join(axes)})" if axes else "None" for axes in names]
     while entries and entries[-1] == "None":
         entries.pop()
-    return f"P({', '.join(entries)})".replace("'", '"')
+    return f"P({', '.join(entries)})"
+
+
+def _literal(text: str) -> str:
+    """
+    >>> print(_literal("w/up"), _literal("it's"))
+    "w/up" "it's"
+    """
+    shown = repr(text)
+    return shown if "'" in text or '"' in text else f'"{shown[1:-1]}"'
 
 
 def explain_text(plan: Plan, array: ArrayPlan) -> str:
@@ -133,15 +143,15 @@ def _decided(plan: Plan, color: int, axis: str) -> str:
 def code_text(plan: Plan) -> str:
     """Python with the specs by path, and each constraint beside the line it belongs to."""
     lines = ["from jax.sharding import PartitionSpec as P", "", "in_specs = {"]
-    lines += [f'    "{a.path}": {_call(a.spec)},' for a in plan.arguments]
+    lines += [f"    {_literal(a.path)}: {_call(a.spec)}," for a in plan.arguments]
     lines += ["}", "out_specs = {"]
-    lines += [f'    "{a.path}": {_call(a.spec)},' for a in plan.outputs]
+    lines += [f"    {_literal(a.path)}: {_call(a.spec)}," for a in plan.outputs]
     lines.append("}")
     if plan.constraints:
         lines += ["", "# Inside the function, with jax.lax.with_sharding_constraint:"]
     for c in plan.constraints:
         what = {"used": f"operand {c.index}", "computed": "the computed result"}.get(c.place, "the result")
-        lines.append(f"#   {c.source}: {what} of {c.op} {list(c.shape)}: {_call(c.spec)}")
+        lines.append(f"#   {' '.join(c.source.split())}: {what} of {c.op} {list(c.shape)}: {_call(c.spec)}")
     return "\n".join(lines) + "\n"
 
 
@@ -238,10 +248,11 @@ def _roles(plan: Plan) -> list[str]:
 
 def _print_origin(page: Page, plan: Plan) -> None:
     if plan.baselines:
-        best = plan.baselines[0]
+        best, time_s = plan.baselines[0], plan.predicted.time_s
+        ratio = f" ({best.time_s / time_s:.2f}×)" if time_s else ""
         page.print(
             f"\nBest of {plural(len(plan.baselines), 'named strategy', 'named strategies')}: {best.text}, step time "
-            f"{seconds(best.time_s)} ({best.time_s / plan.predicted.time_s:.2f}×), peak memory {binary(best.peak_bytes)}"
+            f"{seconds(best.time_s)}{ratio}, peak memory {binary(best.peak_bytes)}"
             f"{'' if best.fits else ', which does not fit'}"
         )
     if plan.search is not None:
@@ -261,5 +272,5 @@ def decided(plan: Plan) -> tuple[dict[str, list[str]], list[str]]:
     sharded: dict[str, list[str]] = {}
     for decision in plan.decisions:
         if isinstance(decision, Shard):
-            sharded.setdefault(decision.what, []).append(f"{decision.axis}{' padded' * decision.padded}")
+            sharded.setdefault(decision.what, []).append(decision.axis)
     return sharded, [str(d) for d in plan.decisions if not isinstance(d, Shard)]

@@ -32,6 +32,7 @@ class ProgressLine:
         self._terminal = shown and not lines and not self._notebook and sys.stderr is not None and sys.stderr.isatty()
         self._live: Live | None = None
         self._cell: Any = None
+        self._phase = ""
 
     def __call__(self, improvement: Improvement, share: float) -> None:
         if not (self._lines or self._notebook or self._terminal):
@@ -46,6 +47,17 @@ class ProgressLine:
         else:
             words = improvement.words
             self._update(f"{text}\n{words if len(words) <= _WIDTH else f'{words[: _WIDTH - 1]}…'}")
+
+    def phase(self, phase: str, elapsed_s: float) -> None:
+        """Shows what is done and for how long; with ``lines`` once, when it begins."""
+        text = f"{phase}, {elapsed_s:.0f} s"
+        if self._lines and phase != self._phase:
+            print(phase, file=sys.stderr, flush=True)
+        elif self._notebook:
+            self._show(text)
+        elif self._terminal:
+            self._update(text)
+        self._phase = phase
 
     def _show(self, text: str) -> None:
         if self._cell is None:

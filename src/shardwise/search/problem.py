@@ -125,12 +125,12 @@ class Problem:
         shards: list[Decision] = []
         for axis in self.axes:
             number = self.mesh.index(axis)
-            size, pads = self.mesh.sizes[number], self._pads(group, number)
+            size = self.mesh.sizes[number]
             resolved = {bit: base.sides[bit, number] for bit in group.bits if (bit, number) in base.sides}
             if all((c, number) in base.order for c in group.colors) and len(resolved) == len(group.bits):
                 continue
-            exact = size > 1 and any(s % size == 0 for s in group.sizes)
-            for padded in (*[False] * exact, *[True] * pads):
+            able = {False: size > 1 and any(s % size == 0 for s in group.sizes), True: self._pads(group, number)}
+            for padded in (padded for padded, is_able in able.items() if is_able):
                 sides = (zip(group.bits, s, strict=True) for s in _sides(len(group.bits)))
                 resolutions = (tuple(resolved.get(bit, side) for bit, side in pairs) for pairs in sides)
                 shards += [self.space.shard(unit, axis, r, padded) for r in dict.fromkeys(resolutions)]

@@ -34,8 +34,8 @@ def changed_dims(before: Sharding, after: Sharding) -> list[int]:
 
 
 def emit(arrays: list[Any], step: Collective, before: Sharding, array: ArrayType, mesh: MeshAxes) -> list[Any]:
-    """Emits one step of a reshard. There is one array, or the positions of a maximum and the values there. Dimensions that
-    become padded are padded before the step, and those that no longer are are cut after it."""
+    """Emits one step of a reshard. There is one array, or the positions of a maximum and the values there. Padding is
+    added before a step that needs it, and cut off after a step that does not keep it."""
     shape, after = array.shape, step.after
     padded = padded_shape(shape, before, after, mesh)
     changed = changed_dims(before, after) if padded != shape else []

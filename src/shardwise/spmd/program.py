@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from shardwise.capture import jax_internals as internals
+from shardwise.errors import SpmdError
 from shardwise.ir.program import Op, Origin, Program, Region
 from shardwise.lowering.padding import block
 from shardwise.lowering.sharded_program import ShardedProgram
@@ -128,6 +129,9 @@ class LocalProgram(Walk):
 
     def _once(self, local: LocalOp, arrays: list[Any]) -> list[Any]:
         """Runs an op with an effect on the first device, and sends its results to all devices."""
+        if self.mesh.devices > 1 and internals.runs_on_one_device(local.equation):
+            source = str(self.program.source_of(local.op))
+            raise SpmdError(local.op.kind, source, "JAX orders it on one device only: leave out ordered=True")
         names = self.mesh.names
         first = block_index(tuple(range(len(names))), self.mesh) == 0
         outs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in local.equation.outvars]

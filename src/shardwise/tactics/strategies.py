@@ -128,19 +128,11 @@ class ZeRO1(Batched):
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
         zero2 = ZeRO2(dim=self.dim).on(axis, context, taken)
-        gradients = context.once(("gradients", self.dim), lambda: self._gradients(axis, context))
+        # Those of ZeRO2 on this axis alone.
+        gradients = context.once(
+            ("gradients", self.dim), lambda: scattered_values(context, ZeRO2(dim=self.dim).on(axis, context, ()), axis)
+        )
         return [*zero2, *([KeepDecision(gradients, axis)] if gradients else [])]
-
-    def _gradients(self, axis: str, context: Context) -> tuple[int, ...]:
-        """Returns the values that ZeRO2 on this axis alone reduces into shards."""
-        zero2 = ZeRO2(dim=self.dim).on(axis, context, ())
-        gradients: dict[int, None] = {}
-        while True:
-            kept = [KeepDecision(tuple(gradients), axis)] if gradients else []
-            scattered = scattered_values(context, [*zero2, *kept], axis)
-            if gradients.keys() >= set(scattered):
-                return tuple(gradients)
-            gradients |= dict.fromkeys(scattered)
 
 
 class Megatron(Listed):

@@ -11,7 +11,7 @@ from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
 from shardwise.ir.program import HEAVY, Value
 from shardwise.ir.rule import Kind
-from shardwise.lowering.decisions import Decision
+from shardwise.lowering.decisions import Decision, Keep
 from shardwise.lowering.sharding import Kind as Move
 from shardwise.lowering.small import SHARE
 from shardwise.lowering.storage import views
@@ -105,17 +105,38 @@ def communication_s(context: Context, decisions: Sequence[Decision]) -> float:
     )
 
 
-def scattered_values(context: Context, decisions: Sequence[Decision], axis: str) -> list[int]:
-    """Returns the values that are reduced into shards on an axis, and the results of ops on one such value alone."""
-    lowered = context.lower(decisions)
+def scattered_values(context: Context, decisions: Sequence[Decision], axis: str) -> tuple[int, ...]:
+    """Returns the values that are reduced into shards on an axis, and the results of ops on one such value alone; with those to
+    which the reduction moves if these are kept replicated, until there are no more."""
     number, program = context.mesh.index(axis), context.analysis.program
-    scattered: dict[int, None] = {}
-    for r in lowered.reshards:
-        if any(step.purpose is Move.REDUCE_SCATTER and number in step.axes for step in r.steps):
-            op = program.ops[r.op]
-            alone = r.operand >= 0 and all(v in (r.value, -1) for v in op.operands)
-            scattered.update(dict.fromkeys((r.value, *(op.results if alone else ()))))
-    return list(scattered)
+    lowered = context.lower(decisions, ())
+    structure = lowered.structure
+    colors = {color for color, a in lowered.state.order if a == number}
+    # Ops that could make partial sums on the axis, and those that could pass them on.
+    ops = {
+        op.id: None
+        for op in program.ops
+        if op.rule is not None
+        and any(f.reducer and c in colors for f, c in zip(op.rule.factors, structure.factor_colors[op.id], strict=True))
+    }
+    scattered, new = dict[int, None](), [v for op in ops for v in program.ops[op].results if structure.waits[v]]
+    while True:
+        while new:
+            users = dict.fromkeys(op for op, _ in program.uses[new.pop()] if op not in ops)
+            ops |= users
+            new += [v for op in users for v in program.ops[op].results if structure.waits[v]]
+        lowered.lower_ops(ops)
+        found: dict[int, None] = {}
+        for r in lowered.reshards_of(program.ops[k] for k in sorted(ops, key=structure.position.__getitem__)):
+            if any(step.purpose is Move.REDUCE_SCATTER and number in step.axes for step in r.steps):
+                op = program.ops[r.op]
+                alone = r.operand >= 0 and all(v in (r.value, -1) for v in op.operands)
+                found.update(dict.fromkeys((r.value, *(op.results if alone else ()))))
+        if scattered.keys() >= found.keys():
+            return tuple(scattered)
+        scattered |= found
+        new = list(found)
+        lowered = context.lower([*decisions, Keep(tuple(scattered), axis)], ())
 
 
 def meeting_groups(analysis: Analysis) -> set[tuple[int, int]]:

@@ -51,10 +51,11 @@ class Context:
         fact: T = self.cache[key]
         return fact
 
-    def lower(self, decisions: Sequence[Decision]) -> Lowered:
+    def lower(self, decisions: Sequence[Decision], ops: Iterable[int] | None = None) -> Lowered:
+        """Lowers decisions: the whole program, or some ops of it."""
         memo = self.memo or Memo(Candidates(Structure(self.analysis), self.mesh, self.cost))
         lowered = Lowered(memo.candidates.structure, State(self.mesh, tuple(decisions)), self.cost, memo)
-        lowered.lower_all()
+        lowered.lower_all() if ops is None else lowered.lower_ops(ops)
         return lowered
 
     def role(self, name: str, tactic: str) -> list[Value]:

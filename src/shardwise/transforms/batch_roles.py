@@ -1,13 +1,14 @@
-"""The role of the batch for every value when the program is run on a part of the batch. A value is
+"""The role of the batch for the values of an op when the program is run on a part of the batch. A value is
 
 - *invariant*: the same for every part;
 - *batch*: the rows of the full value that belong to the part's examples. Dimension ``dim`` is ``outer × batch × …``, major to
-  minor; ``outer`` is -1 where the value is constant along the dimension, so that it does not matter;
+  minor;
 - *partial*: the full value is the sum (maximum, minimum, …) of the parts' values;
 - *after*: computed from values that are complete only after all parts (never inside of loops and branches).
 
 An op is described by its factor rule: a parallel factor keeps the batch, a reduction makes a partial value, and anything else
-(blocked, windowed, indexed) would mix examples and raises an error. Partial values go through linear ops only.
+(blocked, windowed, indexed) would mix examples and raises an error. Partial values go through linear ops only. An invariant
+operand that has the batch's factor is needed in rows, too.
 
 Weak. An index over the batch (``logits[arange(n), labels]``) raises, although it would be right within each part.
 """
@@ -15,26 +16,24 @@ Weak. An index over the batch (``logits[arange(n), labels]``) raises, although i
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import jax
 import numpy as np
 
-from shardwise.capture import equations
+from shardwise.capture import control, equations
 from shardwise.capture import jax_internals as internals
-from shardwise.capture.expand import implementation
 from shardwise.errors import VariantError
 from shardwise.ir import traits
 from shardwise.ir.rule import Kind, Rule
 from shardwise.rules.call import OpCall
 from shardwise.rules.registry import find_rule, is_known
-from shardwise.transforms.trace_pair import Pair, pairs, with_literals
 
 #: Partial values that can be accumulated.
 REDUCERS: Final = ("sum", "max", "min", "and", "or")
-
 
 NEEDS_BOTH: Final = "needs a value that is reduced over the whole batch together with the batch"
 
@@ -76,7 +75,29 @@ _LINEAR: Final = (
 _JOINTLY: Final = {"select_n": slice(1, None), "dynamic_update_slice": slice(2), "scatter-add": slice(0, 3, 2)}
 #: Ops that commute with every reducer.
 _MOVES: Final = traits.SAME_ELEMENTS - {"convert_element_type"} | {"name", "rev", "sharding_constraint", "slice"}
-_RANDOM: Final = ("random_bits", "random_split", "random_gamma", "rng_bit_generator", "rng_uniform", "threefry2x32")
+#: Ops whose results are equal along dimensions that no operand has.
+_REPEATING: Final = ("broadcast_in_dim", "broadcast_to", "empty", "full", "iota")
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """An equation on a part of the batch: the roles that its operands must have and that its results have, and the parameters
+    that change."""
+
+    operands: tuple[BatchState, ...]
+    results: tuple[BatchState, ...]
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+def where(equation: Any) -> str:
+    """The primitive and the user's line, such as ``reduce_sum at model.py:12``."""
+    return f"{equation.primitive.name} at {equations.user_line(equation.source_info)}"
+
+
+def has_body(equation: Any) -> bool:
+    """Returns whether an equation has no rule, but a body: loops, branches, calls, primitives that only name a function."""
+    name = equation.primitive.name
+    return name in control.LOWERINGS or internals.inner_jaxpr(equation) is not None or not is_known(name)
 
 
 def literal_state(value: Any) -> BatchState:
@@ -89,128 +110,100 @@ class BatchAnalysis:
     def __init__(self, size: int, parts: int):
         self.size, self.parts = size, parts
         self._rules: dict[Any, Rule] = {}
+        self._sized: dict[Any, Sized] = {}
 
-    def outputs(self, full: Any, part: Any, inputs: Sequence[BatchState]) -> list[BatchState]:
-        """Returns the roles of a jaxpr's outputs, given those of its inputs."""
-        large, both = internals.split_jaxpr(full)[0], pairs(full, part)
-        states = [*[INVARIANT] * len(large.constvars), *inputs]
-        return internals.interpret(
-            large, states, lambda k, operands: self.equation(both[k], operands), lambda atom: literal_state(atom.val)
-        )
+    def shape(self, full: tuple[int, ...], state: BatchState) -> tuple[int, ...]:
+        """Returns the shape of a value for one part."""
+        return tuple(n // self.parts if d == state.dim else n for d, n in enumerate(full))
 
-    def equation(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
-        """Returns the roles of an equation's results; raises where examples would mix, or a partial value is used as a sum."""
-        if pair.name == "optimization_barrier":
-            return list(states)
-        try:
-            results = self._results(pair, states)
-        except VariantError as error:
-            # Inside of a library's function there may be no line of the user: the call has one.
-            raise VariantError(str(error).replace(" at ?", f" at {pair.line}", 1)) from None
-        for state, full, part in zip(results, _shapes(pair.full.outvars), _shapes(pair.part.outvars), strict=True):
-            want = tuple(n // self.parts if d == state.dim else n for d, n in enumerate(full))
-            if part != want:
-                raise VariantError(
-                    f"{pair.where}: {list(full)} becomes {list(part)} for a smaller batch, not {list(want)}"
-                )
-        return results
+    def equation(self, equation: Any, states: Sequence[BatchState]) -> Sized:
+        """Returns an equation that reads the batch, on a part of it; raises where examples would mix."""
+        call = _call(equation)
+        key = None if call.key is None else (call.key, *states)
+        if key is None or key not in self._sized:
+            sized = self._sized[key] = self._with_batch(equation, call, states)
+            self._check(equation, call, sized)
+        return self._sized[key]
 
-    def _results(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
-        match pair.name:
-            case "scan":
-                return self._scan(pair, states)
-            case "while":
-                return self._while(pair, states)
-            case "cond":
-                return self._cond(pair, states)
-        full, part = map(internals.inner_jaxpr, pair)
-        if full is None and not is_known(pair.name):
-            full, part = map(implementation, pair)
-            part = part if full is None else with_literals(full, part)
-        return self._plain(pair, states) if full is None else self.outputs(full, part, states)
+    def _check(self, equation: Any, call: OpCall, sized: Sized) -> None:
+        """Raises where an equation does not have the expected results on a part."""
+        shapes = map(self.shape, call.operands, sized.operands)
+        want = list(map(self.shape, call.results, sized.results))
+        have = internals.result_shapes(equation, list(shapes), sized.params)
+        if have != want:
+            raise VariantError(f"{where(equation)}: on a part of the batch its results are {have}, not {want}")
 
-    def _plain(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
-        roles = {s.role for s in states}
-        if Role.BATCH in roles:
-            if pair.full.effects:
-                raise VariantError(f"{pair.where} has an effect on the batch: it would happen once for every part")
-            return self._batch(pair, states)
-        if Role.PARTIAL in roles:
-            results = linear(pair, states)
-            if results is None:
-                raise VariantError(f"{pair.where} needs the complete sum over the batch inside of a loop or branch")
-            return results
-        return self._invariant(pair, states)
-
-    def _invariant(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
-        """Returns the roles of results that do not depend on the batch's values; they may depend on its size."""
-        results = self._shrunk(pair, ZERO if all(s.zero for s in states) and pair.name in _LINEAR else INVARIANT)
-        if all(s.role is Role.INVARIANT for s in results):
-            return results
-        if pair.name in _RANDOM:
-            raise VariantError(
-                f"{pair.where} draws random numbers for the batch from one key: a part would draw others. Make keys of "
-                "the examples an argument of the batch"
-            )
-        if pair.name not in ("broadcast_in_dim", "broadcast_to", "copy", "convert_element_type"):
-            raise VariantError(f"{pair.where} makes an array that counts the batch's examples: a part counts others")
-        return results
-
-    def _shrunk(self, pair: Pair, same: BatchState) -> list[BatchState]:
-        """Returns the roles of results that are constant along a dimension that is smaller in a part; ``same`` without one."""
-        states = []
-        for full, part in zip(_shapes(pair.full.outvars), _shapes(pair.part.outvars), strict=True):
-            dims = [d for d, (a, b) in enumerate(zip(full, part, strict=False)) if a != b]
-            if len(full) != len(part) or len(dims) > 1 or any(full[d] != self.parts * part[d] for d in dims):
-                raise VariantError(f"an array of shape {list(full)} becomes {list(part)} for a smaller batch")
-            states.append(BatchState(Role.BATCH, dims[0], 1 if full[dims[0]] == self.size else -1) if dims else same)
-        return states
-
-    def _batch(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
-        rule = self._rule(pair.full)
-        places = set()
-        for tensor, state in zip(rule.operands, states, strict=True):
-            if state.role is Role.BATCH:
-                place = self._locate(rule, tensor, state)
-                if place is None:
-                    raise VariantError(f"{pair.where} takes the batch's dimension apart")
-                places.add(place)
-        exact = {p for p in places if p[1] >= 0}
-        factors = {f for f, _ in places}
-        if len(factors) > 1 or len(exact) > 1:
-            raise VariantError(f"{pair.where} lets the examples of the batch meet each other")
-        factor, offset = min(exact or places)
-        if factor < 0:  # constant along a dimension that is split
-            return self._shrunk(pair, INVARIANT)
-        self._check_others(pair, rule, factor, states)
-        kind = rule.factors[factor].kind
+    def _with_batch(self, equation: Any, call: OpCall, states: Sequence[BatchState]) -> Sized:
+        if equation.effects:
+            raise VariantError(f"{where(equation)} has an effect on the batch: it would happen once for every part")
+        rule = self._rule(equation, call)
+        pairs = list(zip(rule.operands, states, strict=True))
+        places = {self._locate(rule, tensor, state) for tensor, state in pairs if state.role is Role.BATCH}
+        if None in places:
+            raise VariantError(f"{where(equation)} takes the batch's dimension apart")
+        if len(places) > 1:
+            raise VariantError(f"{where(equation)} lets the examples of the batch meet each other")
+        ((factor, offset),) = (place for place in places if place is not None)
+        kind, operands = rule.factors[factor].kind, list(states)
+        for k, (tensor, state) in enumerate(pairs):
+            adds = equation.primitive.name == "scatter-add" and k == 0 and kind is Kind.REDUCTION
+            if state.role in (Role.PARTIAL, Role.AFTER) and not adds:
+                raise VariantError(f"{where(equation)} {NEEDS_BOTH}")
+            rows = self._placed(rule, tensor, factor, offset)
+            if state.role is Role.INVARIANT and rows is not None:
+                operands[k] = rows
         if kind is Kind.REDUCTION:
-            return [self._reduced(pair, rule.factors[factor].reducer, states)] * len(rule.results)
-        if kind is not Kind.PARALLEL:
+            results = [self._reduced(equation, rule.factors[factor].reducer, states)] * len(rule.results)
+        elif kind is Kind.PARALLEL:
+            kept = [self._placed(rule, tensor, factor, offset) for tensor in rule.results]
+            results = [state for state in kept if state is not None]
+            if len(results) < len(kept):
+                raise VariantError(f"{where(equation)} has a result without the batch")
+        else:
             reason = rule.factors[factor].reason or f"it is {kind.value} there"
-            raise VariantError(f"{pair.where} needs the whole batch at once: {reason}")
-        return [self._kept(pair, rule, tensor, factor, offset) for tensor in rule.results]
+            raise VariantError(f"{where(equation)} needs the whole batch at once: {reason}")
+        return Sized(tuple(operands), tuple(results), self._params(call, operands, results))
 
-    def _rule(self, equation: Any) -> Rule:
-        dtypes = tuple(str(getattr(v.aval, "dtype", "")) for v in equation.invars)
-        call = OpCall(
-            equation.primitive.name, equation.params, _shapes(equation.invars), _shapes(equation.outvars), dtypes
-        )
+    def rows(self, equation: Any, result: int, wanted: BatchState) -> Sized | None:
+        """Returns an equation without the batch such that it computes rows of a result; None where that is not possible."""
+        if has_body(equation) or equation.effects:
+            return None
+        call = _call(equation)
+        rule = self._rule(equation, call)
+        place = self._locate(rule, rule.results[result], wanted)
+        if place is None:
+            return None
+        kind, name = rule.factors[place[0]].kind, equation.primitive.name
+        repeated = name in _REPEATING and equation.params.get("dimension") != wanted.dim
+        results = [self._placed(rule, tensor, *place) for tensor in rule.results]
+        if None in results or not (kind is Kind.PARALLEL or (kind is Kind.FREE and repeated)):
+            return None
+        operands = [self._placed(rule, tensor, *place) or INVARIANT for tensor in rule.operands]
+        rows = [state for state in results if state is not None]
+        sized = Sized(tuple(operands), tuple(rows), self._params(call, operands, rows))
+        self._check(equation, call, sized)
+        return sized
+
+    def _params(self, call: OpCall, operands: Sequence[BatchState], results: Sequence[BatchState]) -> Mapping[str, Any]:
+        """Returns the parameters that have shapes, for a part."""
+        p, result = call.params, self.shape(call.results[0], results[0]) if results else ()
+        if call.kind in ("slice", "gather") and operands:
+            full, part = call.operands[0], self.shape(call.operands[0], operands[0])
+            name = "limit_indices" if call.kind == "slice" else "slice_sizes"
+            return {name: tuple(b if n == a else n for n, a, b in zip(p[name], full, part, strict=True))}
+        name = {"reshape": "new_sizes", "dynamic_slice": "slice_sizes"}.get(call.kind, "shape")
+        return {name: result} if name != "shape" or call.kind in _REPEATING else {}
+
+    def _rule(self, equation: Any, call: OpCall) -> Rule:
         key = call.key
-        if key in self._rules:
-            return self._rules[key]
-        rule = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation)).rule
-        if key is not None:
-            self._rules[key] = rule
-        return rule
+        if key is None or key not in self._rules:
+            self._rules[key] = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation)).rule
+        return self._rules[key]
 
     def _locate(self, rule: Rule, tensor: Sequence[Sequence[int]], state: BatchState) -> tuple[int, int] | None:
-        """Returns the factor with the batch and the size before it in the factor; (-1, -1) for several factors."""
-        dim = tensor[state.dim]
-        if state.outer < 0:
-            return (dim[0], -1) if len(dim) == 1 else (-1, -1)
+        """Returns the factor with the batch, and the size before it in the factor."""
         start = 1
-        for f in dim:
+        for f in tensor[state.dim]:
             end = start * rule.factors[f].size
             if start <= state.outer and state.outer * self.size <= end:
                 inside = state.outer % start == 0 and end % (state.outer * self.size) == 0
@@ -218,99 +211,54 @@ class BatchAnalysis:
             start = end
         return None
 
-    def _check_others(self, pair: Pair, rule: Rule, factor: int, states: Sequence[BatchState]) -> None:
-        for k, (tensor, state) in enumerate(zip(rule.operands, states, strict=True)):
-            has = any(factor in dim for dim in tensor)
-            if has and state.role is not Role.BATCH:
-                raise VariantError(f"{pair.where} combines the batch with an array of its size that is not part of it")
-            adds = pair.name == "scatter-add" and k == 0 and rule.factors[factor].kind is Kind.REDUCTION
-            if state.role is Role.PARTIAL and not adds:
-                raise VariantError(f"{pair.where} {NEEDS_BOTH}")
-
-    def _reduced(self, pair: Pair, reducer: str, states: Sequence[BatchState]) -> BatchState:
-        if reducer not in REDUCERS:
-            raise VariantError(f"{pair.where} reduces the batch by {reducer}, of which parts cannot be put together")
-        if pair.name in ("scatter-add", "scatter-sub") and not _partial(states[0]):
-            raise VariantError(f"{pair.where} adds the batch to an array that is not zero: every part would")
-        return BatchState(Role.PARTIAL, reducer=reducer)
-
-    def _kept(self, pair: Pair, rule: Rule, tensor: Sequence[Sequence[int]], factor: int, offset: int) -> BatchState:
+    def _placed(self, rule: Rule, tensor: Sequence[Sequence[int]], factor: int, offset: int) -> BatchState | None:
+        """Returns the role of a tensor that has the batch in a factor; None if it does not have the factor."""
         for d, dim in enumerate(tensor):
             if factor in dim:
                 before = dim[: dim.index(factor)]
-                alone = len(dim) == 1 and rule.factors[factor].size == self.size
-                outer = int(np.prod([rule.factors[f].size for f in before], dtype=int)) * offset
-                return BatchState(Role.BATCH, d, outer if offset > 0 else 1 if alone else -1)
-        raise VariantError(f"{pair.where} has a result without the batch")
+                return BatchState(Role.BATCH, d, math.prod(rule.factors[f].size for f in before) * offset)
+        return None
 
-    def _scan(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
-        consts, carries = internals.scan_counts(pair.full.params)
-        scanned = states[consts + carries :]
-        if any(s.role is Role.BATCH and s.dim == 0 for s in scanned):
-            raise VariantError(f"{pair.where} runs over the examples one by one")
-        inner = [*states[: consts + carries], *(_moved(s, -1) for s in scanned)]
-        outputs = self._loop_outputs(pair, "jaxpr", inner, range(consts, consts + carries))
-        return [*outputs[:carries], *(_moved(s, 1) for s in outputs[carries:])]
-
-    def _while(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
-        tests, consts = pair.full.params["cond_nconsts"], pair.full.params["body_nconsts"]
-        carried = self._loop_outputs(pair, "body_jaxpr", states[tests:], range(consts, len(states) - tests))
-        conditions = pair.full.params["cond_jaxpr"], pair.part.params["cond_jaxpr"]
-        if self.outputs(*conditions, [*states[:tests], *carried])[0].role is not Role.INVARIANT:
-            raise VariantError(f"{pair.where}: how often it runs depends on the whole batch")
-        return carried
-
-    def _loop_outputs(
-        self, pair: Pair, body: str, inputs: Sequence[BatchState], carry: Sequence[int]
-    ) -> list[BatchState]:
-        """Returns the roles of a loop body's outputs, first those of its carry, at their fixed point."""
-        inner = list(inputs)
-        while True:
-            outputs = self.outputs(pair.full.params[body], pair.part.params[body], inner)
-            carried = [join(pair, inner[k], output) for k, output in zip(carry, outputs, strict=False)]
-            if carried == [inner[k] for k in carry]:
-                return [*carried, *outputs[len(carried) :]]
-            for k, state in zip(carry, carried, strict=True):
-                inner[k] = state
-
-    def _cond(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
-        if states[0].role is not Role.INVARIANT:
-            raise VariantError(f"{pair.where}: which branch runs depends on the whole batch")
-        branches = zip(pair.full.params["branches"], pair.part.params["branches"], strict=True)
-        first, *others = [self.outputs(*both, states[1:]) for both in branches]
-        for other in others:
-            first = [join(pair, a, b) for a, b in zip(first, other, strict=True)]
-        return first
+    def _reduced(self, equation: Any, reducer: str, states: Sequence[BatchState]) -> BatchState:
+        if reducer not in REDUCERS:
+            raise VariantError(
+                f"{where(equation)} reduces the batch by {reducer}, of which parts cannot be put together"
+            )
+        if equation.primitive.name in ("scatter-add", "scatter-sub") and not _partial(states[0]):
+            raise VariantError(f"{where(equation)} adds the batch to an array that is not zero: every part would")
+        return BatchState(Role.PARTIAL, reducer=reducer)
 
 
-def _moved(state: BatchState, by: int) -> BatchState:
-    return replace(state, dim=state.dim + by) if state.role is Role.BATCH else state
+def invariant(equation: Any, states: Sequence[BatchState]) -> list[BatchState]:
+    """Returns the roles of results that do not depend on the batch."""
+    zero = all(s.zero for s in states) and equation.primitive.name in _LINEAR
+    return [ZERO if zero else INVARIANT] * len(equation.outvars)
 
 
 def _partial(state: BatchState, reducer: str = "sum") -> bool:
     return (state.zero and reducer == "sum") or (state.role is Role.PARTIAL and state.reducer == reducer)
 
 
-def linear(pair: Pair, states: Sequence[BatchState]) -> list[BatchState] | None:
+def linear(equation: Any, states: Sequence[BatchState]) -> list[BatchState] | None:
     """Returns the roles of an op's results on partial values, None where it does not commute with the reduction."""
     partial = [k for k, s in enumerate(states) if s.role is Role.PARTIAL]
     reducers = {states[k].reducer for k in partial}
     if len(reducers) != 1 or any(s.role in (Role.BATCH, Role.AFTER) for s in states):
         return None
     (reducer,) = reducers
-    operands = _linear_operands(pair, reducer, partial)
+    operands = _linear_operands(equation, reducer, partial)
     if not set(partial) <= set(operands) or not all(_partial(states[k], reducer) for k in operands):
         return None
-    return [BatchState(Role.PARTIAL, reducer=reducer)] * len(pair.full.outvars)
+    return [BatchState(Role.PARTIAL, reducer=reducer)] * len(equation.outvars)
 
 
-def _linear_operands(pair: Pair, reducer: str, partial: Sequence[int]) -> Sequence[int]:
+def _linear_operands(equation: Any, reducer: str, partial: Sequence[int]) -> Sequence[int]:
     """Returns the operands that must be partial for an op to commute with a reduction; none where it does not commute."""
-    name, every = pair.name, range(len(pair.full.invars))
+    name, every = equation.primitive.name, range(len(equation.invars))
     if reducer != "sum":
         return every if name in (*_MOVES, reducer) else ()
     if name in ("convert_element_type", "div"):
-        dtypes = [v.aval.dtype for v in (*pair.full.invars, *pair.full.outvars)]
+        dtypes = [v.aval.dtype for v in (*equation.invars, *equation.outvars)]
         kinds = (jax.numpy.floating,) if name == "div" else (jax.numpy.floating, jax.numpy.integer)
         if not any(all(jax.numpy.issubdtype(dtype, kind) for dtype in dtypes) for kind in kinds):
             return ()
@@ -322,19 +270,21 @@ def _linear_operands(pair: Pair, reducer: str, partial: Sequence[int]) -> Sequen
     return partial if len(partial) == 1 and partial[0] in operands else ()
 
 
-def join(pair: Pair, one: BatchState, other: BatchState) -> BatchState:
-    """Returns the role of a value that may come from either."""
+def join(equation: Any, one: BatchState, other: BatchState) -> BatchState:
+    """Returns the role of a value that may come from either. Invariant values can be had in rows."""
     if one == other:
         return one
-    roles = {one.role, other.role}
-    if roles == {Role.BATCH} and one.dim == other.dim and -1 in (one.outer, other.outer):
-        return one if one.outer >= 0 else other
-    if roles == {Role.INVARIANT}:
-        return INVARIANT
-    if roles == {Role.INVARIANT, Role.PARTIAL} and all(map(_partial, (one, other))):
-        return one if one.role is Role.PARTIAL else other
-    raise VariantError(f"{pair.where} carries a value that depends on the whole batch in some iterations only")
+    first, second = sorted((one, other), key=lambda s: s.role is not Role.INVARIANT)
+    if first.role is Role.INVARIANT and second.role is not Role.PARTIAL:
+        return second if second.role is Role.BATCH else INVARIANT
+    if first.role is Role.INVARIANT and all(map(_partial, (one, other))):
+        return second
+    raise VariantError(f"{where(equation)} carries a value that depends on the whole batch in some iterations only")
 
 
-def _shapes(variables: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    return tuple(internals.shape_of(v.aval) for v in variables)
+def _call(equation: Any) -> OpCall:
+    operands, results = (
+        tuple(internals.shape_of(v.aval) for v in some) for some in (equation.invars, equation.outvars)
+    )
+    dtypes = tuple(str(getattr(v.aval, "dtype", "")) for v in equation.invars)
+    return OpCall(equation.primitive.name, equation.params, operands, results, dtypes)

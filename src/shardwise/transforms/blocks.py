@@ -5,9 +5,9 @@ primitive and the types of its results. The longest stretches of this text that 
 stacks of layers. They are cut where the fewest bytes pass from one block to the next.
 
 A result that only the backward pass reads is dropped. Before its first use the block is run again from its inputs, as far as
-needed. A barrier around these inputs and a cotangent that is ready at that point, as in ``jax.checkpoint``, keeps XLA from
-merging the second run with the first and from beginning it earlier. Results that the forward pass reads later are kept. Cuts
-only determine where to begin again: the program computes the same wherever they are.
+needed. The backward pass reads the same inputs. A barrier around these inputs and a cotangent that is ready at that point, as
+in ``jax.checkpoint``, keeps XLA from merging the second run with the first and from beginning it earlier. Results that the
+forward pass reads later are kept. Cuts only determine where to begin again: the program computes the same wherever they are.
 
 A block is not changed where running it again would have an effect twice, and a family where its blocks would keep as many bytes
 as they drop, or drop very few.
@@ -151,7 +151,10 @@ def _block(flat: Flat, first: int, end: int, outputs: set[int]) -> Block | None:
             again.append(k)
             needed.update(v for v in steps[k].reads if v not in saved)
     read = {v for k in again for v in steps[k].reads}
-    inputs = sorted(read - {v for k in again for v in steps[k].results if v not in saved})
+    made = {v for k in range(first, end) for v in steps[k].results}
+    # With what the backward pass reads besides, such as a weight: a gathered copy need not be kept for it.
+    shared = {v for k in range(first, end) for v in steps[k].reads if any(steps[u].is_backward for u in users[v])}
+    inputs = sorted(read - {v for k in again for v in steps[k].results if v not in saved} | shared - made)
     if not dropped or not inputs or any(steps[k].equation.effects for k in again):
         return None
     at = min(u for v in dropped for u in users[v] if u >= end)

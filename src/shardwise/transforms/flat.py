@@ -41,10 +41,15 @@ class Step:
     def reads(self) -> list[int]:
         return values_of(self.operands)
 
-    def run(self, env: Mapping[int, Any], equation: Any = None) -> list[Any]:
-        """Returns the results of the equation, or of another one in its place, in the name scopes of its calls."""
+    def run(self, env: Mapping[int, Any], changed: Mapping[str, Any] | None = None) -> list[Any]:
+        """Returns the results of the equation, with some parameters changed, in the name scopes of its calls."""
         with self.inside_calls():
-            return internals.bind(equation or self.equation, read_atoms(env, self.operands))
+            return internals.bind(self.equation, read_atoms(env, self.operands), changed)
+
+    @property
+    def names(self) -> list[Any]:
+        """The name stacks of the calls around it, the outermost first."""
+        return [call.source_info.name_stack for call in self.calls]
 
     def inside_calls(self) -> ExitStack:
         stack = ExitStack()
@@ -71,6 +76,11 @@ class Flat:
     def nbytes(self, value: int) -> float:
         aval = self.types[value]
         return float(aval.size * internals.dtype_of(aval)[1]) if hasattr(aval, "size") else 0.0
+
+    def new(self, value: int) -> int:
+        """Returns the number of a new value of the type of another one."""
+        self.types.append(self.types[value])
+        return len(self.types) - 1
 
     @cached_property
     def producer(self) -> dict[int, int]:

@@ -1,12 +1,12 @@
 """Micro-batches: a step as a loop over parts of the batch, with the same result.
 
-Problem. The activations of a step do not fit. Idea. Gradient accumulation as a transformation of the program: the function is
-traced with its batch and with a part of it (``trace_pair.py``), and every equation belongs to one of three pieces by the roles
-of its values (``batch_roles.py``):
+Problem. The activations of a step do not fit. Idea. Gradient accumulation as a transformation of the program. Every equation
+belongs to one of three pieces by the roles of its values (``batch_roles.py``):
 
 - *before*: what does not depend on the batch and is needed inside, computed once;
-- *inside*: what has the batch as a dimension, in a ``lax.scan`` over the parts. Values that are reduced over the batch are
-  accumulated (sums, maxima, …, in the dtype of the value); outputs with the batch are stacked and reordered;
+- *inside*: what has the batch as a dimension, in a ``lax.scan`` over the parts, with equations for the size of a part. Values
+  that are reduced over the batch are accumulated (sums, maxima, …, in the dtype of the value); outputs with the batch are
+  stacked and reordered;
 - *after*: what needs the reduced values: clipping, the optimizer.
 
 Sums of partial values and widening casts of them are inside, so that a parameter that is used twice has one accumulator, in the
@@ -15,6 +15,10 @@ wider dtype; other linear ops are after.
 Part ``k`` of ``m`` has the examples ``k, k + m, k + 2m, …``: ``[B] -> [B/m, m]``, the minor dimension scanned over. A batch
 that is sharded over devices is split without communication.
 
+A value that does not depend on the batch, but has its size and is used together with it, is needed in rows. What repeats along
+the batch is computed for a part in the loop; an array that does not (positions, random numbers from one key) is computed before
+and split as the batch is.
+
 A reduced value that is used together with the batch, such as the number of valid tokens, is computed in a separate loop before,
 if that needs neither products nor loops; else (batch normalization, contrastive losses) an error is raised.
 """
@@ -22,7 +26,7 @@ if that needs neither products nor loops; else (batch normalization, contrastive
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import jax
@@ -32,132 +36,89 @@ import numpy as np
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import Traced
 from shardwise.errors import VariantError
-from shardwise.transforms.batch_roles import (
-    AFTER,
-    INVARIANT,
-    NEEDS_BOTH,
-    BatchAnalysis,
-    BatchState,
-    Role,
-    linear,
-    literal_state,
-)
+from shardwise.transforms.batch_roles import AFTER, INVARIANT, BatchAnalysis, BatchState, Role, where
+from shardwise.transforms.batch_walk import PartStep, Walk
 from shardwise.transforms.flat import Atom, Flat, Step, read_atoms, values_of
-from shardwise.transforms.trace_pair import Pair, with_literals
+from shardwise.transforms.splice import emit, spliced
 
 
-def microbatched(full: Traced, part: Traced, batch: Collection[str], parts: int) -> Traced:
-    """Returns a traced function as a loop over parts of its batch, from traces with the full batch and with one part;
-    ``batch``: the paths of the arguments whose first dimension is the batch."""
-    split = _Split(full.jaxpr, part.jaxpr, [k for k, leaf in enumerate(full.arguments) if leaf.path in batch], parts)
-    return replace(full, jaxpr=internals.retrace(split.run, full.jaxpr))
+def microbatched(traced: Traced, batch: Collection[str], parts: int) -> Traced:
+    """Returns a traced function as a loop over parts of its batch; ``batch``: the paths of the arguments whose first dimension
+    is the batch."""
+    flat = Flat(traced.jaxpr)
+    numbers = [k for k, leaf in enumerate(traced.arguments) if leaf.path in batch]
+    sizes = {internals.shape_of(flat.types[flat.inputs[k]])[0] for k in numbers}
+    if len(sizes) != 1:
+        raise VariantError(f"the arguments of the batch have different numbers of examples: {sorted(sizes)}")
+    for path, shape in ((traced.arguments[k].path, list(flat.types[flat.inputs[k]].shape)) for k in numbers):
+        if shape[0] % parts:
+            raise VariantError(f"{path} {shape} cannot be cut into {parts} micro-batches of one size")
+    split = _Split(flat, numbers, BatchAnalysis(sizes.pop(), parts))
+    return replace(traced, jaxpr=spliced(internals.retrace(split.run, traced.jaxpr)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """An equation at both sizes; the role determines the piece that it belongs to."""
+class _Split(Walk):
+    """A program in three pieces. ``_early``: values that have a separate loop before; ``cuts``: by value in the loop the value
+    outside that it has the rows of."""
 
-    full: Step
-    part: Any
-    role: Role
+    def __init__(self, flat: Flat, batch: Collection[int], analysis: BatchAnalysis):
+        roles = [BatchState(Role.BATCH, 0) if k in batch else INVARIANT for k in range(len(flat.inputs))]
+        self.cuts = {flat.inputs[k]: flat.inputs[k] for k in batch}
+        self._early: dict[int, int | None] = {}
+        self._loops: list[tuple[int, _Loop]] = []
+        super().__init__(flat, roles, analysis)
+        self._main = _Loop(self, self.steps, flat.outputs)
 
+    def _reduced(self, equation: Any) -> list[BatchState]:
+        return [AFTER] * len(equation.outvars)
 
-class _Split:
-    """A program in three pieces. ``_looped`` are values of the loop, ``_sized`` those after it of the batch's size, ``_early``
-    those that have a separate loop before."""
-
-    def __init__(self, full: Any, part: Any, batch: Collection[int], parts: int):
-        self._flat, small = Flat(full), Flat(with_literals(full, part))
-        inputs, constants, types = self._flat.inputs, self._flat.constants, self._flat.types
-        sizes = {internals.shape_of(types[inputs[k]])[0] for k in batch}
-        if len(sizes) != 1:
-            raise VariantError(f"the arguments of the batch have different numbers of examples: {sorted(sizes)}")
-        self._analysis = BatchAnalysis(sizes.pop(), parts)
-        self._states = dict.fromkeys((*inputs, *constants), INVARIANT)
-        self._states |= {inputs[k]: BatchState(Role.BATCH, 0) for k in batch}
-        self._steps: list[_Step] = []
-        self._looped: set[int] = set()
-        self._sized: set[int] = set()
-        self._early: dict[int, tuple[int, _Loop]] = {}
-        for step, other in zip(self._flat.steps, small.steps, strict=True):
-            self._add(step, other.equation)
-        self._main = self._loop(self._steps, self._flat.outputs)
-
-    def _loop(self, steps: Sequence[_Step], outputs: Sequence[Atom]) -> _Loop:
-        return _Loop(self._flat, self._states, steps, outputs, self._analysis)
-
-    def _state(self, atom: Atom) -> BatchState:
-        return self._states[atom] if isinstance(atom, int) else literal_state(atom.val)
-
-    def _add(self, step: Step, part: Any) -> None:
-        """Adds an equation with its roles; reduced operands that would be needed inside are computed in loops before."""
-        pair = Pair(step.equation, part)
-        states = [self._state(atom) for atom in step.operands]
-        sized = [v for v, a, b in zip(step.results, pair.full.outvars, part.outvars, strict=True) if _differ(a, b)]
-        reads_batch = any(s.role is Role.BATCH for s in states)
-        early = self._computed_before(step) if sized and not reads_batch else None
-        if early is None:
-            try:
-                result_states = self._result_states(pair, states)
-            except VariantError:
-                early = self._computed_before(step) if reads_batch else None
-                if early is None:
-                    raise
-        if early is not None:
-            return self._add(early, part)
-        if not reads_batch:
-            self._sized.update(sized)
-        self._states |= zip(step.results, result_states, strict=True)
-        role = self._role(step, [*states, *result_states])
-        if role is Role.BATCH:
-            self._looped.update(step.results)
-        self._steps.append(_Step(step, part, role))
-
-    def _result_states(self, pair: Pair, states: Sequence[BatchState]) -> list[BatchState]:
-        roles = {s.role for s in states}
-        if Role.BATCH in roles and Role.AFTER in roles:
-            raise VariantError(f"{pair.where} {NEEDS_BOTH}")
-        if Role.BATCH in roles or roles <= {Role.INVARIANT}:
-            return self._analysis.equation(pair, states)
-        return linear(pair, states) or [AFTER] * len(pair.full.outvars)
-
-    def _role(self, step: Step, states: Sequence[BatchState]) -> Role:
-        roles = {s.role for s in states}
-        if Role.AFTER in roles:
-            return Role.AFTER
-        # What is the same for every part may be computed in the loop.
-        if Role.BATCH in roles or (Role.PARTIAL not in roles and self._looped.intersection(step.reads)):
-            return Role.BATCH
-        return Role.PARTIAL if Role.PARTIAL in roles else Role.INVARIANT
+    def _cut(self, value: int, wanted: BatchState) -> int:
+        maker = self._makers.get(value)
+        if maker is not None and maker.role is Role.BATCH:
+            raise VariantError(f"{where(maker.step.equation)} makes an array that counts the batch's examples")
+        number = self.flat.new(value)
+        self.cuts[number], self.states[number] = value, wanted
+        return number
 
     def _computed_before(self, step: Step) -> Step | None:
-        """Returns the step with reduced operands computed in loops before; None where that is not possible or expensive."""
-        reduced = {v for v in step.reads if self._states[v].role in (Role.PARTIAL, Role.AFTER)}
+        reduced = {v for v in step.reads if self.states[v].role in (Role.PARTIAL, Role.AFTER)}
         early = {v: self._early_value(v) for v in sorted(reduced)}
         if not early or None in early.values():
             return None
         return replace(step, operands=tuple(early.get(v, v) if isinstance(v, int) else v for v in step.operands))
 
     def _early_value(self, value: int) -> int | None:
+        """Returns a reduced value, computed before: a reduction in a separate loop, and what follows from it once more."""
         if value not in self._early:
-            needed, steps = {value}, []
-            for step in reversed(self._steps):
-                if needed.intersection(step.full.results):
-                    needed.update(step.full.reads)
-                    steps.append(step)
-            expensive = any(step.role is not Role.INVARIANT and _is_expensive(step.full.equation) for step in steps)
-            if expensive or needed & self._sized:
-                return None
-            number = len(self._flat.types)
-            self._flat.types.append(self._flat.types[value])
-            self._states[number] = INVARIANT
-            self._early[value] = number, self._loop(steps[::-1], [value])
-        return self._early[value][0]
+            maker = self._makers[value]
+            step = maker.step if maker.role is Role.BATCH else self._computed_before(maker.step)
+            if step is None or _is_expensive(step.equation):
+                self._early[value] = None
+            elif maker.role is Role.BATCH:
+                self._early[value] = self._looped(value)
+            else:
+                copy = replace(step, results=tuple(self.flat.new(v) for v in step.results))
+                self._add(copy)
+                self._early |= zip(step.results, copy.results, strict=True)
+        return self._early[value]
+
+    def _looped(self, value: int) -> int | None:
+        needed, steps = {value}, []
+        for step in reversed(self.steps):
+            if needed.intersection(step.step.results):
+                needed.update(step.step.reads)
+                steps.append(step)
+        if any(step.role is not Role.INVARIANT and _is_expensive(step.step.equation) for step in steps):
+            return None
+        number = self.flat.new(value)
+        self.states[number] = INVARIANT
+        self._loops.append((number, _Loop(self, steps[::-1], [value])))
+        return number
 
     def run(self, *arrays: Any) -> list[Any]:
         """Returns the outputs of the function on arrays or tracers."""
-        env = self._flat.constants | dict(zip(self._flat.inputs, arrays, strict=True))
-        for value, loop in self._early.values():
+        env = self.flat.constants | dict(zip(self.flat.inputs, arrays, strict=True))
+        for value, loop in self._loops:
             (env[value],) = loop.run(env)
         return self._main.run(env)
 
@@ -165,84 +126,81 @@ class _Split:
 class _Loop:
     """Some of a program's steps in a loop over the parts of the batch, with the pieces before and after."""
 
-    def __init__(
-        self,
-        flat: Flat,
-        states: Mapping[int, BatchState],
-        steps: Sequence[_Step],
-        outputs: Sequence[Atom],
-        analysis: BatchAnalysis,
-    ):
-        self._types, self._states, self._outputs = flat.types, states, outputs
-        self._size, self._parts = analysis.size, analysis.parts
-        self._arrange(steps)
-        read = {v for step in self._inside for v in step.full.reads}
-        self._entering = [v for v in flat.inputs if states[v].role is Role.BATCH and v in read]
+    def __init__(self, split: _Split, steps: Sequence[PartStep], outputs: Sequence[Atom]):
+        self._types, self._states, self._outputs = split.flat.types, split.states, outputs
+        self._size, self._parts = split.analysis.size, split.analysis.parts
+        self._arrange(steps, split.cuts)
 
-    def _arrange(self, steps: Sequence[_Step]) -> None:
+    def _arrange(self, steps: Sequence[PartStep], cuts: Mapping[int, int]) -> None:
         if not any(s.role is Role.BATCH for s in steps):
             raise VariantError("nothing in the function depends on the batch")
         wanted: set[int] = set()
         needed: set[int] = set()
-        self._inside: list[_Step] = []
-        self._before: list[_Step] = []
+        inside: list[PartStep] = []
+        before: list[PartStep] = []
         for step in reversed(steps):
-            partial = step.role is Role.PARTIAL and (self._belongs(step) or wanted.intersection(step.full.results))
+            partial = step.role is Role.PARTIAL and (self._belongs(step) or wanted.intersection(step.step.results))
             if step.role is Role.BATCH or partial:
-                self._inside.insert(0, step)
-                needed.update(step.full.reads)
+                inside.append(step)
+                needed.update(step.step.reads)
                 if partial:
                     wanted.update(self._partial(step))
+        self._entering = {v: source for v, source in cuts.items() if v in needed}
+        needed.update(self._entering.values())
         for step in reversed(steps):
-            if step.role is Role.INVARIANT and needed.intersection(step.full.results):
-                self._before.insert(0, step)
-                needed.update(step.full.reads)
-        placed = {id(step) for step in (*self._inside, *self._before)}
+            if step.role is Role.INVARIANT and needed.intersection(step.step.results):
+                before.append(step)
+                needed.update(step.step.reads)
+        self._inside, self._before = inside[::-1], before[::-1]
+        placed = {id(step) for step in (*inside, *before)}
         self._after = [step for step in steps if id(step) not in placed]
-        used = {v for step in self._after for v in step.full.reads} | set(values_of(self._outputs))
-        leaving = sorted(used.intersection(v for step in self._inside for v in step.full.results))
+        used = {v for step in self._after for v in step.step.reads} | set(values_of(self._outputs))
+        self._needed = needed | used
+        leaving = sorted(used.intersection(v for step in inside for v in step.step.results))
         self._sums = [v for v in leaving if self._states[v].role is not Role.BATCH]
         self._stacked = [v for v in leaving if self._states[v].role is Role.BATCH]
 
-    def _partial(self, step: _Step) -> set[int]:
-        return {v for v in step.full.reads if self._states[v].role is Role.PARTIAL}
+    def _partial(self, step: PartStep) -> set[int]:
+        return {v for v in step.step.reads if self._states[v].role is Role.PARTIAL}
 
-    def _belongs(self, step: _Step) -> bool:
+    def _belongs(self, step: PartStep) -> bool:
         """Returns whether a linear step belongs inside: a sum of partial values, or a widening of one."""
         partial = self._partial(step)
-        if len(partial) != 1 or step.full.name != "convert_element_type":
+        if len(partial) != 1 or step.step.name != "convert_element_type":
             return len(partial) > 1
-        before, after = (self._types[v].dtype.itemsize for v in (*partial, *step.full.results))
+        before, after = (self._types[v].dtype.itemsize for v in (*partial, *step.step.results))
         return bool(after > before)
 
     def run(self, values: Mapping[int, Any]) -> list[Any]:
         """Returns the outputs, from the values of inputs and constants."""
         env = dict(values)
-        _run(self._before, env)
-        cut = [self._cut(env[v], self._states[v].dim) for v in self._entering]
+        env |= emit([step.whole(self._types) for step in self._before], env, self._needed)
+        cut = [self._cut(env[source], self._states[v]) for v, source in self._entering.items()]
 
         def body(sums: list[Any], rows: list[Any]) -> tuple[list[Any], list[Any]]:
             local = env | dict(zip(self._entering, rows, strict=True))
-            _run(self._inside, local, part=True)
+            local |= emit([step.part(self._types) for step in self._inside], local, {*self._sums, *self._stacked})
             added = [self._reducer(v)[0](s, local[v]) for v, s in zip(self._sums, sums, strict=True)]
             return added, [local[v] for v in self._stacked]
 
         sums, rows = jax.lax.scan(body, [self._start(v) for v in self._sums], cut, length=self._parts)
         env.update(zip(self._sums, sums, strict=True))
         env.update((v, self._joined(r, self._states[v])) for v, r in zip(self._stacked, rows, strict=True))
-        _run(self._after, env)
+        env |= emit([step.whole(self._types) for step in self._after], env, values_of(self._outputs))
         return read_atoms(env, self._outputs)
 
-    def _cut(self, array: Any, d: int) -> Any:
-        shape = array.shape
-        return jnp.moveaxis(array.reshape(*shape[:d], shape[d] // self._parts, self._parts, *shape[d + 1 :]), d + 1, 0)
+    def _cut(self, array: Any, state: BatchState) -> Any:
+        """Returns the rows of all parts, with the part as the first dimension."""
+        shape, d = array.shape, state.dim
+        split = (state.outer, self._size // self._parts, self._parts, -1)
+        rows = jnp.moveaxis(array.reshape(*shape[:d], *split, *shape[d + 1 :]), d + 2, 0)
+        return rows.reshape(self._parts, *shape[:d], shape[d] // self._parts, *shape[d + 1 :])
 
     def _joined(self, rows: Any, state: BatchState) -> Any:
         """Returns the rows of the parts in the batch's order."""
         _, *shape = rows.shape
         d, full = state.dim, shape[state.dim] * self._parts
-        split = (state.outer, self._size // self._parts, -1) if state.outer > 0 else (1, shape[d], 1)
-        rows = rows.reshape(self._parts, *shape[:d], *split, *shape[d + 1 :])
+        rows = rows.reshape(self._parts, *shape[:d], state.outer, self._size // self._parts, -1, *shape[d + 1 :])
         return jnp.moveaxis(rows, 0, d + 2).reshape(*shape[:d], full, *shape[d + 1 :])
 
     def _reducer(self, value: int) -> tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]:
@@ -252,16 +210,6 @@ class _Loop:
     def _start(self, value: int) -> Any:
         aval = self._types[value]
         return jnp.full(aval.shape, self._reducer(value)[1](aval.dtype), aval.dtype)
-
-
-def _run(steps: Sequence[_Step], env: dict[int, Any], part: bool = False) -> None:
-    for step in steps:
-        results = step.full.run(env, step.part if part else None)
-        env.update(zip(step.full.results, results, strict=True))
-
-
-def _differ(full: Any, part: Any) -> bool:
-    return internals.shape_of(full.aval) != internals.shape_of(part.aval)
 
 
 def _is_expensive(equation: Any) -> bool:

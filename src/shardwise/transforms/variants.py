@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import jax
-
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions, Traced, trace
-from shardwise.errors import CaptureError, VariantError
+from shardwise.errors import VariantError
 from shardwise.ir.paths import find_paths
 from shardwise.tactics.roles import NAME_THEM, Roles
 from shardwise.transforms.microbatch import microbatched
@@ -89,31 +87,16 @@ def trace_variant(
     kwargs: Mapping[str, Any],
     options: JitOptions,
     variant: Variant,
-    traces: dict[tuple[int, bool], Traced] | None = None,
+    traces: dict[bool, Traced] | None = None,
 ) -> Traced:
-    """Traces a variant of a function. ``traces``: a cache of the function at the size of one micro-batch, by their number and
-    whether it is rematerialized."""
+    """Traces a variant of a function. ``traces``: a cache of the function as it is, and rematerialized (true)."""
     traces = {} if traces is None else traces
-    if (1, False) not in traces:
-        traces[1, False] = trace(fn, args, kwargs, options)
-    plain, count, remat = traces[1, False], variant.microbatches, variant.remat
-    if (1, remat) not in traces:
-        traces[1, remat] = rematerialize(plain)
-    if count == 1:
-        return traces[1, remat]
-
-    def cut(path: str, shape: Any) -> Any:
-        if path not in variant.batch:
-            return shape
-        if shape.shape[0] % count:
-            raise VariantError(f"{path} {list(shape.shape)} cannot be cut into {count} micro-batches of one size")
-        struct: Any = jax.ShapeDtypeStruct
-        return struct((shape.shape[0] // count, *shape.shape[1:]), shape.dtype, weak_type=shape.weak_type)
-
+    if False not in traces:
+        traces[False] = trace(fn, args, kwargs, options)
+    if variant.remat not in traces:
+        traces[True] = rematerialize(traces[False])
+    traced, count = traces[variant.remat], variant.microbatches
     try:
-        if (count, False) not in traces:
-            traces[count, False] = trace(fn, args, kwargs, options, cut)
-        part = rematerialize(traces[count, False], like=plain) if remat else traces[count, False]
-        return microbatched(traces[1, remat], part, variant.batch, count)
-    except (CaptureError, VariantError) as error:
-        raise VariantError(f"{plain.name} cannot be computed in {count} micro-batches: {error}") from None
+        return microbatched(traced, variant.batch, count) if count > 1 else traced
+    except VariantError as error:
+        raise VariantError(f"{traced.name} cannot be computed in {count} micro-batches: {error}") from None

@@ -42,19 +42,19 @@ def execute(program: Program, mode: str) -> dict[str, Any]:
 
 def run(only: list[str], mode: str, missing: bool) -> int:
     """Runs programs, writes results and page, and returns the number of failures."""
-    records, failed = load(), 0
-    names = {p.name for p in programs()}
-    if unknown := set(only) - names:
+    every, failed = {p.name: p for p in programs()}, 0
+    if unknown := set(only) - set(every):
         raise SystemExit(f"no such program: {', '.join(sorted(unknown))}")
-    for program in programs():
-        known = records.setdefault(program.name, {})
-        if (only and program.name not in only) or (missing and mode in known):
+    for name in only or every:
+        if missing and mode in load().get(name, {}):
             continue
-        known[mode] = execute(program, mode)
-        error = failure(known[mode])
+        record = execute(every[name], mode)
+        error = failure(record)
         failed += error is not None
-        print(f"{program.name}: {error or 'done'}", flush=True)
-        save({name: record for name, record in records.items() if name in names})
+        print(f"{name}: {error or 'done'}", flush=True)
+        records = load()  # another process may have written meanwhile
+        records.setdefault(name, {})[mode] = record
+        save({name: records[name] for name in records if name in every})
     PAGE.write_text(page())
     return failed
 

@@ -17,7 +17,7 @@ from corpus.registry import Case, Program
 #: Host devices are planned for as such, and once more for the smallest memory, which shards as much as possible.
 HOST_PLANS: Final = {
     "time": {"topology": "cpu:8"},
-    "memory": {"topology": "v5e:2x4", "objective": "memory"},
+    "memory": {"topology": "v5e:2x4", "objective": "memory", "budget_evals": 150},
 }
 TPU: Final = "v5e:4x4"
 

@@ -107,9 +107,9 @@ def _small(every: Sequence[Program], records: Records) -> list[str]:
         "inputs perturbed by rounding differ as much (*sensitivity*): the sign of a tiny gradient decides a step of Adam or "
         "Lion. *Sharded* counts arguments and outputs under the plan for the shortest step, and for the smallest memory.",
         "",
-        "| program | package | kind | set | what | ops | tracing s | plan s | memory plan s | first call s (plain) | sharded | "
+        "| program | package | kind | set | what | ops | tracing s | plan s | first call s (plain) | sharded | "
         "difference | sensitivity |",
-        "|---|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "|---|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for p, r in ran:
         time, memory = r["time"], r["memory"]
@@ -117,8 +117,7 @@ def _small(every: Sequence[Program], records: Records) -> list[str]:
         sensitivity = max(time["sensitivity"], memory["sensitivity"])
         lines.append(
             f"| {p.name} | {p.package} | {p.kind} | {p.split} | {_cell(p.what)} | {r['ops']:,} | {r['trace_s']:.2f} "
-            f"| {time['plan_s']:.2f} | {memory['plan_s']:.2f} "
-            f"| {r['planned_first_call_s']:.2f} ({r['plain_first_call_s']:.2f}) "
+            f"| {time['plan_s']:.2f} | {r['planned_first_call_s']:.2f} ({r['plain_first_call_s']:.2f}) "
             f"| {time['sharded']}, {memory['sharded']} of {time['arrays']} | {difference:.1e} | {sensitivity:.1e} |"
         )
     return [*lines, ""]

@@ -86,3 +86,15 @@ def test_tracers_are_refused() -> None:
 def test_static_cures_what_the_error_says() -> None:
     analysis = shardwise.analyze(loop_on_value, shape(3), 4, static_argnames="n")
     assert [op.kind for op in analysis.program.ops].count("add") == 4
+
+
+def test_a_value_that_another_trace_left_behind_is_refused() -> None:
+    left: list[jax.Array] = []
+
+    def leaks(x: jax.Array) -> jax.Array:
+        left.append(2 * x)
+        return x
+
+    jax.eval_shape(leaks, jax.ShapeDtypeStruct((4,), "float32"))
+    with pytest.raises(shardwise.CaptureError, match="traced value of another function"):
+        shardwise.analyze(lambda x: x + left[0], jax.ShapeDtypeStruct((4,), "float32"))

@@ -118,6 +118,26 @@ def test_other_reducers(reducer: str) -> None:
     check(axes, SHAPE, random.Random(2).sample(every, min(len(every), 60)), reducer)
 
 
+@pytest.mark.parametrize("ring", [Ring.NEVER, Ring.ALWAYS])
+def test_booleans_of_one_device_each_are_added_up_and_scattered(ring: Ring) -> None:
+    """As in a lookup: every element is true on at most one device."""
+    mesh, source, target = MeshAxes.of({"x": 8}), Sharding(((), ()), (0,)), Sharding(((0,), ()))
+    type_ = ArrayType((8, 16), 1.0, ring=ring)
+    (step,) = reshard(type_, source, target, mesh)
+    assert bool(step.hops) == (ring is Ring.ALWAYS)
+    holder = np.random.default_rng(0).integers(0, 16, (8, 16))  # from 8 on: no device
+    parts = np.arange(8)[:, None, None] == holder
+    mapped = jax.shard_map(
+        lambda x: emit([x[0]], step, source, type_, mesh)[0],
+        mesh=jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,)),
+        in_specs=PartitionSpec("x"),
+        out_specs=PartitionSpec("x"),
+        check_vma=False,
+    )
+    result = jax.jit(mapped)(parts)
+    assert result.dtype == bool and (np.asarray(result) == parts.any(0)).all()
+
+
 def test_a_dimension_changes_axes_by_a_permute() -> None:
     mesh = MeshAxes.of({"x": 2, "y": 4})
     steps = reshard(ArrayType((64,), 4.0), Sharding(((0,),)), Sharding(((1,),)), mesh)

@@ -113,6 +113,10 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
         raise CaptureError(_trace_failure(name, error)) from None
     infos = jax.tree.leaves(traced.args_info)
     stated = [equations.spec_of(sharding) for sharding in internals.in_shardings(traced)]
+    if len(stated) > len(leaves):
+        raise CaptureError(
+            f"{name} uses a traced value of another function: return it from there instead of storing it"
+        )
     root = "out" if not any(path.split("/")[0] == "out" for path in paths) else "result"
     if not isinstance(traced.out_info, Result):
         outputs, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info)

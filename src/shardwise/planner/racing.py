@@ -243,6 +243,9 @@ class _Race:
             if remat in stopped or variant.microbatches < self._needed(remat, last.get(remat, [])):
                 continue
             placed = self._promising(arms, remat) if arms else self._best_meshes()
+            best = self.best_arm
+            if not placed and variant.microbatches > 2 and best in arms:
+                placed = [best.placement]  # more parts than are needed are sometimes faster
             try:
                 looked = self.look(variant, placed) if placed else []
             except VariantError as error:

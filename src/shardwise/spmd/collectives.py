@@ -61,7 +61,7 @@ def _emit(arrays: list[Any], step: Collective, before: Sharding, reducer: str, m
     (x,) = arrays
     if step.kind is Kind.REDUCE_SCATTER:
         (dim,) = changed_dims(before, after)
-        return [jax.lax.psum_scatter(x, names[0], scatter_dimension=dim, tiled=True)]
+        return [_reduced(x, lambda x: jax.lax.psum_scatter(x, names[0], scatter_dimension=dim, tiled=True))]
     if step.kind is Kind.ALL_GATHER:
         combined = before.dims == after.dims
         return [_combine(x, names, reducer) if combined else _gather(x, before, after, mesh)]
@@ -111,7 +111,12 @@ def _reduce(arrays: list[Any], names: tuple[str, ...], reducer: str, values_firs
         return [jax.lax.pmin(jnp.where(values, positions, last), names)]
     (x,) = arrays
     reduce: Any = {"sum": jax.lax.psum, "max": jax.lax.pmax, "or": jax.lax.pmax}.get(reducer, jax.lax.pmin)
-    return [reduce(x.astype(jnp.uint8), names).astype(x.dtype) if x.dtype == jnp.bool_ else reduce(x, names)]
+    return [_reduced(x, lambda x: reduce(x, names))]
+
+
+def _reduced(x: Any, reduce: Any) -> Any:
+    """Reduces an array; JAX adds up no booleans, so they are reduced as integers."""
+    return reduce(x.astype(jnp.uint8)).astype(x.dtype) if x.dtype == jnp.bool_ else reduce(x)
 
 
 def _combine(x: Any, names: tuple[str, ...], reducer: str) -> Any:

@@ -13,6 +13,7 @@ import pytest
 import shardwise
 from shardwise.errors import PlanError
 from shardwise.tactics.strategies import FSDP, DataParallel
+from tests.plans.files import signed
 
 ROLES = {"batch": "x", "params": "params"}
 
@@ -111,7 +112,7 @@ def test_where_axes_lie_and_in_which_order_devices_stand(plan: shardwise.Plan) -
 )
 def test_a_wrong_device_order_is_refused(plan: shardwise.Plan, tmp_path: Path, order: object, message: str) -> None:
     data = json.loads(plan.to_json()) | {"device_order": order}
-    (tmp_path / "plan.json").write_text(json.dumps(data))
+    (tmp_path / "plan.json").write_text(signed(data))
     with pytest.raises(PlanError, match=message):
         shardwise.load_plan(tmp_path / "plan.json")
 

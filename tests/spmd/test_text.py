@@ -18,6 +18,8 @@ from jax.sharding import PartitionSpec
 import shardwise
 from shardwise import zoo
 from shardwise.errors import PlanError
+from shardwise.hardware.layout import ideal
+from shardwise.hardware.mesh import MeshAxes
 from shardwise.report.program_text import laid_out, touching
 from shardwise.spmd.text import MOVING, Line, program_lines, totals
 from shardwise.tactics.strategies import FSDP, ExpertParallel, Megatron, SequenceParallel, Shard
@@ -31,7 +33,7 @@ def lines_of(plan: shardwise.Plan) -> list[Line]:
 
 
 def planned(fn: Any, *shapes: tuple[int, ...], **options: Any) -> shardwise.Plan:
-    where = {"mesh": MESH, "tactics": [], **options}
+    where = {"mesh": MESH, "topology": ideal(MeshAxes.of(MESH), "v5e"), "tactics": [], **options}
     return shardwise.plan(fn, *(jax.ShapeDtypeStruct(s, "float32") for s in shapes), **where)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import shardwise
 from shardwise import zoo
+from shardwise.hardware.layout import ideal
+from shardwise.hardware.mesh import MeshAxes
 from shardwise.tactics import strategies as s
 from shardwise.verification.collectives import totals
 from shardwise.verification.verify import Verification
@@ -47,7 +49,7 @@ class Row:
         plan = shardwise.plan(
             program.fn,
             *program.args,
-            mesh=self.mesh(devices),
+            topology=ideal(MeshAxes.of(self.mesh(devices)), "v5e"),
             tactics=self.tactics,
             roles=roles,
             donate_argnums=program.donate_argnums,

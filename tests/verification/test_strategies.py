@@ -8,6 +8,8 @@ import pytest
 
 import shardwise
 from shardwise import zoo
+from shardwise.hardware.layout import ideal
+from shardwise.hardware.mesh import MeshAxes
 from shardwise.tactics.strategies import FSDP, DataParallel
 from tests.verification.strategy_rows import ROWS, bytes_by_kind, large_kinds
 
@@ -34,7 +36,7 @@ def test_fsdp_moves_no_more_than_the_textbook() -> None:
 
 def test_constraints_are_a_handful() -> None:
     program = zoo.parse("t2b:tiny")
-    where = {"mesh": {"data": 8}, "roles": {"batch": "batch", "params": "params"}}
+    where = {"topology": ideal(MeshAxes.of({"data": 8}), "v5e"), "roles": {"batch": "batch", "params": "params"}}
     for tactic, most in ((DataParallel("data"), 0), (FSDP("data"), 5)):
         plan = shardwise.plan(program.fn, *program.args, tactics=[tactic], **where)
         assert len(plan.constraints) <= most, plan.constraints

@@ -54,6 +54,8 @@ _MOST_PLACEMENTS: Final = 5
 _LARGER: Final = 0.2
 #: A variant must promise to be faster by this.
 _LITTLE: Final = 0.005
+#: More micro-batches than are needed are looked at as long as the last number of them is slower than the best by no more.
+_NEAR: Final = 0.01
 #: The share of time above that of perfect scaling from which parts of mesh axes are tried.
 _IMPERFECT: Final = 0.05
 
@@ -243,9 +245,8 @@ class _Race:
             if remat in stopped or variant.microbatches < self._needed(remat, last.get(remat, [])):
                 continue
             placed = self._promising(arms, remat) if arms else self._best_meshes()
-            best = self.best_arm
-            if not placed and variant.microbatches > 2 and best in arms:
-                placed = [best.placement]  # more parts than are needed are sometimes faster
+            if not placed and variant.microbatches > 2 and self._is_near_best(arm := min(arms, key=_rank)):
+                placed = [arm.placement]  # more parts than are needed are sometimes faster
             try:
                 looked = self.look(variant, placed) if placed else []
             except VariantError as error:
@@ -265,6 +266,9 @@ class _Race:
     def _limit_ps(self) -> float:
         best = self.best_arm
         return best.best.total.time_ps * (1 - _LITTLE) if best and best.best.fits else math.inf
+
+    def _is_near_best(self, arm: Arm) -> bool:
+        return arm.best.fits and arm.best.total.time_ps * (1 - _NEAR) < self._limit_ps()
 
     def _needed(self, remat: bool, arms: Sequence[Arm]) -> float:
         """The fewest micro-batches in which a state could fit that is faster than the best so far."""

@@ -323,9 +323,8 @@ def _mesh(row: Row) -> str:
 
 
 def make() -> str:
-    parts = [regret_part(), ablation_part(read("ablation"))]
+    parts = [default_part(read("default")), regret_part(), ablation_part(read("ablation"))]
     earlier = [
-        default_part(read("default")),
         expert_part(load()),
         compiled_part(),
         bound_part(),

@@ -38,6 +38,7 @@ from shardwise.planner.mesh import carried_over, cuts, splits
 from shardwise.planner.naming import carried_names, exchanged
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.bounds import finest, peak_bound
+from shardwise.search.budget import Budget
 from shardwise.search.front import thinned
 from shardwise.search.result import Ended
 from shardwise.search.searcher import Journal, SharedBudget
@@ -54,7 +55,7 @@ _MOST_PLACEMENTS: Final = 5
 _LARGER: Final = 0.2
 #: A variant must promise to be faster by this.
 _LITTLE: Final = 0.005
-#: More micro-batches than are needed are looked at as long as the last number of them is slower than the best by no more.
+#: More micro-batches than are needed are looked at as long as the last number of them is slower than the best by less.
 _NEAR: Final = 0.01
 #: The share of time above that of perfect scaling from which parts of mesh axes are tried.
 _IMPERFECT: Final = 0.05
@@ -245,17 +246,18 @@ class _Race:
             if remat in stopped or variant.microbatches < self._needed(remat, last.get(remat, [])):
                 continue
             placed = self._promising(arms, remat) if arms else self._best_meshes()
-            if not placed and variant.microbatches > 2 and self._is_near_best(arm := min(arms, key=_rank)):
-                placed = [arm.placement]  # more parts than are needed are sometimes faster
+            near = [] if placed or variant.microbatches == 2 else self._near_best(arms)
             try:
-                looked = self.look(variant, placed) if placed else []
+                looked = self.look(variant, placed or near) if placed or near else []
             except VariantError as error:
                 self.tried[variant] = VariantTried(str(variant), why=str(error))
-                placed = []
-            if not placed:
+                looked, placed, near = [], [], []
+            if not placed and not near:
                 stopped.add(remat)
             elif looked:
                 last[remat] = looked
+            for arm in looked if near else ():
+                arm.search(Budget(evaluations=0), quick=False)  # all named strategies
             if self.journal.interrupted:
                 return
 
@@ -267,8 +269,10 @@ class _Race:
         best = self.best_arm
         return best.best.total.time_ps * (1 - _LITTLE) if best and best.best.fits else math.inf
 
-    def _is_near_best(self, arm: Arm) -> bool:
-        return arm.best.fits and arm.best.total.time_ps * (1 - _NEAR) < self._limit_ps()
+    def _near_best(self, arms: Sequence[Arm]) -> list[Placement]:
+        """The best meshes if one of some arms is near the best of all: more parts than are needed are sometimes faster."""
+        limit = (1 + _NEAR) * self._limit_ps()
+        return self._best_meshes() if any(a.best.fits and a.best.total.time_ps < limit for a in arms) else []
 
     def _needed(self, remat: bool, arms: Sequence[Arm]) -> float:
         """The fewest micro-batches in which a state could fit that is faster than the best so far."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.leaves import dtype_of
 from shardwise.plans.plan import Plan
 
 KINDS = {
@@ -48,7 +49,7 @@ def _read(jaxpr: Any, times: float, found: Counter[Found]) -> None:
 
 
 def _bytes(variable: Any) -> float:
-    return float(np.prod(variable.aval.shape, dtype=np.int64) * internals.dtype_of(variable.aval)[1])
+    return float(np.prod(variable.aval.shape, dtype=np.int64) * dtype_of(variable.aval)[1])
 
 
 def predicted(plan: Plan) -> Counter[Found]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from shardwise.capture import control
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.leaves import abstract, dtype_of
 from shardwise.ir.program import Op, Program
 from shardwise.rules.kernels import primitive_names
 from shardwise.rules.registry import is_known
@@ -108,7 +109,7 @@ def implementation(equation: Any) -> Any | None:
     """Returns the implementation of a primitive as a jaxpr where it is plain JAX code, else None."""
     primitive, params = equation.primitive, equation.params
     try:
-        shapes = [internals.abstract(v.aval) for v in equation.invars]
+        shapes = [abstract(v.aval) for v in equation.invars]
         jaxpr = jax.make_jaxpr(lambda *xs: primitive.impl(*xs, **params))(*shapes)
     except Exception:  # an implementation that is no plain JAX code may raise anything
         return None
@@ -118,7 +119,7 @@ def implementation(equation: Any) -> Any | None:
 
 
 def _types(variables: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
-    return [(internals.shape_of(v.aval), internals.dtype_of(v.aval)[0]) for v in variables]
+    return [(internals.shape_of(v.aval), dtype_of(v.aval)[0]) for v in variables]
 
 
 class Replay:

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import jax
 import jax.extend.core as jex_core
-import numpy as np
 from jax._src import source_info_util
 from jax._src.config import _check_vma
 from jax._src.effects import ordered_effects, shardable_ordered_effects
@@ -94,36 +93,6 @@ def shape_of(aval: Any) -> tuple[int, ...]:
     return tuple(getattr(aval, "shape", ()))
 
 
-def dtype_of(aval: Any) -> tuple[str, float]:
-    """Returns name and size in bytes of an element. Sub-byte integers are packed; PRNG keys count their words."""
-    return _sized(aval.dtype) if hasattr(aval, "dtype") else (type(aval).__name__, 0.0)
-
-
-@functools.cache
-def _sized(dtype: Any) -> tuple[str, float]:
-    name = str(dtype)
-    bits = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}.get(name)
-    return name, bits / 8 if bits else float(getattr(dtype, "itemsize", 0))
-
-
-def unknown_argument(leaf: Any) -> str | None:
-    """Returns why a leaf of the arguments cannot be an array, or None where it can."""
-    if isinstance(leaf, bool | int | float | complex | np.generic):
-        return None
-    if isinstance(leaf, jax.core.Tracer):
-        return "is a tracer of another transformation: call this outside of jit, grad and vmap"
-    if isinstance(leaf, jax.Ref):
-        return "is a mutable array, which cannot be planned: take an array and return the new one"
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        dtype = leaf.dtype
-        if isinstance(dtype, np.dtype) and dtype.kind in "OUSMm":
-            return f"has dtype {dtype}, which JAX cannot hold"
-        if not all(isinstance(size, int | np.integer) for size in leaf.shape):
-            return "has a symbolic shape: give its sizes as numbers"
-        return None
-    return f"is of type {type(leaf).__name__}, not an array"
-
-
 def current_mesh() -> Any:
     """Returns the mesh of ``jax.set_mesh``, None where there is none."""
     mesh = get_concrete_mesh()
@@ -133,41 +102,6 @@ def current_mesh() -> Any:
 def is_explicit(mesh: Any) -> bool:
     """Returns whether some axes of a mesh are explicit, so that shardings over them are part of types."""
     return jax.sharding.AxisType.Explicit in (getattr(mesh, "axis_types", None) or ())
-
-
-def explicit_mesh(leaves: Sequence[Any]) -> Any:
-    """Returns the abstract mesh of explicit axes that some arrays are sharded over, or None."""
-    meshes = (getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in leaves)
-    mesh = next(filter(is_explicit, meshes), None)
-    return None if mesh is None else getattr(mesh, "abstract_mesh", mesh)
-
-
-def abstract(leaf: Any) -> Any:
-    """Returns the leaf as a ``ShapeDtypeStruct``, with a sharding on explicit axes; Python scalars as they are."""
-    if isinstance(leaf, bool | int | float | complex):
-        return leaf
-    struct: Any = jax.ShapeDtypeStruct
-    sharding, current = getattr(leaf, "sharding", None), jax.sharding.get_abstract_mesh()
-    if not is_explicit(getattr(sharding, "mesh", None)):
-        sharding = (
-            jax.sharding.NamedSharding(current, jax.P(*[None] * len(leaf.shape))) if is_explicit(current) else None
-        )
-    # A NumPy array of a disabled dtype (float64) is converted as in jax.jit.
-    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if isinstance(leaf.dtype, np.dtype) else leaf.dtype
-    return struct(leaf.shape, dtype, weak_type=is_weak(leaf), sharding=sharding)
-
-
-def type_keys(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns the keys by which ``jax.jit`` distinguishes calls: shape, dtype, weak type and mesh of each array."""
-    try:
-        return tuple(map(_AVAL, leaves))
-    except AttributeError:  # there are NumPy arrays or Python numbers
-        return tuple(
-            x.aval if hasattr(x, "aval") else (x.shape, x.dtype) if hasattr(x, "shape") else type(x) for x in leaves
-        )
-
-
-_AVAL: Final = operator.attrgetter("aval")
 
 
 def is_jitted(fn: Any) -> bool:

@@ -20,6 +20,7 @@ import numpy as np
 from shardwise.capture import control, equations
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import called
+from shardwise.capture.leaves import dtype_of
 from shardwise.capture.trace import Traced
 from shardwise.errors import CaptureError
 from shardwise.ir.collector import collector_paused
@@ -99,7 +100,7 @@ class Builder:
                 f"{self.name} reads or changes a mutable array that it did not create, which cannot be planned: take an "
                 "array and return the new one"
             )
-        dtype, itemsize = internals.dtype_of(aval)
+        dtype, itemsize = dtype_of(aval)
         self.values.append(Value(len(self.values), internals.shape_of(aval), dtype, itemsize, origin, path))
         return len(self.values) - 1
 
@@ -274,7 +275,7 @@ class Builder:
     def _rule(self, equation: Any) -> tuple[OpRule, float, Unit]:
         operands = tuple(internals.shape_of(v.aval) for v in equation.invars)
         results = tuple(internals.shape_of(v.aval) for v in equation.outvars)
-        dtypes = tuple(internals.dtype_of(v.aval)[0] for v in equation.invars)
+        dtypes = tuple(dtype_of(v.aval)[0] for v in equation.invars)
         call = OpCall(equation.primitive.name, equation.params, operands, results, dtypes)
         key = call.key
         if key in self._rules:

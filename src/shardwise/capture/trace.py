@@ -17,6 +17,7 @@ import jax
 from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import forwarded, with_outputs
+from shardwise.capture.leaves import abstract, explicit_mesh, unknown_argument
 from shardwise.capture.objects import Result, apart, of_objects, pure_call
 from shardwise.errors import CaptureError
 from shardwise.ir.collector import collector_paused
@@ -61,7 +62,7 @@ class Call:
     @staticmethod
     def of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         def shape(leaf: Any) -> Any:
-            return internals.abstract(leaf) if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf
+            return abstract(leaf) if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf
 
         shapes, named = jax.tree.map(shape, apart((args, dict(kwargs)))[0])
         return Call(fn, shapes, named)
@@ -98,7 +99,7 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
     places = [_argument_path(path, [names[i] for i in dynamic]) for path, _ in leaves]
     paths = _unique(places)
     _check_leaves(name, [(path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)])
-    shapes = [internals.abstract(leaf) for _, leaf in leaves]
+    shapes = [abstract(leaf) for _, leaf in leaves]
     positional, keywords = structure.unflatten(shapes)
     abstract_args = list(args)
     for i, argument in zip(dynamic, positional, strict=True):
@@ -138,7 +139,7 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
 
 def _under_mesh_of(shapes: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
     """A context in which shardings over the explicit axes of arguments can be stated (``out_sharding=P("data")``)."""
-    mesh = internals.explicit_mesh(shapes)
+    mesh = explicit_mesh(shapes)
     if mesh is None or jax.sharding.get_abstract_mesh() == mesh:
         return contextlib.nullcontext()
     return jax.sharding.use_abstract_mesh(mesh)
@@ -241,7 +242,7 @@ def _unique(paths: Sequence[_Path]) -> tuple[str, ...]:
 def _check_leaves(name: str, leaves: Sequence[tuple[str, Any]]) -> None:
     problems = []
     for path, leaf in leaves:
-        reason = internals.unknown_argument(leaf)
+        reason = unknown_argument(leaf)
         if reason:
             problems.append(f"  {path} {reason} ({leaf!r:.60})")
     if problems:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import jax
 
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.leaves import explicit_mesh
 from shardwise.capture.lower import lower
 from shardwise.capture.objects import Objects, apart
 from shardwise.capture.trace import JitOptions, Traced
@@ -197,7 +198,7 @@ class PlannedFunction:
             return leaf
         like = self._types[number] if number < len(self._types) else leaf
         aval = internals.plain_shape(leaf.aval if hasattr(leaf, "aval") else leaf)
-        sharding = getattr(like, "sharding", None) if internals.explicit_mesh([like]) else None
+        sharding = getattr(like, "sharding", None) if explicit_mesh([like]) else None
         if sharding is None and internals.is_explicit(self._current):
             sharding = jax.sharding.NamedSharding(self._current, jax.P(*[None] * len(aval.shape)))
         return aval.update(sharding=sharding)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.leaves import type_keys
 from shardwise.capture.trace import JitOptions
 from shardwise.errors import PlanError
 from shardwise.hardware.layout import Placement
@@ -39,7 +40,7 @@ class Planned:
 
     def _find(self, flat: Flat, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:
         mesh = internals.current_mesh() if self._asked.mesh is None else None
-        key = mesh, flat.tree, flat.static, *internals.type_keys(flat.leaves)
+        key = mesh, flat.tree, flat.static, *type_keys(flat.leaves)
         planned = self._by_type.get(key)  # one lookup: hashing the key is most of what a call takes
         if planned is None:
             # JAX's types contain shardings, which results that are passed in again have; the plan is the same.

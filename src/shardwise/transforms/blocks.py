@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.leaves import dtype_of
 from shardwise.transforms.flat import Flat, Step, values_of
 
 #: The number of distances between equal letters that are tried as periods, the most frequent first.
@@ -73,7 +74,7 @@ def _text(flat: Flat) -> NDArray[np.int64]:
 
     def letter(k: int, step: Step) -> int:
         types = [flat.types[v] for v in step.results]
-        kinds = ((internals.shape_of(aval), internals.dtype_of(aval)[0]) for aval in types)
+        kinds = ((internals.shape_of(aval), dtype_of(aval)[0]) for aval in types)
         return -1 - k if step.is_backward else letters.setdefault((step.name, *kinds), len(letters))
 
     return np.array([letter(k, step) for k, step in enumerate(flat.steps)], np.int64)

@@ -10,6 +10,7 @@ from typing import Any
 
 from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.leaves import dtype_of
 
 #: A value by its number, or a literal of JAX.
 Atom = Any
@@ -75,7 +76,7 @@ class Flat:
 
     def nbytes(self, value: int) -> float:
         aval = self.types[value]
-        return float(aval.size * internals.dtype_of(aval)[1]) if hasattr(aval, "size") else 0.0
+        return float(aval.size * dtype_of(aval)[1]) if hasattr(aval, "size") else 0.0
 
     def new(self, value: int) -> int:
         """Returns the number of a new value of the type of another one."""

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.leaves import explicit_mesh
 from shardwise.capture.lower import lower
 from shardwise.capture.objects import pure_call
 from shardwise.errors import PlanError
@@ -126,9 +127,7 @@ def verify(
     mesh = make_mesh(dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)), backend)
     donated = [a.donated for a in plan.arguments]
     options, named = static_options(plan, fn), dict(kwargs or {})
-    explicit = (
-        None if plan.call is None else internals.explicit_mesh(jax.tree.leaves((plan.call.args, plan.call.kwargs)))
-    )
+    explicit = None if plan.call is None else explicit_mesh(jax.tree.leaves((plan.call.args, plan.call.kwargs)))
     with under_explicit(explicit):
         traced = trace_variant(fn, args, named, options, plan.variant)
     program = lower(traced)

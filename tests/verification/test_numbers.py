@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 import shardwise
 from shardwise.interruption import in_background
 from shardwise.tactics.strategies import Shard
-from shardwise.verification.verify import _compare
+from shardwise.verification.verify import _compare, _relative
 
 
 def test_random_keys_are_compared_by_their_numbers() -> None:
@@ -29,6 +29,13 @@ def test_random_keys_are_compared_by_their_numbers() -> None:
     verified = shardwise.verify(plan, drop, *args)
     assert verified.agrees
     assert verified.differences is not None and [d.path for d in verified.differences] == ["out/0", "out/1"]
+
+
+def test_infinities_nans_and_imaginary_parts_are_compared() -> None:
+    x = np.array([1.0, np.nan, np.inf, 2.0])
+    assert _relative(x, x) == 0.0 and _relative(x, np.array([1.0, np.nan, np.inf, 2.1])) == pytest.approx(0.05)
+    assert not _relative(x, np.array([1.0, 3.0, np.inf, 2.0])) <= 1 and not _relative(x, -x) <= 1
+    assert _relative(np.array([1 + 1j]), np.array([1 - 1j])) == pytest.approx(2**0.5)
 
 
 def test_axes_of_one_device_communicate_nothing() -> None:

@@ -323,9 +323,8 @@ def _mesh(row: Row) -> str:
 
 
 def make() -> str:
-    parts = [default_part(read("default")), regret_part(), ablation_part(read("ablation"))]
+    parts = [default_part(read("default")), regret_part(), expert_part(load()), ablation_part(read("ablation"))]
     earlier = [
-        expert_part(load()),
         compiled_part(),
         bound_part(),
         timing_part(),

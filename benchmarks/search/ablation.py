@@ -106,7 +106,7 @@ class NoClimbing(Tree):
 
 
 def ungrouped(analysis: Analysis) -> Analysis:
-    """Every color and every compatibility set is a group of its own."""
+    """Every color and every compatibility set is a group."""
     alone = find_groups(analysis.program, analysis.names, analysis.conflict_table, grouping=False)
     return replace(analysis, group_table=alone)
 

@@ -34,7 +34,7 @@ BUILT_IN: Final = Path(__file__).parent / "profiles"
 #: Tables with one figure per kind of collective.
 BY_KIND: Final = ("hidden", "efficiency")
 _TABLES: Final = ("memory", "matrix", "vector", "latency", *BY_KIND)
-#: The profile for devices of a platform that have none of their own.
+#: The profile for devices that no profile describes, by platform.
 _BY_PLATFORM: Final = {"cpu": "cpu", "gpu": "a100-40", "tpu": "v5e"}
 _LINK_FIGURES: Final = tuple(figures(LinkTier).values())
 _LINK_KEYS: Final = ("largest", *(f.key for f in _LINK_FIGURES))

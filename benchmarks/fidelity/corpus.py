@@ -1,0 +1,251 @@
+"""``python -m benchmarks.fidelity.corpus``: the cost model against the TPU compiler on programs of other packages.
+
+``record`` plans corpus programs at full size for v5e:4x4, under the default search and under named strategies, compiles each
+plan to the end, and appends what the compiler says to ``corpus.jsonl``, with the decisions of the plan. ``compare`` predicts
+the same decisions anew and prints errors, those of the test set apart from those of the fit set. Nothing in Shardwise is fitted
+to or tuned on the test set; ``compare`` names programs of the fit set only, unless ``--name-test-set`` is given.
+
+Needs the corpus environment (``make .venv-corpus/.installed``). Every program runs in a process with a time limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from corpus.registry import Program, programs
+
+RECORDS: Final = Path(__file__).parent / "corpus.jsonl"
+HLO: Final = Path(tempfile.gettempdir()) / "corpus_hlo"
+TOPOLOGY: Final = "v5e:4x4"
+SEARCH: Final = "search"
+STRATEGIES: Final = (SEARCH, "fsdp", "dp")
+LIMIT_S: Final = 420
+Record = dict[str, Any]
+
+
+def load() -> dict[str, Record]:
+    """The latest record of every case, by "program strategy"."""
+    lines = RECORDS.read_text().splitlines() if RECORDS.exists() else []
+    return {record["case"]: record for record in map(json.loads, lines)}
+
+
+def record(only: Iterable[str], strategies: Iterable[str], again: bool) -> None:
+    """Compiles what has no record yet."""
+    from shardwise.verification.compiled import tpu_environment
+
+    known = load()
+    for program in programs():
+        for strategy in strategies:
+            key = f"{program.name} {strategy}"
+            if (only and program.name not in only) or (key in known and not again):
+                continue
+            start = time.perf_counter()
+            with tempfile.TemporaryDirectory(prefix="corpus") as folder:
+                dump = f"--xla_dump_to={folder}/dump --xla_dump_hlo_as_text --xla_dump_hlo_as_proto"
+                command = [sys.executable, "-m", "benchmarks.fidelity.corpus", "child", program.name, strategy, folder]
+                row: Record = {"error": f"not done in {LIMIT_S} s"}
+                try:
+                    environment = os.environ | tpu_environment() | {"XLA_FLAGS": dump}
+                    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+                    row = {"error": f"exit status {ended.returncode}: {ended.stderr.strip()[-200:]}"}
+                except subprocess.TimeoutExpired:
+                    pass
+                result = Path(folder) / "result.json"
+                if result.exists():
+                    row = json.loads(result.read_text())
+            row = {"case": key, "program": program.name, "split": program.split, "strategy": strategy} | row
+            with RECORDS.open("a") as file:
+                file.write(json.dumps(row, separators=(",", ":")) + "\n")
+            print(f"{time.perf_counter() - start:6.1f} s  {key}  {row.get('error', 'done')}", flush=True)
+
+
+def child(program: Program, strategy: str, folder: Path) -> None:
+    """Plans and compiles one case and writes ``result.json``."""
+    try:
+        result = _compiled(program, strategy, folder)
+    except Exception as error:
+        result = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+    (folder / "part.json").write_text(json.dumps(result))
+    (folder / "part.json").rename(folder / "result.json")
+    os._exit(0)  # the compiler's threads may still run
+
+
+def _compiled(program: Program, strategy: str, folder: Path) -> Record:
+    import jax
+
+    import shardwise
+    from benchmarks.fidelity.truth import _read, _run_compiler, refusal
+    from shardwise.capture.lower import lower
+    from shardwise.planner.apply import Applied, static_options
+    from shardwise.plans import codec
+    from shardwise.transforms.variants import trace_variant
+    from shardwise.verification.compiled import make_mesh
+
+    case = program.build(**program.full)
+    args = jax.eval_shape(case.make)
+    options: dict[str, Any] = {"topology": TOPOLOGY, "donate_argnums": case.donate, "allow_infeasible": True}
+    if strategy == SEARCH:
+        plan = shardwise.plan(case.fn, *args, remat="auto", **options)
+    else:
+        plan = shardwise.plan(case.fn, *args, mesh={"data": 16}, tactics=strategy, **options)
+    row: Record = {
+        "mesh": dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
+        "microbatches": plan.variant.microbatches,
+        "remat": plan.variant.remat,
+        "decisions": [codec.encode(d) for d in plan.decisions],
+    }
+    mesh = make_mesh(plan.mesh, TOPOLOGY)
+    traced = trace_variant(case.fn, args, {}, static_options(plan, case.fn), plan.variant)
+    applied = Applied(plan, traced, lower(traced), mesh, rounds=True)
+    lowered = applied.jitted(donate=bool(case.donate)).lower(*jax.tree.leaves(args))
+    executable, oom, seconds = _run_compiler(lowered, folder / "dump", to_the_end=True)
+    row["compile_s"] = round(seconds, 1)
+    if oom:
+        row["oom"] = refusal(oom)
+    return row | _read(executable, mesh, folder / "dump", HLO / f"{program.name}.{strategy}")
+
+
+class _Saved:
+    """Decisions of a record, as a tactic."""
+
+    def __init__(self, decisions: list[Any]):
+        self._decisions = decisions
+
+    def decide(self, context: Any, taken: Any) -> list[Any]:
+        from shardwise.lowering.decisions import Decision
+        from shardwise.plans import codec
+
+        return [codec.decode(Decision, data, "decisions") for data in self._decisions]
+
+
+def predicted(case: Any, row: Record) -> Any:
+    """The plan of a record, predicted by the cost model of this source."""
+    import jax
+
+    import shardwise
+
+    return shardwise.plan(
+        case.fn,
+        *jax.eval_shape(case.make),
+        mesh=row["mesh"],
+        topology=TOPOLOGY,
+        tactics=[_Saved(row["decisions"])],
+        microbatches=row["microbatches"] if row["microbatches"] > 1 else None,
+        remat=row["remat"] or None,
+        donate_argnums=case.donate,
+        allow_infeasible=True,
+    )
+
+
+def figures(plan: Any, row: Record) -> dict[str, float]:
+    """What is predicted and what the compiler says, in seconds and bytes."""
+    from benchmarks.fidelity.compare import exposed_s, moved_s
+    from shardwise.hardware.layout import place
+    from shardwise.hardware.topology import topology
+
+    placement = place(plan.mesh, topology(TOPOLOGY))
+    compute_s = row["cycles"]["total"] / placement.topology.profile.clock_hz if "cycles" in row else 0.0
+    predicted = plan.predicted
+    return {
+        "predicted_s": predicted.time_s,
+        "compiled_s": compute_s + exposed_s(row, placement) if compute_s else 0.0,
+        "predicted_compute_s": predicted.compute_s,
+        "compiled_compute_s": compute_s,
+        "predicted_comm_s": predicted.comm_s,
+        "compiled_comm_s": moved_s(row, placement),
+        "predicted_bytes": predicted.peak_bytes,
+        "compiled_bytes": row["oom"]["needed"] if "oom" in row else row["memory"]["allocated"],
+        "refused": "oom" in row,
+        "fits": predicted.fits,
+    }
+
+
+def compare(only: Iterable[str], split: str, name_test_set: bool) -> None:
+    """Predicts every recorded case anew and prints errors of the two sets."""
+    rows = [r for r in load().values() if "memory" in r and (not only or r["program"] in only)]
+    every = {p.name: p for p in programs()}
+    found: dict[str, list[tuple[Record, dict[str, float]]]] = {"fit": [], "test": []}
+    built: dict[str, Any] = {}
+    for row in rows:
+        if split and row["split"] != split:
+            continue
+        name = row["program"]
+        if name not in built:
+            built = {name: every[name].build(**every[name].full)}
+        try:
+            f = figures(predicted(built[name], row), row)
+        except Exception as error:
+            print(f"{row['case']}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
+            continue
+        found[row["split"]].append((row, f))
+        if row["split"] == "fit" or name_test_set:
+            print(_line(row, f), flush=True)
+    for name, cases in found.items():
+        if cases:
+            print(f"{name} set, {len(cases)} cases of {len({r['program'] for r, _ in cases})} programs")
+            for what in ("s", "compute_s", "bytes"):
+                print(f"  {what:10} {summary([_ratio(f, what) for _, f in cases if _ratio(f, what)])}")
+
+
+def _ratio(f: dict[str, float], what: str) -> float:
+    return f[f"predicted_{what}"] / f[f"compiled_{what}"] if f[f"compiled_{what}"] else 0.0
+
+
+def _line(row: Record, f: dict[str, float]) -> str:
+    times = f"{f['predicted_s'] * 1e3:10.3f} {f['compiled_s'] * 1e3:10.3f} ms {_ratio(f, 's'):6.2f}"
+    compute = f"compute {_ratio(f, 'compute_s'):6.2f}"
+    sizes = f"{f['predicted_bytes'] / 1e6:10.1f} {f['compiled_bytes'] / 1e6:10.1f} MB {_ratio(f, 'bytes'):6.2f}"
+    verdict = "" if f["refused"] != f["fits"] else "  WRONG VERDICT"
+    return f"{row['case']:36} {times}  {compute}  {sizes}{verdict}"
+
+
+def summary(ratios: list[float]) -> str:
+    """Median and 90th percentile of errors, and the range of predicted / compiled."""
+    errors = sorted(abs(r - 1) for r in ratios)
+    if not errors:
+        return "no cases"
+    ninth = errors[min(len(errors) - 1, int(0.9 * len(errors)))]
+    low = min(ratios)
+    return (
+        f"error: median {statistics.median(errors):.1%}, 90th percentile {ninth:.1%}; "
+        f"predicted / compiled: median {statistics.median(ratios):.2f}, {low:.2f} to {max(ratios):.2f}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity.corpus", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("record", help="compile what has no record")
+    recording.add_argument("--only", nargs="*", default=[])
+    recording.add_argument("--strategies", nargs="*", default=list(STRATEGIES))
+    recording.add_argument("--again", action="store_true", help="also what has a record")
+    comparing = commands.add_parser("compare", help="predict anew and print errors")
+    comparing.add_argument("--only", nargs="*", default=[])
+    comparing.add_argument("--split", choices=["", "fit", "test"], default="")
+    comparing.add_argument("--name-test-set", action="store_true", help="also print cases of the test set")
+    one = commands.add_parser("child", help=argparse.SUPPRESS)
+    one.add_argument("name")
+    one.add_argument("strategy")
+    one.add_argument("folder", type=Path)
+    asked = parser.parse_args()
+    if asked.command == "record":
+        record(asked.only, asked.strategies, asked.again)
+    elif asked.command == "compare":
+        compare(asked.only, asked.split, asked.name_test_set)
+    else:
+        child(next(p for p in programs() if p.name == asked.name), asked.strategy, asked.folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -28,6 +28,7 @@ import math
 from dataclasses import dataclass, replace
 
 from shardwise.cost.kernels import Edge, Kernel, touched, touched_elements
+from shardwise.cost.layouts import Layouts
 from shardwise.hardware.profile import Profile
 from shardwise.ir.program import Op, Program, Unit
 from shardwise.lowering.candidates import Candidate
@@ -36,9 +37,9 @@ from shardwise.lowering.padding import block
 from shardwise.lowering.sharding import is_moved
 
 
-def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile) -> float:
+def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layouts) -> float:
     """Seconds of one execution, in whole picoseconds."""
-    sizes = _Sizes(lowered, profile)
+    sizes = _Sizes(lowered, profile, layouts)
     if kernel.returned is not None:
         return _whole_ps(sizes.copy_s(kernel.returned))
     if kernel.transposed is not None:
@@ -119,7 +120,8 @@ def _waste(sizes: tuple[int, ...], tile: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Local:
-    """Elements of each operand and result that an op touches on one device, its FLOPs, and a kernel's ``dtype``."""
+    """Elements of each operand and result that an op touches on one device, those of the ``largest`` as they are in registers,
+    its FLOPs, and a kernel's ``dtype``."""
 
     elements: tuple[float, ...]
     largest: float
@@ -131,27 +133,36 @@ class _Local:
 class _Sizes:
     """Sizes on one device and the times that follow from them."""
 
-    def __init__(self, lowered: Lowered, profile: Profile):
+    def __init__(self, lowered: Lowered, profile: Profile, layouts: Layouts):
         self.lowered, self.program, self.mesh, self.profile = lowered, lowered.program, lowered.mesh, profile
+        self.layouts = layouts
 
     def local(self, op: int) -> _Local:
         """What an op touches on one device, and its FLOPs."""
-        memo, key = self.lowered.memo.local, (self.lowered.structure.alike[op], self.lowered.computes[op])
+        memo, candidate = self.lowered.memo.local, self.lowered.computes[op]
+        key = (self.lowered.structure.alike[op], self.layouts.of_op(self.program.ops[op]), candidate)
         local: _Local | None = memo.get(key)
         if local is None:
-            local = memo[key] = self._local(self.program.ops[op], key[1])
+            local = memo[key] = self._local(self.program.ops[op], candidate)
         return local
 
     def _local(self, op: Op, candidate: Candidate) -> _Local:
-        values = (*op.operands, *op.results)
-        numbers = [touched(op, n) for n in range(len(values))]
-        elements = [
-            size / candidate.parts[n] if values[n] >= 0 else 1.0
-            for n, size in zip(numbers, touched_elements(self.program, op), strict=True)
-        ]
+        values, shardings = (*op.operands, *op.results), (*candidate.needs, *candidate.results)
+        elements, largest = [], 0.0
+        for n, size in zip(
+            (touched(op, n) for n in range(len(values))), touched_elements(self.program, op), strict=True
+        ):
+            if values[n] < 0:
+                elements.append(1.0)
+                continue
+            value, tile = self.program.values[values[n]], self.profile.vector_tile
+            shape = shardings[n].local_shape(value.shape, self.mesh)
+            elements.append(size / candidate.parts[n] * self.layouts.in_memory(value.id, shape, tile))
+            registers = self.layouts.in_registers(value.id, shape, value.itemsize, tile)
+            largest = max(largest, size / candidate.parts[n] * registers)
         product = self._product(op, candidate) if op.unit is Unit.MATRIX else None
         dtype = widest_dtype(self.program, values) if op.unit is Unit.KERNEL else ""
-        return _Local(tuple(elements), max(elements, default=0.0), op.flops / candidate.devices, product, dtype)
+        return _Local(tuple(elements), largest, op.flops / candidate.devices, product, dtype)
 
     def elements(self, op: int, number: int) -> float:
         return self.local(op).elements[number]

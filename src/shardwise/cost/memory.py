@@ -22,8 +22,8 @@ When values live:
   products have run as it has hops, at most until the next loop;
   An all-reduce is in place. Outputs that are gathered at the end do not take their argument's place.
 
-How much they take: tiles of the last two dimensions (``vector_tile``), in whatever order of dimensions pads least, and a
-thirty-second more for the gaps that XLA's heap leaves (the median of ``benchmarks/fidelity`` is 2 %, the mean 4 %).
+How much they take: tiles of the two minor dimensions (``shardwise.cost.layouts``), and a thirty-second more for the gaps that
+XLA's heap leaves (the median of ``benchmarks/fidelity`` is 2 %, the mean 4 %).
 
 Weak. XLA rematerializes when memory runs short: what does not fit is overestimated, and so are small programs, since XLA keeps
 them in on-chip memory. XLA may gather unrolled layers ahead of time.
@@ -31,15 +31,14 @@ them in on-chip memory. XLA may gather unrolled layers ahead of time.
 
 from __future__ import annotations
 
-import itertools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Final
 
 from shardwise.cost.clusters import Clusters, Role, kernel_order
+from shardwise.cost.layouts import Layouts, Minor, padded_elements
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import Profile
 from shardwise.ir.program import HEAVY, Op, Origin, Program, Value
@@ -76,7 +75,7 @@ class Lifetimes:
     values that take the place of a donated argument, and the end; ``loops`` and ``products`` by region: their points."""
 
     def __init__(self, program: Program, by_library: bool = False):
-        self.program, self.clusters = program, Clusters(program, by_library)
+        self.program, self.clusters, self.layouts = program, Clusters(program, by_library), Layouts(program)
         self._arguments = {a.value for a in program.arguments}
         self._matches = self._donations()
         self.point = {op.id: 0 for op in program.ops if op.kind in ("argument", "constant")}
@@ -324,31 +323,9 @@ class Lifetimes:
         return windowed
 
 
-@cache
-def padded_elements(sizes: tuple[int, ...], tile: tuple[int, int]) -> int:
-    """Elements that an array takes in tiles, with its dimensions in the best order; as many as it has where rows are 1.
-
-    >>> padded_elements((100, 130), (8, 128)), padded_elements((3, 1000), (8, 128)), padded_elements((100, 130), (1, 32))
-    (17408, 4096, 13000)
-    """
-    (rows, lanes), large, total = tile, [s for s in sizes if s > 1], math.prod(sizes)
-    if rows == 1:
-        return total
-    if len(large) <= 1:
-        return max(total, lanes) if total <= lanes else _up(total, rows * lanes)
-    return min(
-        total // (a * b) * _up(a, lanes) * _up(b, 2 if b <= 2 else 4 if b <= 4 else rows)
-        for a, b in itertools.permutations(large, 2)
-    )
-
-
-def _up(size: int, step: int) -> int:
-    return -(-size // step) * step
-
-
-def blocks(value: Value, sharding: Sharding, mesh: MeshAxes, profile: Profile) -> int:
-    """The memory that one device's part of a value takes."""
-    elements = padded_elements(sharding.local_shape(value.shape, mesh), profile.vector_tile)
+def blocks(value: Value, sharding: Sharding, mesh: MeshAxes, profile: Profile, minor: Minor | None = None) -> int:
+    """The memory that one device's part of a value takes; ``minor``: see ``shardwise.cost.layouts``."""
+    elements = padded_elements(sharding.local_shape(value.shape, mesh), profile.vector_tile, minor)
     size = max(1, math.ceil(elements * value.itemsize / BLOCK))
     return size if value.origin is Origin.ARGUMENT else size + size // GAPS
 
@@ -356,11 +333,12 @@ def blocks(value: Value, sharding: Sharding, mesh: MeshAxes, profile: Profile) -
 def value_allocations(lowered: Lowered, life: Lifetimes, value: int, profile: Profile) -> list[Allocation]:
     """The memory that a value takes where it is stored."""
     v, sharding, mesh, allocations = lowered.program.values[value], lowered.actual[value], lowered.mesh, []
+    stored = blocks(v, sharding, mesh, profile, life.layouts.images.get(value))
     if value in life.live:
-        allocations.append(Allocation("value", value, blocks(v, sharding, mesh, profile), *life.live[value]))
+        allocations.append(Allocation("value", value, stored, *life.live[value]))
     # With fewer examples than a tile has rows XLA folds space into the batch, and nothing is computed inside a convolution.
     if value in life.windowed and sharding.local_shape(v.shape, mesh)[0] < profile.vector_tile[0]:
-        allocations.append(Allocation("operand", value, blocks(v, sharding, mesh, profile), *life.windowed[value]))
+        allocations.append(Allocation("operand", value, stored, *life.windowed[value]))
     if value in life.narrowed:
         itemsize, *span = life.narrowed[value]
         narrow = replace(v, itemsize=itemsize, origin=Origin.RESULT)
@@ -378,7 +356,8 @@ def copy_allocations(
         if not kinds or r.source is r.target:  # a halo is part of the kernel that reads it
             continue
         op, v = life.program.ops[r.op], life.program.values[r.value]
-        source, target = (blocks(v, s, lowered.mesh, profile) for s in (r.source, r.target))
+        minor = life.layouts.images.get(r.value)
+        source, target = (blocks(v, s, lowered.mesh, profile, minor) for s in (r.source, r.target))
         hops = sum(s.hops for s in r.steps if s.beside)
         if op.kind == "output" and Kind.ALL_GATHER in kinds:
             last = life.points - 1

@@ -160,7 +160,7 @@ class CostModel:
         if term.kind is TermKind.KERNEL:
             kernel = self.kernels[term.number]
             runs = int(self.structure.program.runs[kernel.region])
-            return Figures(compute_ps=runs * round(kernel_s(lowered, kernel, profile) * 1e12))
+            return Figures(compute_ps=runs * round(kernel_s(lowered, kernel, profile, self.life.layouts) * 1e12))
         if term.kind is TermKind.VALUE:
             return Figures(allocations=tuple(value_allocations(lowered, self.life, term.number, profile)))
         reshards = tuple(self.edge_reshards(lowered, term))
@@ -173,11 +173,13 @@ class CostModel:
         """What a term is made of, apart from how its ops compute: equal for terms of repeated layers."""
         life = self.life
         if term.kind is TermKind.VALUE:
-            return term.number in life.live, term.number in life.windowed, life.narrowed.get(term.number, (0.0,))[0]
+            narrowed, image = life.narrowed.get(term.number, (0.0,))[0], life.layouts.images.get(term.number)
+            return term.number in life.live, term.number in life.windowed, narrowed, image
         if term.kind is TermKind.EDGE:
-            maker = self.structure.program.definitions[term.number][0]
-            return term.number in life.returned, maker in term.ops, tuple(k in life.point for k in term.ops)
-        return _kernel_shape(self.kernels[term.number], term)
+            maker, image = self.structure.program.definitions[term.number][0], life.layouts.images.get(term.number)
+            return term.number in life.returned, maker in term.ops, tuple(k in life.point for k in term.ops), image
+        layouts = tuple([life.layouts.of_op(self.structure.program.ops[k]) for k in term.ops])
+        return layouts, _kernel_shape(self.kernels[term.number], term)
 
     def edge_reshards(self, lowered: Lowered, term: Term) -> Iterable[Reshard]:
         """The reshards of one value in one region, each different need once."""

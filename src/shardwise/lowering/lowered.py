@@ -88,7 +88,7 @@ class Memo:
         self.tables = CandidateTables(candidates, self.times, reach)
         self.chosen: dict[object, tuple[Candidate, ...]] = {}
         self.consumer_s: dict[object, float] = {}
-        self.local: dict[tuple[int, Candidate], Any] = {}
+        self.local: dict[Hashable, Any] = {}
 
 
 def lower_state(analysis: Analysis, state: State, cost: LocalCost) -> Lowered:

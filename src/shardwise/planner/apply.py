@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.leaves import explicit_mesh
@@ -19,7 +20,7 @@ from shardwise.capture.objects import Objects, apart
 from shardwise.capture.trace import JitOptions, Traced
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.ir.program import Program
+from shardwise.ir.program import Program, Value
 from shardwise.partitioner.constraints import choose_constraints
 from shardwise.partitioner.propagation import Constrained
 from shardwise.partitioner.quirks import failing_convolutions
@@ -63,20 +64,41 @@ class Applied:
         return self._run(*arrays)
 
     def _explicit(self) -> Callable[..., list[Any]]:
-        """The device-local program on every device. XLA replaces empty arrays by constants and then refuses a ``shard_map``
-        without other operands: there the program is run as it is."""
-        read = [self.program.values[a.value] for a in self.program.arguments if self.program.uses[a.value]]
+        """The device-local program on every device. Empty arrays stay outside of it: XLA replaces them by constants, refuses a
+        ``shard_map`` without other operands, where the program is run as it is, and crashes on some others."""
+        values, arguments = self.program.values, [a.value for a in self.program.arguments]
+        read = [values[v] for v in arguments if self.program.uses[v]]
         if read and not any(v.elements for v in read):
             return lambda *arrays: internals.evaluate(self._traced.jaxpr, arrays)
         local = LocalProgram(self.program, self._plan.sharded, self._rounds)
-        specs = [tuple(s.spec for s in shardings) for shardings in (self.in_shardings, self.out_shardings)]
-        run: Callable[..., tuple[Any, ...]] = jax.shard_map(
-            lambda *blocks: tuple(local(*blocks)),
+        given = [k for k, v in enumerate(arguments) if not _is_blank(values[v])]
+        left = [k for k, v in enumerate(self.program.outputs) if not _is_blank(values[v])]
+
+        def on_device(*blocks: Any) -> tuple[Any, ...]:
+            inputs = dict(zip(given, blocks, strict=True))
+            for k in range(len(arguments)):
+                if k not in inputs:
+                    shape = self._plan.sharded.shardings[arguments[k]].local_shape(
+                        values[arguments[k]].shape, self._plan.mesh
+                    )
+                    inputs[k] = jnp.zeros(shape, values[arguments[k]].dtype)
+            results = local(*(inputs[k] for k in range(len(arguments))))
+            return tuple(results[k] for k in left)
+
+        sharded: Callable[..., tuple[Any, ...]] = jax.shard_map(
+            on_device,
             mesh=self.mesh,
-            in_specs=specs[0],
-            out_specs=specs[1],
+            in_specs=tuple(self.in_shardings[k].spec for k in given),
+            out_specs=tuple(self.out_shardings[k].spec for k in left),
             check_vma=False,
         )
+
+        def run(*arrays: Any) -> list[Any]:
+            results = dict(zip(left, sharded(*(arrays[k] for k in given)), strict=True))
+            return [
+                results[k] if k in results else jnp.zeros(a.shape, a.dtype) for k, a in enumerate(self._plan.outputs)
+            ]
+
         weak = [internals.is_weak(v.aval) for v in internals.split_jaxpr(self._traced.jaxpr)[0].outvars]
         return lambda *arrays: [
             internals.as_weak(x) if is_weak else x for x, is_weak in zip(run(*arrays), weak, strict=True)
@@ -103,6 +125,11 @@ class Applied:
             donate_argnums=self.donated if donate else (),
             keep_unused=True,
         )
+
+
+def _is_blank(value: Value) -> bool:
+    """Is an array empty, and of numbers, so that anybody can make it?"""
+    return not value.elements and not value.dtype.startswith("key")
 
 
 class PlannedFunction:

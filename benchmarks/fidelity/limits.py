@@ -1,0 +1,236 @@
+"""``python -m benchmarks.fidelity.limits``: programs that nearly fill the memory, beside what the TPU compiler allocates.
+
+The worst that a plan can do is to say that a program fits which the compiler then refuses. Programs of the zoo and of the
+corpus are made larger (more examples, nodes, particles) until their default plan for v5e:4x4 takes 70 to 100% of the usable
+memory, and are compiled up to the assignment of buffers. ``record`` appends to ``limits.jsonl`` what has no line there yet;
+without it the records are printed, those of the corpus's test set apart. Nothing is fitted to the test set.
+
+Needs the corpus environment (``make .venv-corpus/.installed``). Every program runs in a separate process with a time limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from benchmarks.fidelity import cases
+from corpus.registry import Case, programs
+
+RECORDS: Final = Path(__file__).with_suffix(".jsonl")
+TOPOLOGY: Final = "v5e:4x4"
+#: Programs are made larger by one of these, the first that they have.
+KNOBS: Final = ("batch", "nodes", "population", "chains", "rows", "cells", "atoms", "poses", "side", "points", "size")
+SHARES: Final = (0.7, 1.0)
+LIMIT_S: Final = 500
+_TRIALS: Final = 9
+Record = dict[str, Any]
+
+
+class Scalable(NamedTuple):
+    """A program with a size that can be multiplied."""
+
+    name: str
+    split: str
+    knob: str
+    size: int
+    build: Callable[[int], Case]
+
+
+def scalable() -> Iterator[Scalable]:
+    """The programs of the zoo and of the corpus that have such a size."""
+    from shardwise.zoo import registry as zoo
+
+    for program in cases.PROGRAMS:
+        size = zoo.config_of(
+            program.name, program.config or zoo.configs(program.name)[0], **dict(program.options)
+        ).batch
+
+        def build(batch: int, program: cases.Program = program) -> Case:
+            made = zoo.load(program.name, program.config or "", **dict(program.options) | {"batch": batch})
+            return Case(made.fn, lambda: made.args, made.donate_argnums)
+
+        yield Scalable(f"zoo {program.label}", "fit", "batch", size, build)
+    for entry in programs():
+        knob = next((knob for knob in KNOBS if knob in entry.full), None)
+        if knob is not None:
+
+            def full(size: int, entry: Any = entry, knob: str = knob) -> Case:
+                made: Case = entry.build(**dict(entry.full) | {knob: size})
+                return made
+
+            yield Scalable(entry.name, entry.split, knob, entry.full[knob], full)
+
+
+def record(only: Sequence[str], again: bool) -> None:
+    """Compiles what has no record yet."""
+    from shardwise.verification.compiled import tpu_environment
+
+    known = load()
+    for program in scalable():
+        if (only and program.name not in only) or (program.name in known and not again):
+            continue
+        start = time.perf_counter()
+        with tempfile.TemporaryDirectory(prefix="limits") as folder:
+            dump = f"--xla_dump_to={folder}/dump --xla_dump_hlo_as_text --xla_dump_hlo_as_proto"
+            command = [sys.executable, "-m", "benchmarks.fidelity.limits", "child", program.name, folder]
+            row: Record = {"error": f"not done in {LIMIT_S} s"}
+            try:
+                environment = os.environ | tpu_environment() | {"XLA_FLAGS": dump}
+                ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+                row = {"error": f"exit status {ended.returncode}: {ended.stderr.strip()[-200:]}"}
+            except subprocess.TimeoutExpired:
+                pass
+            result = Path(folder) / "result.json"
+            if result.exists():
+                row = json.loads(result.read_text())
+        row = {"case": program.name, "split": program.split} | row
+        with RECORDS.open("a") as file:
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+        print(f"{time.perf_counter() - start:6.1f} s  {_line(row)}", flush=True)
+
+
+def child(program: Scalable, folder: Path) -> None:
+    """Sizes, plans and compiles one program and writes ``result.json``."""
+    try:
+        result = _compiled(program, folder)
+    except Exception as error:
+        result = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+    (folder / "part.json").write_text(json.dumps(result))
+    (folder / "part.json").rename(folder / "result.json")
+    os._exit(0)  # the compiler's threads may still run
+
+
+def sized(program: Scalable) -> tuple[Any, Case, int]:
+    """The plan, the program and its size with which the plan takes as much of the memory as is possible."""
+    import jax
+
+    import shardwise
+
+    factor, step = Fraction(1), Fraction(2)
+    best: tuple[float, Any, Case, int] | None = None
+    tried: set[Fraction] = set()
+    for _ in range(_TRIALS):
+        tried.add(factor)
+        size = max(1, int(program.size * factor))
+        case = program.build(size)
+        args = jax.eval_shape(case.make)
+        plan = shardwise.plan(
+            case.fn, *args, topology=TOPOLOGY, donate_argnums=case.donate, remat="auto", allow_infeasible=True
+        )
+        share = plan.predicted.peak_bytes / plan.predicted.usable_bytes
+        if share <= SHARES[1] and (best is None or share > best[0]):
+            best = share, plan, case, size
+        if SHARES[0] <= share <= SHARES[1]:
+            break
+        factor = factor * step if share < SHARES[0] else factor / step
+        if factor in tried:
+            step = Fraction(3, 2)
+            factor = factor * step if share > SHARES[1] else factor / step
+            if factor in tried:
+                break
+    if best is None:
+        raise ValueError("nothing that fits was found")
+    return best[1:]
+
+
+def _compiled(program: Scalable, folder: Path) -> Record:
+    import jax
+
+    from benchmarks.fidelity.truth import _read, _run_compiler, refusal
+    from shardwise.capture.lower import lower
+    from shardwise.planner.apply import Applied, static_options
+    from shardwise.transforms.variants import trace_variant
+    from shardwise.verification.compiled import make_mesh
+
+    plan, case, size = sized(program)
+    args = jax.eval_shape(case.make)
+    row: Record = {
+        program.knob: size,
+        "mesh": dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
+        "variant": str(plan.variant),
+        "predicted": plan.predicted.peak_bytes,
+        "usable": plan.predicted.usable_bytes,
+        "alive": [[a.label, a.nbytes, a.source] for a in plan.predicted.alive[:12]],
+    }
+    mesh = make_mesh(plan.mesh, TOPOLOGY)
+    traced = trace_variant(case.fn, args, {}, static_options(plan, case.fn), plan.variant)
+    applied = Applied(plan, traced, lower(traced), mesh, rounds=True)
+    lowered = applied.jitted(donate=bool(case.donate)).lower(*jax.tree.leaves(args))
+    executable, oom, seconds = _run_compiler(lowered, folder / "dump", to_the_end=False)
+    row["compile_s"] = round(seconds, 1)
+    if oom:
+        row["oom"] = refusal(oom)
+    read = _read(executable, mesh, folder / "dump", Path(tempfile.gettempdir()) / "limits_hlo" / program.name)
+    return row | {"memory": read["memory"], "largest": read["live"]["largest"], "remats": read["remats"]}
+
+
+def load() -> dict[str, Record]:
+    """The latest record of every program."""
+    lines = RECORDS.read_text().splitlines() if RECORDS.exists() else []
+    return {row["case"]: row for row in map(json.loads, lines)}
+
+
+def compiled_bytes(row: Record) -> float:
+    return float(row["oom"]["needed"] if "oom" in row else row["memory"]["allocated"])
+
+
+def _line(row: Record) -> str:
+    if "error" in row:
+        return f"{row['case']:44} {row['error'][:120]}"
+    predicted, compiled = row["predicted"], compiled_bytes(row)
+    verdict = "REFUSED" if "oom" in row else "over" if compiled > row["usable"] else ""
+    return (
+        f"{row['case']:44} {predicted / 2**30:6.2f} GiB, compiled {compiled / 2**30:6.2f}, {predicted / compiled:5.2f} "
+        f"{row['variant']} {verdict}"
+    )
+
+
+def summary(rows: Sequence[Record]) -> str:
+    near = [r for r in rows if SHARES[0] <= r["predicted"] / r["usable"]]
+    ratios = sorted(r["predicted"] / compiled_bytes(r) for r in near)
+    refused = [r["case"] for r in near if "oom" in r]
+    errors = [abs(r - 1) for r in ratios]
+    return (
+        f"{len(rows)} programs, {len(near)} at {SHARES[0]:.0%} of the memory or more: refused {len(refused)}; predicted / "
+        f"compiled {ratios[0]:.2f} to {ratios[-1]:.2f}, median error {statistics.median(errors):.1%}; more than 8% low: "
+        f"{sum(r < 0.92 for r in ratios)}"
+        if ratios
+        else "none"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity.limits", description=__doc__)
+    commands = parser.add_subparsers(dest="command")
+    recording = commands.add_parser("record", help="compile what has no record")
+    recording.add_argument("--only", nargs="*", default=[])
+    recording.add_argument("--again", action="store_true", help="also what has a record")
+    one = commands.add_parser("child", help=argparse.SUPPRESS)
+    one.add_argument("name")
+    one.add_argument("folder", type=Path)
+    asked = parser.parse_args()
+    if asked.command == "record":
+        record(asked.only, asked.again)
+    elif asked.command == "child":
+        child(next(p for p in scalable() if p.name == asked.name), asked.folder)
+    else:
+        rows = list(load().values())
+        for row in sorted(rows, key=lambda r: r["split"]):
+            print(_line(row))
+        for split in ("fit", "test"):
+            print(f"{split} set:", summary([r for r in rows if r["split"] == split and "memory" in r]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""Layouts: which two dimensions of an array are minor on a TPU, and what their tiles add to its size and to its time.
+
+The problem. A TPU stores an array in tiles of its two minor dimensions, most often 8 x 128, and computes on registers of that
+size. How much padding that takes depends on which dimensions the compiler makes minor.
+
+The idea. The compiler orders dimensions so that tiles pad least, with two exceptions:
+
+- an argument is in row-major order if that pads nothing. Tiles of 1, 2 or 4 rows pad nothing in memory, but they fill only a
+  part of a register: a kernel that streams such an array takes as long as if it had 8 rows. So does a kernel on what is sliced
+  from the array or written into it. Products read it at the full rate;
+- the minor dimensions of the operands and results of a convolution are batch and features. Arrays that elementwise ops connect
+  with them have the same order.
+
+``tests/verification/test_tpu.py`` compares both with libtpu. Weak: other layouts that the compiler chooses are not known, nor
+the copies between them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+from shardwise.ir.program import Op, Program, Unit
+from shardwise.ir.traits import IN_PLACE, READ_PARTS
+from shardwise.rules.tables import ELEMENTWISE
+
+#: The two minor dimensions of an array, in any order.
+Minor = tuple[int, int]
+
+#: Ops beside elementwise ones whose result has the order of dimensions of their operands.
+_KEEP_ORDER = frozenset(
+    {"concatenate", "optimization_barrier", "pad", "scan.carry", "scan.output", *IN_PLACE, *READ_PARTS}
+)
+
+
+class Layouts:
+    """The layouts of a program's values that do not follow from their shapes: ``row_major`` ones, and the minor dimensions of
+    ``images``, by value."""
+
+    def __init__(self, program: Program):
+        self.row_major = _row_major(program)
+        self.images = _images(program)
+        self._of_op: dict[int, tuple[bool | Minor, ...]] = {}
+
+    def of_op(self, op: Op) -> tuple[bool | Minor, ...]:
+        """The layouts of an op's operands and results: equal for those that tiles pad alike."""
+        layouts = self._of_op.get(op.id)
+        if layouts is None:
+            values = (*op.operands, *op.results)
+            layouts = tuple([self.images.get(v) or v in self.row_major for v in values])
+            self._of_op[op.id] = layouts
+        return layouts
+
+    def in_registers(self, value: int, shape: Sequence[int], itemsize: float, tile: tuple[int, int]) -> float:
+        """How many times more elements than a block of this shape has a kernel computes on that streams it."""
+        if value in self.images:
+            return self.in_memory(value, shape, tile)
+        return narrow_rows(tuple(shape), itemsize, tile) if value in self.row_major else 1.0
+
+    def in_memory(self, value: int, shape: Sequence[int], tile: tuple[int, int]) -> float:
+        """How many times more elements than it has a block of an image takes in memory; 1 for other arrays."""
+        minor = self.images.get(value)
+        return 1.0 if minor is None else padded_elements(tuple(shape), tile, minor) / max(1, math.prod(shape))
+
+
+def _row_major(program: Program) -> frozenset[int]:
+    """Arguments, and what is sliced from them, written into them, or computed from them one by one element."""
+    found = {a.value for a in program.arguments}
+    for op in program.schedule:
+        if op.kind in ELEMENTWISE or op.kind in _KEEP_ORDER:
+            shapes = {program.values[v].shape[-2:] for v in op.operands if v in found}
+            found.update(v for v in op.results if v >= 0 and program.values[v].shape[-2:] in shapes)
+    return frozenset(found)
+
+
+def _images(program: Program) -> dict[int, Minor]:
+    """The operands and results of convolutions, and what elementwise ops connect with them."""
+    images: dict[int, Minor] = {}
+    for op in program.ops:
+        if op.unit is Unit.MATRIX and op.rule is not None and op.rule.windows:
+            images |= _of_convolution(op)
+
+    def spread(sources: Iterable[int], targets: Iterable[int]) -> None:
+        for minor in [images[v] for v in sources if v in images][:1]:
+            for v in targets:
+                if v >= 0:
+                    images.setdefault(v, minor)
+
+    connecting = [op for op in program.schedule if images and _connects(program, op)]
+    for _ in range(2):
+        for op in connecting:
+            spread(op.operands, op.results)
+        for op in reversed(connecting):
+            spread(op.results, op.operands)
+    return images
+
+
+def _connects(program: Program, op: Op) -> bool:
+    """Do operands and results of an op have one order of dimensions?"""
+    pools = op.unit is not Unit.MATRIX and op.rule is not None and bool(op.rule.windows)
+    ranks = {len(program.values[v].shape) for v in (*op.operands, *op.results) if v >= 0}
+    return len(ranks) == 1 and (pools or op.kind in ELEMENTWISE or op.kind in ("concatenate", "pad"))
+
+
+def _of_convolution(op: Op) -> dict[int, Minor]:
+    """By operand and result its dimensions other than those that the window slides over."""
+    rule = op.factor_rule
+    slid = {w.factor for w in rule.windows}
+    found = {}
+    for n, value in enumerate((*op.operands[:2], *op.results)):
+        tensor = rule.tensors[n]
+        others = {f for m, t in enumerate(rule.tensors) if m != n for dim in t for f in dim} - slid
+        dims = [d for d, dim in enumerate(tensor) if others.intersection(dim)]
+        if len(dims) == 2 and value >= 0:
+            found[value] = (dims[0], dims[1])
+    return found
+
+
+@cache
+def padded_elements(sizes: tuple[int, ...], tile: tuple[int, int], minor: Minor | None = None) -> int:
+    """Elements that an array takes in tiles, with the dimensions in the best order that has these ``minor`` ones; as many as it
+    has where tiles have one row.
+
+    >>> padded_elements((100, 130), (8, 128)), padded_elements((3, 1000), (8, 128)), padded_elements((100, 130), (1, 32))
+    (17408, 4096, 13000)
+    >>> padded_elements((32, 128, 16, 64), (8, 128)), padded_elements((32, 128, 16, 64), (8, 128), (0, 3))
+    (4194304, 8388608)
+    """
+    (rows, lanes), large, total = tile, [s for s in sizes if s > 1], math.prod(sizes)
+    if rows == 1 or not total:
+        return total
+    if minor is not None:
+        large = [sizes[d] for d in minor]
+    elif len(large) <= 1:
+        return max(total, lanes) if total <= lanes else _up(total, rows * lanes)
+    return min(
+        total // (a * b) * _up(a, lanes) * _up(b, 1 if b <= 1 else 2 if b <= 2 else 4 if b <= 4 else rows)
+        for a, b in itertools.permutations(large, 2)
+    )
+
+
+def narrow_rows(shape: tuple[int, ...], itemsize: float, tile: tuple[int, int]) -> float:
+    """How many times more registers than bytes a row-major array fills: tiles of fewer rows than a register has pad no memory.
+
+    >>> narrow_rows((64, 2, 128), 2, (8, 128)), narrow_rows((64, 8, 128), 2, (8, 128)), narrow_rows((64, 1, 128), 4, (8, 128))
+    (4.0, 1.0, 8.0)
+    """
+    (rows, lanes), (count, last) = tile, (1, *shape)[-2:] if len(shape) > 1 else (tile[0], 1)
+    fewest = 1 if itemsize >= 4 else 2  # shorter types share a row
+    return rows / count if last % lanes == 0 and fewest <= count < rows and rows % count == 0 else 1.0
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step

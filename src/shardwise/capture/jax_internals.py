@@ -184,12 +184,6 @@ def bind_manual(equation: Any, arrays: Sequence[Any]) -> list[Any]:
     return bind(equation, arrays)
 
 
-def barrier(arrays: Sequence[Any]) -> list[Any]:
-    """Returns the arrays behind an optimization barrier."""
-    untyped: Any = jax.lax.optimization_barrier
-    return list(untyped(list(arrays)))
-
-
 def threefry(first: Any, second: Any, high: Any, low: Any) -> tuple[Any, ...]:
     """Returns the two words of the Threefry hash of a key's words and a counter's."""
     from jax.extend.random import threefry2x32_p
@@ -248,12 +242,9 @@ def placed(
     equation: Any, atoms: Sequence[Any], variables: Sequence[Any], changed: Mapping[str, Any], names: Sequence[Any]
 ) -> Any:
     """Returns an equation with other variables and parameters, in name stacks, the outermost first."""
-    source = equation.source_info
-    stack = functools.reduce(operator.add, (*names, source.name_stack))
-    params = {**equation.params, **changed} if changed else equation.params
-    return equation.replace(
-        invars=list(atoms), outvars=list(variables), params=params, source_info=source.replace(name_stack=stack)
-    )
+    stack = functools.reduce(operator.add, (*names, equation.source_info.name_stack))
+    source, params = equation.source_info.replace(name_stack=stack), {**equation.params, **changed}
+    return equation.replace(invars=list(atoms), outvars=list(variables), params=params, source_info=source)
 
 
 def variable(aval: Any) -> Any:
@@ -267,9 +258,7 @@ def is_dropped(variable: Any) -> bool:
 
 def _plain(aval: Any) -> Any:
     """Returns an abstract array without its sharding."""
-    if not hasattr(aval, "dtype") or is_reference(aval):
-        return aval
-    return jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=is_weak(aval))
+    return aval if not hasattr(aval, "dtype") or is_reference(aval) else resized(aval, aval.shape)
 
 
 def resized(aval: Any, shape: tuple[int, ...]) -> Any:
@@ -287,18 +276,15 @@ def result_shapes(
     equation: Any, shapes: Sequence[tuple[int, ...]], changed: Mapping[str, Any]
 ) -> list[tuple[int, ...]]:
     """Returns the shapes of an equation's results for other shapes of its operands and changed parameters."""
-    struct: Any = jax.ShapeDtypeStruct
-    types = [struct(s, v.aval.dtype, weak_type=is_weak(v.aval)) for s, v in zip(shapes, equation.invars, strict=True)]
+    types = [plain_shape(v.aval, shape) for v, shape in zip(equation.invars, shapes, strict=True)]
     return [tuple(x.shape) for x in jax.eval_shape(lambda *arrays: bind(equation, arrays, changed), *types)]
 
 
 def retrace(fn: Any, like: Any, shapes: Sequence[tuple[int, ...]] | None = None) -> Any:
     """Returns a jaxpr of ``fn`` for the input types of another jaxpr, or for other shapes of these."""
-    avals = [v.aval for v in split_jaxpr(like)[0].invars]
-    struct: Any = jax.ShapeDtypeStruct
-    sizes = [aval.shape for aval in avals] if shapes is None else shapes
-    types = [struct(s, aval.dtype, weak_type=is_weak(aval)) for s, aval in zip(sizes, avals, strict=True)]
-    return jax.make_jaxpr(fn)(*types)
+    variables = split_jaxpr(like)[0].invars
+    sizes = [None] * len(variables) if shapes is None else shapes
+    return jax.make_jaxpr(fn)(*(plain_shape(v.aval, size) for v, size in zip(variables, sizes, strict=True)))
 
 
 def evaluate(closed: Any, arrays: Sequence[Any]) -> list[Any]:
@@ -340,10 +326,10 @@ def trace_in_place(equation: Any, fn: Any) -> Any:
         return jax.make_jaxpr(fn, axis_env=axes)(*(plain_shape(v.aval) for v in equation.invars))
 
 
-def plain_shape(aval: Any) -> Any:
-    """Returns shape, dtype and weak type of an abstract value, without its sharding."""
+def plain_shape(aval: Any, shape: tuple[int, ...] | None = None) -> Any:
+    """Returns shape, or another shape, dtype and weak type of an abstract value, without its sharding."""
     struct: Any = jax.ShapeDtypeStruct
-    return struct(aval.shape, aval.dtype, weak_type=is_weak(aval))
+    return struct(aval.shape if shape is None else shape, aval.dtype, weak_type=is_weak(aval))
 
 
 def open_jaxpr(closed: Any) -> Any:

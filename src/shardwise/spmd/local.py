@@ -115,6 +115,13 @@ class LocalOp:
             array = fill_outside(array, f, self.assigned[f.factor], self.mesh, fill)
         return array
 
+    def padding(self, f: Fetch) -> tuple[int, int]:
+        """Returns the padding with which a fetched operand gives exactly this device's block of the result."""
+        window = next(w for w in self.rule.windows if (w.factor, w.of) == (f.factor, f.operand))
+        dim = self.rule.tensors[window.by].index((f.factor,))
+        span = (self.local_shape(window.by)[dim] - 1) * window.stride + window.high - window.low + 1
+        return f.offset, span - (f.offset + (f.width - 1) * window.dilation + 1)
+
     def bind(self, arrays: Sequence[Array], **changed: Any) -> list[Array]:
         """Binds the op to other arrays, with changed parameters. The shardings that it states are part of the plan."""
         if self.op.kind in MANUAL:

@@ -124,9 +124,9 @@ class LocalProgram(Walk):
         for k, x in enumerate(arrays):
             if axes := self._counted_once(op, k):
                 arrays[k] = jnp.where(block_index(axes, self.mesh) == 0, x, jnp.zeros_like(x))
-        sizes = tuple(self.program.values[v].shape if v >= 0 else () for v in (*op.operands, *op.results))
         shared = tuple(self._fetched(op, k) for k in range(len(arrays)))
-        local = LocalOp(op, equation, self.sharded.factors[op.id], self.mesh, sizes, shared)
+        parts = {"shapes": self._shapes(op), "fetches": self._fetches(op), "shared": shared}
+        local = LocalOp(op, equation, self.sharded.factors[op.id], self.mesh, **parts)
         return self._once(local, arrays) if equation.effects and op.opaque else compute(local, arrays)
 
     def _once(self, local: LocalOp, arrays: list[Any]) -> list[Any]:

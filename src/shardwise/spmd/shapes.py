@@ -78,14 +78,13 @@ def concatenate(op: LocalOp, arrays: list[Array]) -> list[Array]:
     axes, size = op.axes(op.out, dim), op.local_shape(op.out)[dim]
     if not axes:
         return op.bind(arrays)
-    needed = op.fetches()
     index = block_index(axes, op.mesh)
     start, result = 0, None
     for k, x in enumerate(arrays):
         length = op.shapes[k][dim]
         first = index * np.int32(size) - np.int32(start)  # the operand's position that is the first of the block
         # A small operand is not sharded.
-        x = op.fetch(k, needed[k], x, None) if k in needed else window(x, first, size, dim)
+        x = op.fetch(k, op.fetches[k], x, None) if k in op.fetches else window(x, first, size, dim)
         result = x if result is None else jnp.where(in_range(first, size, length, dim, x.ndim), x, result)
         start += length
     return [result]
@@ -95,7 +94,7 @@ def concatenate(op: LocalOp, arrays: list[Array]) -> list[Array]:
 def split(op: LocalOp, arrays: list[Array]) -> list[Array]:
     (x,) = arrays
     shapes = [op.local_shape(op.out + r) for r in range(len(op.op.results))]
-    needed = op.fetches().get(0, ())
+    needed = op.fetches.get(0, ())
     if not needed:
         return op.bind([x], sizes=tuple(shape[op.params["axis"]] for shape in shapes))
     results = iter(op.fetch(0, (f,), x, None) for f in needed)

@@ -24,7 +24,6 @@ from shardwise.lowering.halo import Fetch
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import PAIRED, Collective, Kind, Sharding, is_made_anew, reshard
 from shardwise.spmd.collectives import ALL_REDUCES, changed_dims
-from shardwise.spmd.local import fetches_by_operand
 from shardwise.spmd.walk import Handed, Walk
 
 #: Kinds of lines that communicate.
@@ -249,8 +248,7 @@ class _Listing(Walk):
 
     def _op(self, op: Op) -> None:
         names = [self._operand(op, k) for k in range(len(op.operands))]
-        shapes = [self.program.values[v].shape if v >= 0 else () for v in (*op.operands, *op.results)]
-        for k, needed in fetches_by_operand(op, shapes, self.sharded.factors[op.id], self.mesh).items():
+        for k, needed in self._fetches(op).items():
             shared = self._fetched(op, k)
             if needed not in shared:
                 shared[needed] = self._fetch(op, k, names[k], needed)
@@ -305,25 +303,24 @@ class _Listing(Walk):
         return self._type(value, self._computed(link, link.results.index(value)))
 
     def _link(self, link: Op, value: int, name: str, operand: str) -> None:
-        parts = {"name": name, "type": self._link_type(link, value), "operands": (operand,)}
-        self._add("op", link, function=link.kind, values=(*link.operands, value), **parts)
+        """Stores the name of a value inside or behind a loop or branch; a loop has a line for it."""
+        if not link.kind.startswith("cond."):
+            parts = {"name": name, "type": self._link_type(link, value), "operands": (operand,)}
+            self._add("op", link, function=link.kind, values=(*link.operands, value), **parts)
+        self._store(link, value, name)
 
     def _exit(self, link: Op, value: int, x: Any) -> None:
         name, inner = self._name(value), [v for v in link.results if v != value]
-        if not link.kind.startswith("cond."):
-            self._link(link, value, name, self._name(inner[-1]) if inner else f"{name}[i]")
-        self._store(link, value, name)
+        self._link(link, value, name, self._name(inner[-1]) if inner else f"{name}[i]")
 
     def _enter(self, link: Op, value: int, x: Any) -> None:
         """Adds an input of a body: a carried value with a new name, or the slice of a scanned input for one trip."""
-        name = str(x)
-        if link.kind != "cond.input":
-            name = f"{x}[i]" if link.kind == "scan.input" else self._name(value)
-            root = self._roots.get(x, x)
-            if link.kind == "scan.input" and root in self._paths:
+        name = str(x) if link.kind == "cond.input" else self._name(value)
+        if link.kind == "scan.input":
+            name, root = f"{x}[i]", self._roots.get(x, x)
+            if root in self._paths:
                 self._paths[name] = self._paths[root]
-            self._link(link, value, name, x)
-        self._store(link, value, name)
+        self._link(link, value, name, x)
 
     def _leave(self, link: Op, operand: int, region: Region | None = None) -> Any:
         """Adds a result of a body: for its next trip, or for the loop or branch."""

@@ -372,8 +372,7 @@ class MarkedModule:
     def __init__(self, lowered: Any, axes: Sequence[str]):
         self._module = lowered.compiler_ir("stablehlo")
         self._axes = {name: number for number, name in enumerate(axes)}
-        self._locations: dict[Any, str] = {}
-        self._shardings: dict[Any, list[tuple[tuple[int, ...], ...]]] = {}
+        self._text, self._shardings = functools.cache(str), functools.cache(self._per_result)
 
     def propagated(self, stated: Mapping[int, jax.sharding.NamedSharding]) -> list[ReadOp]:
         """Returns every op after propagation, with these constraints by the numbers of their marks."""
@@ -388,15 +387,10 @@ class MarkedModule:
             return [self._read(op) for op in _operations(operation) if len(op.results)]
 
     def _read(self, op: Any) -> ReadOp:
-        where, attributes = op.location.attr, op.attributes
-        if where not in self._locations:
-            self._locations[where] = str(op.location)
+        location, attributes = self._text(op.location.attr), op.attributes
         if op.name == "sdy.sharding_constraint" or "sdy.sharding" not in attributes:
-            return op.name, self._locations[where], [((),) * getattr(r.type, "rank", 0) for r in op.results]
-        attribute = attributes["sdy.sharding"]
-        if attribute not in self._shardings:
-            self._shardings[attribute] = self._per_result(attribute)
-        return op.name, self._locations[where], self._shardings[attribute]
+            return op.name, location, [((),) * getattr(r.type, "rank", 0) for r in op.results]
+        return op.name, location, self._shardings(attributes["sdy.sharding"])
 
     def _per_result(self, attribute: Any) -> list[tuple[tuple[int, ...], ...]]:
         from jaxlib.mlir.dialects import sdy

@@ -41,12 +41,19 @@ def _state(graph: Any, keys: Sequence[str], values: Sequence[Any]) -> State:
     return state
 
 
-jax.tree_util.register_pytree_with_keys(
-    State,
-    lambda state: ([(DictKey(key), value) for key, value in state.items()], (state.graph, tuple(state))),
-    lambda aux, values: _state(aux[0], aux[1], tuple(values)),
-    lambda state: (tuple(state.values()), (state.graph, tuple(state))),  # without keys: at every call
-)
+def _with_keys(state: State) -> Any:
+    return [(DictKey(key), value) for key, value in state.items()], (state.graph, tuple(state))
+
+
+def _flatten(state: State) -> Any:
+    return tuple(state.values()), (state.graph, tuple(state))
+
+
+def _unflatten(aux: Any, values: Any) -> State:
+    return _state(aux[0], aux[1], tuple(values))
+
+
+jax.tree_util.register_pytree_with_keys(State, _with_keys, _unflatten, _flatten)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("changed", "own"), meta_fields=())

@@ -124,9 +124,15 @@ class LocalProgram(Walk):
         for k, x in enumerate(arrays):
             if axes := self._counted_once(op, k):
                 arrays[k] = jnp.where(block_index(axes, self.mesh) == 0, x, jnp.zeros_like(x))
-        shared = tuple(self._fetched(op, k) for k in range(len(arrays)))
-        parts = {"shapes": self._shapes(op), "fetches": self._fetches(op), "shared": shared}
-        local = LocalOp(op, equation, self.sharded.factors[op.id], self.mesh, **parts)
+        local = LocalOp(
+            op,
+            equation,
+            assigned=self.sharded.factors[op.id],
+            mesh=self.mesh,
+            shapes=self._shapes(op),
+            fetches=self._fetches(op),
+            shared=tuple(self._fetched(op, k) for k in range(len(arrays))),
+        )
         return self._once(local, arrays) if equation.effects and op.opaque else compute(local, arrays)
 
     def _once(self, local: LocalOp, arrays: list[Any]) -> list[Any]:

@@ -32,7 +32,8 @@ def check_against_reference(analysis: Analysis) -> None:
     assert set(nodes) == set(expected.colors)
     pairs = {(expected.colors[node], color) for node, color in zip(nodes, names.color.tolist(), strict=True)}
     assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}) == len(analysis.colors)
-    found = [(nodes[a], nodes[b]) for a, b in zip(table.p.tolist(), table.q.tolist(), strict=True)]
+    sides = zip(table.first.tolist(), table.second.tolist(), strict=True)
+    found = [(nodes[min(pair)], nodes[max(pair)]) for pair in sides]
     assert len(found) == len(set(found)) and set(found) == expected.conflicts
     families = {
         frozenset(((c.op, c.first), (c.op, c.second)) for c in s.conflicts): s.consistent

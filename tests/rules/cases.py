@@ -109,7 +109,7 @@ def case_of(equation: Any, values: Sequence[Any]) -> Case:
         tuple(internals.shape_of(a.aval) for a in equation.outvars),
         tuple(str(a.aval.dtype) for a in equation.invars),
     )
-    return Case(equation.primitive, equation.params, operands, call, find_rule(call).rule)
+    return Case(equation.primitive, equation.params, operands, call, find_rule(call)[0])
 
 
 # Draws.

@@ -34,10 +34,11 @@ def _trip_rule(shape: tuple[int, ...], leading_in_operand: bool, trips: int) -> 
 class _Loop:
     """A loop or branch op under construction. Its operands are those that control it: the branch index, the loop condition."""
 
-    def __init__(self, builder: Builder, kind: str, results: Sequence[int], needs: Sequence[int] = ()):
+    def __init__(self, builder: Builder, equation: Any, needs: Sequence[int] = ()):
         self.b = builder
-        self.kind = kind
-        self.id = builder.op(kind, needs, results, None)
+        self.kind = equation.primitive.name
+        self.results = [builder.value(var.aval) for var in equation.outvars]
+        self.id = builder.op(self.kind, needs, self.results, None)
         self.links: list[int] = []
         self.regions: list[int] = []
 
@@ -47,24 +48,21 @@ class _Loop:
         op = self.b.op(f"{self.kind}.{part}", operands, results, rule, attributes=(("owner", self.id),))
         self.links.append(op)
 
-    def close(self, needs: Sequence[int] = ()) -> None:
+    def close(self, needs: Sequence[int] = ()) -> list[int]:
+        """Completes the op, which is controlled by further operands, and returns its results."""
         op = self.b.ops[self.id]
         self.b.ops[self.id] = replace(
             op, operands=(*op.operands, *needs), links=tuple(self.links), regions=tuple(self.regions)
         )
+        return self.results
 
     def region(self, jaxpr: Any, part: str, inputs: Sequence[int], trips: int = 1) -> list[int]:
         """Lowers a body with these inputs and returns its outputs."""
         b = self.b
-        inner, consts = internals.split_jaxpr(jaxpr)
-        constants = [b.constant(c) for c in consts]
-        scope = b.new_scope(self.kind, part)
         region = Region(len(b.regions), f"{self.kind}.{part}", b.region, self.id, tuple(inputs), (), (), trips)
         b.regions.append(region)
         self.regions.append(region.id)
-        outer, b.region = b.region, region.id
-        outputs = b.inline(inner, constants, inputs, scope)
-        b.region = outer
+        outputs = b.inline(jaxpr, inputs, b.new_scope(self.kind, part), region.id)
         b.regions[region.id] = replace(region, outputs=tuple(outputs))
         return outputs
 
@@ -77,9 +75,8 @@ def scan(b: Builder, equation: Any, operands: list[int]) -> list[int]:
     p = equation.params
     consts, carries = internals.scan_counts(p)
     trips = p["length"]
-    results = [b.value(var.aval) for var in equation.outvars]
-    inputs = _inputs(b, p["jaxpr"])
-    loop = _Loop(b, "scan", results)
+    loop = _Loop(b, equation)
+    results, inputs = loop.results, _inputs(b, p["jaxpr"])
     outputs = loop.region(p["jaxpr"], "body", inputs, trips)
     for k, (operand, inner) in enumerate(zip(operands, inputs, strict=True)):
         if k < consts:
@@ -92,48 +89,43 @@ def scan(b: Builder, equation: Any, operands: list[int]) -> list[int]:
     for out in range(carries, len(results)):
         shape = b.values[results[out]].shape[1:]
         loop.link("output", [outputs[out]], [results[out]], _trip_rule(shape, False, trips))
-    loop.close()
-    return results
+    return loop.close()
 
 
 def while_(b: Builder, equation: Any, operands: list[int]) -> list[int]:
     p = equation.params
     cond_consts, body_consts = p["cond_nconsts"], p["body_nconsts"]
-    results = [b.value(var.aval) for var in equation.outvars]
+    loop = _Loop(b, equation)
     cond_inputs, body_inputs = _inputs(b, p["cond_jaxpr"]), _inputs(b, p["body_jaxpr"])
-    loop = _Loop(b, "while", results)
     test = loop.region(p["cond_jaxpr"], "cond", cond_inputs)
     outputs = loop.region(p["body_jaxpr"], "body", body_inputs)
     for k in range(cond_consts):
         loop.link("const", [operands[k]], [cond_inputs[k]])
     for k in range(body_consts):
         loop.link("const", [operands[cond_consts + k]], [body_inputs[k]])
-    for k, result in enumerate(results):
+    for k, result in enumerate(loop.results):
         initial = operands[cond_consts + body_consts + k]
         loop.link("carry", [initial, outputs[k]], [cond_inputs[cond_consts + k], body_inputs[body_consts + k], result])
-    loop.close(needs=test)
-    return results
+    return loop.close(needs=test)
 
 
 def cond(b: Builder, equation: Any, operands: list[int]) -> list[int]:
     branches = equation.params["branches"]
-    results = [b.value(var.aval) for var in equation.outvars]
+    loop = _Loop(b, equation, needs=operands[:1])
     inputs = [_inputs(b, branch) for branch in branches]
-    loop = _Loop(b, "cond", results, needs=operands[:1])
     outputs = [loop.region(branch, f"branch{k}", inputs[k]) for k, branch in enumerate(branches)]
     for k, operand in enumerate(operands[1:]):
         loop.link("input", [operand], [branch[k] for branch in inputs])
-    for k, result in enumerate(results):
+    for k, result in enumerate(loop.results):
         loop.link("output", [branch[k] for branch in outputs], [result])
-    loop.close()
-    return results
+    return loop.close()
 
 
 def shard_map(b: Builder, equation: Any, operands: list[int]) -> list[int]:
     """Lowers a manual region: the ops at its border have the axes of their specs, and the body is inlined on local blocks."""
     inputs, outputs = (list(map(axes_by_dimension, equation.params[key])) for key in ("in_specs", "out_specs"))
     mesh = tuple((str(name), int(size)) for name, size in dict(equation.params["mesh"].shape).items())
-    inner, consts = internals.split_jaxpr(equation.params["jaxpr"])
+    variables = internals.split_jaxpr(equation.params["jaxpr"])[0].invars
 
     def border(part: str, value: int, result: int, spec: Spec, position: int) -> int:
         shapes = tuple(b.values[v].shape if v >= 0 else () for v in (value, result))
@@ -147,11 +139,10 @@ def shard_map(b: Builder, equation: Any, operands: list[int]) -> list[int]:
         return result
 
     blocks = []
-    for k, (value, var) in enumerate(zip(operands, inner.invars, strict=True)):
+    for k, (value, var) in enumerate(zip(operands, variables, strict=True)):
         blocks.append(border("input", value, b.value(var.aval), inputs[k], k) if value >= 0 else value)
-    scope = b.new_scope("shard_map", "")
     outer, b.manual = b.manual, True
-    results = b.inline(inner, [b.constant(c) for c in consts], blocks, scope)
+    results = b.inline(equation.params["jaxpr"], blocks, b.new_scope("shard_map", ""))
     b.manual = outer
     return [
         border("output", value, b.value(var.aval), outputs[k], k)

@@ -108,8 +108,6 @@ def equation_attributes(equation: Any) -> tuple[tuple[str, Any], ...]:
     """Returns the parameters that later stages need: stated shardings, the user's names, precision and padding."""
     params: Mapping[str, Any] = equation.params
     name = equation.primitive.name
-    if name in ("sharding_constraint", "reshard", "mesh_cast"):
-        return _stated(equation)
     if name in MANUAL:
         axes = params.get("axes", params.get("axis_name", ()))
         names = (axes,) if isinstance(axes, str) else tuple(a for a in axes if isinstance(a, str))

@@ -184,12 +184,6 @@ def bind_manual(equation: Any, arrays: Sequence[Any]) -> list[Any]:
     return bind(equation, arrays)
 
 
-def barrier(arrays: Sequence[Any]) -> list[Any]:
-    """Returns the arrays behind an optimization barrier."""
-    untyped: Any = jax.lax.optimization_barrier
-    return list(untyped(list(arrays)))
-
-
 def threefry(first: Any, second: Any, high: Any, low: Any) -> tuple[Any, ...]:
     """Returns the two words of the Threefry hash of a key's words and a counter's."""
     from jax.extend.random import threefry2x32_p
@@ -248,12 +242,9 @@ def placed(
     equation: Any, atoms: Sequence[Any], variables: Sequence[Any], changed: Mapping[str, Any], names: Sequence[Any]
 ) -> Any:
     """Returns an equation with other variables and parameters, in name stacks, the outermost first."""
-    source = equation.source_info
-    stack = functools.reduce(operator.add, (*names, source.name_stack))
-    params = {**equation.params, **changed} if changed else equation.params
-    return equation.replace(
-        invars=list(atoms), outvars=list(variables), params=params, source_info=source.replace(name_stack=stack)
-    )
+    stack = functools.reduce(operator.add, (*names, equation.source_info.name_stack))
+    source, params = equation.source_info.replace(name_stack=stack), {**equation.params, **changed}
+    return equation.replace(invars=list(atoms), outvars=list(variables), params=params, source_info=source)
 
 
 def variable(aval: Any) -> Any:
@@ -267,9 +258,7 @@ def is_dropped(variable: Any) -> bool:
 
 def _plain(aval: Any) -> Any:
     """Returns an abstract array without its sharding."""
-    if not hasattr(aval, "dtype") or is_reference(aval):
-        return aval
-    return jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=is_weak(aval))
+    return aval if not hasattr(aval, "dtype") or is_reference(aval) else resized(aval, aval.shape)
 
 
 def resized(aval: Any, shape: tuple[int, ...]) -> Any:
@@ -287,18 +276,15 @@ def result_shapes(
     equation: Any, shapes: Sequence[tuple[int, ...]], changed: Mapping[str, Any]
 ) -> list[tuple[int, ...]]:
     """Returns the shapes of an equation's results for other shapes of its operands and changed parameters."""
-    struct: Any = jax.ShapeDtypeStruct
-    types = [struct(s, v.aval.dtype, weak_type=is_weak(v.aval)) for s, v in zip(shapes, equation.invars, strict=True)]
+    types = [plain_shape(v.aval, shape) for v, shape in zip(equation.invars, shapes, strict=True)]
     return [tuple(x.shape) for x in jax.eval_shape(lambda *arrays: bind(equation, arrays, changed), *types)]
 
 
 def retrace(fn: Any, like: Any, shapes: Sequence[tuple[int, ...]] | None = None) -> Any:
     """Returns a jaxpr of ``fn`` for the input types of another jaxpr, or for other shapes of these."""
-    avals = [v.aval for v in split_jaxpr(like)[0].invars]
-    struct: Any = jax.ShapeDtypeStruct
-    sizes = [aval.shape for aval in avals] if shapes is None else shapes
-    types = [struct(s, aval.dtype, weak_type=is_weak(aval)) for s, aval in zip(sizes, avals, strict=True)]
-    return jax.make_jaxpr(fn)(*types)
+    variables = split_jaxpr(like)[0].invars
+    sizes = [None] * len(variables) if shapes is None else shapes
+    return jax.make_jaxpr(fn)(*(plain_shape(v.aval, size) for v, size in zip(variables, sizes, strict=True)))
 
 
 def evaluate(closed: Any, arrays: Sequence[Any]) -> list[Any]:
@@ -340,10 +326,10 @@ def trace_in_place(equation: Any, fn: Any) -> Any:
         return jax.make_jaxpr(fn, axis_env=axes)(*(plain_shape(v.aval) for v in equation.invars))
 
 
-def plain_shape(aval: Any) -> Any:
-    """Returns shape, dtype and weak type of an abstract value, without its sharding."""
+def plain_shape(aval: Any, shape: tuple[int, ...] | None = None) -> Any:
+    """Returns shape, or another shape, dtype and weak type of an abstract value, without its sharding."""
     struct: Any = jax.ShapeDtypeStruct
-    return struct(aval.shape, aval.dtype, weak_type=is_weak(aval))
+    return struct(aval.shape if shape is None else shape, aval.dtype, weak_type=is_weak(aval))
 
 
 def open_jaxpr(closed: Any) -> Any:
@@ -386,8 +372,7 @@ class MarkedModule:
     def __init__(self, lowered: Any, axes: Sequence[str]):
         self._module = lowered.compiler_ir("stablehlo")
         self._axes = {name: number for number, name in enumerate(axes)}
-        self._locations: dict[Any, str] = {}
-        self._shardings: dict[Any, list[tuple[tuple[int, ...], ...]]] = {}
+        self._text, self._shardings = functools.cache(str), functools.cache(self._per_result)
 
     def propagated(self, stated: Mapping[int, jax.sharding.NamedSharding]) -> list[ReadOp]:
         """Returns every op after propagation, with these constraints by the numbers of their marks."""
@@ -402,15 +387,10 @@ class MarkedModule:
             return [self._read(op) for op in _operations(operation) if len(op.results)]
 
     def _read(self, op: Any) -> ReadOp:
-        where, attributes = op.location.attr, op.attributes
-        if where not in self._locations:
-            self._locations[where] = str(op.location)
+        location, attributes = self._text(op.location.attr), op.attributes
         if op.name == "sdy.sharding_constraint" or "sdy.sharding" not in attributes:
-            return op.name, self._locations[where], [((),) * getattr(r.type, "rank", 0) for r in op.results]
-        attribute = attributes["sdy.sharding"]
-        if attribute not in self._shardings:
-            self._shardings[attribute] = self._per_result(attribute)
-        return op.name, self._locations[where], self._shardings[attribute]
+            return op.name, location, [((),) * getattr(r.type, "rank", 0) for r in op.results]
+        return op.name, location, self._shardings(attributes["sdy.sharding"])
 
     def _per_result(self, attribute: Any) -> list[tuple[tuple[int, ...], ...]]:
         from jaxlib.mlir.dialects import sdy

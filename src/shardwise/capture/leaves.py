@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import jax
 import numpy as np
 
 from shardwise.capture import jax_internals as internals
-
-_AVAL: Final = operator.attrgetter("aval")
 
 
 def unknown_argument(leaf: Any) -> str | None:
@@ -47,11 +44,8 @@ def abstract(leaf: Any) -> Any:
     struct: Any = jax.ShapeDtypeStruct
     sharding, current = getattr(leaf, "sharding", None), jax.sharding.get_abstract_mesh()
     if not internals.is_explicit(getattr(sharding, "mesh", None)):
-        sharding = (
-            jax.sharding.NamedSharding(current, jax.P(*[None] * len(leaf.shape)))
-            if internals.is_explicit(current)
-            else None
-        )
+        explicit, spec = internals.is_explicit(current), jax.P(*[None] * len(leaf.shape))
+        sharding = jax.sharding.NamedSharding(current, spec) if explicit else None
     # A NumPy array of a disabled dtype (float64) is converted as in jax.jit.
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if isinstance(leaf.dtype, np.dtype) else leaf.dtype
     return struct(leaf.shape, dtype, weak_type=internals.is_weak(leaf), sharding=sharding)
@@ -60,7 +54,7 @@ def abstract(leaf: Any) -> Any:
 def type_keys(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """Returns the keys by which ``jax.jit`` distinguishes calls: shape, dtype, weak type and mesh of each array."""
     try:
-        return tuple(map(_AVAL, leaves))
+        return tuple([x.aval for x in leaves])
     except AttributeError:  # there are NumPy arrays or Python numbers
         return tuple(
             x.aval if hasattr(x, "aval") else (x.shape, x.dtype) if hasattr(x, "shape") else type(x) for x in leaves

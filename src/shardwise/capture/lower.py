@@ -30,7 +30,7 @@ from shardwise.ir.rule import Kind as FactorKind
 from shardwise.ir.traits import WIDER
 from shardwise.rules.call import OpCall, identity
 from shardwise.rules.flops import count_flops
-from shardwise.rules.registry import KERNELS, OpRule, find_rule
+from shardwise.rules.registry import KERNELS, find_rule
 
 #: A scalar in the program as an operand; a dead input, output or result of a loop or branch. While a program is built, smaller
 #: numbers are scalars.
@@ -41,11 +41,10 @@ NO_VALUE: Final = -1
 def lower(traced: Traced) -> Program:
     """Returns the program of a traced function."""
     b = Builder(traced.name)
-    jaxpr, consts = internals.split_jaxpr(traced.jaxpr)
+    jaxpr = internals.split_jaxpr(traced.jaxpr)[0]
     for var, argument in zip(jaxpr.invars, traced.arguments, strict=True):
         b.source_value("argument", var.aval, Origin.ARGUMENT, argument.path)
-    constants = [b.constant(c) for c in consts]
-    inner = b.inline(jaxpr, constants, [a.value for a in traced.arguments], scope=0)
+    inner = b.inline(traced.jaxpr, [a.value for a in traced.arguments], scope=0)
     outputs = []
     for value, var, path in zip(inner, jaxpr.outvars, traced.output_paths, strict=True):
         out = b.value(var.aval, Origin.OUTPUT, path)
@@ -87,7 +86,7 @@ class Builder:
         self._equation = -1
         self._current: Any = None
         self._section = 0
-        self._rules: dict[Any, tuple[OpRule, float, Unit]] = {}
+        self._rules: dict[Any, tuple[Rule, str, float, Unit]] = {}
         self._memo: dict[Any, tuple[list[int], tuple[int, int]]] = {}
         self._widened: dict[tuple[int, int, int], int] = {}
         self._reshaped: dict[tuple[int, int, int], int] = {}
@@ -140,22 +139,24 @@ class Builder:
 
     # Equations.
 
-    def inline(self, jaxpr: Any, consts: Sequence[int], args: Sequence[int], scope: int) -> list[int]:
-        """Lowers the equations of an open jaxpr in place and returns its outputs' values."""
-        env: dict[Any, int] = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
-        saved = self._source, self._scope, self._equation, self._current
-        for number, equation in enumerate(jaxpr.eqns):
-            self._scope, self._equation, self._current = scope, number, equation
-            self._source = len(self._sources)
-            self._sources.append((equation.source_info, scope))
-            operands = [self._read(env, atom) for atom in equation.invars]
-            env.update(zip(equation.outvars, self._equation_results(jaxpr, number, operands), strict=True))
-        self._source, self._scope, self._equation, self._current = saved
-        return [self._read(env, atom) for atom in jaxpr.outvars]
+    def inline(self, closed: Any, args: Sequence[int], scope: int, region: int | None = None) -> list[int]:
+        """Lowers the equations of a jaxpr, in the current region or another, and returns its outputs' values."""
+        jaxpr, consts = internals.split_jaxpr(closed)
+        inputs = [*map(self.constant, consts), *args]
+        saved = self.region, self._source, self._scope, self._equation, self._current
+        self.region = self.region if region is None else region
 
-    def _read(self, env: dict[Any, int], atom: Any) -> int:
-        return self.constant(np.asarray(atom.val, atom.aval.dtype)) if internals.is_literal(atom) else env[atom]
+        def run(number: int, operands: list[int]) -> list[int]:
+            self._scope, self._equation, self._current = scope, number, jaxpr.eqns[number]
+            self._source = len(self._sources)
+            self._sources.append((self._current.source_info, scope))
+            return self._equation_results(jaxpr, number, operands)
+
+        outputs = internals.interpret(
+            jaxpr, inputs, run, lambda atom: self.constant(np.asarray(atom.val, atom.aval.dtype))
+        )
+        self.region, self._source, self._scope, self._equation, self._current = saved
+        return outputs
 
     def _equation_results(self, jaxpr: Any, number: int, operands: list[int]) -> list[int]:
         equation = jaxpr.eqns[number]
@@ -173,30 +174,21 @@ class Builder:
             return simpler
         results = [self.value(var.aval) for var in equation.outvars]
         if name == "optimization_barrier":
-            for k, (operand, result) in enumerate(zip(operands, results, strict=True)):
-                rule = identity(self.values[result].shape)
-                self.op(name, (operand,), (result,), rule, attributes=(("position", k),))
+            for operand, result in zip(operands, results, strict=True):
+                self.op(name, [operand], [result], identity(self.values[result].shape))
             return results
-        op_rule, flops, unit = self._rule(equation)
+        rule, opaque, flops, unit = self._rule(equation)
         attributes = equations.equation_attributes(equation)
-        if op_rule.opaque:
+        if opaque:
             attributes += (("kernel", equations.kernel_name(equation)),)
         op_operands, op_results = self._narrow_gather(equation, operands, results)
-        op = self.op(
-            name,
-            op_operands,
-            op_results,
-            op_rule.rule,
-            flops=flops,
-            unit=unit,
-            opaque="" if self.manual else op_rule.opaque,
-            attributes=attributes,
-        )
+        more = {"flops": flops, "unit": unit, "opaque": "" if self.manual else opaque, "attributes": attributes}
+        op = self.op(name, op_operands, op_results, rule, **more)
         if op_results is not results:
             self.op("convert_element_type", op_results, results, identity(self.values[results[0]].shape))
         if equation.effects:
             self.effects.add(op)
-        self._memoize(equation, operands, results, op_rule.rule, key)
+        self._memoize(equation, operands, results, rule, key)
         return results
 
     # Simplifications. They apply within a section: a region, or a remat with a barrier in it.
@@ -253,16 +245,15 @@ class Builder:
 
     def _call(self, equation: Any, jaxpr: Any, operands: list[int]) -> list[int]:
         name, params = equation.primitive.name, equation.params
-        inner, consts = internals.split_jaxpr(jaxpr)
         kind = f"written out {name}" if name in control.LOWERINGS else name
         kind = "remat" if name in internals.REMAT else kind
         has_barrier = kind == "remat" and all(params.get(key, True) for key in ("differentiated", "prevent_cse"))
-        label = params.get("name") or getattr(inner.debug_info, "func_name", "")
+        label = params.get("name") or getattr(internals.split_jaxpr(jaxpr)[0].debug_info, "func_name", "")
         scope = self.new_scope(kind, str(label), has_barrier)
         outer = self._section
         if has_barrier:
             self._section = scope
-        results = self.inline(inner, [self.constant(c) for c in consts], operands, scope)
+        results = self.inline(jaxpr, operands, scope)
         self._section = outer
         return results
 
@@ -272,7 +263,8 @@ class Builder:
         self._call_sites.append(self._source)
         return scope.id
 
-    def _rule(self, equation: Any) -> tuple[OpRule, float, Unit]:
+    def _rule(self, equation: Any) -> tuple[Rule, str, float, Unit]:
+        """Returns the rule of an equation, the reason if it is the safe one, FLOPs and unit."""
         operands = tuple(internals.shape_of(v.aval) for v in equation.invars)
         results = tuple(internals.shape_of(v.aval) for v in equation.outvars)
         dtypes = tuple(dtype_of(v.aval)[0] for v in equation.invars)
@@ -280,13 +272,13 @@ class Builder:
         key = call.key
         if key in self._rules:
             return self._rules[key]
-        op_rule = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation))
-        flops, unit = count_flops(call, op_rule.rule)
-        if op_rule.opaque or call.kind in KERNELS:
+        rule, opaque = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation))
+        flops, unit = count_flops(call, rule)
+        if opaque or call.kind in KERNELS:
             flops, unit = equations.kernel_flops(equation), Unit.KERNEL
         if key is not None:
-            self._rules[key] = op_rule, flops, unit
-        return op_rule, flops, unit
+            self._rules[key] = rule, opaque, flops, unit
+        return rule, opaque, flops, unit
 
     # The end.
 
@@ -384,10 +376,6 @@ class Builder:
             # A jitted function of JAX is traced once: its lines are those of its first caller.
             if site >= 0 and (frame is None or (name and name in library)):
                 return resolve(site)
-            return (
-                Source(names=names)
-                if frame is None
-                else Source(frame.file_name, frame.line_num, frame.function_name, names)
-            )
+            return Source(names=names) if frame is None else Source(frame.file_name, frame.line_num, names)
 
         return resolve

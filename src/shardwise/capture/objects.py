@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.tree_util import DictKey, GetAttrKey
+from jax.tree_util import DictKey
 
 from shardwise.capture import jax_internals as internals
 from shardwise.errors import CaptureError
@@ -56,19 +56,13 @@ def _unflatten(aux: Any, values: Any) -> State:
 jax.tree_util.register_pytree_with_keys(State, _with_keys, _unflatten, _flatten)
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("changed", "own"), meta_fields=())
 @dataclass(frozen=True, slots=True)
 class Result:
     """What a pure function returns. ``changed`` has the structure of ``(args, kwargs)``, with None for what is unchanged."""
 
     changed: Any
     own: Any
-
-
-jax.tree_util.register_pytree_with_keys(
-    Result,
-    lambda r: ([(GetAttrKey("changed"), r.changed), (GetAttrKey("own"), r.own)], None),
-    lambda _, children: Result(*children),
-)
 
 
 @jax.tree_util.register_static
@@ -136,7 +130,9 @@ class Objects:
             if value is None:
                 continue
             # Some arrays of a variable whose value is a tree may be unchanged.
-            value = jax.tree.map(lambda new, old: old if new is None else new, value, _raw(leaf), is_leaf=_is_none)
+            value = jax.tree.map(
+                lambda new, old: old if new is None else new, value, _raw(leaf), is_leaf=lambda x: x is None
+            )
             if isinstance(leaf, _nnx().Variable):
                 leaf.set_raw_value(value)
             else:
@@ -154,10 +150,6 @@ class Objects:
 
 def _is_state(x: Any) -> bool:
     return isinstance(x, State)
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
 
 
 def _raw(leaf: Any) -> Any:
@@ -254,8 +246,7 @@ def _arrays(objects: Objects) -> tuple[Any, list[Any]]:
 
 def _same(before: Any, after: Any) -> bool:
     """Whether a variable has the same arrays; its value may be a tree."""
-    x, y = jax.tree.leaves(before), jax.tree.leaves(after)
-    return len(x) == len(y) and all(a is b for a, b in zip(x, y, strict=True))
+    return list(map(id, jax.tree.leaves(before))) == list(map(id, jax.tree.leaves(after)))
 
 
 def _returned(own: Any, objects: Objects) -> Any:

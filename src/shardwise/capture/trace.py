@@ -125,8 +125,9 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
         donated = [bool(info.donated) for info in infos]
     else:
         jaxpr, result, changed = _changed(jaxpr, traced.out_info, names, places)
+        updated = [(f"updated/{argument}", path) for argument, path in changed]
         own = [(root, path) for path, _ in jax.tree_util.tree_leaves_with_path(result.own)]
-        out_tree, out_paths = jax.tree.structure(result), _unique([*(_below("updated", p) for p in changed), *own])
+        out_tree, out_paths = jax.tree.structure(result), _unique([*updated, *own])
         # An unchanged array of an object is used again after the call.
         used_again = (mine and place not in changed for place, mine in zip(places, of_objects(tree), strict=True))
         donated = [info.donated and not again for info, again in zip(infos, used_again, strict=True)]
@@ -217,10 +218,6 @@ def _argument_path(path: Sequence[Any], names: Sequence[str]) -> _Path:
     return (names[argument.idx] if part.idx == 0 else str(argument.key)), tuple(rest)
 
 
-def _below(root: str, place: _Path) -> _Path:
-    return f"{root}/{place[0]}", place[1]
-
-
 def _unique(paths: Sequence[_Path]) -> tuple[str, ...]:
     """Returns paths as text: ``params/w``, and ``params['a/b']`` for those whose text would be equal."""
 
@@ -240,11 +237,8 @@ def _unique(paths: Sequence[_Path]) -> tuple[str, ...]:
 
 
 def _check_leaves(name: str, leaves: Sequence[tuple[str, Any]]) -> None:
-    problems = []
-    for path, leaf in leaves:
-        reason = unknown_argument(leaf)
-        if reason:
-            problems.append(f"  {path} {reason} ({leaf!r:.60})")
+    reasons = ((path, leaf, unknown_argument(leaf)) for path, leaf in leaves)
+    problems = [f"  {path} {reason} ({leaf!r:.60})" for path, leaf, reason in reasons if reason]
     if problems:
         shown = problems[:8] + ([f"  … and {len(problems) - 8} more"] if len(problems) > 8 else [])
         raise CaptureError(

@@ -31,12 +31,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Color:
-    """Dimensions that want to be sharded alike across the program. ``sizes`` are its sizes; ``places`` its dimensions of
-    arguments and outputs; ``values`` the number of values that have it; ``nbytes`` their bytes and ``flops`` the FLOPs of the
-    ops that can compute it in parts, both over all trips of loops. ``loop``: it is the trip dimension of a loop. ``matters``:
-    sharding it can help; not if it is blocked in every op, or of the trips of a loop where no product can compute them in
-    parts."""
+class Dimensions:
+    """Dimensions that are sharded alike. ``sizes`` are their sizes; ``places`` those of arguments and outputs; ``values`` the
+    number of values that have one; ``nbytes`` the bytes of these and ``flops`` the FLOPs of the ops that can compute them in
+    parts, both over all trips of loops. ``matters``: sharding them can help; not if they are blocked in every op, or are the
+    trips of a loop where no product can compute them in parts."""
 
     id: int
     sizes: tuple[int, ...]
@@ -44,13 +43,19 @@ class Color:
     values: int
     nbytes: float
     flops: float
-    loop: bool
     matters: bool
-    group: int
 
     @property
     def size(self) -> int:
         return max(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Color(Dimensions):
+    """Dimensions that want to be sharded alike across the program. ``loop``: they are the trips of a loop."""
+
+    loop: bool
+    group: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +86,11 @@ class CompatibilitySet:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Group(Dimensions):
     """Colors of equal structure, decided together, with the bits that resolve their conflicts."""
 
-    id: int
     colors: tuple[int, ...]
-    sizes: tuple[int, ...]
     bits: tuple[int, ...]
-    values: int
-    nbytes: float
-    flops: float
-    matters: bool
-    places: tuple[Place, ...]
-
-    @property
-    def size(self) -> int:
-        return max(self.sizes)
 
 
 @dataclass(frozen=True)
@@ -207,9 +201,8 @@ class Analysis:
         ['dot_general', 'exp', 'output']
         """
         t, names = self.conflict_table, self.names
-        first = np.where(t.mirrored, t.q, t.p)
-        second = np.where(t.mirrored, t.p, t.q)
-        columns = (t.op, names.node_factor[first], names.node_factor[second], names.color[t.p], t.set)
+        factors = names.node_factor[t.first], names.node_factor[t.second]
+        columns = (names.node_op[t.first], *factors, names.color[t.first], t.set)
         return tuple(Conflict(*row) for row in zip(*(c.tolist() for c in columns), strict=True))
 
     @cached_property
@@ -263,7 +256,7 @@ class Analysis:
         bits: list[set[int]] = [set() for _ in members]
         t = self.conflict_table
         decided = t.consistent[t.set]
-        groups = self.group_table.group[self.names.color[t.p[decided]]]
+        groups = self.group_table.group[self.names.color[t.first[decided]]]
         for g, bit in zip(groups.tolist(), self.group_table.bit[t.set[decided]].tolist(), strict=True):
             bits[g].add(bit)
         return tuple(

@@ -25,13 +25,11 @@ from shardwise.ir.program import Program
 
 @dataclass(frozen=True)
 class ConflictTable:
-    """Conflicts by number: an op and two of its nodes, the set, and whether ``(p, q)`` is against its orientation."""
+    """Conflicts by number: two nodes of an op, in the orientation of the set, and the set."""
 
-    op: IntArray
-    p: IntArray
-    q: IntArray
+    first: IntArray
+    second: IntArray
     set: IntArray
-    mirrored: IntArray
     consistent: IntArray  # by set
     # All pairs that one axis cannot shard at once, conflicts or not: needed for grouping.
     rival_p: IntArray
@@ -44,7 +42,9 @@ def find_conflicts(program: Program, names: Names) -> ConflictTable:
     clash = names.color[rival_p] == names.color[rival_q]
     p, q = rival_p[clash], rival_q[clash]
     sets, mirrored, consistent = _compatibility_sets(names, p, q)
-    return ConflictTable(names.node_op[p], p, q, sets, mirrored, consistent, rival_p, rival_q)
+    return ConflictTable(
+        np.where(mirrored, q, p), np.where(mirrored, p, q), sets, consistent, rival_p=rival_p, rival_q=rival_q
+    )
 
 
 def _rivals(program: Program, names: Names) -> tuple[IntArray, IntArray]:

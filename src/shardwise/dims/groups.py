@@ -140,8 +140,7 @@ def _set_groups(
 ) -> tuple[IntArray, IntArray]:
     """Returns the bit of each compatibility set, and whether its orientation is against the bit's."""
     sets = len(conflicts.consistent)
-    first = np.where(conflicts.mirrored, conflicts.q, conflicts.p)
-    second = np.where(conflicts.mirrored, conflicts.p, conflicts.q)
+    first, second = conflicts.first, conflicts.second
     readings = [Counter[tuple[int, int]]() for _ in range(sets)]
     color = [0] * sets
     rows = (conflicts.set, occurrence[first], occurrence[second], names.color[first])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict, deque
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,9 +89,8 @@ def _shortest_path(names: Names, start: int, end: int) -> list[tuple[int, int]]:
     for n in trips:
         neighbors[n] += [(m, -1) for m in trips if m != n]
     reached_from: dict[int, tuple[int, int]] = {start: (-1, -1)}
-    queue = deque([start])
-    while end not in reached_from:
-        node = queue.popleft()
+    queue = [start]
+    for node in queue:  # which grows
         for other, edge in neighbors[node]:
             if other not in reached_from:
                 reached_from[other] = (node, edge)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from shardwise.errors import RuleError
 from shardwise.ir.rule import REDUCERS, Factor, Kind, Rule, Tensor, check_rule, letter
@@ -25,26 +25,23 @@ from shardwise.ir.rule import REDUCERS, Factor, Kind, Rule, Tensor, check_rule, 
 _FACTOR = re.compile(r"[A-Za-z_][A-Za-z_0-9]*$")
 
 
-class RuleText(NamedTuple):
-    """A parsed rule: the factor names of every dimension of every tensor, the kinds and the sizes it states."""
-
-    operands: list[list[list[str]]]
-    results: list[list[list[str]]]
-    kinds: dict[str, tuple[Kind, str]]
-    sizes: dict[str, int]
+#: The factor names of every dimension of every tensor; kinds and reducers, and sizes, by factor name.
+_Tensors = list[list[list[str]]]
+_Kinds = dict[str, tuple[Kind, str]]
+_Sizes = dict[str, int]
 
 
-def read_rule(text: str) -> RuleText:
-    """Reads a rule in the notation above without shapes, so that only its syntax is checked.
+def read_rule(text: str) -> tuple[_Tensors, _Tensors, _Kinds, _Sizes]:
+    """Returns the operands, results, kinds and sizes that a rule states. Without shapes only its syntax is checked.
 
-    >>> read_rule("(i,k),(k,j)->(i,j); sum k").results
-    [[['i'], ['j']]]
+    >>> read_rule("(i,k),(k,j)->(i,j)")
+    ([[['i'], ['k']], [['k'], ['j']]], [[['i'], ['j']]], {}, {})
     """
     head, *clauses = [part.strip() for part in text.split(";")]
     if head.count("->") != 1:
         raise RuleError(f"rule {text!r}: expected exactly one '->' between operands and results")
     left, right = (_tensors(side, text) for side in head.split("->"))
-    return RuleText(left, right, *_clauses(clauses, text))
+    return left, right, *_clauses(clauses, text)
 
 
 def parse_rule(text: str, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> Rule:
@@ -111,7 +108,7 @@ def _unknown_sizes(rule: Rule) -> list[int]:
     return sorted(unknown)
 
 
-def _tensors(side: str, text: str) -> list[list[list[str]]]:
+def _tensors(side: str, text: str) -> _Tensors:
     side = side.replace(" ", "")
     if not side:
         return []
@@ -145,10 +142,10 @@ _KINDS: Final = {k.value: (k, "") for k in (Kind.BLOCKED, Kind.HALO, Kind.INDEXE
 }
 
 
-def _clauses(clauses: Sequence[str], text: str) -> tuple[dict[str, tuple[Kind, str]], dict[str, int]]:
+def _clauses(clauses: Sequence[str], text: str) -> tuple[_Kinds, _Sizes]:
     """Returns the kinds and the sizes of factors that the clauses of a rule state."""
-    kinds: dict[str, tuple[Kind, str]] = {}
-    sizes: dict[str, int] = {}
+    kinds: _Kinds = {}
+    sizes: _Sizes = {}
     for clause in clauses:
         word, *items = clause.replace(",", " ").split() or [""]
         if word == "sizes":
@@ -164,9 +161,7 @@ def _clauses(clauses: Sequence[str], text: str) -> tuple[dict[str, tuple[Kind, s
     return kinds, sizes
 
 
-def _sizes(
-    dims: Sequence[list[list[str]]], shapes: Sequence[tuple[int, ...]], stated: dict[str, int], text: str
-) -> dict[str, int]:
+def _sizes(dims: _Tensors, shapes: Sequence[tuple[int, ...]], stated: _Sizes, text: str) -> _Sizes:
     """Returns the size of each factor: its largest as a dimension alone, else the stated one, else what others leave."""
     sizes = dict(stated)
     merged: list[tuple[list[str], int]] = []

@@ -61,10 +61,8 @@ def below(asked: str, path: str) -> str:
     >>> below("state[0]", "state/0/w"), below("mlp", "params/mlp/up"), below("x", "x"), below("*/w", "state/w")
     ('w', 'up', '', 'state/w')
     """
-    plain = _plain(asked)
-    if f"/{path}/".find(f"/{plain}/") < 0:
-        return path
-    return f"/{path}/".partition(f"/{plain}/")[2].strip("/")
+    _, found, rest = f"/{path}/".partition(f"/{_plain(asked)}/")
+    return rest.strip("/") if found else path
 
 
 def find_paths(asked: str, *groups: Collection[str], what: str = "argument or output") -> list[str]:

@@ -149,7 +149,6 @@ class Source:
 
     file: str = ""
     line: int = 0
-    function: str = ""
     names: str = ""
 
     def __str__(self) -> str:

@@ -35,11 +35,13 @@ class Clashes:
     def of(analysis: Analysis) -> Clashes:
         t, g = analysis.conflict_table, analysis.group_table
         by_op: dict[int, list[tuple[int, int, int]]] = {}
-        if len(t.op):
-            against = t.mirrored ^ g.flipped[t.set]
-            first, second = np.where(against, t.q, t.p), np.where(against, t.p, t.q)
+        if len(t.set):
+            against = g.flipped[t.set]
+            first, second = np.where(against, t.second, t.first), np.where(against, t.first, t.second)
             bits = np.where(t.consistent[t.set], g.bit[t.set], -1)
-            rows = zip(t.op.tolist(), first.tolist(), second.tolist(), bits.tolist(), strict=True)
+            rows = zip(
+                analysis.names.node_op[first].tolist(), first.tolist(), second.tolist(), bits.tolist(), strict=True
+            )
             for op, a, b, bit in rows:
                 by_op.setdefault(op, []).append((a, b, bit))
         return Clashes({op: tuple(pairs) for op, pairs in by_op.items()})

@@ -37,36 +37,32 @@ def gather(b: RuleBuilder) -> None:
 def scatter(b: RuleBuilder) -> None:
     """``operand[v…, d…], indices[s…, n], updates[s…, d…] -> operand's shape``: v is indexed, d is copied, s are positions of
     updates: a reduction where updates are combined, else blocked."""
-    n = len(b.results)
     numbers = b.params["dimension_numbers"]
-    operand, updates = b.operands[0], b.operands[n + 1]
+    operand, _, updates = b.operands
     combiner = SCATTERS[b.call.kind]
     batching = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
 
     def stored(d: int) -> list[Place]:
-        return [(t, d) for t in (*range(n), *b.outs)]
-
-    def updated(d: int) -> list[Place]:
-        return [(n + 1 + t, d) for t in range(n)]
+        return [(0, d), (b.out, d)]
 
     positions = [u for u in range(len(updates)) if u not in numbers.update_window_dims]
     for position, u in enumerate(positions):
         if position in batching:
-            b.add([(n, position), *updated(u), *stored(batching[position])])
+            b.add([(1, position), (2, u), *stored(batching[position])])
         elif combiner:
-            b.reduce([(n, position), *updated(u)], combiner)
+            b.reduce([(1, position), (2, u)], combiner)
         else:
-            b.block([(n, position), *updated(u)], "the last of several writers wins")
+            b.block([(1, position), (2, u)], "the last of several writers wins")
     written = {*numbers.inserted_window_dims, *batching.values()}
     kept = [d for d in range(len(operand)) if d not in written]
     for d, u in zip(kept, numbers.update_window_dims, strict=True):
         if updates[u] == operand[d]:
-            b.add([*updated(u), *stored(d)])
+            b.add([(2, u), *stored(d)])
         elif updates[u] == 1:
             b.add(stored(d), kind=Kind.INDEXED)
         else:
             b.block(stored(d), _PART_WINDOW)
-            b.block(updated(u), _PART_WINDOW)
+            b.block([(2, u)], _PART_WINDOW)
     for d in numbers.inserted_window_dims:
         b.add(stored(d), kind=Kind.INDEXED)
     b.block_rest(_VECTOR)

@@ -7,7 +7,6 @@ ones get the safe rule (every dimension blocked) and are reported.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from shardwise.errors import RuleError
@@ -64,10 +63,10 @@ KERNELS: Final[dict[str, Callable[[OpCall], Rule | None]]] = {
 #: Primitives with the safe rule on purpose, by reason; those of :data:`KERNELS` where no rule can be derived.
 _OPAQUE_BY_REASON: Final = {
     "an opaque kernel: register_rule can describe it": """
-        call_exported cudnn_fusion custom_partitioning ffi_call mosaic_gpu_p mpmd_map pallas_call scaled_matmul
-        scaled_matmul_wrapper tpu_custom_call dot_product_attention_fwd dot_product_attention_fwd_wrapper
-        dot_product_attention_bwd dot_product_attention_bwd_wrapper dot_product_attention_fp8_fwd
-        dot_product_attention_fp8_fwd_wrapper dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper""",
+        call_exported cudnn_fusion custom_partitioning ffi_call mosaic_gpu_p mpmd_map scaled_matmul scaled_matmul_wrapper
+        tpu_custom_call dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper dot_product_attention_fp8_bwd
+        dot_product_attention_fp8_bwd_wrapper """
+    + " ".join(KERNELS),
     "calls Python on the host": """
         buffer_callback check debug_callback debug_print inspect_sharding io_callback pure_callback""",
     "a collective: its place is inside shard_map": " ".join(MANUAL)
@@ -91,14 +90,6 @@ _OPAQUE_BY_REASON: Final = {
 OPAQUE: Final = {name: reason for reason, names in _OPAQUE_BY_REASON.items() for name in names.split()}
 
 _registered: dict[str, RuleFunction] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class OpRule:
-    """A rule, and the reason if it is the safe one."""
-
-    rule: Rule
-    opaque: str = ""
 
 
 def register_rule(primitive: Any, rule: str | RuleFunction) -> None:
@@ -139,29 +130,29 @@ def unregister_rule(primitive: Any) -> None:
 
 def is_known(kind: str) -> bool:
     """Returns whether a primitive or one of its kernels has a rule, or is opaque on purpose."""
-    return kind in RULES or kind in KERNELS or kind in OPAQUE or any(name.split(":")[0] == kind for name in _registered)
+    return kind in RULES or kind in OPAQUE or any(name.split(":")[0] == kind for name in _registered)
 
 
-def find_rule(call: OpCall, kernel: str = "", stated: str | None = None) -> OpRule:
+def find_rule(call: OpCall, kernel: str = "", stated: str | None = None) -> tuple[Rule, str]:
     """Returns the rule of an op: a user's for the kernel or the primitive, the one that it states itself, the built-in or a
-    derived one, or the safe one."""
+    derived one, or the safe one with the reason for it."""
     for name in (f"{call.kind}:{kernel}" if kernel else "", call.kind):
         rule = _from_user(name, call) if name in _registered else None
         if rule is not None:
-            return OpRule(rule)
+            return rule, ""
     if stated is not None:
         try:
-            return OpRule(parse_rule(stated, call.operands, call.results))
+            return parse_rule(stated, call.operands, call.results), ""
         except RuleError as error:
             reason = f"the rule it states does not fit ({error}): register_rule can replace it"
-            return OpRule(opaque(call, reason), reason)
+            return opaque(call, reason), reason
     if call.kind in RULES:
-        return OpRule(build_rule(RULES[call.kind], call))
+        return build_rule(RULES[call.kind], call), ""
     derived = KERNELS[call.kind](call) if call.kind in KERNELS else None
     if derived is not None:
-        return OpRule(derived)
+        return derived, ""
     reason = OPAQUE.get(call.kind, "no rule is known for this primitive: register_rule can add one")
-    return OpRule(opaque(call, reason), reason)
+    return opaque(call, reason), reason
 
 
 def _from_user(name: str, call: OpCall) -> Rule | None:

@@ -168,22 +168,22 @@ def split(b: RuleBuilder) -> None:
             b.add(places)
 
 
-def stack(b: RuleBuilder) -> None:
+def _stacked(b: RuleBuilder, stack: int, parts: range, reason: str) -> None:
+    """One tensor has another one at each position of a dimension."""
     axis = b.params["axis"]
-    for r in range(len(b.results[0])):
-        if r == axis:
-            b.block([(b.out, r)], "the new dimension numbers the operands")
+    for d in range(len(b.shapes[stack])):
+        if d == axis:
+            b.block([(stack, d)], reason)
         else:
-            b.add([*((t, r - (r > axis)) for t in range(b.out)), (b.out, r)])
+            b.add([(stack, d), *((t, d - (d > axis)) for t in parts)])
+
+
+def stack(b: RuleBuilder) -> None:
+    _stacked(b, b.out, range(b.out), "the new dimension numbers the operands")
 
 
 def unstack(b: RuleBuilder) -> None:
-    axis = b.params["axis"]
-    for d in range(len(b.operands[0])):
-        if d == axis:
-            b.block([(0, d)], "the dimension becomes separate results")
-        else:
-            b.add([(0, d), *((t, d - (d > axis)) for t in b.outs)])
+    _stacked(b, 0, b.outs, "the dimension becomes separate results")
 
 
 def tile(b: RuleBuilder) -> None:

@@ -41,10 +41,8 @@ def triangular_solve(b: RuleBuilder) -> None:
 
 def fft(b: RuleBuilder) -> None:
     """The transformed dimensions are blocked; a real transform changes the size of the last one."""
-    rank = len(b.operands[0])
-    pointwise(
-        b, dict.fromkeys(range(rank - len(b.params["fft_lengths"]), rank), "every frequency needs every position")
-    )
+    rank, count = len(b.operands[0]), len(b.params["fft_lengths"])
+    pointwise(b, dict.fromkeys(range(rank - count, rank), "every frequency needs every position"))
 
 
 def rng_bit_generator(b: RuleBuilder) -> None:

@@ -20,6 +20,13 @@ from shardwise.lowering.halo import Fetch
 from shardwise.lowering.padding import block
 from shardwise.lowering.sharding import PAIRED, ArrayType, Axes, Collective, Kind, Sharding, padded_shape
 
+#: The function of ``jax.lax`` for each reducer that an all-reduce computes; for positions, that of the values there.
+ALL_REDUCES: Final = {
+    **dict.fromkeys(("max", "or", "argmax"), "pmax"),
+    **dict.fromkeys(("min", "and", "argmin"), "pmin"),
+    "sum": "psum",
+}
+
 
 def block_index(axes: Axes, mesh: MeshAxes) -> Any:
     """Returns the number of this device's block along some axes, major first."""
@@ -62,9 +69,11 @@ def _emit(arrays: list[Any], step: Collective, before: Sharding, reducer: str, m
     if step.kind is Kind.REDUCE_SCATTER:
         (dim,) = changed_dims(before, after)
         return [_reduced(x, lambda x: jax.lax.psum_scatter(x, names[0], scatter_dimension=dim, tiled=True))]
+    if step.kind is Kind.ALL_GATHER and before.dims == after.dims:
+        parts = jax.lax.all_gather(x, names, axis=0, tiled=False)
+        return [functools.reduce(_COMBINED[reducer], list(parts))]
     if step.kind is Kind.ALL_GATHER:
-        combined = before.dims == after.dims
-        return [_combine(x, names, reducer) if combined else _gather(x, before, after, mesh)]
+        return [_gather(x, before, after, mesh)]
     if step.kind is Kind.ALL_TO_ALL:
         return [_all_to_all(x, before, after, mesh)]
     if step.hops:
@@ -102,16 +111,14 @@ def _slice(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
 
 def _reduce(arrays: list[Any], names: tuple[str, ...], reducer: str, values_first: bool) -> list[Any]:
     """Emits an all-reduce. Of positions and the values there, the values are reduced first."""
+    reduce = getattr(jax.lax, ALL_REDUCES[reducer])
     if reducer in PAIRED:
         positions, values = arrays
         if values_first:
-            best: Any = jax.lax.pmax if reducer == "argmax" else jax.lax.pmin
-            return [positions, values == best(values, names)]
+            return [positions, values == reduce(values, names)]
         last = jnp.iinfo(positions.dtype).max
         return [jax.lax.pmin(jnp.where(values, positions, last), names)]
-    (x,) = arrays
-    reduce: Any = {"sum": jax.lax.psum, "max": jax.lax.pmax, "or": jax.lax.pmax}.get(reducer, jax.lax.pmin)
-    return [_reduced(x, lambda x: reduce(x, names))]
+    return [_reduced(x, lambda x: reduce(x, names)) for x in arrays]
 
 
 def _reduced(x: Any, reduce: Any) -> Any:
@@ -119,12 +126,7 @@ def _reduced(x: Any, reduce: Any) -> Any:
     return reduce(x.astype(jnp.uint8)).astype(x.dtype) if x.dtype == jnp.bool_ else reduce(x)
 
 
-def _combine(x: Any, names: tuple[str, ...], reducer: str) -> Any:
-    """Gathers the parts of all devices and combines them by a reducer that no collective computes."""
-    parts = jax.lax.all_gather(x, names, axis=0, tiled=False)
-    return functools.reduce(_COMBINED[reducer], list(parts))
-
-
+#: Reducers that no collective computes: the parts of all devices are gathered, and combined on each.
 _COMBINED: Final = {
     "prod": jax.lax.mul,
     "xor": jax.lax.bitwise_xor,
@@ -184,25 +186,22 @@ def _all_to_all(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> An
 
 def _permute(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> Any:
     changed = changed_dims(before, after)
-    axes = sorted({a for d in changed for a in before.dims[d]})
-    coordinates = np.indices([mesh.sizes[a] for a in axes]).reshape(len(axes), -1)
-
-    def blocks(sharding: Sharding) -> list[int]:
-        """Returns, by device, the number of its block."""
-        order = [a for d in changed for a in sharding.dims[d]]
-        numbers = np.ravel_multi_index([coordinates[axes.index(a)] for a in order], [mesh.sizes[a] for a in order])
-        return [int(n) for n in numbers]
-
-    holder = {block: device for device, block in enumerate(blocks(before))}
-    return _ppermute(x, tuple(axes), [(holder[block], device) for device, block in enumerate(blocks(after))], mesh)
+    old, new = (tuple(a for d in changed for a in sharding.dims[d]) for sharding in (before, after))
+    return _ppermute(x, old, [(block, device) for device, block in enumerate(_renumbered(new, old, mesh))], mesh)
 
 
 def _ppermute(x: Any, axes: Axes, pairs: Sequence[tuple[int, int]], mesh: MeshAxes) -> Any:
     """Sends blocks, numbered by the axes. ``lax.ppermute`` numbers devices in the order of the mesh instead."""
-    order = sorted(axes)
-    devices = np.arange(mesh.pieces(axes)).reshape([mesh.sizes[a] for a in order])
-    numbers = devices.transpose([order.index(a) for a in axes]).ravel().tolist()
+    order = tuple(sorted(axes))
+    numbers = _renumbered(order, axes, mesh)
     return jax.lax.ppermute(x, tuple(mesh.names[a] for a in order), [(numbers[a], numbers[b]) for a, b in pairs])
+
+
+def _renumbered(axes: Axes, order: Axes, mesh: MeshAxes) -> list[int]:
+    """Returns the numbers of blocks by the axes, major first, for the same blocks numbered by the axes in another order."""
+    numbers = np.arange(mesh.pieces(axes)).reshape([mesh.sizes[a] for a in axes])
+    by_block: list[int] = numbers.transpose([axes.index(a) for a in order]).ravel().tolist()
+    return by_block
 
 
 def in_range(start: Any, size: int, length: int, dim: int, rank: int) -> Any:
@@ -226,7 +225,7 @@ def fetch(x: Any, needed: Fetch, axes: Axes, mesh: MeshAxes) -> Any:
     for r in needed.rounds:
         sent = x
         if r.length != x.shape[dim]:
-            sent = jax.lax.dynamic_slice_in_dim(x, _by_block(r.starts, index), r.length, dim)
+            sent = jax.lax.dynamic_slice_in_dim(x, by_block(r.starts, index), r.length, dim)
         arrived.append(_ppermute(sent, axes, r.pairs, mesh))
     ahead = {start - k * needed.block for k, start in enumerate(needed.starts)}
     first, last = min(ahead), max(ahead) + needed.width
@@ -241,11 +240,11 @@ def fill_outside(x: Any, needed: Fetch, axes: Axes, mesh: MeshAxes, fill: Any) -
     total = needed.block * mesh.pieces(axes)
     if min(needed.starts) >= 0 and max(needed.starts) + needed.width <= total:
         return x
-    start = _by_block(needed.starts, block_index(axes, mesh))
+    start = by_block(needed.starts, block_index(axes, mesh))
     return jnp.where(in_range(start, needed.width, total, needed.dim, x.ndim), x, jnp.asarray(fill, x.dtype))
 
 
-def _by_block(table: Sequence[int], index: Any) -> Any:
+def by_block(table: Sequence[int], index: Any) -> Any:
     """Returns the table's entry for this device's block, by arithmetic where the entries are evenly spaced."""
     steps = {b - a for a, b in itertools.pairwise(table)}
     if len(steps) <= 1:
@@ -274,14 +273,14 @@ def _beside(x: Any, needed: Fetch, arrived: list[Any], ahead: int, index: Any) -
 
 def _assembled(x: Any, needed: Fetch, arrived: list[Any], index: Any, count: int) -> Any:
     """Selects the needed positions from the block and the received pieces, which start at other positions on each device."""
-    dim, width, start = needed.dim, needed.width, _by_block(needed.starts, index)
+    dim, width, start = needed.dim, needed.width, by_block(needed.starts, index)
     result = jnp.zeros([width if d == dim else n for d, n in enumerate(x.shape)], x.dtype)
     sources: list[tuple[Any, Any, list[bool]]] = [(x, index * np.int32(needed.block), [True] * count)]
     for r, piece in zip(needed.rounds, arrived, strict=True):
         first, takes = [0] * count, [False] * count
         for sender, to in r.pairs:
             first[to], takes[to] = sender * needed.block + r.starts[sender], True
-        sources.append((piece, _by_block(first, index), takes))
+        sources.append((piece, by_block(first, index), takes))
     for piece, first_at, takes in sources:
         shift = start - first_at
         moved, valid = window(piece, shift, width, dim), in_range(shift, width, piece.shape[dim], dim, x.ndim)

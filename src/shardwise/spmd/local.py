@@ -18,7 +18,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op
 from shardwise.ir.rule import Kind, Rule
 from shardwise.ir.traits import MANUAL, SCATTERS
-from shardwise.lowering.halo import Fetch, fetches
+from shardwise.lowering.halo import Fetch
 from shardwise.lowering.padding import block
 from shardwise.lowering.sharding import Axes
 from shardwise.spmd.collectives import block_index, fetch, fill_outside, in_range
@@ -45,13 +45,15 @@ def form(*kinds: str) -> Callable[[Form], Form]:
 @dataclass(frozen=True)
 class LocalOp:
     """One op on local blocks. ``assigned`` are the axes of each of its factors; ``shapes`` the global shapes of its tensors,
-    operands first, then results; ``shared``, by operand, what other ops have fetched of it."""
+    operands first, then results; ``fetches``, by operand, what a windowed op needs from other devices; ``shared``, by
+    operand, what other ops have fetched of it."""
 
     op: Op
     equation: Any
     assigned: tuple[Axes, ...]
     mesh: MeshAxes
     shapes: tuple[tuple[int, ...], ...]
+    fetches: dict[int, tuple[Fetch, ...]]
     shared: tuple[dict[Any, Array], ...]
 
     @property
@@ -91,14 +93,10 @@ class LocalOp:
         axes = tuple(a for f in factors for a in self.assigned[f])
         return block_index(axes, self.mesh) == 0
 
-    def fetches(self) -> dict[int, tuple[Fetch, ...]]:
-        """Returns, by operand, what a windowed op needs from other devices."""
-        return fetches_by_operand(self.op, self.shapes, self.assigned, self.mesh)
-
     def fetched(self, arrays: list[Array], fills: Sequence[Any]) -> tuple[list[Array], dict[tuple[int, int], Fetch]]:
         """Returns the operands with halos, and the fetches by operand and dimension; ``fills``: the values outside."""
         arrays, by_dim = list(arrays), dict[tuple[int, int], Fetch]()
-        for k, needed in self.fetches().items():
+        for k, needed in self.fetches.items():
             arrays[k] = self.fetch(k, needed, arrays[k], fills[k])
             by_dim |= {(k, f.dim): f for f in needed}
         return arrays, by_dim
@@ -115,21 +113,19 @@ class LocalOp:
             array = fill_outside(array, f, self.assigned[f.factor], self.mesh, fill)
         return array
 
+    def padding(self, f: Fetch) -> tuple[int, int]:
+        """Returns the padding with which a fetched operand gives exactly this device's block of the result."""
+        window = next(w for w in self.rule.windows if (w.factor, w.of) == (f.factor, f.operand))
+        dim = self.rule.tensors[window.by].index((f.factor,))
+        span = (self.local_shape(window.by)[dim] - 1) * window.stride + window.high - window.low + 1
+        return f.offset, span - (f.offset + (f.width - 1) * window.dilation + 1)
+
     def bind(self, arrays: Sequence[Array], **changed: Any) -> list[Array]:
         """Binds the op to other arrays, with changed parameters. The shardings that it states are part of the plan."""
         if self.op.kind in MANUAL:
             return internals.bind_manual(self.equation, arrays)
         stated = {key: None for key in ("sharding", "out_sharding") if self.params.get(key) is not None}
         return internals.bind(self.equation, arrays, stated | changed)
-
-
-def fetches_by_operand(
-    op: Op, shapes: Sequence[tuple[int, ...]], assigned: Sequence[Axes], mesh: MeshAxes
-) -> dict[int, tuple[Fetch, ...]]:
-    """Returns, by operand, what a windowed op needs from other devices."""
-    needed = fetches(op.kind, op.factor_rule, shapes, [mesh.pieces(axes) for axes in assigned])
-    assert needed is not None, f"{op.kind} cannot be computed in these blocks"
-    return {k: tuple(f for f in needed if f.operand == k) for k in dict.fromkeys(f.operand for f in needed)}
 
 
 def last_chosen(dtype: Any, largest: bool) -> Any:

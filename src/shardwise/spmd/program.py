@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from shardwise.capture import jax_internals as internals
 from shardwise.errors import SpmdError
 from shardwise.ir.program import Op, Origin, Program, Region
-from shardwise.lowering.padding import block
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import PAIRED, Kind, Sharding, is_made_anew, reshard
 from shardwise.spmd import indexing, kernels, shapes  # noqa: F401  (they register local forms)
@@ -78,16 +77,15 @@ class LocalProgram(Walk):
             return self.stored[value]
         if scopes[0] not in self.copies:
             values = list(self._entering[scopes[0]])
-            arrays = internals.barrier([self._behind(scopes[1:], region, v) for v in values])
+            arrays = jax.lax.optimization_barrier([self._behind(scopes[1:], region, v) for v in values])
             self.copies[scopes[0]] = dict(zip(values, arrays, strict=True))
         return self.copies[scopes[0]][value]
 
     def _reshard(self, op: Op, value: int, xs: Sequence[Any], ends: tuple[Sharding, Sharding], rounded: bool) -> Any:
         array, arrays, (now, target), wide = self._array(value, rounded), list(xs), ends, None
         if is_made_anew(array, now, target):
-            sizes = zip(array.shape, target.dims, strict=True)
             element = jax.lax.slice(arrays[0], (0,) * arrays[0].ndim, (1,) * arrays[0].ndim)
-            return jnp.broadcast_to(element, [block(n, self.mesh.pieces(a)) for n, a in sizes])
+            return jnp.broadcast_to(element, target.local_shape(array.shape, self.mesh))
         steps, narrow = reshard(array, now, target, self.mesh), self._moved_dtype(value, now, rounded)
         if narrow and any(step.kind is not Kind.SLICE for step in steps):
             wide, arrays = arrays[0].dtype, [jax.lax.convert_element_type(arrays[0], jnp.dtype(narrow))]
@@ -105,7 +103,11 @@ class LocalProgram(Walk):
 
     def _op(self, op: Op) -> None:
         if op.kind == _BARRIER:
-            self._barrier(self._together[op.scope, op.equation], op)
+            ops = self._together[op.scope, op.equation]
+            if op is ops[0]:  # emitted once, for all of its ops
+                arrays = jax.lax.optimization_barrier([self._operand(op, 0) for op in ops])
+                for op, x in zip(ops, arrays, strict=True):
+                    self._store(op, op.results[0], x)
             return
         arrays = [self._operand(op, k) for k in range(len(op.operands))]
         results = arrays if op.kind in _PASSED else self._results(op, arrays)
@@ -122,9 +124,15 @@ class LocalProgram(Walk):
         for k, x in enumerate(arrays):
             if axes := self._counted_once(op, k):
                 arrays[k] = jnp.where(block_index(axes, self.mesh) == 0, x, jnp.zeros_like(x))
-        sizes = tuple(self.program.values[v].shape if v >= 0 else () for v in (*op.operands, *op.results))
-        shared = tuple(self._fetched(op, k) for k in range(len(arrays)))
-        local = LocalOp(op, equation, self.sharded.factors[op.id], self.mesh, sizes, shared)
+        local = LocalOp(
+            op,
+            equation,
+            assigned=self.sharded.factors[op.id],
+            mesh=self.mesh,
+            shapes=self._shapes(op),
+            fetches=self._fetches(op),
+            shared=tuple(self._fetched(op, k) for k in range(len(arrays))),
+        )
         return self._once(local, arrays) if equation.effects and op.opaque else compute(local, arrays)
 
     def _once(self, local: LocalOp, arrays: list[Any]) -> list[Any]:
@@ -140,12 +148,6 @@ class LocalProgram(Walk):
         )
         return [jax.lax.psum(x, names).astype(o.dtype) for x, o in zip(results, outs, strict=True)]
 
-    def _barrier(self, ops: list[Op], first: Op) -> None:
-        """Emits a barrier once for all of its ops, with the first of them."""
-        if first is ops[0]:
-            for op, x in zip(ops, internals.barrier([self._operand(op, 0) for op in ops]), strict=True):
-                self._store(op, op.results[0], x)
-
     # Loops and branches.
 
     @contextmanager
@@ -158,11 +160,8 @@ class LocalProgram(Walk):
 
     def _leave(self, link: Op, operand: int, region: Region | None = None) -> Any:
         """Returns an array whose type is not weak: a carried value must keep its type."""
-        x = self._operand(link, operand)
-        if jnp.issubdtype(jnp.asarray(x).dtype if not hasattr(x, "dtype") else x.dtype, jax.dtypes.extended):
-            return x
-        x = jnp.asarray(x)
-        return jax.lax.convert_element_type(x, x.dtype)
+        x = jnp.asarray(self._operand(link, operand))
+        return x if jnp.issubdtype(x.dtype, jax.dtypes.extended) else jax.lax.convert_element_type(x, x.dtype)
 
     def _loop(self, op: Op, links: list[Op], initial: Handed, body: Callable[[int, Handed], Handed]) -> Handed:
         equation = self._contents.equations[op.id]
@@ -171,19 +170,13 @@ class LocalProgram(Walk):
             [link.id for link in links if link.kind.endswith(part)] for part in (".carry", ".input", ".output")
         )
 
-        def run(number: int, *blocks: Any) -> Handed:
-            return body(number, dict(zip((*carried, *entering), blocks, strict=True)))
+        def run(number: int, blocks: Sequence[Any], results: Sequence[int]) -> list[Any]:
+            left = body(number, dict(zip((*carried, *entering), blocks, strict=True)))
+            return [left[k] for k in results]
 
         def scanned(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-            left = run(0, *carry, *slices)
-            return [left[k] for k in carried], [left[k] for k in leaving]
-
-        def repeated(carry: list[Any]) -> list[Any]:
-            left = run(1, *carry)
-            return [left[k] for k in carried]
-
-        def branch(number: int) -> Callable[..., list[Any]]:
-            return lambda *blocks: [left[k] for left in [run(number, *blocks)] for k in leaving]
+            left = run(0, (*carry, *slices), (*carried, *leaving))
+            return left[: len(carried)], left[len(carried) :]
 
         first, others = [initial[k] for k in carried], [initial[k] for k in entering]
         if op.kind == "scan":
@@ -192,8 +185,8 @@ class LocalProgram(Walk):
             carry, stacks = jax.lax.scan(scanned, first, others, **options, _split_transpose=split)
             return dict(zip((*carried, *leaving), (*carry, *stacks), strict=True))
         if op.kind == "while":
-            results = jax.lax.while_loop(lambda carry: run(0, *carry)[op.id], repeated, first)
-            return dict(zip(carried, results, strict=True))
-        branches = [branch(n) for n in range(len(op.regions))]
-        index = self._read(op, 0)
-        return dict(zip(leaving, internals.branch(equation, index, branches, others), strict=True))
+            test, repeated = (lambda c: run(0, c, [op.id])[0]), (lambda c: run(1, c, carried))
+            return dict(zip(carried, jax.lax.while_loop(test, repeated, first), strict=True))
+        branches = [lambda *blocks, n=n: run(n, blocks, leaving) for n in range(len(op.regions))]
+        results = internals.branch(equation, self._read(op, 0), branches, others)
+        return dict(zip(leaving, results, strict=True))

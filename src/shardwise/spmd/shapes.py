@@ -12,20 +12,15 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from shardwise.capture import jax_internals as internals
-from shardwise.lowering.halo import Fetch
-from shardwise.spmd.collectives import block_index, in_range, window
+from shardwise.spmd.collectives import block_index, by_block, in_range, window
 from shardwise.spmd.local import Array, LocalOp, form, last_chosen
 
 
-@form("broadcast_in_dim", "broadcast_to", "empty", "full", "rng_uniform_like")
+@form("broadcast_in_dim", "broadcast_to", "empty", "full", "reshape", "rng_uniform_like")
 def shaped(op: LocalOp, arrays: list[Array]) -> list[Array]:
     """Changes the result's shape, which is a parameter."""
-    return op.bind(arrays, shape=op.local_shape(op.out))
-
-
-@form("reshape")
-def reshape(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    return op.bind(arrays, new_sizes=op.local_shape(op.out))
+    parameter = "new_sizes" if op.op.kind == "reshape" else "shape"
+    return op.bind(arrays, **{parameter: op.local_shape(op.out)})
 
 
 @form("fft")
@@ -54,12 +49,11 @@ def tile(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
 @form("slice")
 def slice_(op: LocalOp, arrays: list[Array]) -> list[Array]:
-    p, (x,) = op.params, arrays
-    starts, limits = list(p["start_indices"]), list(p["limit_indices"])
-    (x,), fetched = op.fetched([x], [None])
+    starts, limits = list(op.params["start_indices"]), list(op.params["limit_indices"])
+    (x,), _ = op.fetched(arrays, [None])
     for d in range(x.ndim):
         if op.axes(0, d):
-            starts[d], limits[d] = 0, fetched[0, d].width if (0, d) in fetched else x.shape[d]
+            starts[d], limits[d] = 0, x.shape[d]
     return op.bind([x], start_indices=tuple(starts), limit_indices=tuple(limits))
 
 
@@ -68,8 +62,7 @@ def pad(op: LocalOp, arrays: list[Array]) -> list[Array]:
     arrays, fetched = op.fetched(arrays, [arrays[1], None])
     config = list(op.params["padding_config"])
     for (_, d), f in fetched.items():
-        inner, size = config[d][2], op.local_shape(op.out)[d]
-        config[d] = (f.offset, size - f.offset - ((f.width - 1) * (inner + 1) + 1), inner)
+        config[d] = (*op.padding(f), config[d][2])
     return op.bind(arrays, padding_config=tuple(config))
 
 
@@ -85,14 +78,13 @@ def concatenate(op: LocalOp, arrays: list[Array]) -> list[Array]:
     axes, size = op.axes(op.out, dim), op.local_shape(op.out)[dim]
     if not axes:
         return op.bind(arrays)
-    needed = op.fetches()
     index = block_index(axes, op.mesh)
     start, result = 0, None
     for k, x in enumerate(arrays):
         length = op.shapes[k][dim]
         first = index * np.int32(size) - np.int32(start)  # the operand's position that is the first of the block
         # A small operand is not sharded.
-        x = op.fetch(k, needed[k], x, None) if k in needed else window(x, first, size, dim)
+        x = op.fetch(k, op.fetches[k], x, None) if k in op.fetches else window(x, first, size, dim)
         result = x if result is None else jnp.where(in_range(first, size, length, dim, x.ndim), x, result)
         start += length
     return [result]
@@ -102,7 +94,7 @@ def concatenate(op: LocalOp, arrays: list[Array]) -> list[Array]:
 def split(op: LocalOp, arrays: list[Array]) -> list[Array]:
     (x,) = arrays
     shapes = [op.local_shape(op.out + r) for r in range(len(op.op.results))]
-    needed = op.fetches().get(0, ())
+    needed = op.fetches.get(0, ())
     if not needed:
         return op.bind([x], sizes=tuple(shape[op.params["axis"]] for shape in shapes))
     results = iter(op.fetch(0, (f,), x, None) for f in needed)
@@ -187,12 +179,6 @@ def random_gamma(op: LocalOp, arrays: list[Array]) -> list[Array]:
 # Windows.
 
 
-def _padding(f: Fetch, outputs: int, stride: int, span: int, dilation: int) -> tuple[int, int]:
-    """Returns the padding with which a fetched block gives exactly the block of the result; ``span`` is a window's width."""
-    covered = f.offset + (f.width - 1) * dilation + 1
-    return f.offset, (outputs - 1) * stride + span - covered
-
-
 @form("conv_general_dilated")
 def convolution(op: LocalOp, arrays: list[Array]) -> list[Array]:
     p = op.params
@@ -204,11 +190,8 @@ def convolution(op: LocalOp, arrays: list[Array]) -> list[Array]:
         if p[name] > 1:
             changed[name] = p[name] // op.mesh.pieces(op.axes(0, dim))
     padding = list(p["padding"])
-    for s, (i, k, o) in enumerate(zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)):
-        if (0, i) in fetched:
-            span = (arrays[1].shape[k] - 1) * p["rhs_dilation"][s] + 1
-            outputs, stride = op.local_shape(op.out)[o], p["window_strides"][s]
-            padding[s] = _padding(fetched[0, i], outputs, stride, span, p["lhs_dilation"][s])
+    for (_, d), f in fetched.items():
+        padding[numbers.lhs_spec.index(d) - 2] = op.padding(f)
     return op.bind(arrays, padding=tuple(padding), **changed)
 
 
@@ -227,11 +210,8 @@ def reduce_window(op: LocalOp, arrays: list[Array]) -> list[Array]:
         fills = [last_chosen(arrays[0].dtype, kind == "reduce_window_max")]
     arrays, fetched = op.fetched(arrays, fills)
     padding = list(p["padding"])
-    rank = len(padding)
-    base, dilation = (p.get(name, (1,) * rank) for name in ("base_dilation", "window_dilation"))
     for (_, d), f in fetched.items():
-        span = (p["window_dimensions"][d] - 1) * dilation[d] + 1
-        padding[d] = _padding(f, op.local_shape(op.out)[d], p["window_strides"][d], span, base[d])
+        padding[d] = op.padding(f)
     return op.bind(arrays, padding=tuple(padding))
 
 
@@ -242,20 +222,17 @@ def select_and_scatter_add(op: LocalOp, arrays: list[Array]) -> list[Array]:
     arrays, fetched = op.fetched(arrays, [0, last_chosen(arrays[1].dtype, p["select_prim"].name == "ge")])
     padding = list(p["padding"])
     dims = [d for k, d in fetched if k == 1]
+    shape = arrays[1].shape
     for d in dims:
         covered = (fetched[0, d].width - 1) * p["window_strides"][d] + p["window_dimensions"][d]
-        padding[d] = (0, covered - fetched[1, d].width)
-    operand = arrays[1]
-    for d in dims:  # padding by a negative number would be cut off inside: positions beyond the windows get nothing
-        if padding[d][1] < 0:
-            arrays[1] = jax.lax.slice_in_dim(arrays[1], 0, arrays[1].shape[d] + padding[d][1], axis=d)
-            padding[d] = (0, 0)
+        padding[d] = (0, max(covered - shape[d], 0))
+        if covered < shape[d]:  # a negative padding would be cut off inside: positions beyond the windows get nothing
+            arrays[1] = jax.lax.slice_in_dim(arrays[1], 0, covered, axis=d)
     (result,) = op.bind(arrays, padding=tuple(padding))
-    widths = [(0, operand.shape[d] - n, 0) for d, n in enumerate(result.shape)]
+    widths = [(0, shape[d] - n, 0) for d, n in enumerate(result.shape)]
     result = jax.lax.pad(result, np.zeros((), result.dtype), widths)
     for d in dims:
         f = fetched[1, d]
-        starts = jnp.asarray(np.array([k * f.block - s for k, s in enumerate(f.starts)], np.int32))
-        index = op.offset(op.out, d) // np.int32(f.block)
-        result = jax.lax.dynamic_slice_in_dim(result, starts[index], f.block, d)
+        start = by_block([k * f.block - s for k, s in enumerate(f.starts)], block_index(op.axes(op.out, d), op.mesh))
+        result = jax.lax.dynamic_slice_in_dim(result, start, f.block, d)
     return [result]

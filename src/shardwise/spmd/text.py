@@ -15,24 +15,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Final
 
-from shardwise.hardware.mesh import MeshAxes
-from shardwise.ir.program import Op, Program, Region, Value
+from shardwise.ir.program import Op, Program, Region
 from shardwise.ir.traits import MANUAL
 from shardwise.lowering.halo import Fetch
-from shardwise.lowering.padding import block
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import PAIRED, Collective, Kind, Sharding, is_made_anew, reshard
-from shardwise.spmd.collectives import changed_dims
-from shardwise.spmd.local import fetches_by_operand
+from shardwise.spmd.collectives import ALL_REDUCES, changed_dims
 from shardwise.spmd.walk import Handed, Walk
 
 #: Kinds of lines that communicate.
 MOVING: Final = frozenset(kind.value for kind in Kind if kind is not Kind.SLICE)
 #: Arguments and outputs with a longer path are named by number.
 _LONGEST_NAME: Final = 16
-_REDUCERS: Final = {"sum": "psum", "max": "pmax", "or": "pmax", "min": "pmin", "and": "pmin"}
 _FUNCTIONS: Final = {Kind.SLICE: "dynamic_slice", Kind.ALL_GATHER: "all_gather", Kind.REDUCE_SCATTER: "psum_scatter"}
 _HOPS: Final = {(1,): "to the next device", (-1,): "to the previous device", (-1, 1): "between neighbors"}
 
@@ -94,22 +91,6 @@ def totals(lines: Iterable[Line]) -> dict[tuple[str, tuple[str, ...]], tuple[int
     return {key: (counts[key], float(nbytes[key])) for key in sorted(counts)}
 
 
-def local_type(value: Value, sharding: Sharding, mesh: MeshAxes, sizes: Mapping[int, int] | None = None) -> str:
-    """Returns the type of a block. ``sizes``: by dimension, the sizes that are no even share of the array.
-
-    >>> from shardwise.ir.program import Origin
-    >>> local_type(Value(0, (64, 512), "bfloat16", 2, Origin.RESULT), Sharding(((0,), ())), MeshAxes(("data",), (4,)))
-    'bf16[16·data,512]'
-    """
-    dims = [
-        "·".join([str(block(n, mesh.pieces(a))), *(mesh.names[k] for k in a)])
-        for n, a in zip(value.shape, sharding.dims, strict=True)
-    ]
-    for d, size in (sizes or {}).items():
-        dims[d] = str(size)
-    return f"{_short(value.dtype)}[{','.join(dims)}]"
-
-
 @cache
 def _short(dtype: str) -> str:
     """
@@ -157,8 +138,13 @@ class _Listing(Walk):
     def _axes(self, axes: Iterable[int]) -> str:
         return "·".join(self._names(axes))
 
-    def _type(self, value: int, sharding: Sharding, sizes: Mapping[int, int] | None = None) -> str:
-        return local_type(self.program.values[value], sharding, self.mesh, sizes)
+    def _type(self, value: int, sharding: Sharding, sizes: Mapping[int, int] = MappingProxyType({})) -> str:
+        """Returns the type of a block. ``sizes``: by dimension, the sizes that are no even share of the array."""
+        array = self.program.values[value]
+        dims = list(map(str, sharding.local_shape(array.shape, self.mesh)))
+        for d, axes in enumerate(sharding.dims):
+            dims[d] = str(sizes[d]) if d in sizes else "·".join([dims[d], *self._names(axes)])
+        return f"{_short(array.dtype)}[{','.join(dims)}]"
 
     def _partial(self, value: int, sharding: Sharding) -> str:
         reducer = self._types[value].reducer
@@ -211,11 +197,10 @@ class _Listing(Walk):
     def _step(self, step: Collective, before: Sharding, reducer: str) -> tuple[str, tuple[str, ...], str]:
         """Returns the function of ``jax.lax`` for one step of a reshard, its arguments after the axes, and a remark."""
         after, changed = step.after, changed_dims(before, step.after)
-        if step.kind is Kind.ALL_REDUCE and reducer in PAIRED:
-            best = "pmax" if reducer == "argmax" else "pmin"
-            return (best, (), "of the values") if after is before else ("pmin", (), "of their positions")
+        if step.kind is Kind.ALL_REDUCE and reducer in PAIRED and after is not before:
+            return "pmin", (), "of their positions"
         if step.kind is Kind.ALL_REDUCE:
-            return _REDUCERS[reducer], (), ""
+            return ALL_REDUCES[reducer], (), "of the values" if reducer in PAIRED else ""
         if step.kind is Kind.ALL_GATHER and not changed:
             return "all_gather", (), f"then combined by {reducer}"
         if step.hops:
@@ -263,8 +248,7 @@ class _Listing(Walk):
 
     def _op(self, op: Op) -> None:
         names = [self._operand(op, k) for k in range(len(op.operands))]
-        shapes = [self.program.values[v].shape if v >= 0 else () for v in (*op.operands, *op.results)]
-        for k, needed in fetches_by_operand(op, shapes, self.sharded.factors[op.id], self.mesh).items():
+        for k, needed in self._fetches(op).items():
             shared = self._fetched(op, k)
             if needed not in shared:
                 shared[needed] = self._fetch(op, k, names[k], needed)
@@ -315,29 +299,28 @@ class _Listing(Walk):
     def _test(self, op: Op) -> None:
         self._add("next", op, function=f"continue if {self._read(op, 0)}")
 
-    def _exit(self, link: Op, value: int, x: Any) -> None:
-        name, inner = self._name(value), [v for v in link.results if v != value]
-        if not link.kind.startswith("cond."):
-            self._link(link, value, name, (self._name(inner[-1]) if inner else f"{name}[i]",))
-        self._store(link, value, name)
-
-    def _link(self, link: Op, value: int, name: str, operands: tuple[str, ...]) -> None:
-        parts = {"name": name, "type": self._link_type(link, value), "operands": operands}
-        self._add("op", link, function=link.kind, values=(*link.operands, value), **parts)
-
     def _link_type(self, link: Op, value: int) -> str:
         return self._type(value, self._computed(link, link.results.index(value)))
 
+    def _link(self, link: Op, value: int, name: str, operand: str) -> None:
+        """Stores the name of a value inside or behind a loop or branch; a loop has a line for it."""
+        if not link.kind.startswith("cond."):
+            parts = {"name": name, "type": self._link_type(link, value), "operands": (operand,)}
+            self._add("op", link, function=link.kind, values=(*link.operands, value), **parts)
+        self._store(link, value, name)
+
+    def _exit(self, link: Op, value: int, x: Any) -> None:
+        name, inner = self._name(value), [v for v in link.results if v != value]
+        self._link(link, value, name, self._name(inner[-1]) if inner else f"{name}[i]")
+
     def _enter(self, link: Op, value: int, x: Any) -> None:
         """Adds an input of a body: a carried value with a new name, or the slice of a scanned input for one trip."""
-        name = str(x)
-        if link.kind != "cond.input":
-            name = f"{x}[i]" if link.kind == "scan.input" else self._name(value)
-            root = self._roots.get(x, x)
-            if link.kind == "scan.input" and root in self._paths:
+        name = str(x) if link.kind == "cond.input" else self._name(value)
+        if link.kind == "scan.input":
+            name, root = f"{x}[i]", self._roots.get(x, x)
+            if root in self._paths:
                 self._paths[name] = self._paths[root]
-            self._link(link, value, name, (x,))
-        self._store(link, value, name)
+        self._link(link, value, name, x)
 
     def _leave(self, link: Op, operand: int, region: Region | None = None) -> Any:
         """Adds a result of a body: for its next trip, or for the loop or branch."""

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from shardwise.ir.program import Op, Program, Region
+from shardwise.lowering.halo import Fetch, fetches
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import (
     ROUNDED,
@@ -119,6 +120,17 @@ class Walk:
         if key not in self.copies:
             self.copies[key] = self._reshard(op, value, [x], (source, need), rounded)
         return self.copies[key]
+
+    def _shapes(self, op: Op) -> tuple[tuple[int, ...], ...]:
+        """Returns the global shapes of operands and results."""
+        return tuple(self.program.values[v].shape if v >= 0 else () for v in (*op.operands, *op.results))
+
+    def _fetches(self, op: Op) -> dict[int, tuple[Fetch, ...]]:
+        """Returns, by operand, what a windowed op needs from other devices."""
+        pieces = [self.mesh.pieces(axes) for axes in self.sharded.factors[op.id]]
+        needed = fetches(op.kind, op.factor_rule, self._shapes(op), pieces)
+        assert needed is not None, f"{op.kind} cannot be computed in these blocks"
+        return {k: tuple(f for f in needed if f.operand == k) for k in dict.fromkeys(f.operand for f in needed)}
 
     def _fetched(self, op: Op, operand: int) -> dict[Any, Any]:
         """Returns what windowed ops have fetched of an operand in the section of an op."""

@@ -126,7 +126,7 @@ class _Inference:
         leading = [c for v in self.arguments if (c := self.leading[v.id]) >= 0]
         products = Counter(c for op in self.heavy for c in set(self.analysis.names.factor_colors(op.id)))
         shown = {self.colors[o][0] for o in self.program.outputs if self.colors[o]}
-        conflicting = set(self.analysis.names.color[self.analysis.conflict_table.p].tolist())
+        conflicting = set(self.analysis.names.color[self.analysis.conflict_table.first].tolist())
 
         def rank(color: int) -> tuple[int, bool, bool, bool, int]:
             plain = (color not in contracted, color in shown, color not in conflicting)

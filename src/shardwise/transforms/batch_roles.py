@@ -197,7 +197,7 @@ class BatchAnalysis:
     def _rule(self, equation: Any, call: OpCall) -> Rule:
         key = call.key
         if key is None or key not in self._rules:
-            self._rules[key] = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation)).rule
+            self._rules[key], _ = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation))
         return self._rules[key]
 
     def _locate(self, rule: Rule, tensor: Sequence[Sequence[int]], state: BatchState) -> tuple[int, int] | None:

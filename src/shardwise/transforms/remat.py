@@ -74,7 +74,7 @@ def rematerialized(
         # Residuals that scans drop are None, and computed by their reader.
         inputs = [*(v for v in block.inputs if env[v] is not None), block.cotangent]
         with internals.standing_at(flat.steps[block.at].equation):
-            behind = dict(zip(inputs, internals.barrier([env[v] for v in inputs]), strict=True))
+            behind = dict(zip(inputs, jax.lax.optimization_barrier([env[v] for v in inputs]), strict=True))
         with jax.named_scope(REMATERIALIZED):
             computed = run_steps(block.steps, ChainMap(behind, cast(dict[int, Any], env)), {})
         again = {v: flat.new(v) for v in inputs}

@@ -31,10 +31,6 @@ def _loaded(arguments: argparse.Namespace, target: str | None) -> Plan:
     return plan.bind(loaded.fn, *loaded.args, kwargs=loaded.kwargs)
 
 
-def _mesh(plan: Plan) -> dict[str, int]:
-    return dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
-
-
 @options.command(
     "explain",
     options.saved_plan(),
@@ -62,14 +58,14 @@ def _explain(arguments: argparse.Namespace) -> Result:
         plan = _loaded(arguments, arguments.path)
         if not arguments.json:
             return plan.program(options.width())
-        return {"schema": 1, "mesh": _mesh(plan), **program_data(plan.inquiry.analysis.program, plan.sharded)}
+        return {"schema": 1, "mesh": plan.mesh.shape, **program_data(plan.inquiry.analysis.program, plan.sharded)}
     plan = _loaded(arguments, arguments.target)
     text, array = plan.explain(arguments.path), plan.array(arguments.path)
     if not arguments.json:
         return wrapped(text, options.width())
     return {
         "schema": 1,
-        "mesh": _mesh(plan),
+        "mesh": plan.mesh.shape,
         **asdict(array),
         "collectives": [asdict(c) for c in plan.collectives if c.value == array.path],
         "notes": [note for note in plan.notes if note.startswith(f"{array.path}[")],
@@ -186,7 +182,7 @@ def _verify(arguments: argparse.Namespace) -> Result:
     return {
         "schema": 1,
         "function": plan.function,
-        "mesh": _mesh(plan),
+        "mesh": plan.mesh.shape,
         "backend": compiled.backend,
         "matched": verified.matched,
         "collectives": [asdict(row) for row in verified.rows],

@@ -5,17 +5,14 @@ from __future__ import annotations
 import linecache
 import math
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from shardwise.cost.predict import PARTS
+from shardwise.cost.predict import PARTS, Predicted
 from shardwise.plans.codec import encode
+from shardwise.plans.plan import ArrayPlan, Plan
 from shardwise.report.plan_text import decided, schedule_rows, shards, spec_text
 from shardwise.report.program_text import listing_data
 from shardwise.report.units import si
-
-if TYPE_CHECKING:
-    from shardwise.cost.predict import Predicted
-    from shardwise.plans.plan import ArrayPlan, Plan
 
 SCHEMA: Final = 1
 #: A curve has no more points than a wide screen can show.

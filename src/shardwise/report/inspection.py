@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shardwise.dims.analysis import Analysis, CompatibilitySet, Place
 from shardwise.ir.paths import collapsed
-from shardwise.ir.program import Origin
-from shardwise.report.page import Page, table
+from shardwise.ir.program import Op, Origin, Program, Region
+from shardwise.report.page import Page
 from shardwise.report.units import plural, si
-
-if TYPE_CHECKING:
-    from shardwise.dims.analysis import Analysis, CompatibilitySet, Place
-    from shardwise.ir.program import Program, Region
 
 
 def analysis_json(analysis: Analysis) -> dict[str, Any]:
@@ -103,14 +100,14 @@ def _print_groups(page: Page, analysis: Analysis, everything: bool) -> None:
         page.print("\nNothing to shard: no dimension is larger than one and computable in parts.")
         return
     colors = sum(c.matters for c in analysis.colors)
-    page.print(f"\nWhat can be sharded: {plural(len(shown), 'group')} of {plural(colors, 'color')} that matter\n")
+    heading = f"What can be sharded: {plural(len(shown), 'group')} of {plural(colors, 'color')} that matter"
     rows = []
     for g in sorted(shown, key=lambda g: (-g.flops, -g.nbytes, g.id)):
         size = f"{g.size:,}" + ("…" if len(g.sizes) > 1 else "")
         count = f" ×{len(g.colors)}" if len(g.colors) > 1 else ""
         where = _where(analysis, g.places, page.width - 42)
         rows.append([f"{g.id}{count}", size, f"{g.values:,}", si(g.nbytes, "B"), si(g.flops), where])
-    page.print(table([">group", ">size", ">values", ">bytes", ">FLOP", "*where"], rows))
+    page.table([">group", ">size", ">values", ">bytes", ">FLOP", "*where"], rows, heading)
     if hidden := [g for g in analysis.groups if g not in shown]:
         loops = sum(analysis.colors[g.colors[0]].loop for g in hidden)
         parts = [plural(loops, "loop dimension")] * bool(loops)
@@ -136,10 +133,7 @@ def _print_conflicts(page: Page, analysis: Analysis) -> None:
     if not families:
         page.print("\nNo conflicts: every color can be sharded without a choice.")
         return
-    page.print(
-        f"\nConflicts: {plural(len(analysis.conflicts), 'place')} in {plural(len(families), 'family', 'families')}, "
-        f"{plural(analysis.bits, 'bit')} to decide\n"
-    )
+    count = f"{plural(len(analysis.conflicts), 'place')} in {plural(len(families), 'family', 'families')}"
     rows = []
     for bit, sets in families.items():
         lines = _conflict_lines(analysis, sets[0])
@@ -148,18 +142,19 @@ def _print_conflicts(page: Page, analysis: Analysis) -> None:
             text = "(no consistent side, replicated) " + text
         places = sum(len(s.conflicts) for s in sets)
         rows.append([str(bit), str(analysis.colors[sets[0].color].group), str(len(sets)), str(places), text])
-    page.print(table([">bit", ">group", ">sets", ">places", "*source lines"], rows))
+    heading = f"Conflicts: {count}, {plural(analysis.bits, 'bit')} to decide"
+    page.table([">bit", ">group", ">sets", ">places", "*source lines"], rows, heading)
 
 
 def _print_opaque(page: Page, analysis: Analysis) -> None:
     if not analysis.opaque_ops:
         page.print("\nNo opaque ops: every operation has a rule.")
         return
-    page.print(f"\nOpaque: {plural(len(analysis.opaque_ops), 'op')} whose arrays must be replicated\n")
-    kinds: dict[str, list[Any]] = {}
+    kinds: dict[str, list[Op]] = {}
     for op in analysis.opaque_ops:
         kernel = op.attribute("kernel")
         kinds.setdefault(f"{op.kind}:{kernel}" if kernel else op.kind, []).append(op)
     source = analysis.program.source_of
     rows = [[kind, str(len(ops)), str(source(ops[0])), ops[0].opaque] for kind, ops in kinds.items()]
-    page.print(table(["kind", ">count", "first at", "*why"], rows))
+    heading = f"Opaque: {plural(len(analysis.opaque_ops), 'op')} whose arrays must be replicated"
+    page.table(["kind", ">count", "first at", "*why"], rows, heading)

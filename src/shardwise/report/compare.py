@@ -96,15 +96,9 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the comparison as plain data, the best first."""
-        return {
-            "schema": 1,
-            "function": self.function,
-            "mesh": self.mesh,
-            "hardware": self.hardware,
-            "usable_bytes": self.usable_bytes,
-            "rows": [asdict(row) for row in self.ranked],
-            "refused": [{"name": name, "reason": reason} for name, reason in self.refused],
-        }
+        rows = [asdict(row) for row in self.ranked]
+        refused = [{"name": name, "reason": reason} for name, reason in self.refused]
+        return {"schema": 1, **asdict(self), "rows": rows, "refused": refused}
 
 
 @collector_paused()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import math
 import re
+from dataclasses import asdict
 from typing import Any, Final
 
 from shardwise.cost.predict import PARTS, Predicted
@@ -56,14 +57,9 @@ def report_data(plan: Plan) -> dict[str, Any]:
         "curve": _curve(p.curve),
         "breakdown": _breakdown(p),
         "effects": [
-            {
-                "decision": str(row.decision),
-                "time_s": row.time_s,
-                "peak_bytes": row.peak_bytes,
-                "fits": row.fits,
-                "slower_s": row.time_s - p.time_s,
-                "more_bytes": row.peak_bytes - p.peak_bytes,
-            }
+            asdict(row)
+            | {"decision": str(row.decision)}
+            | {"slower_s": row.time_s - p.time_s, "more_bytes": row.peak_bytes - p.peak_bytes}
             for row in plan.effects
         ],
         "schedule": [

@@ -8,27 +8,17 @@ from typing import Any
 
 from shardwise.dims.analysis import Analysis, CompatibilitySet, Place
 from shardwise.ir.paths import collapsed
-from shardwise.ir.program import Op, Origin, Program, Region
+from shardwise.ir.program import Op, Origin, Program
 from shardwise.report.page import Page
 from shardwise.report.units import plural, si
 
 
 def analysis_json(analysis: Analysis) -> dict[str, Any]:
     """Everything ``shardwise inspect`` shows, as plain data in a stable order."""
-    program, loops = analysis.program, _loops(analysis)
+    program = analysis.program
     return {
         "schema": 1,
-        "program": {
-            "name": program.name,
-            "ops": len(program.ops),
-            "values": len(program.values),
-            "loops": len(loops),
-            "loops_of_unknown_trips": sum(not r.trips_known for r in loops),
-            "arguments": len(program.arguments),
-            "outputs": len(program.outputs),
-            "argument_bytes": _argument_bytes(program),
-            "flops": _total_flops(program),
-        },
+        "program": _program_data(program),
         "counts": {
             "colors": len(analysis.colors),
             "colors_that_matter": sum(c.matters for c in analysis.colors),
@@ -58,17 +48,20 @@ def analysis_json(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _loops(analysis: Analysis) -> list[Region]:
-    """Returns the bodies of the loops that are left after dead code is gone."""
-    return [r for r in analysis.program.regions if r.kind.endswith(".body") and r.owner >= 0]
-
-
-def _total_flops(program: Program) -> float:
-    return float(sum(op.flops * program.runs[op.region] for op in program.ops))
-
-
-def _argument_bytes(program: Program) -> int:
-    return sum(program.values[a.value].nbytes for a in program.arguments)
+def _program_data(program: Program) -> dict[str, Any]:
+    """Returns the size of a program. Its loops are those that are left after dead code is gone."""
+    loops = [r for r in program.regions if r.kind.endswith(".body") and r.owner >= 0]
+    return {
+        "name": program.name,
+        "ops": len(program.ops),
+        "values": len(program.values),
+        "loops": len(loops),
+        "loops_of_unknown_trips": sum(not r.trips_known for r in loops),
+        "arguments": len(program.arguments),
+        "outputs": len(program.outputs),
+        "argument_bytes": sum(program.values[a.value].nbytes for a in program.arguments),
+        "flops": float(sum(op.flops * program.runs[op.region] for op in program.ops)),
+    }
 
 
 def _conflict_lines(analysis: Analysis, family: CompatibilitySet) -> list[str]:
@@ -81,12 +74,10 @@ def _conflict_lines(analysis: Analysis, family: CompatibilitySet) -> list[str]:
 
 def analysis_page(analysis: Analysis, width: int = 80, everything: bool = False) -> Page:
     """Returns the analysis for a terminal of ``width`` columns; ``everything`` includes groups that do not matter."""
-    page, program = Page(width), analysis.program
-    page.print(
-        f"{program.name}: {plural(len(program.ops), 'op')}, {si(_total_flops(program), 'FLOP')}, "
-        f"{plural(len(program.arguments), 'argument')} of {si(_argument_bytes(program), 'B')}"
-    )
-    if unknown := sum(not r.trips_known for r in _loops(analysis)):
+    page, data = Page(width), _program_data(analysis.program)
+    arguments = f"{plural(data['arguments'], 'argument')} of {si(data['argument_bytes'], 'B')}"
+    page.print(f"{data['name']}: {plural(data['ops'], 'op')}, {si(data['flops'], 'FLOP')}, {arguments}")
+    if unknown := data["loops_of_unknown_trips"]:
         page.print(f"{plural(unknown, 'loop')} of unknown length counted as one trip")
     _print_groups(page, analysis, everything)
     _print_conflicts(page, analysis)

@@ -197,9 +197,7 @@ def _figures(readings: Iterable[Reading], base: Profile, same_device: bool) -> d
     elements = ((r, r.elements / base.elements_per_s) for r in by_what["memory"])
     streams = [r.work / max(r.time_s - elements_s, r.time_s / 2) for r, elements_s in elements]
     best = base.memory_bytes_per_s if same_device else max(streams)
-    peak, figures["memory.efficiency"] = _efficiency(statistics.median(streams), best)
-    if not same_device or peak != best:
-        figures["memory.bytes_per_s"] = peak
+    figures |= _peak("memory.bytes_per_s", statistics.median(streams), best, same_device)
     if rate := _transposed_rate(by_what):
         figures["memory.transposed_bytes_per_s"] = rate
     figures["vector.flops_per_s"] = by_what["vector"][0].rate
@@ -212,11 +210,8 @@ def _matrix_figures(by_what: Mapping[str, list[Reading]], base: Profile, same_de
     peaks = dict(base.matrix_flops_per_s)
     main = "bf16" if same_device and "bf16" in typical and "bf16" in peaks else "f32"
     best = peaks[main] if same_device else max(r.rate for r in by_what[f"matrix.{main}"])
-    peak, efficiency = _efficiency(typical[main], best)
-    figures = {f"matrix.{t}": rate / efficiency for t, rate in typical.items() if t != main}
-    figures["matrix.efficiency"] = efficiency
-    if not same_device or peak != best:
-        figures[f"matrix.{main}"] = peak
+    figures = _peak(f"matrix.{main}", typical[main], best, same_device)
+    figures |= {f"matrix.{t}": rate / figures["matrix.efficiency"] for t, rate in typical.items() if t != main}
     if rate := _operand_rate(by_what.get("thin", ()), typical["f32"]):
         figures["matrix.operand_bytes_per_s"] = rate
     return figures
@@ -238,9 +233,10 @@ def _transposed_rate(by_what: Mapping[str, list[Reading]]) -> float | None:
     return 4 * transposed.elements / additional_s if additional_s > _MIN_TRANSPOSED * straight.time_s else None
 
 
-def _efficiency(rate: float, peak: float) -> tuple[float, float]:
-    """Returns the peak and the fraction of it that a rate is; a rate above the peak is the new peak."""
-    return (rate, 1.0) if rate > peak else (peak, rate / peak)
+def _peak(key: str, rate: float, peak: float, same_device: bool) -> dict[str, float]:
+    """Returns the efficiency at a rate, and the peak if it is not that of the base. A rate above the peak is the new peak."""
+    figures = {f"{key.partition('.')[0]}.efficiency": min(1.0, rate / peak)}
+    return figures if same_device and rate <= peak else figures | {key: max(rate, peak)}
 
 
 def _reported(machine: Machine, same_device: bool) -> dict[str, Any]:

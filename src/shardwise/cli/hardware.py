@@ -146,8 +146,8 @@ def _value(key: str, value: Any) -> str:
 def _calibrate(arguments: argparse.Namespace) -> Result:
     """Measure this machine's devices and write a profile.
 
-    Measures the devices that JAX has here (products, memory, elementwise work, kernels, collectives), all of
-    them busy at once, and writes a hardware profile. Let nothing else run meanwhile.
+    Products, memory, elementwise work, kernels and collectives are timed on all devices at once. Let nothing
+    else run meanwhile.
 
       shardwise hardware calibrate --name ours --devices 8
     """

@@ -53,7 +53,7 @@ class Command:
         parser: Parser = commands.add_parser(
             self.name,
             help=summary[:1].lower() + summary[1:].rstrip("."),
-            description=textwrap.fill("".join(about) or summary, 78),
+            description=textwrap.fill(" ".join([summary, *about]), 78),
             epilog=f"examples:\n{examples}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

@@ -108,7 +108,7 @@ def _next(arguments: argparse.Namespace) -> str:
 def _inspect(arguments: argparse.Namespace) -> Result:
     """Show what can be sharded in a program, and where that is ambiguous.
 
-    Shows what can be sharded in a program: colors, groups, conflicts, opaque operations. Nothing runs.
+    Lists colors, groups, conflicts and opaque operations. Nothing runs.
 
       shardwise inspect zoo:t2b
       shardwise inspect train.py:make_step --why params/w1:0 batch:1
@@ -148,8 +148,7 @@ def _dimension(text: str) -> tuple[str, int]:
 def _compare(arguments: argparse.Namespace) -> Result:
     """Set named strategies (data parallelism, FSDP, Megatron, ...) and saved plans side by side.
 
-    Predicts time, memory and communication of every sensible combination of named strategies over the axes of a
-    mesh, and sets saved plans for the same program beside them, the best first. Nothing runs.
+    Predicts time, memory and communication of every sensible combination over the axes of a mesh. Nothing runs.
 
       shardwise compare zoo:t2b --plans plan.json
       shardwise compare zoo:t2b --topology v5e:4x4 --mesh data=4,model=4
@@ -167,8 +166,8 @@ def _compare(arguments: argparse.Namespace) -> Result:
 def _zoo(arguments: argparse.Namespace) -> Result:
     """List the programs that come with Shardwise.
 
-    Lists the programs that come with Shardwise, and the configurations of each, the default first. A target is
-    zoo:NAME or zoo:NAME:CONFIG, and may go on with options: zoo:gpt:tiny,layers=3,remat.
+    The default configuration of each is the first. A target is zoo:NAME or zoo:NAME:CONFIG, and may go on with
+    options: zoo:gpt:tiny,layers=3,remat.
 
       shardwise inspect zoo:llama3:70b
     """

@@ -42,8 +42,7 @@ def _loaded(arguments: argparse.Namespace, target: str | None) -> Plan:
 def _explain(arguments: argparse.Namespace) -> Result:
     """Say how an argument or output is sharded under a saved plan, and which collectives it causes.
 
-    Says how an argument or output is sharded, in how many shards, and which collectives it causes, with the
-    lines of the source that need them; or prints the program of one device.
+    The collectives come with the source lines that need them.
 
       shardwise explain plan.json params/first/kernel
       shardwise explain plan.json params/first/kernel zoo:mlp
@@ -88,8 +87,8 @@ def _explain(arguments: argparse.Namespace) -> Result:
 def _what_if(arguments: argparse.Namespace) -> Result:
     """Predict a saved plan with other decisions.
 
-    Leaves decisions of a saved plan out, adds others or takes other devices, and says what time and memory
-    would be, and why they differ. Nothing is searched.
+    Says what time and memory would be without some decisions, with others, or on other devices, and why they
+    differ. Nothing is searched.
 
       shardwise what-if plan.json zoo:t2b --without 2
       shardwise what-if plan.json train.py:make_step --shard params/w,0,model
@@ -130,8 +129,8 @@ def _parts(text: str, count: int, form: str) -> list[str]:
 def _diff(arguments: argparse.Namespace) -> Result:
     """Say what differs between two saved plans.
 
-    Says what differs between two saved plans: predicted figures, mesh, decisions, specs, bytes moved. As with
-    diff, the exit code is 0 if they are the same, 1 if they differ, 2 if there was trouble.
+    Compares predicted figures, mesh, decisions, specs and bytes moved. As with diff, the exit code is 0 if they
+    are the same, 1 if they differ, 2 if there was trouble.
 
       shardwise diff before.json after.json
     """
@@ -155,8 +154,8 @@ def _diff(arguments: argparse.Namespace) -> Result:
 def _verify(arguments: argparse.Namespace) -> Result:
     """Compile a program under a saved plan and compare with what the plan predicts.
 
-    Compiles a program under a saved plan, reads the collectives of the compiled program, and sets them beside
-    the predicted ones. On host devices it can also run both programs and compare their results.
+    Shows the collectives of the compiled program beside the predicted ones. On host devices arrays are also run
+    through both programs, and the results compared.
 
       shardwise verify plan.json train.py:make_step --backend v5e:4x4
     """

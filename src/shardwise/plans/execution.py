@@ -93,7 +93,7 @@ class Execution:
     def _positional(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         from shardwise.capture.objects import together
 
-        (positional, named), _ = together(self._plan.known("trees")[0].unflatten(leaves))
+        (positional, named), _ = together(self._plan._known("trees")[0].unflatten(leaves))
         if named:
             raise PlanError(
                 f"jax.jit has shardings of positional arguments alone, and the plan was made with {', '.join(named)} by name: "
@@ -104,7 +104,7 @@ class Execution:
     def _returned(self, leaves: Sequence[Any]) -> Any:
         from shardwise.capture.objects import Result, together
 
-        result = self._plan.known("trees")[1].unflatten(leaves)
+        result = self._plan._known("trees")[1].unflatten(leaves)
         return together(result.own)[0] if isinstance(result, Result) else result
 
     def on_mesh(self, mesh: Any) -> Plan:
@@ -187,7 +187,7 @@ class Execution:
         """
         from shardwise.verification.verify import verify
 
-        call = self._plan.known("call")
+        call = self._plan._known("call")
         if not args and not kwargs:
             args, kwargs = call.args, call.kwargs
         return verify(self._plan, call.fn, *args, kwargs=kwargs, backend=backend, run=run)
@@ -202,7 +202,7 @@ class Execution:
         from shardwise.capture.trace import JitOptions
         from shardwise.report.compare import compare
 
-        plan, call = self._plan, self._plan.known("call")
+        plan, call = self._plan, self._plan._known("call")
         jit = JitOptions.of_static(plan.static).keywords()
         return compare(
             call.fn, *call.args, kwargs=call.kwargs, plans=[plan, *plans], roles=plan.roles, tactics=tactics, **jit

@@ -281,9 +281,9 @@ class Plan(Execution):
         >>> plan.inquiry.analysis.program.name
         '<lambda>'
         """
-        return self.known("asked")
+        return self._known("asked")
 
-    def known(self, name: str) -> Any:
+    def _known(self, name: str) -> Any:
         """Returns ``trees``, ``asked`` or ``call``; raises for a loaded plan, which does not have them."""
         if (value := getattr(self, name)) is None:
             what = {"trees": "the structure of its arguments", "asked": "its program", "call": "its function"}[name]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.errors import HardwareError, PlanError, ShardwiseError
+from shardwise.errors import PlanError, ShardwiseError
 from shardwise.files import check_writable, write_whole
 
 
@@ -38,16 +38,6 @@ def test_what_was_there_stays_where_writing_fails(
     with pytest.raises((PlanError, KeyboardInterrupt), match=r"cannot write .*plan\.json: No space left|^$"):
         write_whole(file, "after", PlanError)
     assert file.read_text() == "before" and list(tmp_path.iterdir()) == [file]
-
-
-def test_what_the_check_refuses_is_not_kept(tmp_path: Path) -> None:
-    def check(name: str) -> None:
-        assert name.endswith(".toml") and Path(name).read_text() == "text"
-        raise HardwareError("it is none")
-
-    with pytest.raises(HardwareError, match="it is none"):
-        write_whole(tmp_path / "profile.toml", "text", check=check)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_link_stays_one(tmp_path: Path) -> None:

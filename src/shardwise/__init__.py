@@ -11,92 +11,47 @@ from typing import TYPE_CHECKING, Any, Final
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "FSDP",
-    "Analysis",
-    "Auto",
-    "CaptureError",
-    "CompileError",
-    "ContextParallel",
-    "DataParallel",
-    "DecisionError",
-    "EdgeSharding",
-    "ExpertParallel",
-    "HardwareError",
-    "HloError",
-    "InfeasibleError",
-    "Keep",
-    "Megatron",
-    "MeshError",
-    "OpCall",
-    "Plan",
-    "PlanError",
-    "QueryError",
-    "Replicate",
-    "RuleError",
-    "SequenceParallel",
-    "Shard",
-    "ShardwiseError",
-    "SpmdError",
-    "TargetError",
-    "VariantError",
-    "ZeRO1",
-    "ZeRO2",
-    "analyze",
-    "compare",
-    "jit",
-    "kernel",
-    "load_plan",
-    "plan",
-    "plan_together",
-    "register_rule",
-    "unregister_rule",
-    "verify",
-]
-
 if TYPE_CHECKING:
-    from shardwise.capture.user_kernel import kernel
-    from shardwise.dims.analysis import Analysis, analyze
-    from shardwise.errors import (
-        CaptureError,
-        CompileError,
-        DecisionError,
-        HardwareError,
-        HloError,
-        InfeasibleError,
-        MeshError,
-        PlanError,
-        QueryError,
-        RuleError,
-        ShardwiseError,
-        SpmdError,
-        TargetError,
-        VariantError,
-    )
-    from shardwise.planner.dropin import jit
-    from shardwise.planner.planning import plan
-    from shardwise.planner.together import plan_together
-    from shardwise.plans.load import load_plan
-    from shardwise.plans.plan import Plan
-    from shardwise.report.compare import compare
-    from shardwise.rules.call import OpCall
-    from shardwise.rules.registry import register_rule, unregister_rule
-    from shardwise.tactics.auto import Auto
-    from shardwise.tactics.strategies import (
-        FSDP,
-        ContextParallel,
-        DataParallel,
-        EdgeSharding,
-        ExpertParallel,
-        Keep,
-        Megatron,
-        Replicate,
-        SequenceParallel,
-        Shard,
-        ZeRO1,
-        ZeRO2,
-    )
-    from shardwise.verification.verify import verify
+    from shardwise.capture.user_kernel import kernel as kernel
+    from shardwise.dims.analysis import Analysis as Analysis
+    from shardwise.dims.analysis import analyze as analyze
+    from shardwise.errors import CaptureError as CaptureError
+    from shardwise.errors import CompileError as CompileError
+    from shardwise.errors import DecisionError as DecisionError
+    from shardwise.errors import HardwareError as HardwareError
+    from shardwise.errors import HloError as HloError
+    from shardwise.errors import InfeasibleError as InfeasibleError
+    from shardwise.errors import MeshError as MeshError
+    from shardwise.errors import PlanError as PlanError
+    from shardwise.errors import QueryError as QueryError
+    from shardwise.errors import RuleError as RuleError
+    from shardwise.errors import ShardwiseError as ShardwiseError
+    from shardwise.errors import SpmdError as SpmdError
+    from shardwise.errors import TargetError as TargetError
+    from shardwise.errors import VariantError as VariantError
+    from shardwise.planner.dropin import jit as jit
+    from shardwise.planner.planning import plan as plan
+    from shardwise.planner.together import plan_together as plan_together
+    from shardwise.plans.load import load_plan as load_plan
+    from shardwise.plans.plan import Plan as Plan
+    from shardwise.report.compare import compare as compare
+    from shardwise.rules.call import OpCall as OpCall
+    from shardwise.rules.registry import register_rule as register_rule
+    from shardwise.rules.registry import unregister_rule as unregister_rule
+    from shardwise.tactics.auto import Auto as Auto
+    from shardwise.tactics.strategies import FSDP as FSDP
+    from shardwise.tactics.strategies import ContextParallel as ContextParallel
+    from shardwise.tactics.strategies import DataParallel as DataParallel
+    from shardwise.tactics.strategies import EdgeSharding as EdgeSharding
+    from shardwise.tactics.strategies import ExpertParallel as ExpertParallel
+    from shardwise.tactics.strategies import Keep as Keep
+    from shardwise.tactics.strategies import Megatron as Megatron
+    from shardwise.tactics.strategies import Replicate as Replicate
+    from shardwise.tactics.strategies import SequenceParallel as SequenceParallel
+    from shardwise.tactics.strategies import Shard as Shard
+    from shardwise.tactics.strategies import ZeRO1 as ZeRO1
+    from shardwise.tactics.strategies import ZeRO2 as ZeRO2
+    from shardwise.verification.verify import verify as verify
 
 #: The public names by the module that has them.
 _HOMES: Final = {
@@ -118,6 +73,7 @@ _HOMES: Final = {
     "verification.verify": "verify",
 }
 _HOME: Final = {name: home for home, names in _HOMES.items() for name in names.split()}
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,22 +5,15 @@ from __future__ import annotations
 import os
 import tempfile
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 from shardwise.errors import ShardwiseError
 
 
-def write_whole(
-    path: str | os.PathLike[str],
-    text: str,
-    failure: type[ShardwiseError] = ShardwiseError,
-    check: Callable[[str], object] | None = None,
-) -> None:
+def write_whole(path: str | os.PathLike[str], text: str, failure: type[ShardwiseError] = ShardwiseError) -> None:
     """Writes a text, or raises ``failure``: then what was there before still is.
 
-    A link is followed; a device or a pipe (``/dev/stdout``) is written to as it is. ``check`` is called with the name of the
-    written file before it takes its place, and raises what it does not like.
+    A link is followed; a device or a pipe (``/dev/stdout``) is written to as it is.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -32,7 +25,7 @@ def write_whole(
         if _is_special(Path(path)):
             Path(path).write_text(text, encoding="utf-8")
         else:
-            _write_beside(Path(os.path.realpath(path)), text, check)
+            _write_beside(Path(os.path.realpath(path)), text)
     except OSError as error:
         raise failure(f"cannot write {Path(path)}: {error.strerror}") from None
 
@@ -57,12 +50,10 @@ def _is_special(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
-def _write_beside(target: Path, text: str, check: Callable[[str], object] | None) -> None:
+def _write_beside(target: Path, text: str) -> None:
     beside = target.with_name(f".{uuid.uuid4().hex}{target.suffix}")
     try:
         beside.write_text(text, encoding="utf-8")
-        if check is not None:
-            check(str(beside))
         os.replace(beside, target)
     except BaseException:
         beside.unlink(missing_ok=True)

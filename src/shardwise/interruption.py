@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from typing import Any, Final
 
 #: How long after an interruption that was lost it is sent again.
@@ -44,24 +45,21 @@ def interruptible() -> Iterator[None]:
 def in_background(work: Callable[[], Any], waiting: Callable[[float], None] | None = None) -> Any:
     """Returns ``work()``, which may take minutes inside of a compiler that hears no signals: an interruption is raised at once,
     and ``waiting`` is called with the seconds that have passed, a few times in each. An interrupted thread runs to its end."""
-    results: list[Any] = []
-    errors: list[BaseException] = []
+    future = Future[Any]()
 
     def run() -> None:
         try:
-            results.append(work())
+            future.set_result(work())
         except BaseException as error:
-            errors.append(error)
+            future.set_exception(error)
 
-    thread, start = threading.Thread(target=run, daemon=True), time.monotonic()
-    thread.start()
-    while thread.is_alive():
-        thread.join(_WAITING_S)
+    start = time.monotonic()
+    threading.Thread(target=run, daemon=True).start()  # Python does not wait for it at exit, as for one of an executor.
+    while not future.done():
+        wait([future], _WAITING_S)
         if waiting is not None:
             waiting(time.monotonic() - start)
-    if errors:
-        raise errors[0]
-    return results[0]
+    return future.result()
 
 
 class _Listener:

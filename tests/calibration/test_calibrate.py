@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.calibration import calibrate as module
-from shardwise.calibration.calibrate import Calibration, calibrate, to_toml
-from shardwise.calibration.readings import KINDS, Machine, Measured, Reading
+from shardwise.calibration.calibrate import KINDS, Calibration, Machine, Measured, Reading, calibrate, to_toml
 from shardwise.cli import hardware as cli
 from shardwise.cli.main import main
 from shardwise.cost.compute import stream_s
@@ -226,6 +225,8 @@ def test_outputs_that_cannot_be_written(
         captured = capsys.readouterr()
         assert not captured.out and why in captured.err and captured.err.count("\n") == 1
     assert [p.name for p in tmp_path.iterdir()] == ["folder.toml"]
+    with pytest.raises(HardwareError, match="clock_hz is missing"):
+        Calibration({k: v for k, v in found.data.items() if k != "clock_hz"}, None, ()).write(tmp_path / "odd.toml")
     # A disk that is full when the file is renamed.
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(HardwareError, match="No space left on device"):

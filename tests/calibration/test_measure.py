@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardwise.calibration import measure as module
-from shardwise.calibration.calibrate import calibrate
+from shardwise.calibration.calibrate import KINDS, Measured, calibrate
 from shardwise.calibration.measure import measure
-from shardwise.calibration.readings import KINDS, Measured
 from shardwise.calibration.timing import Scale
 from shardwise.errors import HardwareError
 from shardwise.hardware.load import load_profile

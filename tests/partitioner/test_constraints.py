@@ -35,8 +35,8 @@ def lowered_on(analysis: Analysis, decisions: list[Decision], mesh: MeshAxes = M
 def propagated_directly(traced: Traced, lowered: Lowered, constraints: Constraints) -> list[Any]:
     """Every op with its shardings, by lowering the program with the constraints in it."""
     mesh, program = lowered.mesh, lowered.program
-    constrained = Constrained(program, constraints, abstract_mesh(mesh), mesh)
-    propagation = Propagation(program, traced.jaxpr, mesh, *ends(lowered), ())
+    constrained = Constrained(program, constraints, abstract_mesh(mesh))
+    propagation = Propagation(lowered, traced.jaxpr, ())
     shapes = [internals.plain_shape(v.aval) for v in internals.split_jaxpr(traced.jaxpr)[0].invars]
     shardings = [[propagation._named(s) for s in of] for of in ends(lowered)]
     jitted = jax.jit(
@@ -60,7 +60,7 @@ def test_marks_are_what_lowering_with_constraints_gives(name: str) -> None:
     lowered = lowered_on(analysis, random_decisions(analysis, MESH, seed=3))
     constraints = module.choose_constraints(lowered, traced.jaxpr)
     others = {p for p in constraints if p.place != "stored"}
-    propagation = Propagation(lowered.program, traced.jaxpr, MESH, *ends(lowered), others)
+    propagation = Propagation(lowered, traced.jaxpr, others)
     stated = {propagation._numbers[p]: propagation._named(s) for p, s in constraints.items()}
     found = [(name, per_result) for name, _, per_result in propagation._module.propagated(stated)]
     assert found == propagated_directly(traced, lowered, constraints)

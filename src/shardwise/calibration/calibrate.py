@@ -36,21 +36,70 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardwise.calibration.readings import KINDS, Machine, Measured, Reading
 from shardwise.errors import HardwareError
 from shardwise.files import check_writable, write_whole
 from shardwise.hardware.collectives import collective
 from shardwise.hardware.layout import place
-from shardwise.hardware.load import figures_of, load_profile, nearest_profile, profile_data
-from shardwise.hardware.profile import MATRIX_TYPES, Profile
+from shardwise.hardware.load import build_profile, figures_of, load_profile, nearest_profile, profile_data
+from shardwise.hardware.profile import COLLECTIVES, MATRIX_TYPES, Profile
 from shardwise.hardware.topology import Topology, topology
 
+#: Collectives that are measured.
+KINDS: Final = tuple(kind for kind in COLLECTIVES if kind != "halo")
 #: The fraction of a reading that a collective must have to be used.
 _MIN_COLLECTIVE: Final = 0.02
 #: The weight of the smallest collectives, which determine latency.
 _LATENCY_WEIGHT: Final = 10.0
 #: The fraction of a kernel's time that a transposed read must add to be distinguished from noise.
 _MIN_TRANSPOSED: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The time that one device takes for some work.
+
+    ``what`` is ``"matrix.bf16"`` and so on (FLOPs), ``"thin"`` (FLOPs of a product of few rows, and the ``elements`` of its
+    operands), ``"memory"`` (bytes that a kernel over ``elements`` reads and writes), ``"vector"`` (operations), ``"launch"``
+    (kernels), ``"straight"`` and ``"transposed"`` (bytes of a kernel over ``elements``, without and with a transposed read),
+    or one of ``KINDS`` (bytes). ``between``: it was measured between products, whose time is the reading ``"between"``
+    (FLOPs).
+    """
+
+    what: str
+    size: str
+    work: float
+    time_s: float
+    elements: float = 0.0
+    between: bool = False
+
+    @property
+    def rate(self) -> float:
+        return self.work / self.time_s
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a machine reports. ``memory_bytes`` is a device's share of a host's memory, or JAX's limit (0 if there is none);
+    ``scatters`` says whether the compiler has reduce-scatters; ``minor_copies`` whether it transposes arrays to gather them.
+    ``None`` means not set, or not tried."""
+
+    device_kind: str
+    platform: str
+    devices: int
+    jax: str
+    memory_bytes: int = 0
+    scatters: bool | None = None
+    minor_copies: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A machine, its readings, and notes on what could not be measured."""
+
+    machine: Machine
+    readings: tuple[Reading, ...]
+    notes: tuple[str, ...]
+    time_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +115,8 @@ class Calibration:
         """Writes the profile, checked, and returns it as it is read back. No partial file is left behind."""
         target = Path(path)
         check_output(target)
-        write_whole(target, to_toml(self.data), HardwareError, check=load_profile)
+        build_profile(self.data, target)
+        write_whole(target, to_toml(self.data), HardwareError)
         return load_profile(str(target))
 
 
@@ -147,9 +197,7 @@ def _figures(readings: Iterable[Reading], base: Profile, same_device: bool) -> d
     elements = ((r, r.elements / base.elements_per_s) for r in by_what["memory"])
     streams = [r.work / max(r.time_s - elements_s, r.time_s / 2) for r, elements_s in elements]
     best = base.memory_bytes_per_s if same_device else max(streams)
-    peak, figures["memory.efficiency"] = _efficiency(statistics.median(streams), best)
-    if not same_device or peak != best:
-        figures["memory.bytes_per_s"] = peak
+    figures |= _peak("memory.bytes_per_s", statistics.median(streams), best, same_device)
     if rate := _transposed_rate(by_what):
         figures["memory.transposed_bytes_per_s"] = rate
     figures["vector.flops_per_s"] = by_what["vector"][0].rate
@@ -162,11 +210,8 @@ def _matrix_figures(by_what: Mapping[str, list[Reading]], base: Profile, same_de
     peaks = dict(base.matrix_flops_per_s)
     main = "bf16" if same_device and "bf16" in typical and "bf16" in peaks else "f32"
     best = peaks[main] if same_device else max(r.rate for r in by_what[f"matrix.{main}"])
-    peak, efficiency = _efficiency(typical[main], best)
-    figures = {f"matrix.{t}": rate / efficiency for t, rate in typical.items() if t != main}
-    figures["matrix.efficiency"] = efficiency
-    if not same_device or peak != best:
-        figures[f"matrix.{main}"] = peak
+    figures = _peak(f"matrix.{main}", typical[main], best, same_device)
+    figures |= {f"matrix.{t}": rate / figures["matrix.efficiency"] for t, rate in typical.items() if t != main}
     if rate := _operand_rate(by_what.get("thin", ()), typical["f32"]):
         figures["matrix.operand_bytes_per_s"] = rate
     return figures
@@ -188,9 +233,10 @@ def _transposed_rate(by_what: Mapping[str, list[Reading]]) -> float | None:
     return 4 * transposed.elements / additional_s if additional_s > _MIN_TRANSPOSED * straight.time_s else None
 
 
-def _efficiency(rate: float, peak: float) -> tuple[float, float]:
-    """Returns the peak and the fraction of it that a rate is; a rate above the peak is the new peak."""
-    return (rate, 1.0) if rate > peak else (peak, rate / peak)
+def _peak(key: str, rate: float, peak: float, same_device: bool) -> dict[str, float]:
+    """Returns the efficiency at a rate, and the peak if it is not that of the base. A rate above the peak is the new peak."""
+    figures = {f"{key.partition('.')[0]}.efficiency": min(1.0, rate / peak)}
+    return figures if same_device and rate <= peak else figures | {key: max(rate, peak)}
 
 
 def _reported(machine: Machine, same_device: bool) -> dict[str, Any]:

@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwise.calibration.readings import KINDS, Machine, Measured, Reading
+from shardwise.calibration.calibrate import KINDS, Machine, Measured, Reading
 from shardwise.calibration.timing import ACCELERATOR, HOST, TYPES, Bench, Scale
 from shardwise.errors import HardwareError
 

@@ -33,7 +33,7 @@ def _list(arguments: argparse.Namespace) -> Result:
     shardwise hardware list
     """
     from shardwise.hardware.load import profiles
-    from shardwise.report.page import Page, table
+    from shardwise.report.page import Page
 
     loaded, problems = profiles()
     if arguments.json:
@@ -45,7 +45,7 @@ def _list(arguments: argparse.Namespace) -> Result:
         rate, links = f"{si(rates[kind])} {kind}", ", ".join(_tier_text(tier) for tier in p.links)
         rows.append([p.name, _value("bytes", p.memory_bytes), rate, si(p.memory_bytes_per_s, "B/s"), links])
     page = Page(options.width())
-    page.print(table(["name", "memory", "16-bit peak", "bandwidth", "*links (GB/s one way)"], rows))
+    page.table(["name", "memory", "16-bit peak", "bandwidth", "*links (GB/s one way)"], rows)
     return page.text() + "".join(f"\n{problem}\n" for problem in problems)
 
 
@@ -146,8 +146,8 @@ def _value(key: str, value: Any) -> str:
 def _calibrate(arguments: argparse.Namespace) -> Result:
     """Measure this machine's devices and write a profile.
 
-    Measures the devices that JAX has here (products, memory, elementwise work, kernels, collectives), all of
-    them busy at once, and writes a hardware profile. Let nothing else run meanwhile.
+    Products, memory, elementwise work, kernels and collectives are timed on all devices at once. Let nothing
+    else run meanwhile.
 
       shardwise hardware calibrate --name ours --devices 8
     """

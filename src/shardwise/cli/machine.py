@@ -12,8 +12,7 @@ from shardwise.cli.options import Result
 def _doctor(arguments: argparse.Namespace) -> Result:
     """Say what is installed on this machine, what is missing, and whether planning works.
 
-    Shows versions, the devices that JAX sees and extras, and makes, compiles and runs a tiny plan. The exit
-    code is 1 if something that is needed is missing or does not work.
+    Makes, compiles and runs a tiny plan. The exit code is 1 if something is missing or does not work.
 
       shardwise doctor --json
     """
@@ -29,8 +28,7 @@ def _doctor(arguments: argparse.Namespace) -> Result:
 def _completion(arguments: argparse.Namespace) -> Result:
     """Print a script that makes a shell complete commands, options, programs of the zoo and files.
 
-    Prints a script to be sourced by a shell. Put the line of your shell into ~/.bashrc, ~/.zshrc (after
-    compinit) or ~/.config/fish/config.fish.
+    Put the line of your shell into ~/.bashrc, ~/.zshrc (after compinit) or ~/.config/fish/config.fish.
 
       eval "$(shardwise completion bash)"
       eval "$(shardwise completion zsh)"

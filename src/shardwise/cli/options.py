@@ -53,7 +53,7 @@ class Command:
         parser: Parser = commands.add_parser(
             self.name,
             help=summary[:1].lower() + summary[1:].rstrip("."),
-            description=textwrap.fill("".join(about) or summary, 78),
+            description=textwrap.fill(" ".join([summary, *about]), 78),
             epilog=f"examples:\n{examples}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -80,15 +80,8 @@ JSON: Final = flag("--json", "print JSON")
 QUIET: Final = flag("--quiet", "no progress on the terminal")
 VERBOSE: Final = flag("--verbose", "the full traceback where something fails")
 ROLES: Final = (
-    argument(
-        "--batch", metavar="PATH", action="append", help="an argument that belongs to the batch (default: inferred)"
-    ),
-    argument(
-        "--params",
-        metavar="PATH",
-        action="append",
-        help="an argument that belongs to the parameters (default: inferred)",
-    ),
+    argument("--batch", metavar="PATH", action="append", help="an argument of the batch (default: inferred)"),
+    argument("--params", metavar="PATH", action="append", help="an argument with parameters (default: inferred)"),
 )
 
 

@@ -25,37 +25,15 @@ def _count(text: str) -> int | str:
     options.target(),
     *options.mesh(" (default: the devices of JAX)", "; a size of ? is searched (default: all are)"),
     argument("--budget", dest="budget_s", metavar="SECONDS", type=float, help="the longest time that the search takes"),
-    argument(
-        "--evaluations", dest="budget_evals", metavar="N", type=int, help="the most states that the search evaluates"
-    ),
+    argument("--evaluations", dest="budget_evals", metavar="N", type=int, help="the most states that are evaluated"),
     argument("--seed", metavar="N", type=int, help="seed of the search"),
-    argument(
-        "--objective",
-        metavar="O",
-        help="time, memory, or devices: the fastest plan (default), the smallest, or that for the fewest devices",
-    ),
-    argument(
-        "--step-time",
-        dest="step_time_s",
-        metavar="SECONDS",
-        type=float,
-        help="the longest step time that --objective memory or devices may take",
-    ),
+    argument("--objective", metavar="O", help="what to minimize: time (default), memory or devices"),
+    argument("--step-time", dest="step_time_s", metavar="SECONDS", type=float, help="a limit for the other objectives"),
     argument("--memory-limit", metavar="SIZE", help="the memory of a device that may be used, such as 12GiB"),
-    argument(
-        "--tactics", metavar="NAMES", help="tactics in order, such as fsdp:data,auto:model (default: auto, a search)"
-    ),
+    argument("--tactics", metavar="NAMES", help="tactics in order, such as fsdp:data,auto:model (default: auto)"),
     *options.ROLES,
-    argument(
-        "--microbatches",
-        metavar="N",
-        default="auto",
-        type=_count,
-        help="micro-batches of a step (default: as few as fit)",
-    ),
-    argument(
-        "--remat", choices=tuple(_REMAT), default="auto", help="rematerialize layers (default: if nothing else fits)"
-    ),
+    argument("--microbatches", metavar="N", default="auto", type=_count, help="micro-batches (default: as few as fit)"),
+    argument("--remat", choices=tuple(_REMAT), default="auto", help="rematerialize layers (default: if needed to fit)"),
     flag("--allow-infeasible", "return the smallest plan if none fits"),
     argument("--output", metavar="FILE.json", type=Path, help="save the plan there"),
     argument("--report", metavar="FILE.html", type=Path, help="write the plan as a page to open in a browser"),
@@ -85,21 +63,14 @@ def _plan(arguments: argparse.Namespace) -> Result:
     from shardwise.search.result import Ended
 
     target = load_target(arguments.target)
-    names = "mesh topology tactics budget_s budget_evals seed objective step_time_s memory_limit".split()
+    names = (
+        "mesh topology tactics budget_s budget_evals seed objective step_time_s memory_limit allow_infeasible".split()
+    )
     values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    values |= {"roles": options.roles(arguments), "remat": _REMAT[arguments.remat]}
+    values["microbatches"] = None if arguments.microbatches == 1 else arguments.microbatches
     with ProgressLine(not arguments.quiet, lines=arguments.verbose) as show:
-        planned = plan(
-            target.fn,
-            *target.args,
-            **values,
-            progress=show,
-            allow_infeasible=arguments.allow_infeasible,
-            roles=options.roles(arguments),
-            microbatches=None if arguments.microbatches == 1 else arguments.microbatches,
-            remat=_REMAT[arguments.remat],
-            donate_argnums=target.donate_argnums or None,
-            kwargs=target.kwargs,
-        )
+        planned = plan(target.fn, *target.args, **target.options, **values, progress=show)
     if arguments.output is not None:
         planned.save(arguments.output)
     if arguments.report is not None:
@@ -129,9 +100,7 @@ def _next(arguments: argparse.Namespace) -> str:
     "inspect",
     options.target(),
     flag("--all", "also list groups that do not matter (loops, dimensions that stay replicated)"),
-    argument(
-        "--why", nargs=2, metavar=("A", "B"), help="show what ties two dimensions together, as PATH:DIM (params/w1:0)"
-    ),
+    argument("--why", nargs=2, metavar=("A", "B"), help="what ties two dimensions together, each as PATH:DIM"),
     flag("--program", "print the captured program with its rules instead"),
     flag("--json", "print the analysis as JSON"),
     options.VERBOSE,
@@ -139,7 +108,7 @@ def _next(arguments: argparse.Namespace) -> str:
 def _inspect(arguments: argparse.Namespace) -> Result:
     """Show what can be sharded in a program, and where that is ambiguous.
 
-    Shows what can be sharded in a program: colors, groups, conflicts, opaque operations. Nothing runs.
+    Lists colors, groups, conflicts and opaque operations. Nothing runs.
 
       shardwise inspect zoo:t2b
       shardwise inspect train.py:make_step --why params/w1:0 batch:1
@@ -149,8 +118,7 @@ def _inspect(arguments: argparse.Namespace) -> Result:
     from shardwise.report.inspection import analysis_page
 
     target = load_target(arguments.target)
-    donated = target.donate_argnums or None
-    analysis = analyze(target.fn, *target.args, donate_argnums=donated, kwargs=target.kwargs)
+    analysis = analyze(target.fn, *target.args, **target.options)
     if arguments.why:
         (path_a, dim_a), (path_b, dim_b) = map(_dimension, arguments.why)
         return f"{analysis.why(path_a, dim_a, path_b, dim_b)}\n"
@@ -171,9 +139,7 @@ def _dimension(text: str) -> tuple[str, int]:
     options.target(),
     *options.mesh(" (default: those of the plans)", " (default: that of the plans)"),
     options.saved_plan("--plans", nargs="+", default=[], help="plans that Plan.save wrote"),
-    argument(
-        "--tactics", metavar="NAMES", help="what an axis may be used for, such as dp,megatron+sequence (default: all)"
-    ),
+    argument("--tactics", metavar="NAMES", help="uses of an axis, such as dp,megatron+sequence (default: all)"),
     *options.ROLES,
     flag("--all", "list every combination, and why others do not apply"),
     options.JSON,
@@ -182,8 +148,7 @@ def _dimension(text: str) -> tuple[str, int]:
 def _compare(arguments: argparse.Namespace) -> Result:
     """Set named strategies (data parallelism, FSDP, Megatron, ...) and saved plans side by side.
 
-    Predicts time, memory and communication of every sensible combination of named strategies over the axes of a
-    mesh, and sets saved plans for the same program beside them, the best first. Nothing runs.
+    Predicts time, memory and communication of every sensible combination over the axes of a mesh. Nothing runs.
 
       shardwise compare zoo:t2b --plans plan.json
       shardwise compare zoo:t2b --topology v5e:4x4 --mesh data=4,model=4
@@ -192,17 +157,8 @@ def _compare(arguments: argparse.Namespace) -> Result:
     target = load_target(arguments.target)
     from shardwise.report.compare import compare, comparison_text
 
-    compared = compare(
-        target.fn,
-        *target.args,
-        plans=arguments.plans,
-        mesh=arguments.mesh,
-        topology=arguments.topology,
-        roles=options.roles(arguments),
-        tactics=arguments.tactics,
-        donate_argnums=target.donate_argnums or None,
-        kwargs=target.kwargs,
-    )
+    values = {name: getattr(arguments, name) for name in ("plans", "mesh", "topology", "tactics")}
+    compared = compare(target.fn, *target.args, **target.options, **values, roles=options.roles(arguments))
     return compared.to_json() if arguments.json else comparison_text(compared, options.width(), arguments.all)
 
 
@@ -210,8 +166,8 @@ def _compare(arguments: argparse.Namespace) -> Result:
 def _zoo(arguments: argparse.Namespace) -> Result:
     """List the programs that come with Shardwise.
 
-    Lists the programs that come with Shardwise, and the configurations of each, the default first. A target is
-    zoo:NAME or zoo:NAME:CONFIG, and may go on with options: zoo:gpt:tiny,layers=3,remat.
+    The default configuration of each is the first. A target is zoo:NAME or zoo:NAME:CONFIG, and may go on with
+    options: zoo:gpt:tiny,layers=3,remat.
 
       shardwise inspect zoo:llama3:70b
     """

@@ -31,10 +31,6 @@ def _loaded(arguments: argparse.Namespace, target: str | None) -> Plan:
     return plan.bind(loaded.fn, *loaded.args, kwargs=loaded.kwargs)
 
 
-def _mesh(plan: Plan) -> dict[str, int]:
-    return dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
-
-
 @options.command(
     "explain",
     options.saved_plan(),
@@ -46,8 +42,7 @@ def _mesh(plan: Plan) -> dict[str, int]:
 def _explain(arguments: argparse.Namespace) -> Result:
     """Say how an argument or output is sharded under a saved plan, and which collectives it causes.
 
-    Says how an argument or output is sharded, in how many shards, and which collectives it causes, with the
-    lines of the source that need them; or prints the program of one device.
+    The collectives come with the source lines that need them.
 
       shardwise explain plan.json params/first/kernel
       shardwise explain plan.json params/first/kernel zoo:mlp
@@ -62,14 +57,14 @@ def _explain(arguments: argparse.Namespace) -> Result:
         plan = _loaded(arguments, arguments.path)
         if not arguments.json:
             return plan.program(options.width())
-        return {"schema": 1, "mesh": _mesh(plan), **program_data(plan.inquiry.analysis.program, plan.sharded)}
+        return {"schema": 1, "mesh": plan.mesh.shape, **program_data(plan.inquiry.analysis.program, plan.sharded)}
     plan = _loaded(arguments, arguments.target)
     text, array = plan.explain(arguments.path), plan.array(arguments.path)
     if not arguments.json:
         return wrapped(text, options.width())
     return {
         "schema": 1,
-        "mesh": _mesh(plan),
+        "mesh": plan.mesh.shape,
         **asdict(array),
         "collectives": [asdict(c) for c in plan.collectives if c.value == array.path],
         "notes": [note for note in plan.notes if note.startswith(f"{array.path}[")],
@@ -92,8 +87,8 @@ def _explain(arguments: argparse.Namespace) -> Result:
 def _what_if(arguments: argparse.Namespace) -> Result:
     """Predict a saved plan with other decisions.
 
-    Leaves decisions of a saved plan out, adds others or takes other devices, and says what time and memory
-    would be, and why they differ. Nothing is searched.
+    Says what time and memory would be without some decisions, with others, or on other devices, and why they
+    differ. Nothing is searched.
 
       shardwise what-if plan.json zoo:t2b --without 2
       shardwise what-if plan.json train.py:make_step --shard params/w,0,model
@@ -134,8 +129,8 @@ def _parts(text: str, count: int, form: str) -> list[str]:
 def _diff(arguments: argparse.Namespace) -> Result:
     """Say what differs between two saved plans.
 
-    Says what differs between two saved plans: predicted figures, mesh, decisions, specs, bytes moved. As with
-    diff, the exit code is 0 if they are the same, 1 if they differ, 2 if there was trouble.
+    Compares predicted figures, mesh, decisions, specs and bytes moved. As with diff, the exit code is 0 if they
+    are the same, 1 if they differ, 2 if there was trouble.
 
       shardwise diff before.json after.json
     """
@@ -159,8 +154,8 @@ def _diff(arguments: argparse.Namespace) -> Result:
 def _verify(arguments: argparse.Namespace) -> Result:
     """Compile a program under a saved plan and compare with what the plan predicts.
 
-    Compiles a program under a saved plan, reads the collectives of the compiled program, and sets them beside
-    the predicted ones. On host devices it can also run both programs and compare their results.
+    Shows the collectives of the compiled program beside the predicted ones. On host devices arrays are also run
+    through both programs, and the results compared.
 
       shardwise verify plan.json train.py:make_step --backend v5e:4x4
     """
@@ -186,7 +181,7 @@ def _verify(arguments: argparse.Namespace) -> Result:
     return {
         "schema": 1,
         "function": plan.function,
-        "mesh": _mesh(plan),
+        "mesh": plan.mesh.shape,
         "backend": compiled.backend,
         "matched": verified.matched,
         "collectives": [asdict(row) for row in verified.rows],

@@ -27,6 +27,11 @@ class Target:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     donate_argnums: tuple[int, ...] = ()
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of ``plan``, ``compare`` and ``analyze`` besides ``fn`` and ``args``."""
+        return {"kwargs": self.kwargs, "donate_argnums": self.donate_argnums or None}
+
 
 def load_target(text: str) -> Target:
     """Loads a target.

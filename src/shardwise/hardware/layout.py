@@ -196,7 +196,7 @@ def ideal(mesh: MeshAxes, hardware: str = "v5e") -> Placement:
     number, tier = next((k, tier) for k, tier in enumerate(profile.links) if not tier.size)
     axes = tuple(
         PhysicalAxis(name, size, number, tier.kind, False, tier.bytes_per_s, tier.latency_s)
-        for name, size in zip(mesh.names, mesh.sizes, strict=True)
+        for name, size in mesh.shape.items()
     )
     segments = tuple((Segment(k, axis.size, 1),) if axis.size > 1 else () for k, axis in enumerate(axes))
     return Placement(mesh, Topology(profile, f"{mesh.devices} {profile.name}", axes), segments)

@@ -46,7 +46,7 @@ def load_profile(name: str) -> Profile:
     >>> load_profile("v5e").title
     'TPU v5e'
     """
-    return _build(*_read(name, ()))
+    return build_profile(*_read(name, ()))
 
 
 def profile_data(name: str) -> dict[str, Any]:
@@ -193,7 +193,8 @@ def figures_of(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _build(data: dict[str, Any], path: Path) -> Profile:
+def build_profile(data: dict[str, Any], path: Path) -> Profile:
+    """Returns the profile of complete data, or raises all its problems at once."""
     values = dict(figures_of(data))
     keys = {"aliases", "links", *(f.key for f in FIGURES)}
     problems = [_unknown(key, keys) for key in values if key not in keys and not key.startswith("links.")]

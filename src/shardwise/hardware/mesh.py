@@ -55,8 +55,8 @@ class MeshAxes:
         >>> MeshAxes(("data", "model_0", "model_1"), (4, 2, 8)).splits(MeshAxes(("data", "model"), (4, 16)))
         True
         """
-        left = list(zip(self.names, self.sizes, strict=True))
-        for name, size in zip(other.names, other.sizes, strict=True):
+        left = list(self.shape.items())
+        for name, size in other.shape.items():
             if left[:1] == [(name, size)]:
                 del left[0]
             elif [n for n, _ in left[:2]] == [f"{name}_0", f"{name}_1"] and left[0][1] * left[1][1] == size:
@@ -64,6 +64,11 @@ class MeshAxes:
             else:
                 return False
         return not left
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Sizes by name, as ``jax.sharding.Mesh`` has them."""
+        return dict(zip(self.names, self.sizes, strict=True))
 
     @property
     def devices(self) -> int:
@@ -79,7 +84,7 @@ class MeshAxes:
         return self.names.index(axis)
 
     def __str__(self) -> str:
-        return " × ".join(f"{n} {s}" for n, s in zip(self.names, self.sizes, strict=True)) or "one device"
+        return " × ".join(f"{name} {size}" for name, size in self.shape.items()) or "one device"
 
 
 def spec_problems(path: str, shape: tuple[int, ...], spec: tuple[tuple[str, ...], ...], mesh: MeshAxes) -> list[str]:

@@ -28,8 +28,6 @@ MAX_ROUNDS: Final = 20
 def choose_constraints(lowered: Lowered, jaxpr: Any) -> Constraints:
     """Returns the constraints under which Shardy propagates the plan's shardings, as far as it can be brought to."""
     program = lowered.program
-    inputs = [lowered.storage[a.value] for a in program.arguments]
-    outputs = [lowered.storage[v] for v in program.outputs]
     ends = {*(a.value for a in program.arguments), *program.outputs}
     stated = {Place("stored", v): lowered.actual[v] for v in lowered.state.pinned if v not in ends}
     stated |= _stated_computations(lowered)
@@ -38,7 +36,7 @@ def choose_constraints(lowered: Lowered, jaxpr: Any) -> Constraints:
     stated |= {Place("stored", v): lowered.actual[v] for v in twice}
     others = {p for p in stated if p.place != "stored"}
     others |= {Place("computed", op.id) for op in program.ops if op.kind == PAD}
-    propagation = Propagation(program, jaxpr, lowered.state.mesh, inputs, outputs, others)
+    propagation = Propagation(lowered, jaxpr, others)
     for rounds in range(1, MAX_ROUNDS + 1):
         shardings = propagation.shardings(stated)
         differing = [v for v in _differing(lowered, shardings) if v not in twice and Place("stored", v) not in stated]

@@ -18,10 +18,12 @@ from shardwise.capture.equations import partition_spec
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Op, Program
+from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.sharding import Axes, Sharding
 from shardwise.partitioner.interpret import Interpreter, Place
 
 Dims = tuple[Axes, ...]
+Constraints = Mapping[Place, Sharding]
 
 _SCOPE: Final = "shardwise.op"
 _LOOPS: Final = ("stablehlo.while", "stablehlo.case", "stablehlo.if")
@@ -33,22 +35,23 @@ def abstract_mesh(mesh: MeshAxes) -> AbstractMesh:
     return AbstractMesh(mesh.sizes, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
 
 
-Constraints = Mapping[Place, Sharding]
+def named_sharding(mesh: Any, sharding: Sharding) -> NamedSharding:
+    return NamedSharding(mesh, partition_spec(sharding.spec(MeshAxes.of(mesh))))
 
 
 class Constrained(Interpreter):
     """A program with constraints."""
 
-    def __init__(self, program: Program, constraints: Constraints, mesh: Any, axes: MeshAxes):
+    def __init__(self, program: Program, constraints: Constraints, mesh: Any):
         super().__init__(program)
-        self._constraints, self._mesh, self._axes = constraints, mesh, axes
+        self._constraints, self._mesh = constraints, mesh
 
     def visit(self, place: Place, array: Any) -> Any:
         sharding = self._constraints.get(place)
         if sharding is None:
             return array
         constrain: Any = jax.lax.with_sharding_constraint
-        return constrain(array, NamedSharding(self._mesh, partition_spec(sharding.spec(self._axes))))
+        return constrain(array, named_sharding(self._mesh, sharding))
 
 
 class _Marked(Interpreter):
@@ -73,35 +76,28 @@ class _Marked(Interpreter):
 
 
 class Propagation:
-    """Shardy's propagation in one program; ``others``: places besides those of stored values where constraints may be
-    stated."""
+    """Shardy's propagation from the inputs and outputs of a lowered program; ``others``: places besides those of stored values
+    where constraints may be stated."""
 
     @collector_paused()
-    def __init__(
-        self,
-        program: Program,
-        jaxpr: Any,
-        mesh: MeshAxes,
-        inputs: Sequence[Sharding],
-        outputs: Sequence[Sharding],
-        others: Collection[Place],
-    ):
-        self._program, self._axes, self._mesh = program, mesh, abstract_mesh(mesh)
-        marked = _Marked(program, others)
+    def __init__(self, lowered: Lowered, jaxpr: Any, others: Collection[Place]):
+        self._program, self._mesh = lowered.program, abstract_mesh(lowered.mesh)
+        marked = _Marked(self._program, others)
 
         def run(*arrays: Any) -> list[Any]:
             return marked.run(jaxpr, arrays)
 
         shapes = [internals.plain_shape(v.aval) for v in internals.split_jaxpr(jaxpr)[0].invars]
-        ends = [[self._named(s) for s in of] for of in (inputs, outputs)]
-        jitted = jax.jit(run, in_shardings=ends[0], out_shardings=ends[1], keep_unused=True)
-        lowered = jitted.trace(*shapes).lower(lowering_platforms=("cpu",))
-        self._module = internals.MarkedModule(lowered, mesh.names)
+        inputs = [self._named(lowered.storage[a.value]) for a in self._program.arguments]
+        outputs = [self._named(lowered.storage[v]) for v in self._program.outputs]
+        jitted = jax.jit(run, in_shardings=inputs, out_shardings=outputs, keep_unused=True)
+        module = jitted.trace(*shapes).lower(lowering_platforms=("cpu",))
+        self._module = internals.MarkedModule(module, lowered.mesh.names)
         self._numbers = marked.numbers
         self._ops: dict[str, Op | None] = {}
 
     def _named(self, sharding: Sharding) -> NamedSharding:
-        return NamedSharding(self._mesh, partition_spec(sharding.spec(self._axes)))
+        return named_sharding(self._mesh, sharding)
 
     def _op(self, location: str) -> Op | None:
         if location not in self._ops:

@@ -35,17 +35,15 @@ shardings; ``tests/partitioner/test_quirks.py`` runs programs with them. Device-
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import jax
 import numpy as np
 
 from shardwise.ir.program import Op
 from shardwise.ir.rule import Kind
+from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.sharding import Sharding, result_sharding, tensor_sharding
-
-if TYPE_CHECKING:
-    from shardwise.lowering.lowered import Lowered
 
 CONVOLUTION: Final = "conv_general_dilated"
 PAD: Final = "pad"

@@ -113,7 +113,7 @@ class Applied:
                 f"XLA's partitioner computes wrong numbers for the convolution at {self.program.source_of(op)} as this plan "
                 "shards it: use plan.jit(fn) without partitioner='xla'"
             )
-        constrained = Constrained(self.program, choose_constraints(lowered, jaxpr), self.mesh, plan.mesh)
+        constrained = Constrained(self.program, choose_constraints(lowered, jaxpr), self.mesh)
         return lambda *arrays: constrained.run(jaxpr, arrays)
 
     def jitted(self, donate: bool = True, run: Callable[..., Any] | None = None) -> Any:

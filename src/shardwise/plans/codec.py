@@ -40,7 +40,7 @@ def encode(value: Any) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
     if isinstance(value, MeshAxes):
-        return dict(zip(value.names, value.sizes, strict=True))
+        return value.shape
     if isinstance(value, Enum):
         return value.name.lower()
     if is_dataclass(value):

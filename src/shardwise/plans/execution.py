@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,6 @@ from shardwise.errors import PlanError
 if TYPE_CHECKING:
     from jax.sharding import PartitionSpec
 
-    from shardwise.capture.trace import Call
     from shardwise.plans.plan import ArrayPlan, Plan
     from shardwise.report.compare import Comparison
     from shardwise.verification.verify import Verification
@@ -28,9 +27,6 @@ class Execution:
     >>> one = shardwise.plan(step, w, x, mesh={"data": 1}, tactics="dp")
     """
 
-    trees: Any
-    call: Call | None
-
     if TYPE_CHECKING:
         arguments: tuple[ArrayPlan, ...]
         outputs: tuple[ArrayPlan, ...]
@@ -46,12 +42,9 @@ class Execution:
         >>> plan.spec("x") == plan["x"] == P("data"), plan["w"] == P()
         (True, True)
         """
-        from shardwise.capture.equations import partition_spec
+        return _specs([self.array(path)])[0]
 
-        return partition_spec(self.array(path).spec)
-
-    def __getitem__(self, path: str) -> PartitionSpec:
-        return self.spec(path)
+    __getitem__ = spec
 
     @property
     def in_specs(self) -> Any:
@@ -60,9 +53,7 @@ class Execution:
         >>> plan.in_specs == (P(), P("data"))
         True
         """
-        from shardwise.capture.equations import partition_spec
-
-        return self._positional([partition_spec(a.spec) for a in self.arguments])
+        return self._positional(_specs(self.arguments))
 
     @property
     def out_specs(self) -> Any:
@@ -71,9 +62,7 @@ class Execution:
         >>> plan.out_specs == P()
         True
         """
-        from shardwise.capture.equations import partition_spec
-
-        return self._returned([partition_spec(a.spec) for a in self.outputs])
+        return self._returned(_specs(self.outputs))
 
     @property
     def in_shardings(self) -> Any:
@@ -101,17 +90,10 @@ class Execution:
         mesh = real_mesh(self._plan)
         return [named_sharding(a, mesh) for a in arrays]
 
-    def _trees(self) -> Any:
-        if self.trees is None:
-            raise PlanError(
-                "a loaded plan does not know the structure of its arguments: plan.bind(fn, *args) gives one that does"
-            )
-        return self.trees
-
     def _positional(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         from shardwise.capture.objects import together
 
-        (positional, named), _ = together(self._trees()[0].unflatten(leaves))
+        (positional, named), _ = together(self._plan._known("trees")[0].unflatten(leaves))
         if named:
             raise PlanError(
                 f"jax.jit has shardings of positional arguments alone, and the plan was made with {', '.join(named)} by name: "
@@ -122,7 +104,7 @@ class Execution:
     def _returned(self, leaves: Sequence[Any]) -> Any:
         from shardwise.capture.objects import Result, together
 
-        result = self._trees()[1].unflatten(leaves)
+        result = self._plan._known("trees")[1].unflatten(leaves)
         return together(result.own)[0] if isinstance(result, Result) else result
 
     def on_mesh(self, mesh: Any) -> Plan:
@@ -194,11 +176,6 @@ class Execution:
         """
         return self.jit(fn, partitioner).inline
 
-    def _called(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        if self.call is None:
-            raise PlanError("a loaded plan does not know its function: plan.bind(fn, *args) gives one that does")
-        return self.call.fn, self.call.args, self.call.kwargs
-
     def verify(
         self, *args: Any, kwargs: Mapping[str, Any] | None = None, backend: str = "host", run: bool | None = None
     ) -> Verification:
@@ -210,9 +187,10 @@ class Execution:
         """
         from shardwise.verification.verify import verify
 
-        fn, shapes, named = self._called()
-        arrays, arrays_by_name = (args, dict(kwargs or {})) if args or kwargs else (shapes, named)
-        return verify(self._plan, fn, *arrays, kwargs=arrays_by_name, backend=backend, run=run)
+        call = self._plan._known("call")
+        if not args and not kwargs:
+            args, kwargs = call.args, call.kwargs
+        return verify(self._plan, call.fn, *args, kwargs=kwargs, backend=backend, run=run)
 
     def compare(self, *plans: Any, tactics: str | Sequence[str] | None = None) -> Comparison:
         """Returns the plan beside named strategies on the same devices, and beside other plans of the same function
@@ -224,6 +202,14 @@ class Execution:
         from shardwise.capture.trace import JitOptions
         from shardwise.report.compare import compare
 
-        fn, args, kwargs = self._called()
-        plan, jit = self._plan, JitOptions.of_static(self._plan.static).keywords()
-        return compare(fn, *args, kwargs=kwargs, plans=[plan, *plans], roles=plan.roles, tactics=tactics, **jit)
+        plan, call = self._plan, self._plan._known("call")
+        jit = JitOptions.of_static(plan.static).keywords()
+        return compare(
+            call.fn, *call.args, kwargs=call.kwargs, plans=[plan, *plans], roles=plan.roles, tactics=tactics, **jit
+        )
+
+
+def _specs(arrays: Sequence[ArrayPlan]) -> list[PartitionSpec]:
+    from shardwise.capture.equations import partition_spec
+
+    return [partition_spec(a.spec) for a in arrays]

@@ -281,9 +281,14 @@ class Plan(Execution):
         >>> plan.inquiry.analysis.program.name
         '<lambda>'
         """
-        if self.asked is None:
-            raise PlanError("a loaded plan does not know its program: plan.bind(fn, *args) gives one that does")
-        return self.asked
+        return self._known("asked")
+
+    def _known(self, name: str) -> Any:
+        """Returns ``trees``, ``asked`` or ``call``; raises for a loaded plan, which does not have them."""
+        if (value := getattr(self, name)) is None:
+            what = {"trees": "the structure of its arguments", "asked": "its program", "call": "its function"}[name]
+            raise PlanError(f"a loaded plan does not know {what}: plan.bind(fn, *args) gives one that does")
+        return value
 
     def what_if(
         self,

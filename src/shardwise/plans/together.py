@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from shardwise.ir.program import Spec
 from shardwise.plans.plan import Plan
@@ -43,12 +42,6 @@ class Together(Mapping[str, Plan]):
         return sum(self.weights[name] * plan.predicted.time_s for name, plan in plans.items())
 
     def __repr__(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
         from shardwise.report.together_text import together_page
 
         return together_page(self).text()
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))

@@ -18,7 +18,7 @@ from shardwise.planner.fingerprint import check_version
 from shardwise.planner.mesh import OpenMesh, placement_of
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
-from shardwise.report.page import Page, table
+from shardwise.report.page import Page
 from shardwise.report.units import binary, plural, seconds
 from shardwise.tactics.baselines import MENU, Baseline, baselines
 from shardwise.tactics.named import PARTS
@@ -75,7 +75,7 @@ def _changed(variant: Variant) -> str:
     return str(variant) if variant != AS_IS else ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """The rows that were compared, and the strategies that do not apply, with the reason; see :func:`shardwise.compare`."""
 
@@ -91,24 +91,14 @@ class Comparison:
         """The rows, the best first; of equals, plans come before strategies."""
         return sorted(self.rows, key=lambda row: row.rank)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return comparison_text(self)
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What a notebook shows: the same text as a terminal."""
-        printer.text(str(self))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the comparison as plain data, the best first."""
-        return {
-            "schema": 1,
-            "function": self.function,
-            "mesh": self.mesh,
-            "hardware": self.hardware,
-            "usable_bytes": self.usable_bytes,
-            "rows": [asdict(row) for row in self.ranked],
-            "refused": [{"name": name, "reason": reason} for name, reason in self.refused],
-        }
+        rows = [asdict(row) for row in self.ranked]
+        refused = [{"name": name, "reason": reason} for name, reason in self.refused]
+        return {"schema": 1, **asdict(self), "rows": rows, "refused": refused}
 
 
 @collector_paused()
@@ -265,7 +255,7 @@ def comparison_text(compared: Comparison, width: int = 80, every: bool = False) 
     for row in shown:
         times = (seconds(t) for t in (row.time_s, row.compute_s, row.comm_s))
         cells.append([*times, binary(row.peak_bytes), "yes" if row.fits else "no", row.text])
-    page.print(table([">step time", ">compute", ">communication", ">memory", "fits", "*strategy or plan"], cells))
+    page.table([">step time", ">compute", ">communication", ">memory", "fits", "*strategy or plan"], cells)
     if len(shown) < len(ranked):
         page.print(f"\nand {plural(len(ranked) - len(shown), 'combination')} more: --all or .ranked")
     if compared.refused and every:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import linecache
 import math
 import re
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import asdict
+from typing import Any, Final
 
-from shardwise.cost.predict import PARTS
+from shardwise.cost.predict import PARTS, Predicted
 from shardwise.plans.codec import encode
+from shardwise.plans.plan import ArrayPlan, Plan
 from shardwise.report.plan_text import decided, schedule_rows, shards, spec_text
 from shardwise.report.program_text import listing_data
 from shardwise.report.units import si
-
-if TYPE_CHECKING:
-    from shardwise.cost.predict import Predicted
-    from shardwise.plans.plan import ArrayPlan, Plan
 
 SCHEMA: Final = 1
 #: A curve has no more points than a wide screen can show.
@@ -59,14 +57,9 @@ def report_data(plan: Plan) -> dict[str, Any]:
         "curve": _curve(p.curve),
         "breakdown": _breakdown(p),
         "effects": [
-            {
-                "decision": str(row.decision),
-                "time_s": row.time_s,
-                "peak_bytes": row.peak_bytes,
-                "fits": row.fits,
-                "slower_s": row.time_s - p.time_s,
-                "more_bytes": row.peak_bytes - p.peak_bytes,
-            }
+            asdict(row)
+            | {"decision": str(row.decision)}
+            | {"slower_s": row.time_s - p.time_s, "more_bytes": row.peak_bytes - p.peak_bytes}
             for row in plan.effects
         ],
         "schedule": [

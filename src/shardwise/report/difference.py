@@ -6,20 +6,19 @@ Two plans are the same if they do the same on the same devices. The search and t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from shardwise.cost.predict import Predicted
 from shardwise.ir.paths import collapsed
 from shardwise.plans.codec import encode
-from shardwise.report.page import Page, table
+from shardwise.plans.plan import Plan
+from shardwise.report.page import Page
 from shardwise.report.plan_text import axes_text, spec_text
-from shardwise.report.units import binary, plural, seconds, si
+from shardwise.report.units import binary, listed, plural, seconds, si
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from shardwise.cost.predict import Predicted
     from shardwise.planner.what_if import WhatIf
-    from shardwise.plans.plan import Plan
     from shardwise.verification.verify import Verification
 
 _MOST: Final = 8
@@ -52,8 +51,8 @@ def difference_data(one: Plan, other: Plan) -> dict[str, Any]:
 
 def _figures(plan: Plan) -> dict[str, Any]:
     keys = ("time_s", "compute_s", "comm_s", "peak_bytes", "usable_bytes", "fits")
-    mesh = dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
-    return {"mesh": mesh, "variant": encode(plan.variant)} | {key: getattr(plan.predicted, key) for key in keys}
+    predicted = {key: getattr(plan.predicted, key) for key in keys}
+    return {"mesh": plan.mesh.shape, "variant": encode(plan.variant), **predicted}
 
 
 def _facts(plan: Plan, other: Plan) -> dict[str, str]:
@@ -66,7 +65,7 @@ def _facts(plan: Plan, other: Plan) -> dict[str, str]:
         "devices": plan.predicted.hardware,
         "placement": "; ".join(plan.placement),
         "device order": f"{' '.join(map(str, order[:8]))}{' …' if len(order) > 8 else ''}",
-        "donated": f"{more[0]}{f' and {len(more) - 1} more' if more[1:] else ''}" if more else "nothing more",
+        "donated": listed(more, most=1) or "nothing more",
         "mesh": str(plan.mesh),
         "variant": str(plan.variant),
     }
@@ -102,12 +101,12 @@ def difference_text(one: Plan, other: Plan, names: tuple[str, str], width: int =
         return "the plans are the same\n"
     page = Page(width)
     page.print(f"{names[0]} | {names[1]}\n")
-    page.print(figures_table("one", one.predicted, "other", other.predicted))
+    _print_figures(page, "one", one.predicted, "other", other.predicted)
     page.print("\n" + "\n".join(difference_lines(data)))
     return page.text()
 
 
-def figures_table(first: str, before: Predicted, second: str, after: Predicted) -> Table:
+def _print_figures(page: Page, first: str, before: Predicted, second: str, after: Predicted) -> None:
     """Step time, compute, communication and memory of two predictions, with the change."""
     figures = (
         ("step time", "time_s", seconds),
@@ -120,7 +119,7 @@ def figures_table(first: str, before: Predicted, second: str, after: Predicted) 
         x, y = getattr(before, key), getattr(after, key)
         rows.append([name, unit(x), unit(y), f"{y / x - 1:+.1%}" if x and x != y else ""])
     rows.append(["fits", *("yes" if p.fits else "no" for p in (before, after)), ""])
-    return table(["", f">{first}", f">{second}", ">change"], rows)
+    page.table(["", f">{first}", f">{second}", ">change"], rows)
 
 
 def what_if_text(asked: WhatIf, width: int = 80) -> str:
@@ -129,20 +128,18 @@ def what_if_text(asked: WhatIf, width: int = 80) -> str:
     for line in asked.changes or ("nothing changes: the plan has these decisions already",):
         page.print(line)
     page.print()
-    page.print(figures_table("before", asked.before, "after", asked.after))
+    _print_figures(page, "before", asked.before, "after", asked.after)
     for title, causes, unit in (("Time", asked.times, seconds), ("Bytes at the peak", asked.memory, binary)):
         rows = [[unit(cause.before), unit(cause.after), cause.what] for cause in causes]
         _print_first(page, f"{title}, by what changes most", [">before", ">after", "*"], rows)
     arrays = collapsed((spec.path, axes_text(spec.before), axes_text(spec.after)) for spec in asked.specs)
-    specs = [list(row) for row in arrays]
-    _print_first(page, "Arrays with another sharding", ["*path", "before", "after"], specs)
+    _print_first(page, "Arrays with another sharding", ["*path", "before", "after"], arrays)
     return page.text()
 
 
-def _print_first(page: Page, title: str, titles: list[str], rows: list[list[str]]) -> None:
+def _print_first(page: Page, heading: str, titles: list[str], rows: Sequence[Sequence[str]]) -> None:
     if rows:
-        page.print(f"\n{title}\n")
-        page.print(table(titles, rows[:_MOST]))
+        page.table(titles, rows[:_MOST], heading)
     if len(rows) > _MOST:
         page.print(f"and {plural(len(rows) - _MOST, 'smaller change')}")
 
@@ -156,7 +153,10 @@ def verification_text(verified: Verification, width: int = 80) -> str:
         return page.text()
     rows = [[r.kind, "·".join(r.axes), si(r.predicted_bytes, "B"), si(r.compiled_bytes, "B")] for r in verified.rows]
     page.print()
-    page.print(table(["kind", "axes", ">predicted", ">compiled"], rows) if rows else "no collectives, as predicted")
+    if rows:
+        page.table(["kind", "axes", ">predicted", ">compiled"], rows)
+    else:
+        page.print("no collectives, as predicted")
     page.print(f"\n{verified.matched:.1%} of bytes as predicted")
     if compiled.memory is not None:
         expected = f"{si(predicted.peak_bytes, 'B')} predicted for {predicted.hardware}"

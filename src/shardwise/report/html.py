@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from shardwise.plans.plan import Plan
 from shardwise.report.data import report_data
+from shardwise.report.page import Page
 from shardwise.report.units import binary, change, plural, seconds, si
-
-if TYPE_CHECKING:
-    from shardwise.plans.plan import Plan
-    from shardwise.report.page import Page
 
 #: In a notebook a table with more rows is folded away, and no more than these are put into a cell.
 _FOLDED: Final = 12
@@ -26,32 +23,32 @@ _FLAT: Final = 0.1
 
 
 class Tab(NamedTuple):
-    """A view: the name of its template, its title, and whether there is anything to show."""
+    """A view: the name of its template, its title, and the key of the data without which it is not shown."""
 
     name: str
     title: str
-    shown: Callable[[dict[str, Any]], Any] = lambda data: True
+    needs: str = "schema"
 
 
 TABS: Final = (
     Tab("summary", "Summary"),
     Tab("plan", "Plan"),
     Tab("program", "Program"),
-    Tab("local", "Device program", lambda data: data["program"]),
+    Tab("local", "Device program", "program"),
     Tab("memory", "Memory"),
     Tab("time", "Time"),
     Tab("mesh", "Mesh"),
-    Tab("search", "Search", lambda data: data["search"]),
-    Tab("schedule", "Schedule", lambda data: data["schedule"]),
-    Tab("decisions", "Decisions", lambda data: data["effects"]),
-    Tab("baselines", "Strategies", lambda data: data["baselines"]),
+    Tab("search", "Search", "search"),
+    Tab("schedule", "Schedule", "schedule"),
+    Tab("decisions", "Decisions", "effects"),
+    Tab("baselines", "Strategies", "baselines"),
 )
 
 
 def page_html(plan: Plan) -> str:
     """Returns the page of a plan. All text of the plan is escaped, in the markup and in the data."""
     data = report_data(plan)
-    return _rendered("page.html", data=data, tabs=[tab for tab in TABS if tab.shown(data)])
+    return _rendered("page.html", data=data, tabs=[tab for tab in TABS if data[tab.needs]])
 
 
 def notebook_html(page: Page) -> str:

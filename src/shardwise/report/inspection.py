@@ -4,34 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shardwise.dims.analysis import Analysis, CompatibilitySet, Place
 from shardwise.ir.paths import collapsed
-from shardwise.ir.program import Origin
-from shardwise.report.page import Page, table
+from shardwise.ir.program import Op, Origin, Program
+from shardwise.report.page import Page
 from shardwise.report.units import plural, si
-
-if TYPE_CHECKING:
-    from shardwise.dims.analysis import Analysis, CompatibilitySet, Place
-    from shardwise.ir.program import Program, Region
 
 
 def analysis_json(analysis: Analysis) -> dict[str, Any]:
     """Everything ``shardwise inspect`` shows, as plain data in a stable order."""
-    program, loops = analysis.program, _loops(analysis)
+    program = analysis.program
     return {
         "schema": 1,
-        "program": {
-            "name": program.name,
-            "ops": len(program.ops),
-            "values": len(program.values),
-            "loops": len(loops),
-            "loops_of_unknown_trips": sum(not r.trips_known for r in loops),
-            "arguments": len(program.arguments),
-            "outputs": len(program.outputs),
-            "argument_bytes": _argument_bytes(program),
-            "flops": _total_flops(program),
-        },
+        "program": _program_data(program),
         "counts": {
             "colors": len(analysis.colors),
             "colors_that_matter": sum(c.matters for c in analysis.colors),
@@ -61,17 +48,20 @@ def analysis_json(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _loops(analysis: Analysis) -> list[Region]:
-    """Returns the bodies of the loops that are left after dead code is gone."""
-    return [r for r in analysis.program.regions if r.kind.endswith(".body") and r.owner >= 0]
-
-
-def _total_flops(program: Program) -> float:
-    return float(sum(op.flops * program.runs[op.region] for op in program.ops))
-
-
-def _argument_bytes(program: Program) -> int:
-    return sum(program.values[a.value].nbytes for a in program.arguments)
+def _program_data(program: Program) -> dict[str, Any]:
+    """Returns the size of a program. Its loops are those that are left after dead code is gone."""
+    loops = [r for r in program.regions if r.kind.endswith(".body") and r.owner >= 0]
+    return {
+        "name": program.name,
+        "ops": len(program.ops),
+        "values": len(program.values),
+        "loops": len(loops),
+        "loops_of_unknown_trips": sum(not r.trips_known for r in loops),
+        "arguments": len(program.arguments),
+        "outputs": len(program.outputs),
+        "argument_bytes": sum(program.values[a.value].nbytes for a in program.arguments),
+        "flops": float(sum(op.flops * program.runs[op.region] for op in program.ops)),
+    }
 
 
 def _conflict_lines(analysis: Analysis, family: CompatibilitySet) -> list[str]:
@@ -84,12 +74,10 @@ def _conflict_lines(analysis: Analysis, family: CompatibilitySet) -> list[str]:
 
 def analysis_page(analysis: Analysis, width: int = 80, everything: bool = False) -> Page:
     """Returns the analysis for a terminal of ``width`` columns; ``everything`` includes groups that do not matter."""
-    page, program = Page(width), analysis.program
-    page.print(
-        f"{program.name}: {plural(len(program.ops), 'op')}, {si(_total_flops(program), 'FLOP')}, "
-        f"{plural(len(program.arguments), 'argument')} of {si(_argument_bytes(program), 'B')}"
-    )
-    if unknown := sum(not r.trips_known for r in _loops(analysis)):
+    page, data = Page(width), _program_data(analysis.program)
+    arguments = f"{plural(data['arguments'], 'argument')} of {si(data['argument_bytes'], 'B')}"
+    page.print(f"{data['name']}: {plural(data['ops'], 'op')}, {si(data['flops'], 'FLOP')}, {arguments}")
+    if unknown := data["loops_of_unknown_trips"]:
         page.print(f"{plural(unknown, 'loop')} of unknown length counted as one trip")
     _print_groups(page, analysis, everything)
     _print_conflicts(page, analysis)
@@ -103,14 +91,14 @@ def _print_groups(page: Page, analysis: Analysis, everything: bool) -> None:
         page.print("\nNothing to shard: no dimension is larger than one and computable in parts.")
         return
     colors = sum(c.matters for c in analysis.colors)
-    page.print(f"\nWhat can be sharded: {plural(len(shown), 'group')} of {plural(colors, 'color')} that matter\n")
+    heading = f"What can be sharded: {plural(len(shown), 'group')} of {plural(colors, 'color')} that matter"
     rows = []
     for g in sorted(shown, key=lambda g: (-g.flops, -g.nbytes, g.id)):
         size = f"{g.size:,}" + ("…" if len(g.sizes) > 1 else "")
         count = f" ×{len(g.colors)}" if len(g.colors) > 1 else ""
         where = _where(analysis, g.places, page.width - 42)
         rows.append([f"{g.id}{count}", size, f"{g.values:,}", si(g.nbytes, "B"), si(g.flops), where])
-    page.print(table([">group", ">size", ">values", ">bytes", ">FLOP", "*where"], rows))
+    page.table([">group", ">size", ">values", ">bytes", ">FLOP", "*where"], rows, heading)
     if hidden := [g for g in analysis.groups if g not in shown]:
         loops = sum(analysis.colors[g.colors[0]].loop for g in hidden)
         parts = [plural(loops, "loop dimension")] * bool(loops)
@@ -136,10 +124,7 @@ def _print_conflicts(page: Page, analysis: Analysis) -> None:
     if not families:
         page.print("\nNo conflicts: every color can be sharded without a choice.")
         return
-    page.print(
-        f"\nConflicts: {plural(len(analysis.conflicts), 'place')} in {plural(len(families), 'family', 'families')}, "
-        f"{plural(analysis.bits, 'bit')} to decide\n"
-    )
+    count = f"{plural(len(analysis.conflicts), 'place')} in {plural(len(families), 'family', 'families')}"
     rows = []
     for bit, sets in families.items():
         lines = _conflict_lines(analysis, sets[0])
@@ -148,18 +133,19 @@ def _print_conflicts(page: Page, analysis: Analysis) -> None:
             text = "(no consistent side, replicated) " + text
         places = sum(len(s.conflicts) for s in sets)
         rows.append([str(bit), str(analysis.colors[sets[0].color].group), str(len(sets)), str(places), text])
-    page.print(table([">bit", ">group", ">sets", ">places", "*source lines"], rows))
+    heading = f"Conflicts: {count}, {plural(analysis.bits, 'bit')} to decide"
+    page.table([">bit", ">group", ">sets", ">places", "*source lines"], rows, heading)
 
 
 def _print_opaque(page: Page, analysis: Analysis) -> None:
     if not analysis.opaque_ops:
         page.print("\nNo opaque ops: every operation has a rule.")
         return
-    page.print(f"\nOpaque: {plural(len(analysis.opaque_ops), 'op')} whose arrays must be replicated\n")
-    kinds: dict[str, list[Any]] = {}
+    kinds: dict[str, list[Op]] = {}
     for op in analysis.opaque_ops:
         kernel = op.attribute("kernel")
         kinds.setdefault(f"{op.kind}:{kernel}" if kernel else op.kind, []).append(op)
     source = analysis.program.source_of
     rows = [[kind, str(len(ops)), str(source(ops[0])), ops[0].opaque] for kind, ops in kinds.items()]
-    page.print(table(["kind", ">count", "first at", "*why"], rows))
+    heading = f"Opaque: {plural(len(analysis.opaque_ops), 'op')} whose arrays must be replicated"
+    page.table(["kind", ">count", "first at", "*why"], rows, heading)

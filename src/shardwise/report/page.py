@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +16,7 @@ class Page:
 
     >>> page = Page(40)
     >>> page.print("Collectives")
-    >>> page.print(table(["kind", ">bytes"], [["all-gather", "512 B"]]))
+    >>> page.table(["kind", ">bytes"], [["all-gather", "512 B"]])
     >>> print(page.text(), end="")
     Collectives
     kind        bytes
@@ -27,8 +27,20 @@ class Page:
         self.width = width
         self.items: list[str | Table] = []
 
-    def print(self, item: str | Table = "") -> None:
+    def print(self, item: str = "") -> None:
         self.items.append(item)
+
+    def table(self, titles: Sequence[str], rows: Iterable[Sequence[str]], heading: str = "") -> None:
+        """Prints a table without lines. The cells under ``>title`` are right-aligned, those under ``*title`` may wrap; without
+        any titles there is no header. A ``heading`` stands above it, between blank lines."""
+        header = any(title.strip(">*") for title in titles)
+        shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, show_header=header)
+        for title in titles:
+            justify = "right" if title.startswith(">") else "left"
+            shown.add_column(title.lstrip(">*"), justify=justify, no_wrap=not title.startswith("*"), overflow="fold")  # type: ignore[arg-type]
+        for row in rows:
+            shown.add_row(*row)
+        self.items += [f"\n{heading}\n", shown] if heading else [shown]
 
     def text(self) -> str:
         return "".join(wrapped(f"{x}\n", self.width) if isinstance(x, str) else self._text(x) for x in self.items)
@@ -40,17 +52,3 @@ class Page:
         console = Console(file=out, width=self.width, highlight=False, emoji=False, markup=False, **plain)  # type: ignore[arg-type]
         console.print(shown)
         return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
-
-
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Returns a table without lines. The cells under ``>title`` are right-aligned, those under ``*title`` may wrap; without any
-    titles there is no header."""
-    result = Table(
-        box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, show_header=any(t.strip(">*") for t in titles)
-    )
-    for title in titles:
-        justify = "right" if title.startswith(">") else "left"
-        result.add_column(title.lstrip(">*"), justify=justify, no_wrap=not title.startswith("*"), overflow="fold")  # type: ignore[arg-type]
-    for row in rows:
-        result.add_row(*row)
-    return result

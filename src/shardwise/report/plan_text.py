@@ -6,19 +6,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from shardwise.cost.predict import Moved
 from shardwise.ir.paths import collapsed
 from shardwise.lowering.decisions import Pin, Shard
-from shardwise.report.page import Page, table
+from shardwise.plans.plan import ArrayPlan, Plan, Spec
+from shardwise.report.page import Page
 from shardwise.report.program_text import laid_out, touching
-from shardwise.report.units import binary, plural, seconds, si
+from shardwise.report.units import binary, listed, plural, seconds, si
 from shardwise.search.result import Ended
 from shardwise.spmd.text import program_lines
-
-if TYPE_CHECKING:
-    from shardwise.cost.predict import Moved
-    from shardwise.plans.plan import ArrayPlan, Plan, Spec
 
 #: Lines of the device-local program that are shown for one argument or output.
 _MOST_LINES: Final = 12
@@ -49,7 +47,7 @@ def axes_text(spec: Spec) -> str:
 
 
 def shards(plan: Plan, axes: Iterable[str]) -> int:
-    return math.prod(plan.mesh.sizes[plan.mesh.index(axis)] for axis in axes)
+    return math.prod(plan.mesh.shape[axis] for axis in axes)
 
 
 def _call(spec: Spec) -> str:
@@ -167,29 +165,29 @@ def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
     short = plan.search is not None and plan.search.ended in (Ended.SECONDS, Ended.EVALUATIONS, Ended.INTERRUPTED)
     nothing = "nothing is sharded" if short else "nothing is sharded: no dimension is worth sharding on this mesh"
     rows = [["·".join(axes), f"{what} {_numbers(plan, what)}"] for what, axes in sharded.items()]
-    page.print(table(["over", "*sharded [by decisions]"], rows) if rows else nothing)
+    if rows:
+        page.table(["over", "*sharded [by decisions]"], rows)
+    else:
+        page.print(nothing)
     for line in rest:
         page.print(line)
     page.print()
-    page.print(table(["", "", "*"], figures(plan, every)))
+    page.table(["", "", "*"], figures(plan, every))
     if every:
-        page.print("\nArguments\n")
         used = _used(plan)
-        listed = [list(row) for row in collapsed((a.path, spec_text(a), used.get(a.path, "")) for a in plan.arguments)]
-        if used:
-            page.print(table(["path", "*sharded", "*used by"], listed))
-        else:
-            page.print(table(["path", "*sharded"], [row[:2] for row in listed]))
+        titles = ["path", "*sharded", "*used by"][: 3 if used else 2]
+        arguments = collapsed((a.path, spec_text(a), used.get(a.path, "")) for a in plan.arguments)
+        page.table(titles, [row[: len(titles)] for row in arguments], "Arguments")
     if p.collectives:
-        page.print("\nCollectives, the longest first; bytes and time per device and step\n")
         longest = sorted(p.collectives, key=lambda m: -m.time_s)[: None if every else _MOST]
         cells = [[m.kind, "·".join(m.axes), str(m.count), si(m.nbytes, "B"), seconds(m.time_s)] for m in longest]
-        page.print(table(["kind", "axes", ">count", ">bytes", ">time"], cells))
+        heading = "Collectives, the longest first; bytes and time per device and step"
+        page.table(["kind", "axes", ">count", ">bytes", ">time"], cells, heading)
         if len(p.collectives) > len(longest):
             page.print(f"and {plural(len(p.collectives) - len(longest), 'kind')} more")
     if plan.schedule:
-        page.print("\nAfter each tactic, with the collectives and bytes that it adds or removes\n")
-        page.print(table(["tactic", ">step time", ">peak memory", "*collectives"], schedule_rows(plan, every)))
+        heading = "After each tactic, with the collectives and bytes that it adds or removes"
+        page.table(["tactic", ">step time", ">peak memory", "*collectives"], schedule_rows(plan, every), heading)
     _print_origin(page, plan)
     return page
 
@@ -261,8 +259,7 @@ def _roles(plan: Plan) -> list[str]:
     parts = []
     for role, paths in plan.roles.items():
         shown = [path for (path,) in collapsed((path,) for path in paths)]
-        more = f" and {len(shown) - _MOST_PATHS} more" if len(shown) > _MOST_PATHS else ""
-        parts.append(f"{role}: {', '.join(shown[:_MOST_PATHS])}{more}")
+        parts.append(f"{role}: {listed(shown, _MOST_PATHS)}")
     return ["; ".join(parts)] if parts else []
 
 

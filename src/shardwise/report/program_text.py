@@ -5,16 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from shardwise.ir.program import Program
+from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.storage import views
-from shardwise.report.page import Page, table
+from shardwise.report.page import Page
 from shardwise.report.units import si
 from shardwise.spmd.text import MOVING, Line, program_lines, totals
-
-if TYPE_CHECKING:
-    from shardwise.ir.program import Program
-    from shardwise.lowering.sharded_program import ShardedProgram
 
 #: Below this width a collective has its bytes where other lines have their source.
 _WIDE: Final = 100
@@ -39,7 +37,10 @@ def program_text(program: Program, sharded: ShardedProgram, width: int = 120) ->
     moved = totals(lines).items()
     cells = [[kind, "·".join(axes), str(count), si(nbytes, "B")] for (kind, axes), (count, nbytes) in moved]
     page.print("Collectives of one device in a step\n")
-    page.print(table(["kind", "axes", ">count", ">bytes"], cells) if cells else "none")
+    if cells:
+        page.table(["kind", "axes", ">count", ">bytes"], cells)
+    else:
+        page.print("none")
     rows, arguments = laid_out(lines, width), sum(line.kind == "argument" for line in lines)
     return "\n".join([*head, "", *rows[:arguments], "", *rows[arguments:], "", page.text()])
 

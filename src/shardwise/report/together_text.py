@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shardwise.ir.paths import collapsed
-from shardwise.report.page import Page, table
+from shardwise.ir.program import Spec
+from shardwise.plans.together import Together
+from shardwise.report.page import Page
 from shardwise.report.plan_text import axes_text
-from shardwise.report.units import binary, seconds
-
-if TYPE_CHECKING:
-    from shardwise.ir.program import Spec
-    from shardwise.plans.together import Together
+from shardwise.report.units import binary, listed, seconds
 
 
 def together_page(together: Together, width: int = 80) -> Page:
@@ -27,18 +23,14 @@ def together_page(together: Together, width: int = 80) -> Page:
         other = f" on {alone.mesh}" if alone.mesh.sizes != plan.mesh.sizes else ""
         times = seconds(plan.predicted.time_s), f"{seconds(alone.predicted.time_s)}{other}"
         rows.append([name, weight, *times, binary(plan.predicted.peak_bytes)])
-    page.print(table(["program", ">weight", ">step time", ">alone", ">peak memory"], rows))
+    page.table(["program", ">weight", ">step time", ">alone", ">peak memory"], rows)
     page.print()
-    by_spec: dict[Spec, list[str]] = {}
+    by_spec: dict[Spec, list[tuple[str]]] = {}
     for path, spec in together.shared.items():
-        by_spec.setdefault(spec, []).append(path)
-    by_spec = {spec: [path for (path,) in collapsed((p,) for p in paths)] for spec, paths in by_spec.items()}
-    cells = [
-        [
-            axes_text(tuple(axes or () for axes in spec)),
-            f"{', '.join(paths[:3])}{f' and {len(paths) - 3} more' if len(paths) > 3 else ''}",
-        ]
-        for spec, paths in by_spec.items()
-    ]
-    page.print(table(["over", "*shared"], cells))
+        by_spec.setdefault(spec, []).append((path,))
+    cells = []
+    for spec, paths in by_spec.items():
+        shown = listed([path for (path,) in collapsed(paths)], most=3)
+        cells.append([axes_text(tuple(axes or () for axes in spec)), shown])
+    page.table(["over", "*shared"], cells)
     return page

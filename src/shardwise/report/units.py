@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 def si(value: float, unit: str = "") -> str:
@@ -62,6 +62,15 @@ def plural(count: int, noun: str, many: str = "") -> str:
     ('1 color', '2 families')
     """
     return f"{count:,} {noun if count == 1 else many or noun + 's'}"
+
+
+def listed(texts: Sequence[str], most: int) -> str:
+    """
+    >>> listed(["w", "b", "x"], most=2)
+    'w, b and 1 more'
+    """
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
 
 
 def wrapped(text: str, width: int) -> str:

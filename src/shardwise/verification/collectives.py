@@ -24,19 +24,12 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.hardware.profile import COLLECTIVES
 from shardwise.verification.dataflow import narrow_dtype, slice_count
 from shardwise.verification.hlo import Instruction, Module, bits
 from shardwise.verification.replica_groups import Axes, group_axes, replica_groups, source_target_pairs, spanned_axes
 
-KINDS: Final = (
-    "all-gather",
-    "all-reduce",
-    "reduce-scatter",
-    "all-to-all",
-    "collective-permute",
-    "ragged-all-to-all",
-    "collective-broadcast",
-)
+KINDS: Final = ({*COLLECTIVES} - {"halo"}) | {"ragged-all-to-all", "collective-broadcast"}
 _OPCODES: Final = {opcode: kind for kind in KINDS for opcode in (kind, f"{kind}-start")}
 _CHAIN: Final = re.compile(r'chain_id="(\w+)"')
 

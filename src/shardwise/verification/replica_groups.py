@@ -78,9 +78,8 @@ def group_axes(groups: Groups, mesh: MeshAxes) -> Axes | None:
     axes = spanned_axes(groups, mesh)
     if axes is None:
         return None
-    sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
     every = {device for group in groups for device in group}
-    complete = all(len(set(group)) == math.prod(sizes[a] for a in axes) for group in groups)
+    complete = all(len(set(group)) == math.prod(mesh.shape[a] for a in axes) for group in groups)
     return axes if complete and len(every) == mesh.devices else None
 
 

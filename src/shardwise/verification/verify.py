@@ -124,7 +124,7 @@ def verify(
     >>> shardwise.verify(plan, step, *args).agrees
     True
     """
-    mesh = make_mesh(dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)), backend)
+    mesh = make_mesh(plan.mesh, backend)
     donated = [a.donated for a in plan.arguments]
     options, named = static_options(plan, fn), dict(kwargs or {})
     explicit = None if plan.call is None else explicit_mesh(jax.tree.leaves((plan.call.args, plan.call.kwargs)))
@@ -226,7 +226,7 @@ def _relative(expected: Any, output: Any) -> float:
 
 def _rows(plan: Plan, compiled: Compiled) -> tuple[Row, ...]:
     # Along axes of size 1 nothing is communicated.
-    names = [name for name, size in zip(plan.mesh.names, plan.mesh.sizes, strict=True) if size > 1]
+    names = [name for name, size in plan.mesh.shape.items() if size > 1]
     predicted, read = Counter[tuple[str, tuple[str, ...]]](), Counter[tuple[str, tuple[str, ...]]]()
     for (kind, axes), (_, nbytes) in plan.moved().items():
         if in_order := tuple(name for name in names if name in axes):

@@ -83,8 +83,8 @@ def config_of(name: str, config: str, **options: Any) -> Config:
                 continue
             raise ZooError(_unknown(f"option of {name}", key, defaults))
         kind = type(defaults[key])
-        if kind is float and type(value) is int:
-            value = float(value)
+        if (kind, type(value)) in ((float, int), (list, tuple)):
+            value = kind(value)
         if type(value) is not kind:
             raise ZooError(f"option {key!r} of {name} wants {_KINDS.get(kind, kind.__name__)}, got {value!r}")
         if kind is int and value < 1:

@@ -83,9 +83,8 @@ def best_strategy(case: Case, plan: Any) -> dict[str, Any] | None:
     from shardwise import zoo
     from shardwise.capture.trace import JitOptions
     from shardwise.errors import VariantError
-    from shardwise.planner.captured import Variants
-    from shardwise.transforms.variant import AS_IS
-    from shardwise.transforms.variants import AUTO, Wanted
+    from shardwise.planner.inquiry import Variants
+    from shardwise.transforms.variants import AS_IS, AUTO, Wanted
 
     program = zoo.parse(case[0])
     variants = Variants(program.fn, program.args, {}, JitOptions(donate_argnums=program.donate_argnums))

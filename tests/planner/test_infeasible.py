@@ -37,11 +37,10 @@ from shardwise.planner.inquiry import Inquiry, Settled
 from shardwise.plans.search_log import SearchLog
 from shardwise.search import bounds
 from shardwise.search.bounds import Bound, finest, peak_bound
-from shardwise.search.budget import Budget
 from shardwise.search.exhaustive import exhaustive
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
-from shardwise.search.result import Ended
+from shardwise.search.run import Budget, Ended
 from shardwise.search.searcher import unless_hopeless
 from tests.fuzz.generate import Drawn, drawn_programs, random_decisions
 from tests.planner.test_plan_search import shapes, small_memory, step

@@ -21,8 +21,7 @@ from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions
 from shardwise.errors import InfeasibleError, PlanError, VariantError
 from shardwise.tactics.strategies import FSDP, DataParallel
-from shardwise.transforms.variant import Variant
-from shardwise.transforms.variants import Wanted, trace_variant
+from shardwise.transforms.variants import Variant, Wanted, trace_variant
 from tests.planner.test_plan_search import small_memory
 from tests.plans.files import signed
 from tests.programs import flax_programs

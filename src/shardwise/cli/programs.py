@@ -82,7 +82,7 @@ def _plan(arguments: argparse.Namespace) -> Result:
     from shardwise.planner.planning import plan
     from shardwise.report.plan_text import plan_page
     from shardwise.report.progress import ProgressLine
-    from shardwise.search.result import Ended
+    from shardwise.search.run import Ended
 
     target = load_target(arguments.target)
     names = "mesh topology tactics budget_s budget_evals seed objective step_time_s memory_limit".split()

@@ -23,9 +23,8 @@ from shardwise.ir.program import Program
 from shardwise.partitioner.constraints import choose_constraints
 from shardwise.partitioner.propagation import Constrained
 from shardwise.partitioner.quirks import failing_convolutions
+from shardwise.planner.bind import check_parts, check_version, relowered, static_options
 from shardwise.planner.devices import automatic, check_processes, named_sharding, under_mesh
-from shardwise.planner.fingerprint import check_parts, check_version
-from shardwise.planner.inquiry import relowered
 from shardwise.plans.plan import Plan
 from shardwise.spmd.program import LocalProgram
 from shardwise.transforms.variants import trace_variant
@@ -303,11 +302,6 @@ def array_type(leaf: Any) -> Any:
     except TypeError:  # no array: tracing says so, with its path
         return type(leaf)
     return aval.shape, aval.dtype, aval.weak_type
-
-
-def static_options(plan: Plan, fn: Callable[..., Any]) -> JitOptions:
-    """The static arguments that a plan remembers, for a function that does not know them itself."""
-    return JitOptions() if internals.is_jitted(fn) else JitOptions.of_static(plan.static)
 
 
 def static_split(fn: Callable[..., Any], options: JitOptions) -> frozenset[int | str]:

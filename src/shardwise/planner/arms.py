@@ -11,12 +11,10 @@ from shardwise.cost.model import Cost, TermKind
 from shardwise.hardware.layout import Placement
 from shardwise.lowering.decisions import Decision
 from shardwise.planner.asked import Asked
-from shardwise.planner.captured import Captured
-from shardwise.planner.inquiry import Inquiry
+from shardwise.planner.inquiry import Captured, Inquiry
 from shardwise.search.bounds import peak_bound
-from shardwise.search.budget import Budget
 from shardwise.search.goal import Goal
-from shardwise.search.result import Ended
+from shardwise.search.run import Budget, Ended
 from shardwise.search.searcher import Journal, Searcher
 from shardwise.tactics.auto import Auto
 from shardwise.tactics.pins import make_pins, stated_shards

@@ -35,19 +35,15 @@ from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.storage import views
 from shardwise.lowering.structure import Structure
-from shardwise.planner.captured import Variants
-from shardwise.planner.inquiry import Inquiry, Settled
+from shardwise.planner.inquiry import Inquiry, Settled, Variants
 from shardwise.plans.search_log import SearchLog
 from shardwise.search.bounds import Bound, finest, peak_bound
-from shardwise.search.budget import Budget
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
-from shardwise.search.result import Ended, Improvement
-from shardwise.search.run import Stop
+from shardwise.search.run import Budget, Ended, Improvement, Stop
 from shardwise.tactics.baselines import Combinations
 from shardwise.tactics.roles import Roles
-from shardwise.transforms.variant import AS_IS, Variant
-from shardwise.transforms.variants import AUTO, Wanted, batch_of
+from shardwise.transforms.variants import AS_IS, AUTO, Variant, Wanted, batch_of
 
 #: How many of the tensors alive at the peak are named, and in how many columns.
 _NAMED: Final = 6

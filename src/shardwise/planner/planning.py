@@ -24,24 +24,22 @@ from shardwise.lowering.lowered import Lowered, collectives
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.planner.arms import Decided
 from shardwise.planner.asked import Asked
-from shardwise.planner.captured import Variants
+from shardwise.planner.bind import fingerprint
 from shardwise.planner.devices import under_explicit
-from shardwise.planner.fingerprint import fingerprint
 from shardwise.planner.infeasible import does_not_fit, size, variant_changes
-from shardwise.planner.inquiry import Inquiry, Settled, described
+from shardwise.planner.inquiry import Inquiry, Settled, Variants, described
 from shardwise.planner.mesh import OpenMesh, devices_at_hand
 from shardwise.planner.racing import Outcome, choose
 from shardwise.planner.sizes import size_notes
 from shardwise.planner.slices import choose_slice
 from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, ScheduleStep, Spec
 from shardwise.plans.search_log import VariantTried
-from shardwise.search.result import Ended, Progress
+from shardwise.search.run import Ended, Progress
 from shardwise.search.searcher import Options
 from shardwise.tactics.roles import RolesLike, complete_roles
 from shardwise.tactics.tactic import Tactic
 from shardwise.tactics.text import TacticsLike, tactic_text
-from shardwise.transforms.variant import AS_IS
-from shardwise.transforms.variants import Wanted
+from shardwise.transforms.variants import AS_IS, Wanted
 
 _SMALL: Final = "small, gathering would cost more"
 #: The share of the step time from which a kernel that every device computes whole is worth a note, and how many are noted.
@@ -98,7 +96,7 @@ def plan(
       seed: the seed of the search.
       method: ``"mcts"``, or one of ``shardwise.search.methods``: ``"beam"``, ``"greedy"``, ``"random"``, ``"exhaustive"``,
         ``"automap"``.
-      progress: called with every improvement (``shardwise.search.result``) and the share of the budget that is spent;
+      progress: called with every improvement (``shardwise.search.run``) and the share of the budget that is spent;
         ``"auto"`` shows them in a line of the terminal or notebook. An interrupt (Ctrl-C) keeps the best plan so far.
       objective: what is minimized: ``"time"``, the step time of plans that fit; ``"memory"``, their peak memory; ``"devices"``,
         the number of devices, where slices of 1, 2, 4, ... devices of the topology's kind are tried.

@@ -32,17 +32,15 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Pin
 from shardwise.planner.arms import Arm, Decided
 from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes
-from shardwise.planner.captured import Captured, Variants
-from shardwise.planner.inquiry import Rival, Settled, decisions_text
+from shardwise.planner.inquiry import Captured, Rival, Settled, Variants, decisions_text
 from shardwise.planner.mesh import carried_over, cuts, splits
 from shardwise.planner.naming import carried_names, exchanged
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.bounds import finest, peak_bound
-from shardwise.search.budget import Budget
-from shardwise.search.front import thinned
-from shardwise.search.result import Ended
+from shardwise.search.goal import thinned
+from shardwise.search.run import Budget, Ended
 from shardwise.search.searcher import Journal, SharedBudget
-from shardwise.transforms.variant import AS_IS, Variant
+from shardwise.transforms.variants import AS_IS, Variant
 
 #: The patience of a short search (``Budget``), and the share of a budget that all short searches have.
 _SHORT: Final = 2.0

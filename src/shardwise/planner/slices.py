@@ -18,12 +18,12 @@ from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
 from shardwise.hardware.topology import topology as topology_of
 from shardwise.planner.asked import Asked, candidate_meshes
-from shardwise.planner.captured import Variants
 from shardwise.planner.infeasible import size
+from shardwise.planner.inquiry import Variants
 from shardwise.planner.mesh import OpenMesh
 from shardwise.planner.racing import Hopeless, Outcome, choose
-from shardwise.search.result import Ended
-from shardwise.transforms.variant import AS_IS
+from shardwise.search.run import Ended
+from shardwise.transforms.variants import AS_IS
 
 
 def choose_slice(variants: Variants, asked: Asked) -> tuple[Outcome, list[str]]:

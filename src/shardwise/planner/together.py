@@ -31,7 +31,7 @@ from shardwise.ir.paths import below, find_paths, matching
 from shardwise.ir.program import Program, Spec
 from shardwise.lowering.lowered import Lowered
 from shardwise.planner.asked import Asked
-from shardwise.planner.captured import Variants
+from shardwise.planner.inquiry import Variants
 from shardwise.planner.mesh import OpenMesh
 from shardwise.planner.planning import plan_of, with_devices
 from shardwise.planner.racing import Outcome, choose
@@ -39,8 +39,7 @@ from shardwise.plans.together import Together
 from shardwise.search.searcher import Options
 from shardwise.tactics.auto import Auto
 from shardwise.tactics.roles import complete_roles
-from shardwise.transforms.variant import AS_IS
-from shardwise.transforms.variants import Wanted
+from shardwise.transforms.variants import AS_IS, Wanted
 
 #: Layouts that are tried without a search, and those of them that are searched.
 _TRIED: Final = 12

@@ -13,7 +13,7 @@ from shardwise.lowering.decisions import Pin, Shard
 from shardwise.report.page import Page, table
 from shardwise.report.program_text import laid_out, touching
 from shardwise.report.units import binary, plural, seconds, si
-from shardwise.search.result import Ended
+from shardwise.search.run import Ended
 from shardwise.spmd.text import program_lines
 
 if TYPE_CHECKING:

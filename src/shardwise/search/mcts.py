@@ -6,8 +6,8 @@ every node of the tree has a cost, and the search can be stopped at any time.
 The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, with these changes:
 
 - sequences of decisions that give the same state are one node (transpositions);
-- a node grows by one decision, by a group on several axes (``shardwise.search.joint``), by a named strategy for axes without
-  decisions (``shardwise.search.openings``), or by all that is left to shard on an axis (``shardwise.search.rest``), so that
+- a node grows by one decision, by a group on several axes (``shardwise.search.steps``), by a named strategy for axes without
+  decisions (``shardwise.search.steps``), or by all that is left to shard on an axis (``shardwise.search.steps``), so that
   decisions that pay only together are tried together;
 - children are evaluated some at a time, first those whose decision has gained most wherever it was taken so far (all moves
   as first, Gelly and Silver 2007), more with the visits; those that change nothing are dropped;
@@ -35,13 +35,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shardwise.cost.model import Cost
-from shardwise.search.budget import Budget
-from shardwise.search.joint import Joint
-from shardwise.search.openings import find_openings
 from shardwise.search.problem import Actions, Problem, Scored
-from shardwise.search.rest import Rest
-from shardwise.search.result import Ended, Progress, SearchResult
-from shardwise.search.run import Run, searched
+from shardwise.search.run import Budget, Ended, Progress, Run, SearchResult, searched
+from shardwise.search.steps import Joint, Rest, find_openings
 
 _EXPLORE: Final = 0.15
 _ROLLOUTS: Final = 3

@@ -22,13 +22,10 @@ from shardwise.cost.model import Cost, CostModel
 from shardwise.dims.analysis import Analysis
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Decision
-from shardwise.search.budget import Budget
-from shardwise.search.front import Points, pareto
-from shardwise.search.goal import FASTEST, Goal
+from shardwise.search.goal import FASTEST, Goal, Points, pareto
 from shardwise.search.methods import METHODS, PROBLEMS
 from shardwise.search.problem import Actions, Problem
-from shardwise.search.result import Ended, Improvement, Progress, SearchResult
-from shardwise.search.run import SearchError
+from shardwise.search.run import Budget, Ended, Improvement, Progress, SearchError, SearchResult
 
 #: The patience of a search with a stated budget (``Budget``).
 _PATIENCE: Final = 40.0

@@ -27,8 +27,7 @@ from shardwise.transforms.batch_roles import (
     literal_state,
     where,
 )
-from shardwise.transforms.flat import Atom, Flat, Step, read_atoms, values_of
-from shardwise.transforms.splice import Emitted, emit, spliced
+from shardwise.transforms.flat import Atom, Emitted, Flat, Step, emit, read_atoms, spliced, values_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,7 @@ from shardwise.capture.trace import Traced
 from shardwise.errors import VariantError
 from shardwise.transforms.batch_roles import AFTER, INVARIANT, BatchAnalysis, BatchState, Role, where
 from shardwise.transforms.batch_walk import PartStep, Walk
-from shardwise.transforms.flat import Atom, Flat, Step, read_atoms, values_of
-from shardwise.transforms.splice import emit, spliced
+from shardwise.transforms.flat import Atom, Flat, Step, emit, read_atoms, spliced, values_of
 
 
 def microbatched(traced: Traced, batch: Collection[str], parts: int) -> Traced:

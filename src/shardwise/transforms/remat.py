@@ -25,9 +25,8 @@ from shardwise.capture.trace import Traced
 from shardwise.errors import VariantError
 from shardwise.ir.traits import REMATERIALIZED
 from shardwise.transforms.blocks import Block, blocks_by_step, find_families
-from shardwise.transforms.flat import Flat, Step, read_atoms, values_of
+from shardwise.transforms.flat import Emitted, Flat, Step, emit, read_atoms, spliced, values_of
 from shardwise.transforms.scans import RematerializedScans, Residuals, find_residuals, find_scans
-from shardwise.transforms.splice import Emitted, emit, spliced
 
 
 def rematerialize(traced: Traced) -> Traced:

@@ -10,7 +10,6 @@ processes busy beside them.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import multiprocessing
 import sys
@@ -90,7 +89,7 @@ def best_strategy(case: Case, plan: Any) -> dict[str, Any] | None:
     variants = Variants(program.fn, program.args, {}, JitOptions(donate_argnums=program.donate_argnums))
     placement, roles = plan.asked.cost.placement, plan.asked.roles
     found = []
-    for variant in itertools.chain(*Wanted(AUTO, AUTO).rounds(variants[AS_IS].traced, roles)):
+    for variant in Wanted(AUTO, AUTO).variants(variants[AS_IS].traced, roles):
         try:
             rows = variants[variant].inquiry(placement, roles).baselines
         except VariantError:

@@ -32,7 +32,7 @@ ROLES = {"batch": "batch", "params": "params"}
 def parts(fn: Callable[..., Any], args: tuple[Any, ...], count: int, roles: Any = ROLES) -> Any:
     """The jaxpr of a function in micro-batches."""
     plain = trace_variant(fn, args, {}, JitOptions(), Variant())
-    ((variant,),) = Wanted(count).rounds(
+    (variant,) = Wanted(count).variants(
         plain, {role: (p,) if isinstance(p, str) else tuple(p) for role, p in roles.items()}
     )
     return trace_variant(fn, args, {}, JitOptions(), variant).jaxpr

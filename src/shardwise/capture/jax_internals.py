@@ -244,16 +244,12 @@ def content(equation: Any) -> Any:
     return equation.params["content"] if equation.primitive is _placeholder_primitive() else None
 
 
-def placed(
-    equation: Any, atoms: Sequence[Any], variables: Sequence[Any], changed: Mapping[str, Any], names: Sequence[Any]
-) -> Any:
-    """Returns an equation with other variables and parameters, in name stacks, the outermost first."""
+def placed(equation: Any, atoms: Sequence[Any], variables: Sequence[Any], names: Sequence[Any]) -> Any:
+    """Returns an equation with other variables, in name stacks, the outermost first."""
     source = equation.source_info
     stack = functools.reduce(operator.add, (*names, source.name_stack))
-    params = {**equation.params, **changed} if changed else equation.params
-    return equation.replace(
-        invars=list(atoms), outvars=list(variables), params=params, source_info=source.replace(name_stack=stack)
-    )
+    source = source.replace(name_stack=stack)
+    return equation.replace(invars=list(atoms), outvars=list(variables), source_info=source)
 
 
 def variable(aval: Any) -> Any:

@@ -52,16 +52,6 @@ class Candidate:
     in_parts_ps: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Arguments:
-    """The memory of a state's arguments, and what it takes to gather them."""
-
-    bytes: int
-    compute_ps: int
-    comm_ps: int
-    overlapped_ps: int
-
-
 class Arm:
     """Tactics on one variant and mesh, applied again with larger budgets. A new arm has not searched yet: its best is the best
     named strategy, or with ``quick`` the best of a few; it stays ``quick`` until a search starts from all of them."""
@@ -78,7 +68,7 @@ class Arm:
         self._searcher = Searcher(self.inquiry.model, journal, self.inquiry.problems)
         self._context = replace(self.inquiry.context, searcher=self._searcher)
         self._states: list[tuple[Decision, ...]] = []  # those of other meshes
-        self._of_arguments: dict[tuple[Decision, ...], _Arguments] = {}
+        self._of_arguments: dict[tuple[Decision, ...], Cost] = {}
         self.least_bytes = peak_bound(self.inquiry.model, self._first).peak_bytes
         self.quick = quick
         self.best = self._decide(Budget(evaluations=0), quick)
@@ -138,8 +128,9 @@ class Arm:
                 continue
             if decisions not in self._of_arguments:
                 self._of_arguments[decisions] = self._arguments(decisions)
-            if (of := self._of_arguments[decisions]).bytes < self.usable_bytes:
-                times = 2 ** math.ceil(math.log2((cost.peak_bytes - of.bytes) / (self.usable_bytes - of.bytes)))
+            if (of := self._of_arguments[decisions]).peak_bytes < self.usable_bytes:
+                shrink = (cost.peak_bytes - of.peak_bytes) / (self.usable_bytes - of.peak_bytes)
+                times = 2 ** math.ceil(math.log2(shrink))
                 in_parts = Cost(
                     cost.compute_ps + (times - 1) * of.compute_ps,
                     cost.comm_ps + (times - 1) * of.comm_ps,
@@ -150,7 +141,8 @@ class Arm:
                 candidates.append(Candidate(cost.time_ps, microbatches, in_parts.time_ps))
         return candidates
 
-    def _arguments(self, decisions: tuple[Decision, ...]) -> _Arguments:
+    def _arguments(self, decisions: tuple[Decision, ...]) -> Cost:
+        """The memory of a state's arguments, and the times to gather them."""
         model, program = self.inquiry.model, self.captured.analysis.program
         early, parts = model.structure.early, self.captured.variant.microbatches
         edges = [t for t in model.terms if t.kind is TermKind.EDGE and early[t.number]]
@@ -160,4 +152,4 @@ class Arm:
         used = sum(blocks(v, lowered.storage[v.id], lowered.mesh, model.cost.profile) for v in values)
         gathers = (r for t in edges for r in model.edge_reshards(lowered, t) if r.operand >= 0)
         times = ((0, 0, 0), *(step for gather in gathers for step in model.step_ps(gather)))
-        return _Arguments(used * BLOCK, *map(sum, zip(*times, strict=True)))
+        return Cost(*map(sum, zip(*times, strict=True)), used)

@@ -108,8 +108,12 @@ def meshes(wanted: OpenMesh, topology: Topology, ordered: bool = True) -> tuple[
         )
     fewest = min(map(cuts, placed.values()))
     candidates = [p for p in placed.values() if cuts(p) <= max(1, fewest)]
-    candidates.sort(key=lambda p: (cuts(p), sum(size > 1 for size in p.mesh.sizes), _segments(p), p.mesh.sizes))
-    return tuple(candidates[:_MOST_MESHES])
+
+    def order(placement: Placement) -> tuple[object, ...]:
+        sizes = placement.mesh.sizes
+        return cuts(placement), sum(size > 1 for size in sizes), sum(map(len, placement.segments)), sizes
+
+    return tuple(sorted(candidates, key=order)[:_MOST_MESHES])
 
 
 def splits(placement: Placement, groups: Sequence[Group]) -> list[Placement]:
@@ -167,10 +171,6 @@ def _products(total: int, count: int, least: int) -> Iterator[tuple[int, ...]]:
     for first in range(least, total // least ** (count - 1) + 1):
         if total % first == 0:
             yield from ((first, *rest) for rest in _products(total // first, count - 1, least))
-
-
-def _segments(placement: Placement) -> int:
-    return sum(len(row) for row in placement.segments)
 
 
 def cuts(placement: Placement) -> int:

@@ -16,6 +16,7 @@ from shardwise.errors import InfeasibleError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
+from shardwise.hardware.topology import topology as topology_of
 from shardwise.interruption import interruptible
 from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Program
@@ -32,7 +33,7 @@ from shardwise.planner.mesh import OpenMesh, devices_at_hand
 from shardwise.planner.racing import Outcome, choose
 from shardwise.planner.sizes import size_notes
 from shardwise.planner.slices import choose_slice
-from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, ScheduleStep, Spec
+from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, ScheduleStep
 from shardwise.plans.search_log import VariantTried
 from shardwise.search.run import Ended, Progress
 from shardwise.search.searcher import Options
@@ -170,7 +171,7 @@ def with_devices(asked: Asked) -> Asked:
         return asked
     name, count, _ = devices_at_hand()
     is_open = OpenMesh.of(asked.mesh) is not None
-    return replace(asked, at_hand=True, topology=f"{count} {name}" if is_open else None)
+    return replace(asked, at_hand=True, topology=topology_of(f"{count} {name}") if is_open else None)
 
 
 def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
@@ -300,8 +301,8 @@ def assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequ
     donated = {a.value: a.donated for a in program.arguments}
 
     def array(value: int) -> ArrayPlan:
-        v, colors = program.values[value], lowered.structure.colors[value]
-        return ArrayPlan(v.path, v.shape, v.dtype, stored_spec(lowered, value), donated.get(value, False), colors)
+        v, colors, spec = program.values[value], lowered.structure.colors[value], lowered.storage[value].spec(mesh)
+        return ArrayPlan(v.path, v.shape, v.dtype, spec, donated.get(value, False), colors)
 
     return Plan(
         function=traced.name,
@@ -321,11 +322,6 @@ def assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequ
         jaxpr=traced.jaxpr,
         asked=inquiry,
     )
-
-
-def stored_spec(lowered: Lowered, value: int) -> Spec:
-    """The spec in which a value is stored."""
-    return lowered.storage[value].spec(lowered.mesh)
 
 
 def _collectives(lowered: Lowered) -> Iterator[PredictedCollective]:

@@ -16,7 +16,6 @@ from dataclasses import replace
 from shardwise.errors import HardwareError, MeshError, PlanError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
-from shardwise.hardware.topology import topology as topology_of
 from shardwise.planner.asked import Asked, candidate_meshes
 from shardwise.planner.infeasible import size
 from shardwise.planner.inquiry import Variants
@@ -32,14 +31,13 @@ def choose_slice(variants: Variants, asked: Asked) -> tuple[Outcome, list[str]]:
         raise PlanError("objective='devices' needs a topology whose slices are tried, such as topology='v5e:4x4'")
     if OpenMesh.of(asked.mesh) is None:
         raise PlanError("objective='devices' chooses the number of devices: leave out the mesh, or give sizes of None")
-    topology = topology_of(asked.topology) if isinstance(asked.topology, str) else asked.topology
     lacking: list[str] = []
-    for part in _smaller(topology):
+    for part in _smaller(asked.topology):
         lack = _tried(variants, replace(asked, topology=part), part)
         if isinstance(lack, Outcome):
             return lack, lacking
         lacking.append(f"{part.text}: {lack}")
-    return choose(variants, replace(asked, topology=topology)), lacking
+    return choose(variants, asked), lacking
 
 
 def _smaller(topology: Topology) -> Iterator[Topology]:

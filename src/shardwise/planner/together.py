@@ -39,7 +39,7 @@ from shardwise.plans.together import Together
 from shardwise.search.searcher import Options
 from shardwise.tactics.auto import Auto
 from shardwise.tactics.roles import complete_roles
-from shardwise.transforms.variants import AS_IS, Wanted
+from shardwise.transforms.variants import AS_IS
 
 #: Layouts that are tried without a search, and those of them that are searched.
 _TRIED: Final = 12
@@ -90,38 +90,16 @@ def plan_together(
     weights = weights or {}
     if not programs:
         raise PlanError("there are no programs: give some, as in plan_together({'step': (fn, args)}, shared={...})")
-    unknown = [name for name in weights if name not in programs]
-    if unknown:
+    if unknown := [name for name in weights if name not in programs]:
         raise PlanError(f"weights name {', '.join(map(repr, unknown))}, and the programs are {', '.join(programs)}")
-    wrong = [f"{name}: {weight!r}" for name, weight in weights.items() if not _positive(weight)]
-    if wrong:
+    good = {n for n, w in weights.items() if isinstance(w, int | float) and w is not True and 0 < w < math.inf}
+    if wrong := [f"{name}: {weight!r}" for name, weight in weights.items() if name not in good]:
         raise PlanError(f"a weight is a positive number, not {', '.join(wrong)}")
     search = Options("mcts", seed, budget_s, budget_evals)
     with interruptible(), collector_paused():
-        members = [
-            _Member.of(name, given, weights.get(name, 1), with_devices(_asked(mesh, topology, search)))
-            for name, given in programs.items()
-        ]
-        keys = _shared_arrays(members, shared)
-        return _best_together(members, keys)
-
-
-def _positive(weight: Any) -> bool:
-    return isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight < math.inf
-
-
-def _asked(mesh: Any, topology: str | Topology | None, search: Options) -> Asked:
-    return Asked.of(
-        mesh=mesh,
-        topology=topology,
-        tactics=None,
-        pins=None,
-        roles=None,
-        search=search,
-        allow_infeasible=True,
-        jit=JitOptions(),
-        wanted=Wanted(),
-    )
+        asked = with_devices(Asked.of(search, mesh=mesh, topology=topology, allow_infeasible=True))
+        members = [_Member(name, given, weights.get(name, 1), asked) for name, given in programs.items()]
+        return _best_together(members, _shared_arrays(members, shared))
 
 
 def _on(asked: Asked, mesh: Any) -> Asked:
@@ -133,13 +111,7 @@ def _on(asked: Asked, mesh: Any) -> Asked:
 class _Member:
     """One of the programs: its captured function, its weight, and the paths of each shared array."""
 
-    def __init__(self, name: str, variants: Variants, weight: float, asked: Asked):
-        self.name, self.variants, self.weight = name, variants, weight
-        self.asked = _on(replace(asked, roles=complete_roles(variants[AS_IS].analysis, None)), asked.mesh)
-        self.paths: dict[Key, list[str]] = {}
-
-    @staticmethod
-    def of(name: str, given: Sequence[Any], weight: float, asked: Asked) -> _Member:
+    def __init__(self, name: str, given: Sequence[Any], weight: float, asked: Asked):
         if not isinstance(given, Sequence) or not 2 <= len(given) <= 3 or not callable(given[0]):
             raise PlanError(
                 f"{name}: a program is given as (function, arguments), or with jit's options as a third item"
@@ -156,7 +128,10 @@ class _Member:
             raise PlanError(
                 f"{name}: the third item has options of jit, which are {names}, not {options[0]!r}"
             ) from None
-        return _Member(name, Variants(fn, tuple(args), {}, jit), weight, replace(asked, jit=jit))
+        self.name, self.weight, self.variants = name, weight, Variants(fn, tuple(args), {}, jit)
+        roles = complete_roles(self.variants[AS_IS].analysis, None)
+        self.asked = _on(replace(asked, jit=jit, roles=roles), asked.mesh)
+        self.paths: dict[Key, list[str]] = {}
 
     @property
     def program(self) -> Program:
@@ -189,43 +164,34 @@ class _Member:
 def _shared_arrays(members: Sequence[_Member], shared: Mapping[str, Paths]) -> list[Key]:
     """Finds the shared arrays in every program; returns those that two programs have, or that one has twice."""
     for name, asked in shared.items():
+        by_program = isinstance(asked, Mapping)
         if isinstance(asked, Mapping) and (unknown := asked.keys() - {m.name for m in members}):
             raise PlanError(f"shared[{name!r}] names {', '.join(map(repr, sorted(unknown)))}, which is no program")
         for member in members:
-            by_program = isinstance(asked, Mapping)
             paths = asked.get(member.name, ()) if isinstance(asked, Mapping) else asked
-            for path in [paths] if isinstance(paths, str) else paths:
-                _add_paths(member, name, path, required=by_program)
+            for prefix in [paths] if isinstance(paths, str) else paths:
+                # A path that is written by program must be there.
+                for path in (find_paths if by_program else matching)(prefix, *member.program.named_paths):
+                    member.paths.setdefault((name, below(prefix, path)), []).append(path)
         if not any(key[0] == name for member in members for key in member.paths):
             raise QueryError(f"shared[{name!r}]: no program has an argument or output at {asked!r}")
-    counts: dict[Key, int] = {}
-    shapes: dict[Key, tuple[tuple[int, ...], str]] = {}
-    for member in members:
-        for key, paths in member.paths.items():
-            counts[key] = counts.get(key, 0) + len(paths)
-            for path in paths:
-                shape = member.program.values[member.program.paths[path]].shape
-                first, where = shapes.setdefault(key, (shape, f"{member.name}'s {path}"))
-                if shape != first:
-                    raise PlanError(
-                        f"{where} has shape {first} and {member.name}'s {path} has {shape}: shared arrays have one shape"
-                    )
-    single = sorted({key[0] for key in counts} - {key[0] for key, count in counts.items() if count > 1})
-    if single:
+    places: dict[Key, list[tuple[str, tuple[int, ...]]]] = {}
+    for m in members:
+        for key, paths in m.paths.items():
+            shapes = [m.program.values[m.program.paths[path]].shape for path in paths]
+            places.setdefault(key, []).extend(zip((f"{m.name}'s {path}" for path in paths), shapes, strict=True))
+    for (where, first), *others in places.values():
+        for other, shape in others:
+            if shape != first:
+                raise PlanError(f"{where} has shape {first} and {other} has {shape}: shared arrays have one shape")
+    keys = [key for key, several in places.items() if len(several) > 1]
+    if single := sorted({name for name, _ in places} - {name for name, _ in keys}):
         raise PlanError(
             f"{', '.join(single)}: only one program has it, so nothing is shared; write its paths by program"
         )
-    keys = [key for key, count in counts.items() if count > 1]
     for member in members:
         member.paths = {key: paths for key, paths in member.paths.items() if key in keys}
     return keys
-
-
-def _add_paths(member: _Member, name: str, asked: str, required: bool) -> None:
-    """Adds the arrays at a path, or below it, to the shared arrays of a program."""
-    groups = member.program.named_paths
-    for path in find_paths(asked, *groups) if required else matching(asked, *groups):
-        member.paths.setdefault((name, below(asked, path)), []).append(path)
 
 
 # The search for a layout.

@@ -15,7 +15,6 @@ from shardwise.lowering.decisions import Decision, Keep, Pin, Shard
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered
 from shardwise.planner.inquiry import Inquiry, described
-from shardwise.planner.planning import stored_spec
 from shardwise.plans.plan import Plan, Spec
 from shardwise.tactics.pins import make_pins
 from shardwise.tactics.tactic import decide
@@ -141,7 +140,7 @@ def _numbers(which: Which, decisions: Sequence[Decision]) -> set[int]:
 def _respecs(plan: Plan, after: Lowered) -> list[Respec]:
     values = [*(a.value for a in after.program.arguments), *after.program.outputs]
     pairs = zip((*plan.arguments, *plan.outputs), values, strict=True)
-    respecs = [Respec(array.path, array.spec, stored_spec(after, value)) for array, value in pairs]
+    respecs = [Respec(array.path, array.spec, after.storage[v].spec(after.mesh)) for array, v in pairs]
     return list(dict.fromkeys(r for r in respecs if r.before != r.after))
 
 

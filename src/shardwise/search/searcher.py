@@ -10,6 +10,7 @@ An interrupt ends the running search with the best state so far, and the searche
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import numbers
 import sys
@@ -136,7 +137,7 @@ class Journal:
     def seconds(self) -> float:
         return time.perf_counter() - self._start
 
-    def note(self, problem: Problem, improvement: Improvement) -> None:
+    def note(self, problem: Problem, improvement: Improvement, _share: float) -> None:
         """Logs an improvement of one search if it is one over all searches, and reports it."""
         rank = problem.rank(improvement.best)[:2]
         if self._best is not None and rank >= self._best:
@@ -167,19 +168,10 @@ class Starts(Protocol):
     def seeds(self, problem: Problem, quick: bool) -> Iterable[Actions]: ...
 
 
-class Unseeded:
-    """No states to start from."""
-
-    decisions = ()
-
-    def seeds(self, problem: Problem, quick: bool) -> Iterable[Actions]:
-        return ()
-
-
 #: What is decided before a search, the axes that it decides about, and the arguments if these are not all.
 Key = tuple[tuple[Decision, ...], tuple[str, ...], tuple[int, ...] | None]
-#: The problems of a placed mesh.
-Problems = dict[Key, tuple[Problem, Starts]]
+#: The problems of a placed mesh, with the states from which searches start, if these are not only the unsharded one.
+Problems = dict[Key, tuple[Problem, Starts | None]]
 
 
 class Searcher:
@@ -232,9 +224,13 @@ class Searcher:
         # The tables of a large program take seconds, which are not the search's.
         for budget in (self._shared, self.journal.budget):
             budget.wait(time.perf_counter() - begun)
-        result = unless_hopeless(
-            problem, lambda budget: self._run(problem, budget), self._shared.part(max(1, self._left))
-        )
+        options = self.journal.options
+
+        def run(budget: Budget) -> SearchResult:
+            watch = functools.partial(self.journal.note, problem)
+            return METHODS[options.method](problem, budget, int(options.seed), watch)
+
+        result = unless_hopeless(problem, run, self._shared.part(max(1, self._left)))
         result = replace(result, decisions=problem.decisions(result.best.state)[len(problem.decided) :])
         self.journal.close(problem, result)
         self._shared.spend(result.evaluations)
@@ -246,20 +242,13 @@ class Searcher:
         options, (base, axes, only) = self.journal.options, key
         if key not in self._problems:
             kind = PROBLEMS.get(options.method, Problem)
-            start = starts() if kind.seeded else Unseeded()
-            problem = kind(self.model, base, axes, extra=start.decisions, only=only, goal=options.goal)
-            self._problems[key] = problem, start
+            start = starts() if kind.seeded else None
+            extra = () if start is None else start.decisions
+            self._problems[key] = kind(self.model, base, axes, extra=extra, only=only, goal=options.goal), start
         self._last, start = self._problems[key]
-        states = map(self._last.able, self._states)
-        self._last.start_from([*start.seeds(self._last, self._quick), *states])
+        seeds = () if start is None else start.seeds(self._last, self._quick)
+        self._last.start_from([*seeds, *map(self._last.able, self._states)])
         return self._last
-
-    def _run(self, problem: Problem, budget: Budget) -> SearchResult:
-        def watch(improvement: Improvement, share: float) -> None:
-            self.journal.note(problem, improvement)
-
-        options = self.journal.options
-        return METHODS[options.method](problem, budget, int(options.seed), watch)
 
 
 def unless_hopeless(problem: Problem, search: Callable[[Budget], SearchResult], budget: Budget) -> SearchResult:

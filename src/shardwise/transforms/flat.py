@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
@@ -48,15 +48,10 @@ class Step:
     def reads(self) -> list[int]:
         return values_of(self.operands)
 
-    def run(self, env: Mapping[int, Any], changed: Mapping[str, Any] | None = None) -> list[Any]:
-        """Returns the results of the equation, with some parameters changed, in the name scopes of its calls."""
+    def run(self, env: Mapping[int, Any]) -> list[Any]:
+        """Returns the results of the equation, in the name scopes of its calls."""
         with self.inside_calls():
-            return internals.bind(self.equation, read_atoms(env, self.operands), changed)
-
-    @property
-    def names(self) -> list[Any]:
-        """The name stacks of the calls around it, the outermost first."""
-        return [call.source_info.name_stack for call in self.calls]
+            return internals.bind(self.equation, read_atoms(env, self.operands))
 
     def inside_calls(self) -> ExitStack:
         stack = ExitStack()
@@ -134,62 +129,54 @@ def _located(equation: Any, calls: Sequence[Any]) -> Any:
     return equation.replace(source_info=equation.source_info.replace(traceback=call.source_info.traceback))
 
 
-class Emitted(NamedTuple):
-    """A step to emit, with changed parameters and with the types of its results."""
-
-    step: Step
-    types: Sequence[Any]
-    changed: Mapping[str, Any]
-
-
-def emit(steps: Sequence[Emitted], env: Mapping[int, Any], wanted: Collection[int]) -> dict[int, Any]:
+def emit(steps: Sequence[Step], env: Mapping[int, Any], wanted: Collection[int]) -> dict[int, Any]:
     """Returns the wanted values that some steps compute. Only a function that is then ``spliced`` may call it."""
     made: dict[int, Any] = {}
-    later = {v for one in steps for v in one.step.reads} if any(map(_has_effects, steps)) else set[int]()
+    later = {v for step in steps for v in step.reads} if any(map(_has_effects, steps)) else set[int]()
     for traced, some in groupby(steps, _has_effects):
         if traced:  # they are effects of what is around it, too
-            for one in some:
-                made |= zip(one.step.results, one.step.run({**env, **made}, one.changed), strict=True)
+            for step in some:
+                made |= zip(step.results, step.run({**env, **made}), strict=True)
         else:
             made |= _placeholder(list(some), {**env, **made} if made else env, later.union(wanted))
     return made
 
 
-def _has_effects(one: Emitted) -> bool:
-    return bool(one.step.equation.effects)
+def _has_effects(step: Step) -> bool:
+    return bool(step.equation.effects)
 
 
-def _placeholder(steps: Sequence[Emitted], env: Mapping[int, Any], wanted: Collection[int]) -> dict[int, Any]:
-    types = {v: aval for one in steps for v, aval in zip(one.step.results, one.types, strict=True)}
-    read = dict.fromkeys(v for one in steps for v in one.step.reads if v not in types and env[v] is not None)
-    results = [v for v in types if v in wanted]
+def _placeholder(steps: Sequence[Step], env: Mapping[int, Any], wanted: Collection[int]) -> dict[int, Any]:
+    types = {v: out.aval for step in steps for v, out in zip(step.results, step.equation.outvars, strict=True)}
+    read = tuple(dict.fromkeys(v for step in steps for v in step.reads if v not in types and env[v] is not None))
+    results = tuple(v for v in types if v in wanted)
     if not results:
         return {}
-    avals = [types[v] for v in results]
-    arrays = internals.placeholder([env[v] for v in read], avals, _Stretch(steps, tuple(read), tuple(results)))
+    stretch = _Stretch(steps, read, results)
+    arrays = internals.placeholder([env[v] for v in read], [types[v] for v in results], stretch)
     return dict(zip(results, arrays, strict=True))
 
 
 class _Stretch:
     """The steps that a placeholder stands for, with the values that it reads and returns."""
 
-    def __init__(self, steps: Sequence[Emitted], read: tuple[int, ...], results: tuple[int, ...]):
+    def __init__(self, steps: Sequence[Step], read: tuple[int, ...], results: tuple[int, ...]):
         self._steps, self._read, self._results = steps, read, results
 
     def equations(self, placeholder: Any) -> list[Any]:
         """Returns the equations with the variables of the placeholder."""
         env = dict(zip(self._read, placeholder.invars, strict=True))
         kept = dict(zip(self._results, placeholder.outvars, strict=True))
-        used = {v for one in self._steps for v in one.step.reads}
-        equations, names = [], placeholder.source_info.name_stack
-        for step, types, changed in self._steps:
-            variables = [
-                kept[v] if v in kept and not (v in used and internals.is_dropped(kept[v])) else internals.variable(t)
-                for v, t in zip(step.results, types, strict=True)
-            ]
+        used = {v for step in self._steps for v in step.reads}
+        kept = {v: out for v, out in kept.items() if v not in used or not internals.is_dropped(out)}
+        equations = []
+        for step in self._steps:
             atoms = [env[atom] if isinstance(atom, int) else atom for atom in step.operands]
+            outputs = zip(step.results, step.equation.outvars, strict=True)
+            variables = [kept[v] if v in kept else internals.variable(out.aval) for v, out in outputs]
             env.update(zip(step.results, variables, strict=True))
-            equations.append(internals.placed(step.equation, atoms, variables, changed, (names, *step.names)))
+            names = [around.source_info.name_stack for around in (placeholder, *step.calls)]
+            equations.append(internals.placed(step.equation, atoms, variables, names))
         return equations
 
 

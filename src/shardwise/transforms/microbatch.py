@@ -173,19 +173,19 @@ class _Loop:
     def run(self, values: Mapping[int, Any]) -> list[Any]:
         """Returns the outputs, from the values of inputs and constants."""
         env = dict(values)
-        env |= emit([step.whole(self._types) for step in self._before], env, self._needed)
+        env |= emit([step.step for step in self._before], env, self._needed)
         cut = [self._cut(env[source], self._states[v]) for v, source in self._entering.items()]
 
         def body(sums: list[Any], rows: list[Any]) -> tuple[list[Any], list[Any]]:
             local = env | dict(zip(self._entering, rows, strict=True))
-            local |= emit([step.part(self._types) for step in self._inside], local, {*self._sums, *self._stacked})
+            local |= emit([step.part for step in self._inside], local, {*self._sums, *self._stacked})
             added = [self._reducer(v)[0](s, local[v]) for v, s in zip(self._sums, sums, strict=True)]
             return added, [local[v] for v in self._stacked]
 
         sums, rows = jax.lax.scan(body, [self._start(v) for v in self._sums], cut, length=self._parts)
         env.update(zip(self._sums, sums, strict=True))
         env.update((v, self._joined(r, self._states[v])) for v, r in zip(self._stacked, rows, strict=True))
-        env |= emit([step.whole(self._types) for step in self._after], env, values_of(self._outputs))
+        env |= emit([step.step for step in self._after], env, values_of(self._outputs))
         return read_atoms(env, self._outputs)
 
     def _cut(self, array: Any, state: BatchState) -> Any:

@@ -8,7 +8,7 @@ Weak. A number of parts that is only better beyond twice the next smaller one is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -76,8 +76,8 @@ class Wanted:
         """Whether there is a choice."""
         return AUTO in (self.microbatches, self.remat)
 
-    def rounds(self, traced: Traced, roles: Roles) -> Iterator[list[Variant]]:
-        """Yields the variants to try, those with the same number of parts together."""
+    def variants(self, traced: Traced, roles: Roles) -> list[Variant]:
+        """Returns the variants to try, those with fewer parts first."""
         remat = [False, True] if self.remat == AUTO else [bool(self.remat)]
         counts, paths = [1], tuple[str, ...]()
         if self.microbatches not in (None, 1):
@@ -88,8 +88,7 @@ class Wanted:
             except VariantError:
                 if self.microbatches != AUTO:
                     raise
-        for count in counts:
-            yield [Variant(count, paths if count > 1 else (), again) for again in remat]
+        return [Variant(count, paths if count > 1 else (), again) for count in counts for again in remat]
 
 
 def batch_of(traced: Traced, roles: Roles) -> tuple[tuple[str, ...], int]:

@@ -23,6 +23,7 @@ from shardwise.lowering.decisions import Decision, Keep, Pin, Shard, State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, Memo
 from shardwise.lowering.small import keep_small
+from shardwise.planner.mesh import on_axes
 from shardwise.search.problem import Problem
 from shardwise.search.searcher import Problems
 from shardwise.tactics.baselines import Baseline, Combinations
@@ -96,7 +97,7 @@ class Inquiry:
         mesh = MeshAxes(tuple(names), placement.mesh.sizes)
         other = Inquiry(self.model.on(HardwareCost(replace(placement, mesh=mesh))), self.roles, self._structure)
         other._original = self, new
-        return other, tuple(replace(d, axis=new[d.axis]) for d in decisions if not isinstance(d, Pin))
+        return other, on_axes(decisions, new)
 
     def beside(self, rivals: Iterable[Rival]) -> Inquiry:
         """The same with rivals."""
@@ -135,7 +136,8 @@ class Inquiry:
 
 
 def _renamed(baseline: Baseline, new: dict[str, str]) -> Baseline:
-    return replace(baseline, parts=tuple((part, new[axis]) for part, axis in baseline.parts))
+    parts = tuple((part, new[axis]) for part, axis in baseline.parts)
+    return replace(baseline, parts=parts, decisions=on_axes(baseline.decisions, new))
 
 
 class Captured:

@@ -150,6 +150,11 @@ def carried_over(decisions: Sequence[Decision], mesh: MeshAxes, finer: MeshAxes)
             yield tuple(replace(d, axis=axis) for d, axis in axes)
 
 
+def on_axes(decisions: Sequence[Decision], axes: Mapping[str, str]) -> tuple[Decision, ...]:
+    """The same decisions on other axes, without pins."""
+    return tuple(replace(d, axis=axes[d.axis]) for d in decisions if not isinstance(d, Pin))
+
+
 def _shapes(wanted: OpenMesh, devices: int) -> Iterator[MeshAxes]:
     if wanted.names:
         open_devices, rest = divmod(devices, math.prod(size for size in wanted.sizes if size))

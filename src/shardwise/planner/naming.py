@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final
 
 from shardwise.ir.program import Value
 from shardwise.lowering.decisions import Decision, Pin, Shard
+from shardwise.planner.mesh import on_axes
 from shardwise.tactics.places import PathDim
 from shardwise.tactics.tactic import Context
 
@@ -69,8 +69,7 @@ def exchanged(context: Context, decisions: Sequence[Decision]) -> Iterator[tuple
         o for o in itertools.permutations(here) if [sizes[k] for k in o] == list(sizes) and suited(o) > suited(here)
     ]
     for order in sorted(orders, key=lambda o: -suited(o)):
-        new = {names[old]: names[k] for k, old in enumerate(order)}
-        yield tuple(replace(d, axis=new[d.axis]) for d in decisions if not isinstance(d, Pin))
+        yield on_axes(decisions, {names[old]: names[k] for k, old in enumerate(order)})
 
 
 def _arguments(context: Context, role: str) -> list[Value]:

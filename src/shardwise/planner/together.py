@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 from shardwise.capture.trace import JitOptions
 from shardwise.errors import DecisionError, InfeasibleError, PlanError, QueryError
@@ -197,33 +198,30 @@ def _shared_arrays(members: Sequence[_Member], shared: Mapping[str, Paths]) -> l
 # The search for a layout.
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """The outcomes of all programs with one layout on one mesh, and their weighted time."""
+class _Trial(NamedTuple):
+    """The outcomes of all programs with one layout. Of a smaller rank is the better one: first the number of programs that do
+    not fit, then the weighted time."""
 
-    mesh: Any
+    rank: tuple[int, float]
     layout: Layout
     outcomes: Mapping[str, Outcome]
-    time_s: float
-
-    @property
-    def rank(self) -> tuple[int, float]:
-        """Smaller is better: first the programs that do not fit, then the weighted time."""
-        return sum(not outcome.decided.fits for outcome in self.outcomes.values()), self.time_s
 
 
 def _best_together(members: Sequence[_Member], keys: Sequence[Key]) -> Together:
     alone = {m.name: choose(m.variants, m.asked) for m in members}
     meshes = [outcome.decided.inquiry.cost.placement.mesh for outcome in alone.values()]
-    by_size = {mesh.sizes: mesh for mesh in reversed(meshes)}
-    best = min((_best_on(mesh, members, alone) for mesh in by_size.values()), key=lambda trial: trial.rank)
+    by_size = {axes.sizes: axes for axes in reversed(meshes)}
+    is_open = OpenMesh.of(members[0].asked.mesh) is not None
+    several = [axes if is_open else members[0].asked.mesh for axes in by_size.values()]
+    trials = [(_best_on(mesh, members, alone), mesh) for mesh in several]
+    best, mesh = min(trials, key=lambda pair: pair[0].rank)
     if best.rank[0]:
         missing = ", ".join(name for name, outcome in best.outcomes.items() if not outcome.decided.fits)
         raise InfeasibleError(
             f"no layout of the shared arrays was found with which all programs fit. With the best one these do not: {missing}; "
             "shardwise.plan of such a program alone names the arrays that take the memory"
         )
-    asked = {m.name: m.pinned(best.layout, best.mesh) for m in members}
+    asked = {m.name: m.pinned(best.layout, mesh) for m in members}
     return Together(
         plans={m.name: plan_of(m.variants, asked[m.name], best.outcomes[m.name]) for m in members},
         alone={m.name: plan_of(m.variants, m.asked, alone[m.name]) for m in members},
@@ -232,12 +230,11 @@ def _best_together(members: Sequence[_Member], keys: Sequence[Key]) -> Together:
     )
 
 
-def _best_on(axes: MeshAxes, members: Sequence[_Member], alone: Mapping[str, Outcome]) -> _Trial:
+def _best_on(mesh: Any, members: Sequence[_Member], alone: Mapping[str, Outcome]) -> _Trial:
     """The best layout on a mesh."""
-    mesh: Any = members[0].asked.mesh if OpenMesh.of(members[0].asked.mesh) is None else axes
     single: dict[str, Outcome] = {}
     for m in members:
-        same = alone[m.name].decided.inquiry.cost.placement.mesh == axes
+        same = alone[m.name].decided.inquiry.cost.placement.mesh == MeshAxes.of(mesh)
         single[m.name] = alone[m.name] if same else choose(m.variants, _on(m.asked, mesh))
 
     def trial(layout: Layout, search: Options | None = None) -> list[_Trial]:
@@ -248,7 +245,9 @@ def _best_on(axes: MeshAxes, members: Sequence[_Member], alone: Mapping[str, Out
                 outcomes[m.name] = single[m.name] if unchanged else choose(m.variants, m.pinned(layout, mesh, search))
             except DecisionError:  # an array cannot have this sharding in this program
                 return []
-        return [_Trial(mesh, layout, outcomes, sum(m.weight * outcomes[m.name].decided.total.time_s for m in members))]
+        decided = [(m.weight, outcomes[m.name].decided) for m in members]
+        rank = sum(not d.fits for _, d in decided), sum(weight * d.total.time_s for weight, d in decided)
+        return [_Trial(rank, layout, outcomes)]
 
     tried: list[_Trial] = []
     for least_s, layout in _candidates(members, single):
@@ -269,12 +268,13 @@ def _candidates(members: Sequence[_Member], single: Mapping[str, Outcome]) -> li
     """Layouts with a lower estimate of their weighted time, the most promising first."""
     proposed = {m.name: list(m.proposals(single[m.name])) for m in members}
     first = [proposed[m.name][0][0] for m in members]
-    layouts = [_merged(layout, *first) for m in members for layout, _ in proposed[m.name]]
+    # All shared arrays, each as in the first of several layouts that has it.
+    layouts = [dict(ChainMap(layout, *first)) for m in members for layout, _ in proposed[m.name]]
     # Each shared tree as one of the programs would have it alone.
     names = list(dict.fromkeys(name for m in members for name, _ in m.paths))
     for chosen in itertools.product(first, repeat=len(names)):
         own = [{key: spec for key, spec in one.items() if key[0] == n} for n, one in zip(names, chosen, strict=True)]
-        layouts.append(_merged(*own, *first))
+        layouts.append(dict(ChainMap(*own, *first)))
     unique = {tuple(sorted(layout.items())): layout for layout in layouts}
 
     def least_s(member: _Member, layout: Layout) -> float:
@@ -283,11 +283,3 @@ def _candidates(members: Sequence[_Member], single: Mapping[str, Outcome]) -> li
 
     costed = [(sum(m.weight * least_s(m, layout) for m in members), layout) for layout in unique.values()]
     return sorted(costed, key=lambda pair: pair[0])
-
-
-def _merged(*layouts: Layout) -> Layout:
-    """All shared arrays, each as in the first layout that has it."""
-    merged: Layout = {}
-    for layout in reversed(layouts):
-        merged |= layout
-    return merged

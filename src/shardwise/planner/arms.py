@@ -152,4 +152,5 @@ class Arm:
         used = sum(blocks(v, lowered.storage[v.id], lowered.mesh, model.cost.profile) for v in values)
         gathers = (r for t in edges for r in model.edge_reshards(lowered, t) if r.operand >= 0)
         times = ((0, 0, 0), *(step for gather in gathers for step in model.step_ps(gather)))
-        return Cost(*map(sum, zip(*times, strict=True)), used)
+        compute_ps, comm_ps, overlapped_ps = map(sum, zip(*times, strict=True))
+        return Cost(compute_ps, comm_ps, overlapped_ps, used)

@@ -158,7 +158,13 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
         with ProgressLine() as line:
             return plan_asked(fn, args, kwargs, replace(asked, search=replace(asked.search, progress=line)))
     with interruptible(), collector_paused(), under_explicit(asked.mesh):
-        return _planned(fn, args, kwargs, asked)
+        # 1. Trace and analyze the function; find the roles of its arguments.
+        variants = Variants(fn, args, dict(kwargs), asked.jit)
+        asked = replace(asked, roles=complete_roles(variants[AS_IS].analysis, asked.roles))
+        # 2. Choose the variant, the mesh and the decisions.
+        if asked.objective == "devices":
+            return plan_of(variants, asked, *choose_slice(variants, asked))
+        return plan_of(variants, asked, choose(variants, asked))
 
 
 def with_devices(asked: Asked) -> Asked:
@@ -172,16 +178,6 @@ def with_devices(asked: Asked) -> Asked:
     name, count, _ = devices_at_hand()
     is_open = OpenMesh.of(asked.mesh) is not None
     return replace(asked, at_hand=True, topology=topology_of(f"{count} {name}") if is_open else None)
-
-
-def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
-    # 1. Trace and analyze the function; find the roles of its arguments.
-    variants = Variants(fn, args, dict(kwargs), asked.jit)
-    asked = replace(asked, roles=complete_roles(variants[AS_IS].analysis, asked.roles))
-    # 2. Choose the variant, the mesh and the decisions.
-    if asked.objective == "devices":
-        return plan_of(variants, asked, *choose_slice(variants, asked))
-    return plan_of(variants, asked, choose(variants, asked))
 
 
 def plan_of(variants: Variants, asked: Asked, outcome: Outcome, slices: Sequence[str] = ()) -> Plan:

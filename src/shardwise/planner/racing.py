@@ -32,13 +32,12 @@ from shardwise.lowering.decisions import Pin
 from shardwise.planner.arms import Arm, Decided
 from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes
 from shardwise.planner.inquiry import Captured, Rival, Settled, Variants, decisions_text
-from shardwise.planner.mesh import carried_over, cuts, splits
-from shardwise.planner.naming import carried_names, exchanged
+from shardwise.planner.mesh import carried_names, carried_over, cuts, exchanged, splits
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.bounds import finest, peak_bound
 from shardwise.search.goal import thinned
 from shardwise.search.run import Budget, Ended
-from shardwise.search.searcher import Journal, SharedBudget
+from shardwise.search.searcher import Journal
 from shardwise.transforms.variants import AS_IS, Variant
 
 #: The patience of a short search (``Budget``), and the share of a budget that all short searches have.
@@ -109,7 +108,7 @@ class _Race:
 
     def __post_init__(self) -> None:
         self.placed, self.is_open = candidate_meshes(self.asked)
-        self.journal = Journal(self.asked.search, SharedBudget(self.asked.search.budget()), decisions_text)
+        self.journal = Journal(self.asked.search, decisions_text)
         self._short: set[Arm] = set()  # arms that had a search, short or thorough
         self._full: set[Arm] = set()
         self._gains = _Gains()

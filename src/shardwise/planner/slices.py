@@ -9,8 +9,6 @@ Weak: other numbers of devices are not tried, and each slice is searched from th
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 
 from shardwise.errors import HardwareError, MeshError, PlanError
@@ -32,19 +30,16 @@ def choose_slice(variants: Variants, asked: Asked) -> tuple[Outcome, list[str]]:
     if OpenMesh.of(asked.mesh) is None:
         raise PlanError("objective='devices' chooses the number of devices: leave out the mesh, or give sizes of None")
     lacking: list[str] = []
-    for part in _smaller(asked.topology):
+    for power in range((asked.topology.devices - 1).bit_length()):
+        try:
+            part = asked.topology.of_size(2**power)
+        except HardwareError:  # there is no such slice: one device of a chip with two
+            continue
         lack = _tried(variants, replace(asked, topology=part), part)
         if isinstance(lack, Outcome):
             return lack, lacking
         lacking.append(f"{part.text}: {lack}")
     return choose(variants, asked), lacking
-
-
-def _smaller(topology: Topology) -> Iterator[Topology]:
-    """Yields the smaller slices that exist: one device of a chip with two does not."""
-    for power in range((topology.devices - 1).bit_length()):
-        with contextlib.suppress(HardwareError):
-            yield topology.of_size(2**power)
 
 
 def _tried(variants: Variants, asked: Asked, part: Topology) -> Outcome | str:

@@ -118,11 +118,9 @@ def what_if(
 
 def effects(plan: Plan) -> tuple[Effect, ...]:
     """See :attr:`Plan.effects`."""
-    rows = []
-    for k, decision in enumerate(plan.choices):
-        p = plan.inquiry.settle([*plan.choices[:k], *plan.choices[k + 1 :]]).predicted
-        rows.append(Effect(decision, p.time_s, p.peak_bytes, p.fits))
-    return tuple(rows)
+    others = ([*plan.choices[:k], *plan.choices[k + 1 :]] for k in range(len(plan.choices)))
+    figures = [plan.inquiry.settle(decisions).predicted for decisions in others]
+    return tuple(Effect(d, p.time_s, p.peak_bytes, p.fits) for d, p in zip(plan.choices, figures, strict=True))
 
 
 def _numbers(which: Which, decisions: Sequence[Decision]) -> set[int]:

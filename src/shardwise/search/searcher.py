@@ -124,8 +124,8 @@ Describe = Callable[[Analysis, Sequence[Decision]], str]
 class Journal:
     """The log of the searches of one plan: evaluations, and each state that was better than all before it."""
 
-    def __init__(self, options: Options, budget: SharedBudget, describe: Describe | None = None):
-        self.options, self.budget, self._describe = options, budget, describe
+    def __init__(self, options: Options, describe: Describe | None = None):
+        self.options, self.budget, self._describe = options, SharedBudget(options.budget()), describe
         self.evaluations = 0
         self.interrupted = False
         self.steps: list[tuple[MeshAxes, Improvement]] = []
@@ -186,7 +186,7 @@ class Searcher:
     def alone(model: CostModel, options: Options | None = None) -> Searcher:
         """Returns a searcher for one search, with a separate budget."""
         options = options or Options()
-        searcher = Searcher(model, Journal(options, SharedBudget(options.budget())))
+        searcher = Searcher(model, Journal(options))
         searcher.begin(options.budget(), 1)
         return searcher
 

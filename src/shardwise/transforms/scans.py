@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.interpreters import partial_eval
 
 from shardwise.capture import jax_internals as internals
 from shardwise.transforms.flat import Flat, Step, read_atoms, values_of
@@ -80,19 +79,30 @@ class _Scan:
         self.carried = step.results[: self.carries]
         self.stacked = step.results[self.carries :]
 
+    def _live(self, outputs: Collection[int]) -> tuple[list[Any], set[Any]]:
+        """Returns the equations that some outputs need, and all the variables that these read."""
+        needed = {v for k in outputs if not internals.is_literal(v := self.body.outvars[k])}
+        live = []
+        for equation in reversed(self.body.eqns):
+            if any(v in needed for v in equation.outvars):
+                live.append(equation)
+                needed.update(v for v in equation.invars if not internals.is_literal(v))
+        return live[::-1], needed
+
     def needed(self, outputs: Collection[int]) -> set[int]:
         """Returns the inputs of the body that some of its outputs depend on."""
-        return {k for k, is_used in enumerate(self._pruned(outputs)[1]) if is_used}
+        _, needed = self._live(outputs)
+        return {k for k, v in enumerate(self.body.invars) if v in needed}
 
-    def _pruned(self, outputs: Collection[int]) -> tuple[Any, Sequence[bool]]:
-        """Returns the body with some of its outputs only, and which of the inputs it has."""
-        return partial_eval.dce_jaxpr(self.body, [k in outputs for k in range(len(self.body.outvars))])
-
-    def run(self, args: Sequence[Any], outputs: Collection[int]) -> list[Any]:
-        """Returns some of the body's outputs, in order; inputs that they do not depend on may be None."""
-        pruned, used = self._pruned(outputs)
-        arrays = [x for x, is_used in zip(args, used, strict=True) if is_used]
-        return internals.evaluate(internals.ClosedJaxpr(pruned, self._arrays), arrays)
+    def run(self, args: Sequence[Any], wanted: set[int] | None = None) -> list[Any]:
+        """Returns the body's outputs; those that are not wanted may be None."""
+        live, _ = self._live(range(len(self.body.outvars)) if wanted is None else wanted)
+        variables = (*self.body.constvars, *self.body.invars)
+        env: dict[Any, Any] = dict(zip(variables, (*self._arrays, *args), strict=True))
+        for equation in live:
+            arrays = [a.val if internals.is_literal(a) else env[a] for a in equation.invars]
+            env.update(zip(equation.outvars, internals.bind(equation, arrays), strict=True))
+        return [a.val if internals.is_literal(a) else env.get(a) for a in self.body.outvars]
 
 
 class RematerializedScans:
@@ -125,7 +135,7 @@ class RematerializedScans:
             row = dict(rows[0])
             for (_, recompute), operands in zip(recomputed, rows[1], strict=True):
                 row.update(recompute(operands))
-            outputs = scan.run([*constants, *carry, *read_atoms(row, scan.scanned)], range(len(scan.body.outvars)))
+            outputs = scan.run([*constants, *carry, *read_atoms(row, scan.scanned)])
             stacked = [outputs[scan.carries + k] for k in kept]
             return outputs[: scan.carries], (stacked, [carry[k] for k in residuals.carries])
 
@@ -152,6 +162,7 @@ class RematerializedScans:
             inputs: list[Any] = [*constants, *[None] * (scan.carries + len(scan.scanned))]
             for place, row in zip(places, rows, strict=True):
                 inputs[place] = row
-            return dict(zip(positions, scan.run(inputs, set(positions.values())), strict=True))
+            outputs = scan.run(inputs, set(positions.values()))
+            return {v: outputs[k] for v, k in positions.items()}
 
         return [*carries, *read_atoms(env, [scan.scanned[k] for k in operands])], run

@@ -22,8 +22,8 @@ from shardwise.lowering.small import keep_small
 from shardwise.search.problem import Problem
 from shardwise.tactics import strategies
 from shardwise.tactics.baselines import MENU, Baseline, Combinations, baselines
+from shardwise.tactics.named import PARTS
 from shardwise.tactics.places import Places, find_places
-from shardwise.tactics.strategies import PARTS
 from shardwise.tactics.tactic import Context
 
 MESH = {"data": 2, "model": 4}

@@ -9,7 +9,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli.main import main
-from shardwise.tactics.strategies import AtPlaces
+from shardwise.tactics.named import AtPlaces
 from shardwise.tactics.text import NAMES, as_tactics
 
 MESH = {"data": 2, "model": 4}

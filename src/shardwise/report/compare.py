@@ -21,8 +21,8 @@ from shardwise.plans.plan import Plan
 from shardwise.report.page import Page, table
 from shardwise.report.units import binary, plural, seconds
 from shardwise.tactics.baselines import MENU, Baseline, baselines
+from shardwise.tactics.named import PARTS
 from shardwise.tactics.roles import RolesLike, complete_roles
-from shardwise.tactics.strategies import PARTS
 from shardwise.tactics.text import read_words
 from shardwise.transforms.variants import AS_IS, Variant
 

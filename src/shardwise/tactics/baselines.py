@@ -20,7 +20,7 @@ from shardwise.errors import DecisionError
 from shardwise.lowering.decisions import Decision, Pin, Shard, State
 from shardwise.lowering.sharding import Collective, Kind
 from shardwise.search.problem import Actions, Problem, decided_groups
-from shardwise.tactics.strategies import PARTS, named
+from shardwise.tactics.named import PARTS, named
 from shardwise.tactics.tactic import Context, Tactic, shard_groups
 
 #: A strategy on an axis.

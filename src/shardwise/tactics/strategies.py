@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from shardwise.errors import DecisionError
 from shardwise.lowering.decisions import Decision
@@ -36,7 +35,7 @@ from shardwise.tactics.structure import (
     scattered_values,
     with_outputs,
 )
-from shardwise.tactics.tactic import Axes, Batched, Context, Listed, OverAxes, Tactic, decide, shard_groups
+from shardwise.tactics.tactic import Axes, Batched, Context, Listed, OverAxes, shard_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,50 +309,3 @@ class Replicate:
 
     def decide(self, context: Context, taken: Sequence[Decision]) -> list[Decision]:
         return Keep(self.path, context.mesh.names).decide(context, taken)
-
-
-#: The strategies in the order in which they are applied.
-PARTS: Final = tuple("expert edges dp fsdp zero1 zero2 context megatron sequence vocabulary".split())
-_SIMPLE: Final[dict[str, Callable[..., Tactic]]] = {
-    "dp": DataParallel,
-    "fsdp": FSDP,
-    "zero1": ZeRO1,
-    "zero2": ZeRO2,
-    "megatron": Megatron,
-}
-#: By name: the kind of places, what they are, and the strategy at one of them.
-_PLACED: Final[dict[str, tuple[str, str, Callable[[str, PathDim], Tactic]]]] = {
-    "sequence": ("sequences", "sequence in its batch", SequenceParallel),
-    "context": ("sequences", "sequence in its batch", ContextParallel),
-    "vocabulary": ("vocabularies", "parameter that a gather looks into", lambda axis, place: Shard(*place, axis)),
-    "expert": ("experts", "parameter dimension that products share with what they multiply", ExpertParallel),
-    "edges": ("edges", "batch argument by which another's first dimension is looked into", EdgeSharding),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class AtPlaces(OverAxes):
-    """Applies a strategy at the places that the program has for it; raises DecisionError where there is none."""
-
-    name: str
-    axes: Axes
-
-    def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        kind, what, make = _PLACED[self.name]
-        places: tuple[PathDim, ...] = getattr(context.places, kind)
-        if not places:
-            raise DecisionError(f"{self.name}: the program has no {what}")
-        tactics = [make(axis, place) for place in (places[:1] if kind == "experts" else places)]
-        return decide(context, tactics, taken)[len(taken) :]
-
-
-def name_of(tactic: Tactic) -> str:
-    """Returns the name of a strategy of ``named``; nothing for another tactic."""
-    if isinstance(tactic, AtPlaces):
-        return tactic.name
-    return next((name for name, kind in _SIMPLE.items() if kind is type(tactic)), "")
-
-
-def named(name: str, axes: Axes) -> Tactic:
-    """Returns the strategy of a name, one of ``PARTS``, on some axes."""
-    return _SIMPLE[name](axes) if name in _SIMPLE else AtPlaces(name, axes)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from shardwise.errors import DecisionError
 from shardwise.tactics.auto import Auto
-from shardwise.tactics.strategies import PARTS, name_of, named
+from shardwise.tactics.named import PARTS, name_of, named
 from shardwise.tactics.tactic import Tactic, axis_names
 
 #: All names of tactics.

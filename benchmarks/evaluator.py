@@ -23,9 +23,9 @@ from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
 from shardwise.lowering.local_cost import HardwareCost
-from shardwise.search.budget import Budget
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
+from shardwise.search.run import Budget
 
 TABLE: Final = Path(__file__).parent.parent / "docs" / "benchmarks" / "evaluator.md"
 TARGETS: Final = ("t7b", "mixtral", "llama3:405b", "gpt:39b,scan=False")

@@ -86,7 +86,8 @@ def _compiled(program: Program, strategy: str, folder: Path) -> Record:
     import shardwise
     from benchmarks.fidelity.truth import _read, _run_compiler, refusal
     from shardwise.capture.lower import lower
-    from shardwise.planner.apply import Applied, static_options
+    from shardwise.planner.apply import Applied
+    from shardwise.planner.bind import static_options
     from shardwise.plans import codec
     from shardwise.transforms.variants import trace_variant
     from shardwise.verification.compiled import make_mesh

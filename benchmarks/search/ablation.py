@@ -11,7 +11,7 @@ Parts of the analysis:
 
 - *no groups*: every color is decided alone, with bits of its own;
 - *no resolution*: where two dimensions of one color meet, neither is sharded;
-- *automap*: the decisions of Automap (``shardwise.search.automap``), without resolution. A dimension of one argument is decided
+- *automap*: the decisions of Automap (``shardwise.search.methods``), without resolution. A dimension of one argument is decided
   at a time, or one argument is kept. It has no named strategies.
 
 Named strategies hide what a search finds alone, so that most parts are left out with them and without them.
@@ -41,12 +41,10 @@ from shardwise.dims.analysis import Analysis
 from shardwise.dims.groups import find_groups
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.local_cost import HardwareCost
-from shardwise.search.automap import Automap
-from shardwise.search.budget import Budget
 from shardwise.search.mcts import Tree, mcts
+from shardwise.search.methods import Automap
 from shardwise.search.problem import Problem, Scored
-from shardwise.search.result import Ended
-from shardwise.search.run import Run
+from shardwise.search.run import Budget, Ended, Run
 
 FOLDER: Final = Path(__file__).parent
 EVALUATIONS: Final = 1000

@@ -10,7 +10,6 @@ processes busy beside them.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import multiprocessing
 import sys
@@ -83,15 +82,14 @@ def best_strategy(case: Case, plan: Any) -> dict[str, Any] | None:
     from shardwise import zoo
     from shardwise.capture.trace import JitOptions
     from shardwise.errors import VariantError
-    from shardwise.planner.captured import Variants
-    from shardwise.transforms.variant import AS_IS
-    from shardwise.transforms.variants import AUTO, Wanted
+    from shardwise.planner.inquiry import Variants
+    from shardwise.transforms.variants import AS_IS, AUTO, Wanted
 
     program = zoo.parse(case[0])
     variants = Variants(program.fn, program.args, {}, JitOptions(donate_argnums=program.donate_argnums))
     placement, roles = plan.asked.cost.placement, plan.asked.roles
     found = []
-    for variant in itertools.chain(*Wanted(AUTO, AUTO).rounds(variants[AS_IS].traced, roles)):
+    for variant in Wanted(AUTO, AUTO).variants(variants[AS_IS].traced, roles):
         try:
             rows = variants[variant].inquiry(placement, roles).baselines
         except VariantError:

@@ -24,10 +24,8 @@ from benchmarks.search.ilp import ilp
 from shardwise.lowering.decisions import State
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.sharding import Sharding
-from shardwise.search.budget import Budget
 from shardwise.search.problem import Actions, Problem
-from shardwise.search.result import Ended, SearchResult
-from shardwise.search.run import Run, searched
+from shardwise.search.run import Budget, Ended, Run, SearchResult, searched
 
 #: How near to its bound the integer program is solved: the cost model is not nearer to the truth.
 _GAP: Final = 1e-3

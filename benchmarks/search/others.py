@@ -173,9 +173,9 @@ def ilp() -> list[Row]:
     from benchmarks.search.ilp import ilp as solve
     from benchmarks.search.ilp_state import ilp_state
     from shardwise.cost.model import CostModel
-    from shardwise.search.budget import Budget
     from shardwise.search.mcts import mcts
     from shardwise.search.problem import Problem
+    from shardwise.search.run import Budget
 
     rows: list[Row] = []
     for target, topology, sizes in LARGE:
@@ -217,10 +217,10 @@ def local_problem(analysis: Analysis, cost: HardwareCost) -> Problem:
 
 def grouping() -> list[Row]:
     from shardwise.cost.model import CostModel
-    from shardwise.search.budget import Budget
     from shardwise.search.exhaustive import count_states, exhaustive
     from shardwise.search.mcts import mcts
     from shardwise.search.problem import Problem
+    from shardwise.search.run import Budget
 
     rows: list[Row] = []
     for target, topology, sizes in UNROLLED:

@@ -137,9 +137,9 @@ def _run(
     from shardwise.hardware.topology import topology as topology_of
     from shardwise.lowering.local_cost import HardwareCost
     from shardwise.planner.inquiry import described
-    from shardwise.search.budget import Budget
     from shardwise.search.mcts import mcts
     from shardwise.search.problem import Problem
+    from shardwise.search.run import Budget
     from shardwise.tactics.baselines import Combinations
     from shardwise.tactics.tactic import Context
 

@@ -25,10 +25,9 @@ from shardwise.hardware.topology import topology
 from shardwise.lowering.candidates import Candidates
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.sharding import Sharding, reshard
-from shardwise.search.budget import Budget
 from shardwise.search.exhaustive import exhaustive
 from shardwise.search.problem import Problem
-from shardwise.search.run import SearchError
+from shardwise.search.run import Budget, SearchError
 
 shape = jax.ShapeDtypeStruct
 

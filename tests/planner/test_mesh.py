@@ -16,7 +16,7 @@ import shardwise
 from shardwise.errors import DecisionError, InfeasibleError, MeshError
 from shardwise.hardware.topology import topology
 from shardwise.planner.mesh import OpenMesh, meshes
-from shardwise.search.result import Ended, Improvement
+from shardwise.search.run import Ended, Improvement
 from shardwise.tactics.strategies import DataParallel, Megatron, Shard
 from tests.planner.test_plan_search import shapes, small_memory, step
 

@@ -26,7 +26,7 @@ from shardwise.lowering.decisions import State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import lower_state
 from shardwise.search.problem import Problem
-from shardwise.search.result import Ended, Improvement
+from shardwise.search.run import Ended, Improvement
 from shardwise.tactics.strategies import DataParallel
 from shardwise.tactics.tactic import Context
 from tests.plans.files import signed

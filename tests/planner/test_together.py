@@ -88,6 +88,26 @@ def test_it_is_as_good_as_pinning_one_programs_layout_in_the_other() -> None:
         assert plans.time_s <= (times["many"] + 50 * times["few"]) * 1.001
 
 
+def test_on_an_open_mesh_a_training_step_and_its_evaluation_share_a_layout() -> None:
+    """Axes are named by what they carry; named strategies propose layouts with these names too."""
+    shape = jax.ShapeDtypeStruct
+    w = {"up": shape((1024, 4096), "float32"), "down": shape((4096, 1024), "float32")}
+
+    def loss(params: dict[str, jax.Array], batch: jax.Array) -> jax.Array:
+        return jnp.mean(apply(params, batch) ** 2)
+
+    def train(params: dict[str, jax.Array], batch: jax.Array) -> Any:
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, batch))
+
+    programs = {
+        name: (fn, (w, shape((rows, 1024), "float32")))
+        for name, fn, rows in (("train", train, 8192), ("eval", loss, 64))
+    }
+    plans = shardwise.plan_together(programs, shared={"params": "params"}, topology="v5e:2x4")
+    assert plans["train"].mesh == plans["eval"].mesh and plans["train"].mesh.devices == 8
+    assert plans["train"].spec("params/up") == plans["eval"].spec("params/up")
+
+
 def test_it_prints_both_times_and_the_layout() -> None:
     w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(512, 2048), (4096, 512)])
     programs = {"a": (lambda w, x: x @ w, (w, x)), "b": (lambda w, x: (x @ w).sum(), (w, x))}

@@ -18,10 +18,9 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
 from shardwise.lowering.decisions import Keep, Shard
 from shardwise.lowering.local_cost import HardwareCost
-from shardwise.search.budget import Budget
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem, Scored
-from shardwise.search.result import Ended, Improvement
+from shardwise.search.run import Budget, Ended, Improvement
 from shardwise.search.searcher import Options
 
 

@@ -22,14 +22,11 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
 from shardwise.lowering.decisions import Keep, Shard
 from shardwise.lowering.local_cost import HardwareCost
-from shardwise.search.budget import Budget
 from shardwise.search.exhaustive import all_states, count_states, exhaustive
 from shardwise.search.mcts import mcts
-from shardwise.search.methods import METHODS
+from shardwise.search.methods import METHODS, beam, greedy
 from shardwise.search.problem import Problem, Scored
-from shardwise.search.result import Ended, Improvement, SearchResult
-from shardwise.search.run import SearchError
-from shardwise.search.simple import beam, greedy
+from shardwise.search.run import Budget, Ended, Improvement, SearchError, SearchResult
 
 LONG = Budget(seconds=600, evaluations=10**9, patience=60)
 shape = jax.ShapeDtypeStruct

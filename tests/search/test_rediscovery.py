@@ -26,10 +26,9 @@ from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, lower_state
 from shardwise.lowering.storage import views
 from shardwise.planner.inquiry import Inquiry
-from shardwise.search.budget import Budget
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
-from shardwise.search.result import SearchResult
+from shardwise.search.run import Budget, SearchResult
 from shardwise.tactics.baselines import baselines
 from shardwise.tactics.tactic import Context
 

@@ -18,13 +18,12 @@ from shardwise.capture.trace import JitOptions
 from shardwise.errors import DecisionError
 from shardwise.lowering.decisions import State
 from shardwise.lowering.lowered import Lowered
-from shardwise.planner.captured import Variants
-from shardwise.planner.inquiry import Inquiry
+from shardwise.planner.inquiry import Inquiry, Variants
 from shardwise.planner.mesh import placement_of
 from shardwise.tactics.roles import complete_roles
 from shardwise.tactics.tactic import decide
 from shardwise.tactics.text import as_tactics
-from shardwise.transforms.variant import AS_IS
+from shardwise.transforms.variants import AS_IS
 from tests.programs.equinox_programs import attention_block
 from tests.programs.flax_programs import linen_language_model, nnx_language_model
 from tests.programs.haiku_programs import penzai_llama, stacked_attention

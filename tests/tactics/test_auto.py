@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import shardwise
-from shardwise.search.result import Ended
+from shardwise.search.run import Ended
 from shardwise.tactics.auto import Auto
 from shardwise.tactics.strategies import DataParallel, Keep, Replicate, Shard
 from tests.planner.test_plan_search import shapes, small_memory, step

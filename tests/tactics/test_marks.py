@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 import shardwise
-from shardwise.tactics.marks import Marks
+from shardwise.tactics.pins import Marks
 from shardwise.tactics.strategies import DataParallel
 from tests.capture import capture
 from tests.dims.programs import shape

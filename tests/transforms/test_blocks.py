@@ -22,11 +22,9 @@ from shardwise.capture.trace import JitOptions, Traced
 from shardwise.errors import VariantError
 from shardwise.tactics.strategies import FSDP
 from shardwise.transforms.blocks import blocks_by_step, find_blocks, find_families
-from shardwise.transforms.flat import Flat
+from shardwise.transforms.flat import Flat, spliced
 from shardwise.transforms.remat import rematerialized
-from shardwise.transforms.splice import spliced
-from shardwise.transforms.variant import Variant
-from shardwise.transforms.variants import batch_of, trace_variant
+from shardwise.transforms.variants import Variant, batch_of, trace_variant
 from tests.planner.test_plan_search import small_memory
 from tests.transforms.test_microbatch import arrays, run
 

@@ -21,8 +21,7 @@ from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions
 from shardwise.errors import InfeasibleError, PlanError, VariantError
 from shardwise.tactics.strategies import FSDP, DataParallel
-from shardwise.transforms.variant import Variant
-from shardwise.transforms.variants import Wanted, trace_variant
+from shardwise.transforms.variants import Variant, Wanted, trace_variant
 from tests.planner.test_plan_search import small_memory
 from tests.plans.files import signed
 from tests.programs import flax_programs
@@ -33,7 +32,7 @@ ROLES = {"batch": "batch", "params": "params"}
 def parts(fn: Callable[..., Any], args: tuple[Any, ...], count: int, roles: Any = ROLES) -> Any:
     """The jaxpr of a function in micro-batches."""
     plain = trace_variant(fn, args, {}, JitOptions(), Variant())
-    ((variant,),) = Wanted(count).rounds(
+    (variant,) = Wanted(count).variants(
         plain, {role: (p,) if isinstance(p, str) else tuple(p) for role, p in roles.items()}
     )
     return trace_variant(fn, args, {}, JitOptions(), variant).jaxpr

@@ -15,8 +15,7 @@ from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import JitOptions, Traced
 from shardwise.errors import VariantError
 from shardwise.tactics.strategies import FSDP
-from shardwise.transforms.variant import Variant
-from shardwise.transforms.variants import batch_of, trace_variant
+from shardwise.transforms.variants import Variant, batch_of, trace_variant
 from tests.planner.test_plan_search import small_memory
 from tests.transforms.test_microbatch import arrays, loops, run
 

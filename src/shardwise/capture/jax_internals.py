@@ -238,13 +238,11 @@ def content(equation: Any) -> Any:
     return equation.params["content"] if equation.primitive is _placeholder_primitive() else None
 
 
-def placed(
-    equation: Any, atoms: Sequence[Any], variables: Sequence[Any], changed: Mapping[str, Any], names: Sequence[Any]
-) -> Any:
-    """Returns an equation with other variables and parameters, in name stacks, the outermost first."""
+def placed(equation: Any, atoms: Sequence[Any], variables: Sequence[Any], names: Sequence[Any]) -> Any:
+    """Returns an equation with other variables, in name stacks, the outermost first."""
     stack = functools.reduce(operator.add, (*names, equation.source_info.name_stack))
-    source, params = equation.source_info.replace(name_stack=stack), {**equation.params, **changed}
-    return equation.replace(invars=list(atoms), outvars=list(variables), params=params, source_info=source)
+    source = equation.source_info.replace(name_stack=stack)
+    return equation.replace(invars=list(atoms), outvars=list(variables), source_info=source)
 
 
 def variable(aval: Any) -> Any:

@@ -60,7 +60,7 @@ def _plan(arguments: argparse.Namespace) -> Result:
     from shardwise.planner.planning import plan
     from shardwise.report.plan_text import plan_page
     from shardwise.report.progress import ProgressLine
-    from shardwise.search.result import Ended
+    from shardwise.search.run import Ended
 
     target = load_target(arguments.target)
     names = (

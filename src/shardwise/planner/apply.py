@@ -24,9 +24,8 @@ from shardwise.ir.program import Program, Value
 from shardwise.partitioner.constraints import choose_constraints
 from shardwise.partitioner.propagation import Constrained
 from shardwise.partitioner.quirks import failing_convolutions
+from shardwise.planner.bind import check_parts, check_version, relowered, static_options
 from shardwise.planner.devices import automatic, check_processes, named_sharding, under_mesh
-from shardwise.planner.fingerprint import check_parts, check_version
-from shardwise.planner.inquiry import relowered
 from shardwise.plans.plan import Plan
 from shardwise.spmd.program import LocalProgram
 from shardwise.transforms.variants import trace_variant
@@ -266,7 +265,7 @@ class Flat(NamedTuple):
 
     @staticmethod
     def of(args: Sequence[Any], kwargs: dict[str, Any], static: frozenset[int | str]) -> Flat:
-        if not static:
+        if not static:  # half the time of the general case, in every call
             tree, objects = apart((list(args), kwargs))
             return Flat(*jax.tree.flatten(tree), objects)
         rest = [a for k, a in enumerate(args) if k not in static], {k: v for k, v in kwargs.items() if k not in static}
@@ -330,11 +329,6 @@ def array_type(leaf: Any) -> Any:
     except TypeError:  # no array: tracing says so, with its path
         return type(leaf)
     return aval.shape, aval.dtype, aval.weak_type
-
-
-def static_options(plan: Plan, fn: Callable[..., Any]) -> JitOptions:
-    """The static arguments that a plan remembers, for a function that does not know them itself."""
-    return JitOptions() if internals.is_jitted(fn) else JitOptions.of_static(plan.static)
 
 
 def static_split(fn: Callable[..., Any], options: JitOptions) -> frozenset[int | str]:

@@ -11,12 +11,10 @@ from shardwise.cost.model import Cost, TermKind
 from shardwise.hardware.layout import Placement
 from shardwise.lowering.decisions import Decision
 from shardwise.planner.asked import Asked
-from shardwise.planner.captured import Captured
-from shardwise.planner.inquiry import Inquiry
+from shardwise.planner.inquiry import Captured, Inquiry
 from shardwise.search.bounds import peak_bound
-from shardwise.search.budget import Budget
 from shardwise.search.goal import Goal
-from shardwise.search.result import Ended
+from shardwise.search.run import Budget, Ended
 from shardwise.search.searcher import Journal, Searcher
 from shardwise.tactics.auto import Auto
 from shardwise.tactics.pins import make_pins, stated_shards
@@ -54,16 +52,6 @@ class Candidate:
     in_parts_ps: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Arguments:
-    """The memory of a state's arguments, and what it takes to gather them."""
-
-    bytes: int
-    compute_ps: int
-    comm_ps: int
-    overlapped_ps: int
-
-
 class Arm:
     """Tactics on one variant and mesh, applied again with larger budgets. A new arm has not searched yet: its best is the best
     named strategy, or with ``quick`` the best of a few; it stays ``quick`` until a search starts from all of them."""
@@ -80,7 +68,7 @@ class Arm:
         self._searcher = Searcher(self.inquiry.model, journal, self.inquiry.problems)
         self._context = replace(self.inquiry.context, searcher=self._searcher)
         self._states: list[tuple[Decision, ...]] = []  # those of other meshes
-        self._of_arguments: dict[tuple[Decision, ...], _Arguments] = {}
+        self._of_arguments: dict[tuple[Decision, ...], Cost] = {}
         self.least_bytes = peak_bound(self.inquiry.model, self._first).peak_bytes
         self.quick = quick
         self.best = self._decide(Budget(evaluations=0), quick)
@@ -140,8 +128,9 @@ class Arm:
                 continue
             if decisions not in self._of_arguments:
                 self._of_arguments[decisions] = self._arguments(decisions)
-            if (of := self._of_arguments[decisions]).bytes < self.usable_bytes:
-                times = 2 ** math.ceil(math.log2((cost.peak_bytes - of.bytes) / (self.usable_bytes - of.bytes)))
+            if (of := self._of_arguments[decisions]).peak_bytes < self.usable_bytes:
+                shrink = (cost.peak_bytes - of.peak_bytes) / (self.usable_bytes - of.peak_bytes)
+                times = 2 ** math.ceil(math.log2(shrink))
                 in_parts = Cost(
                     cost.compute_ps + (times - 1) * of.compute_ps,
                     cost.comm_ps + (times - 1) * of.comm_ps,
@@ -152,7 +141,8 @@ class Arm:
                 candidates.append(Candidate(cost.time_ps, microbatches, in_parts.time_ps))
         return candidates
 
-    def _arguments(self, decisions: tuple[Decision, ...]) -> _Arguments:
+    def _arguments(self, decisions: tuple[Decision, ...]) -> Cost:
+        """The memory of a state's arguments, and the times to gather them."""
         model, program = self.inquiry.model, self.captured.analysis.program
         early, parts = model.structure.early, self.captured.variant.microbatches
         edges = [t for t in model.terms if t.kind is TermKind.EDGE and early[t.number]]
@@ -162,4 +152,5 @@ class Arm:
         used = sum(blocks(v, lowered.storage[v.id], lowered.mesh, model.cost.profile) for v in values)
         gathers = (r for t in edges for r in model.edge_reshards(lowered, t) if r.operand >= 0)
         times = ((0, 0, 0), *(step for gather in gathers for step in model.step_ps(gather)))
-        return _Arguments(used * BLOCK, *map(sum, zip(*times, strict=True)))
+        compute_ps, comm_ps, overlapped_ps = map(sum, zip(*times, strict=True))
+        return Cost(compute_ps, comm_ps, overlapped_ps, used)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from shardwise.capture.trace import JitOptions
@@ -34,24 +34,25 @@ class Asked:
     and ``search`` has the goal of the search. ``at_hand``: no topology was given, and the devices are those of JAX."""
 
     mesh: Any
-    topology: str | Topology | Placement | None
+    topology: Topology | Placement | None
     tactics: tuple[Tactic, ...]
-    pins: Mapping[str, Any] | None
     roles: Roles
     search: Options
-    allow_infeasible: bool
-    jit: JitOptions
-    wanted: Wanted
     objective: str = "time"
     step_time_s: float | None = None
     memory_limit: int | None = None
+    pins: Mapping[str, Any] | None = None
+    allow_infeasible: bool = False
+    jit: JitOptions = field(default_factory=JitOptions)
+    wanted: Wanted = field(default_factory=Wanted)
     at_hand: bool = False
 
     @staticmethod
     def of(
-        tactics: TacticsLike | None,
-        roles: RolesLike | None,
         search: Options,
+        topology: str | Topology | Placement | None = None,
+        tactics: TacticsLike | None = None,
+        roles: RolesLike | None = None,
         objective: str = "time",
         step_time_s: float | None = None,
         memory_limit: int | str | None = None,
@@ -62,6 +63,7 @@ class Asked:
         paths = {role: (p,) if isinstance(p, str) else tuple(p) for role, p in (roles or {}).items()}
         goal = Goal(True, step_time_s or math.inf) if objective == "memory" else FASTEST
         return Asked(
+            topology=topology_of(topology) if isinstance(topology, str) else topology,
             tactics=(Auto(),) if tactics is None else as_tactics(tactics),
             roles=paths,
             search=replace(search, goal=goal),
@@ -133,7 +135,13 @@ def check_manual_axes(program: Program, meshes: Sequence[MeshAxes]) -> None:
 
 def candidate_meshes(asked: Asked) -> tuple[list[Placement], bool]:
     """The meshes that could be chosen, and whether there is a choice."""
-    placed, is_open = _candidates(asked)
+    wanted = OpenMesh.of(asked.mesh)
+    is_open = wanted is not None and not isinstance(asked.topology, Placement)
+    if wanted is None or isinstance(asked.topology, Placement):
+        placed = [placement_of(asked.mesh, asked.topology)]
+    else:
+        assert asked.topology is not None, "an open mesh is one of a topology"
+        placed = list(meshes(wanted, asked.topology, ordered=not asked.searches_all))
     if (limit := asked.memory_limit) is None:
         return placed, is_open
     profile = placed[0].topology.profile
@@ -142,12 +150,3 @@ def candidate_meshes(asked: Asked) -> tuple[list[Placement], bool]:
             f"memory_limit is {limit:,} bytes, which is more than the {profile.memory_bytes:,} of {profile.name}"
         )
     return [p.limited(limit) for p in placed], is_open
-
-
-def _candidates(asked: Asked) -> tuple[list[Placement], bool]:
-    wanted = OpenMesh.of(asked.mesh)
-    if wanted is None or isinstance(asked.topology, Placement):
-        return [placement_of(asked.mesh, asked.topology)], False
-    topology = topology_of(asked.topology) if isinstance(asked.topology, str) else asked.topology
-    assert topology is not None, "an open mesh is one of a topology"
-    return list(meshes(wanted, topology, ordered=not asked.searches_all)), True

@@ -17,7 +17,7 @@ from shardwise.planner.asked import Asked
 from shardwise.planner.devices import real_mesh
 from shardwise.planner.planning import plan_asked
 from shardwise.plans.plan import Plan
-from shardwise.search.result import Progress
+from shardwise.search.run import Progress
 from shardwise.search.searcher import Options
 from shardwise.tactics.roles import RolesLike
 from shardwise.tactics.text import TacticsLike

@@ -16,7 +16,6 @@ Weak: others are not combined, and a short search may miss a state that fits: th
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,28 +25,23 @@ from typing import Final, NamedTuple
 from shardwise.cost.model import CostModel
 from shardwise.cost.predict import Alive, Predicted
 from shardwise.dims.analysis import Analysis
-from shardwise.errors import HardwareError, MeshError, ShardwiseError, VariantError
+from shardwise.errors import HardwareError, MeshError, ShardwiseError
 from shardwise.hardware.layout import Placement, ideal, place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import HEAVY
 from shardwise.lowering.decisions import Pin
 from shardwise.lowering.local_cost import HardwareCost
-from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.storage import views
 from shardwise.lowering.structure import Structure
-from shardwise.planner.captured import Variants
-from shardwise.planner.inquiry import Inquiry, Settled
+from shardwise.planner.inquiry import Inquiry, Settled, Variants
 from shardwise.plans.search_log import SearchLog
 from shardwise.search.bounds import Bound, finest, peak_bound
-from shardwise.search.budget import Budget
 from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
-from shardwise.search.result import Ended, Improvement
-from shardwise.search.run import Stop
+from shardwise.search.run import Budget, Ended, Improvement, Stop
 from shardwise.tactics.baselines import Combinations
 from shardwise.tactics.roles import Roles
-from shardwise.transforms.variant import AS_IS, Variant
-from shardwise.transforms.variants import AUTO, Wanted, batch_of
+from shardwise.transforms.variants import AS_IS, AUTO, Variant, Wanted
 
 #: How many of the tensors alive at the peak are named, and in how many columns.
 _NAMED: Final = 6
@@ -97,13 +91,8 @@ def variant_changes(variants: Variants, variant: Variant, wanted: Wanted, roles:
         yield change("remat", "remat=True", replace(variant, remat=True))
     if wanted.microbatches is not None:
         return
-    traced = variants[AS_IS].traced
-    try:
-        batch, _ = batch_of(traced, roles)
-    except VariantError:
-        return
-    _, *rounds = Wanted(AUTO).rounds(traced, roles)
-    parted = [replace(variant, microbatches=first.microbatches, batch=batch) for first, *_ in rounds]
+    _, *others = Wanted(AUTO).variants(variants[AS_IS].traced, roles)
+    parted = [replace(variant, microbatches=other.microbatches, batch=other.batch) for other in others]
     for other in parted:
         yield change("microbatches", f"microbatches={other.microbatches}", other)
     for other in parted if wanted.remat is None else ():
@@ -129,7 +118,9 @@ def does_not_fit(
     lines = [*_proof(bound, predicted, proven, log.ended), *_named(bound.alive if proven else predicted.alive)]
     if proven:
         lines.append(f"the smallest peak found is {size(predicted.peak_bytes)} a device")
-    lines.append(f"the arguments take {size(_arguments_bytes(lowered))} of it")
+    arguments = [lowered.program.values[a.value] for a in lowered.program.arguments]
+    used = sum(v.nbytes // lowered.storage[v.id].shards(lowered.mesh) for v in arguments)
+    lines.append(f"the arguments take {size(used)} of it")
     lines += _list("on other meshes:", others)
     checked = list(_Relaxing(inquiry, base, changes).run()) if check else []
     lines += _list("would do (checked):", [str(c) for c in checked if c.fits])
@@ -139,11 +130,6 @@ def does_not_fit(
         lines += _list("to try:", ["a longer search (budget_s, budget_evals):", spent])
     lines.append("allow_infeasible=True gives this plan all the same")
     return "\n".join(lines)
-
-
-def _arguments_bytes(lowered: Lowered) -> int:
-    arguments = [lowered.program.values[a.value] for a in lowered.program.arguments]
-    return sum(v.nbytes // lowered.storage[v.id].shards(lowered.mesh) for v in arguments)
 
 
 def _proof(bound: Bound, predicted: Predicted, proven: bool, ended: Ended) -> list[str]:
@@ -185,10 +171,8 @@ class _Relaxing:
 
     def run(self) -> Iterator[Checked]:
         """Checks all kinds. The evaluations that are left are shared by the kinds that are left."""
-        by_kind: dict[str, list[Change]] = {}
-        for change in self.changes:
-            by_kind.setdefault(change.kind, []).append(change)
-        changed = {kind: self._changed(changes) for kind, changes in by_kind.items()}
+        by_kind = itertools.groupby(self.changes, lambda change: change.kind)
+        changed = {kind: self._changed(list(changes)) for kind, changes in by_kind}
         kinds = {"moments": self._moments(), **changed, "devices": self._more_devices()}
         fits, left = False, _ALL
         for k, (kind, checks) in enumerate(kinds.items()):
@@ -213,28 +197,18 @@ class _Relaxing:
             yield self._check("moments in bfloat16", CostModel.of(smaller, self.model.cost), self.base)
 
     def _changed(self, changes: Sequence[Change]) -> Iterator[Checked]:
-        """Changes of one kind, the larger the smaller the bound: from the first whose bound fits, or the largest."""
-        models: dict[int, CostModel | None] = {}
+        """Changes of one kind, the smallest first; the largest alone where that is proven not to fit."""
+        largest = self._changed_model(changes[-1])
+        proven = largest is not None and peak_bound(largest, self._pins(largest)).peak_bytes > self._usable
+        for change in changes[-1:] if proven else changes:
+            if (model := self._changed_model(change)) is not None:
+                yield self._check(change.what, model, self._pins(model))
 
-        def model(k: int) -> CostModel | None:
-            if k not in models:
-                try:
-                    models[k] = CostModel.of(changes[k].analyze(), self.model.cost)
-                except ShardwiseError:  # this program has no such variant
-                    models[k] = None
-            return models[k]
-
-        def may_fit(k: int) -> bool:
-            changed = model(k)
-            return changed is None or peak_bound(changed, self._pins(changed)).peak_bytes <= self._usable
-
-        left = range(bisect.bisect_left(range(len(changes)), True, key=may_fit), len(changes))
-        able = (k for k in left if model(k) is not None)
-        first = next(able, max((k for k in models if models[k] is not None), default=None))
-        for k in itertools.chain([] if first is None else [first], able):
-            changed = models[k]
-            assert changed is not None
-            yield self._check(changes[k].what, changed, self._pins(changed))
+    def _changed_model(self, change: Change) -> CostModel | None:
+        try:
+            return CostModel.of(change.analyze(), self.model.cost)
+        except ShardwiseError:  # this program has no such variant
+            return None
 
     def _pins(self, model: CostModel) -> tuple[Pin, ...]:
         """The same pins on another program, as far as they are on arguments and outputs."""
@@ -243,13 +217,10 @@ class _Relaxing:
         return tuple(Pin(paths[path], pin.spec, colors[paths[path]]) for path, pin in named if path in paths)
 
     def _check(self, what: str, model: CostModel, base: Sequence[Pin]) -> Checked:
-        bound = peak_bound(model, base)
-        if bound.peak_bytes > self._usable:
-            return Checked(what, False, bound.peak_bytes, proven=True)
-        return self._search(what, model, base)
-
-    def _search(self, what: str, model: CostModel, base: Sequence[Pin]) -> Checked:
-        """Searches for the first state that fits, or for the smallest, from the named strategies on."""
+        """Searches for the first state that fits, or for the smallest, from the named strategies on; unless none can fit."""
+        least_bytes = peak_bound(model, base).peak_bytes
+        if least_bytes > self._usable:
+            return Checked(what, False, least_bytes, proven=True)
         context = Inquiry(model, self.roles).context
         strategies = Combinations(context, context.mesh.names, base)
         problem = Problem(model, base, extra=strategies.decisions)
@@ -274,7 +245,7 @@ class _Relaxing:
             if order and not may_fit:
                 yield Checked(_where(order[0][1]), False, order[0][0], proven=True)
             for placement in may_fit[:_MESHES]:
-                yield self._search(_where(placement), self.model.on(HardwareCost(placement)), self.base)
+                yield self._check(_where(placement), self.model.on(HardwareCost(placement)), self.base)
 
     def _placed(self, mesh: MeshAxes) -> Placement | None:
         """A larger mesh on devices of the same kind; None where there is none, or pins do not divide."""

@@ -1,40 +1,38 @@
-"""A program on a placed mesh: what decisions cost there, and how they are named."""
+"""Programs on placed meshes: what decisions cost there, and how they are named."""
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
+from shardwise.capture.lower import lower
+from shardwise.capture.trace import Call, JitOptions, Traced
 from shardwise.cost.model import CostModel
 from shardwise.cost.predict import Predicted, predict
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.errors import PlanError
-from shardwise.hardware.layout import Placement, ideal, place, placements
+from shardwise.hardware.layout import Placement
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.hardware.topology import topology as topology_of
 from shardwise.ir.paths import merged, pattern
-from shardwise.ir.program import Program
 from shardwise.lowering.candidates import Candidates
 from shardwise.lowering.decisions import Decision, Keep, Pin, Shard, State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, Memo
 from shardwise.lowering.small import keep_small
-from shardwise.plans.plan import Plan
+from shardwise.planner.mesh import on_axes
 from shardwise.search.problem import Problem
 from shardwise.search.searcher import Problems
 from shardwise.tactics.baselines import Baseline, Combinations
 from shardwise.tactics.roles import Roles
 from shardwise.tactics.tactic import Context
-from shardwise.transforms.variant import Variant
+from shardwise.transforms.variants import Variant, trace_variant
 
 #: Siblings of a place that are named.
 _SIBLINGS: Final = 3
-#: Placements of a mesh among which that of a loaded plan is looked for.
-_PLACEMENTS: Final = 50
 
 
 class Settled(NamedTuple):
@@ -99,7 +97,7 @@ class Inquiry:
         mesh = MeshAxes(tuple(names), placement.mesh.sizes)
         other = Inquiry(self.model.on(HardwareCost(replace(placement, mesh=mesh))), self.roles, self._structure)
         other._original = self, new
-        return other, tuple(replace(d, axis=new[d.axis]) for d in decisions if not isinstance(d, Pin))
+        return other, on_axes(decisions, new)
 
     def beside(self, rivals: Iterable[Rival]) -> Inquiry:
         """The same with rivals."""
@@ -138,37 +136,47 @@ class Inquiry:
 
 
 def _renamed(baseline: Baseline, new: dict[str, str]) -> Baseline:
-    return replace(baseline, parts=tuple((part, new[axis]) for part, axis in baseline.parts))
+    parts = tuple((part, new[axis]) for part, axis in baseline.parts)
+    return replace(baseline, parts=parts, decisions=on_axes(baseline.decisions, new))
 
 
-def relowered(plan: Plan, program: Program) -> Lowered:
-    """Lowers the decisions of a plan again."""
-    inquiry = plan.asked if plan.asked is not None else inquiry_of(plan, program)
-    lowered: Lowered = inquiry.settle(plan.choices).lowered
-    return lowered
+class Captured:
+    """A variant of a function, traced and analyzed, with one inquiry for each placed mesh."""
+
+    def __init__(self, variant: Variant, traced: Traced, analysis: Analysis):
+        self.variant, self.traced, self.analysis = variant, traced, analysis
+        self._inquiries: dict[Placement, Inquiry] = {}
+        self._structure: dict[object, Any] = {}  # what tactics find out about the program, on any mesh
+
+    def inquiry(self, placement: Placement, roles: Roles) -> Inquiry:
+        if placement not in self._inquiries:
+            cost, other = HardwareCost(placement), next(iter(self._inquiries.values()), None)
+            model = CostModel.of(self.analysis, cost) if other is None else other.model.on(cost)
+            self._inquiries[placement] = Inquiry(model, roles, self._structure)
+        return self._inquiries[placement]
 
 
-def inquiry_of(plan: Plan, program: Program) -> Inquiry:
-    """The inquiry of a loaded plan, from its program."""
-    donated = {a.path: a.donated for a in plan.arguments}
-    arguments = tuple(replace(a, donated=donated[a.path]) for a in program.arguments)
-    analysis = analyze_program(replace(program, arguments=arguments))
-    colors, values = range(len(analysis.colors)), range(len(program.values))
-    for d in plan.decisions:
-        named = d.colors if isinstance(d, Shard) else [c for c in d.colors if c != -1] if isinstance(d, Pin) else ()
-        stored = d.values if isinstance(d, Keep) else (d.value,) if isinstance(d, Pin) else ()
-        if any(c not in colors for c in named) or any(v not in values for v in stored) or not (named or stored):
-            raise PlanError(f"the plan does not fit its program: there is nothing that is {d}; plan again")
-    placement = _placement(plan).limited(plan.predicted.usable_bytes)
-    return Inquiry(CostModel.of(analysis, HardwareCost(placement)), dict(plan.roles))
+class Variants:
+    """The variants of a function for some arguments."""
 
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: JitOptions):
+        self._call = fn, args, kwargs, options
+        self._traces: dict[bool, Traced] = {}
+        self._captured: dict[Variant, Captured] = {}
 
-def _placement(plan: Plan) -> Placement:
-    if not plan.placement:
-        return ideal(plan.mesh, plan.predicted.hardware.rpartition(" ")[2])
-    topology = topology_of(plan.predicted.hardware)
-    candidates = placements(plan.mesh, topology, limit=_PLACEMENTS)
-    return next((p for p in candidates if p.lines() == plan.placement), place(plan.mesh, topology))
+    @property
+    def call(self) -> Call:
+        """The function and the shapes of its arguments."""
+        return Call.of(*self._call[:3])
+
+    def __getitem__(self, variant: Variant) -> Captured:
+        if variant not in self._captured:
+            traced = trace_variant(*self._call, variant, self._traces)
+            analysis = analyze_program(lower(traced))
+            if not analysis.program.arguments:
+                raise PlanError(f"{traced.name} has no array arguments: there is nothing to shard")
+            self._captured[variant] = Captured(variant, traced, analysis)
+        return self._captured[variant]
 
 
 def described(analysis: Analysis, decision: Decision) -> Decision:

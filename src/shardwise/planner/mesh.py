@@ -1,8 +1,11 @@
-"""Which meshes are searched: shapes for the devices of a topology that lie well on its links.
+"""Which meshes are searched, and how their axes are named: shapes for the devices of a topology that lie well on its links.
 
 Of all ways to write the number of devices as a product, those whose axes cut at most one row of a torus in two (a switch can
 be cut freely). Meshes that differ only in the order of their axes are one, unless somebody uses the axes by name.
 ``shardwise.planner.racing`` chooses among them.
+
+Axes of a mesh that was searched for are named by what they carry: ``data``, ``fsdp``, ``model``, ``expert``, ``context``. On a
+given mesh, axes of equal size exchange what they carry so that it agrees with their names, where that costs nothing.
 
 Weak: each shape is searched on the default placement of ``shardwise.hardware.layout``.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -25,12 +29,26 @@ from shardwise.hardware.load import nearest_profile
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.hardware.topology import topology as topology_of
-from shardwise.lowering.decisions import Decision, Pin
+from shardwise.ir.program import Value
+from shardwise.lowering.decisions import Decision, Pin, Shard
+from shardwise.tactics.places import PathDim
+from shardwise.tactics.tactic import Context
 
 _MOST_MESHES: Final = 16
 _MOST_AXES: Final = 3
 _MOST_SPLITS: Final = 2
 _NAMES: Final = "abc"
+#: What an axis carries, by usual names of axes.
+_USUAL: Final = {
+    name: carried
+    for carried, names in {
+        "data": "data fsdp dp batch replica",
+        "model": "model tensor tp mp",
+        "expert": "expert experts ep",
+        "context": "context sequence seq cp sp",
+    }.items()
+    for name in names.split()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +126,12 @@ def meshes(wanted: OpenMesh, topology: Topology, ordered: bool = True) -> tuple[
         )
     fewest = min(map(cuts, placed.values()))
     candidates = [p for p in placed.values() if cuts(p) <= max(1, fewest)]
-    candidates.sort(key=lambda p: (cuts(p), sum(size > 1 for size in p.mesh.sizes), _segments(p), p.mesh.sizes))
-    return tuple(candidates[:_MOST_MESHES])
+
+    def order(placement: Placement) -> tuple[object, ...]:
+        sizes = placement.mesh.sizes
+        return cuts(placement), sum(size > 1 for size in sizes), sum(map(len, placement.segments)), sizes
+
+    return tuple(sorted(candidates, key=order)[:_MOST_MESHES])
 
 
 def splits(placement: Placement, groups: Sequence[Group]) -> list[Placement]:
@@ -146,6 +168,62 @@ def carried_over(decisions: Sequence[Decision], mesh: MeshAxes, finer: MeshAxes)
             yield tuple(replace(d, axis=axis) for d, axis in axes)
 
 
+def on_axes(decisions: Sequence[Decision], axes: Mapping[str, str]) -> tuple[Decision, ...]:
+    """The same decisions on other axes, without pins."""
+    return tuple(replace(d, axis=axes[d.axis]) for d in decisions if not isinstance(d, Pin))
+
+
+def carried_names(context: Context, decisions: Sequence[Decision]) -> tuple[str, ...]:
+    """A name for each axis of the mesh. Experts come first, then the batch, alone or with parameters, then parameters alone,
+    then the sequence; an axis that shards nothing of these keeps its name."""
+    colors = {name: set[int]() for name in context.mesh.names}
+    for decision in decisions:
+        if isinstance(decision, Shard):
+            colors[decision.axis].update(decision.colors)
+    batch = _colors(context, [(v.path, 0) for v in _arguments(context, "batch") if v.shape])
+    params = {c for v in _arguments(context, "params") for _, c in context.colors_of(v)} - batch
+    experts, sequences = (_colors(context, places) for places in (context.places.experts, context.places.sequences))
+    names = []
+    for axis, sharded in colors.items():
+        if sharded & experts:
+            names.append("expert")
+        elif sharded & batch:
+            names.append("fsdp" if sharded & params else "data")
+        else:
+            names.append("model" if sharded & params else "context" if sharded & sequences else axis)
+    count = Counter(names)
+    numbers = {name: iter(range(1, len(names) + 1)) for name in names}
+    return tuple(f"{name}{next(numbers[name])}" if count[name] > 1 else name for name in names)
+
+
+def exchanged(context: Context, decisions: Sequence[Decision]) -> Iterator[tuple[Decision, ...]]:
+    """The same decisions with axes of equal size exchanged, those first that suit the names of more axes than now."""
+    names, sizes = context.mesh.names, context.mesh.sizes
+    if any(isinstance(d, Pin) for d in decisions):
+        return
+    carried = [_USUAL.get(name.rstrip("0123456789"), "") for name in carried_names(context, decisions)]
+
+    def suited(order: Sequence[int]) -> int:
+        """Axes with a usual name for what they would carry, if axis ``k`` carries what axis ``order[k]`` does."""
+        return sum(_USUAL.get(name) == carried[k] for name, k in zip(names, order, strict=True))
+
+    here = tuple(range(len(names)))
+    orders = [
+        o for o in itertools.permutations(here) if [sizes[k] for k in o] == list(sizes) and suited(o) > suited(here)
+    ]
+    for order in sorted(orders, key=lambda o: -suited(o)):
+        yield on_axes(decisions, {names[old]: names[k] for k, old in enumerate(order)})
+
+
+def _arguments(context: Context, role: str) -> list[Value]:
+    return context.arguments(context.roles.get(role, ()))
+
+
+def _colors(context: Context, places: Sequence[PathDim]) -> set[int]:
+    found = (context.analysis.color_of(*place) for place in places)
+    return {color.id for color in found if color is not None}
+
+
 def _shapes(wanted: OpenMesh, devices: int) -> Iterator[MeshAxes]:
     if wanted.names:
         open_devices, rest = divmod(devices, math.prod(size for size in wanted.sizes if size))
@@ -167,10 +245,6 @@ def _products(total: int, count: int, least: int) -> Iterator[tuple[int, ...]]:
     for first in range(least, total // least ** (count - 1) + 1):
         if total % first == 0:
             yield from ((first, *rest) for rest in _products(total // first, count - 1, least))
-
-
-def _segments(placement: Placement) -> int:
-    return sum(len(row) for row in placement.segments)
 
 
 def cuts(placement: Placement) -> int:

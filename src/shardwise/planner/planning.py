@@ -16,6 +16,7 @@ from shardwise.errors import InfeasibleError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
+from shardwise.hardware.topology import topology as topology_of
 from shardwise.interruption import interruptible
 from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Program
@@ -24,24 +25,22 @@ from shardwise.lowering.lowered import Lowered, collectives
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.planner.arms import Decided
 from shardwise.planner.asked import Asked
-from shardwise.planner.captured import Variants
+from shardwise.planner.bind import fingerprint
 from shardwise.planner.devices import under_explicit
-from shardwise.planner.fingerprint import fingerprint
 from shardwise.planner.infeasible import does_not_fit, size, variant_changes
-from shardwise.planner.inquiry import Inquiry, Settled, described
+from shardwise.planner.inquiry import Inquiry, Settled, Variants, described
 from shardwise.planner.mesh import OpenMesh, devices_at_hand
 from shardwise.planner.racing import Outcome, choose
 from shardwise.planner.sizes import size_notes
 from shardwise.planner.slices import choose_slice
-from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, ScheduleStep, Spec
+from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, ScheduleStep
 from shardwise.plans.search_log import VariantTried
-from shardwise.search.result import Ended, Progress
+from shardwise.search.run import Ended, Progress
 from shardwise.search.searcher import Options
 from shardwise.tactics.roles import RolesLike, complete_roles
 from shardwise.tactics.tactic import Tactic
 from shardwise.tactics.text import TacticsLike, tactic_text
-from shardwise.transforms.variant import AS_IS
-from shardwise.transforms.variants import Wanted
+from shardwise.transforms.variants import AS_IS, Wanted
 
 _SMALL: Final = "small, gathering would cost more"
 #: The share of the step time from which a kernel that every device computes whole is worth a note, and how many are noted.
@@ -98,7 +97,7 @@ def plan(
       seed: the seed of the search.
       method: ``"mcts"``, or one of ``shardwise.search.methods``: ``"beam"``, ``"greedy"``, ``"random"``, ``"exhaustive"``,
         ``"automap"``.
-      progress: called with every improvement (``shardwise.search.result``) and the share of the budget that is spent;
+      progress: called with every improvement (``shardwise.search.run``) and the share of the budget that is spent;
         ``"auto"`` shows them in a line of the terminal or notebook. An interrupt (Ctrl-C) keeps the best plan so far.
       objective: what is minimized: ``"time"``, the step time of plans that fit; ``"memory"``, their peak memory; ``"devices"``,
         the number of devices, where slices of 1, 2, 4, ... devices of the topology's kind are tried.
@@ -159,7 +158,13 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
         with ProgressLine() as line:
             return plan_asked(fn, args, kwargs, replace(asked, search=replace(asked.search, progress=line)))
     with interruptible(), collector_paused(), under_explicit(asked.mesh):
-        return _planned(fn, args, kwargs, asked)
+        # 1. Trace and analyze the function; find the roles of its arguments.
+        variants = Variants(fn, args, dict(kwargs), asked.jit)
+        asked = replace(asked, roles=complete_roles(variants[AS_IS].analysis, asked.roles))
+        # 2. Choose the variant, the mesh and the decisions.
+        if asked.objective == "devices":
+            return plan_of(variants, asked, *choose_slice(variants, asked))
+        return plan_of(variants, asked, choose(variants, asked))
 
 
 def with_devices(asked: Asked) -> Asked:
@@ -172,17 +177,7 @@ def with_devices(asked: Asked) -> Asked:
         return asked
     name, count, _ = devices_at_hand()
     is_open = OpenMesh.of(asked.mesh) is not None
-    return replace(asked, at_hand=True, topology=f"{count} {name}" if is_open else None)
-
-
-def _planned(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
-    # 1. Trace and analyze the function; find the roles of its arguments.
-    variants = Variants(fn, args, dict(kwargs), asked.jit)
-    asked = replace(asked, roles=complete_roles(variants[AS_IS].analysis, asked.roles))
-    # 2. Choose the variant, the mesh and the decisions.
-    if asked.objective == "devices":
-        return plan_of(variants, asked, *choose_slice(variants, asked))
-    return plan_of(variants, asked, choose(variants, asked))
+    return replace(asked, at_hand=True, topology=topology_of(f"{count} {name}") if is_open else None)
 
 
 def plan_of(variants: Variants, asked: Asked, outcome: Outcome, slices: Sequence[str] = ()) -> Plan:
@@ -302,8 +297,8 @@ def assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequ
     donated = {a.value: a.donated for a in program.arguments}
 
     def array(value: int) -> ArrayPlan:
-        v, colors = program.values[value], lowered.structure.colors[value]
-        return ArrayPlan(v.path, v.shape, v.dtype, stored_spec(lowered, value), donated.get(value, False), colors)
+        v, colors, spec = program.values[value], lowered.structure.colors[value], lowered.storage[value].spec(mesh)
+        return ArrayPlan(v.path, v.shape, v.dtype, spec, donated.get(value, False), colors)
 
     return Plan(
         function=traced.name,
@@ -323,11 +318,6 @@ def assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequ
         jaxpr=traced.jaxpr,
         asked=inquiry,
     )
-
-
-def stored_spec(lowered: Lowered, value: int) -> Spec:
-    """The spec in which a value is stored."""
-    return lowered.storage[value].spec(lowered.mesh)
 
 
 def _collectives(lowered: Lowered) -> Iterator[PredictedCollective]:

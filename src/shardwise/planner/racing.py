@@ -18,9 +18,8 @@ Weak: gains of arms may differ. A variant is not looked at where it would be fas
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -32,17 +31,14 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Pin
 from shardwise.planner.arms import Arm, Decided
 from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes
-from shardwise.planner.captured import Captured, Variants
-from shardwise.planner.inquiry import Rival, Settled, decisions_text
-from shardwise.planner.mesh import carried_over, cuts, splits
-from shardwise.planner.naming import carried_names, exchanged
+from shardwise.planner.inquiry import Captured, Rival, Settled, Variants, decisions_text
+from shardwise.planner.mesh import carried_names, carried_over, cuts, exchanged, splits
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.bounds import finest, peak_bound
-from shardwise.search.budget import Budget
-from shardwise.search.front import thinned
-from shardwise.search.result import Ended
-from shardwise.search.searcher import Journal, SharedBudget
-from shardwise.transforms.variant import AS_IS, Variant
+from shardwise.search.goal import thinned
+from shardwise.search.run import Budget, Ended
+from shardwise.search.searcher import Journal
+from shardwise.transforms.variants import AS_IS, Variant
 
 #: The patience of a short search (``Budget``), and the share of a budget that all short searches have.
 _SHORT: Final = 2.0
@@ -112,14 +108,13 @@ class _Race:
 
     def __post_init__(self) -> None:
         self.placed, self.is_open = candidate_meshes(self.asked)
-        self.journal = Journal(self.asked.search, SharedBudget(self.asked.search.budget()), decisions_text)
+        self.journal = Journal(self.asked.search, decisions_text)
         self._short: set[Arm] = set()  # arms that had a search, short or thorough
         self._full: set[Arm] = set()
         self._gains = _Gains()
 
     def run(self, anyway: bool) -> Outcome:
-        rounds = self.asked.wanted.rounds(self.variants[AS_IS].traced, self.asked.roles)
-        (first, *others), *rest = rounds
+        first, *others = self.asked.wanted.variants(self.variants[AS_IS].traced, self.asked.roles)
         captured = self.variants[first]
         check_manual_axes(captured.analysis.program, [p.mesh for p in self.placed])
         try:
@@ -131,7 +126,7 @@ class _Race:
                 self.look(first, parts)
                 self.search()
             if self.asked.wanted.open and not self.journal.interrupted:
-                self.vary(others, rest)
+                self.vary(others)
                 self.search()
             if not self.arms and not self.failed:
                 if not anyway:
@@ -200,20 +195,19 @@ class _Race:
             self._note(arm.captured.variant)
 
     def _search(self, done: set[Arm], short: bool) -> None:
-        gains, count = self._gains, len(self.arms)
         for arm in sorted(self.arms, key=_rank):
             best, shared = self.best_arm, self.journal.budget
             assert best is not None
             if self.journal.interrupted or (shared.empty and best.best.ended):
                 return
-            if arm in done or not (arm is best or self._could_win(arm, best.best, gains)):
+            if arm in done or not (arm is best or self._could_win(arm, best.best)):
                 continue
-            before = arm.best
             budget = shared.part(1)
             if short:
-                evaluations = math.ceil(budget.evaluations * _SHORT_SHARE / count)
+                evaluations = math.ceil(budget.evaluations * _SHORT_SHARE / len(self.arms))
                 budget = replace(budget, evaluations=evaluations, patience=min(_SHORT, budget.patience))
-            gains.note(before, arm.search(budget, quick=short))
+            before = arm.best
+            self._gains.note(before, arm.search(budget, quick=short))
             done.add(arm)
             self._short.add(arm)
             self._carry_over(arm)
@@ -225,20 +219,20 @@ class _Race:
             if other.captured is arm.captured and not other.hopeless:
                 other.start_from(carried_over(decisions, mesh, other.placement.mesh))
 
-    def _could_win(self, arm: Arm, best: Decided, gains: _Gains) -> bool:
+    def _could_win(self, arm: Arm, best: Decided) -> bool:
         if arm.hopeless:
             return False
         usable = arm.inquiry.model.usable_blocks
-        hoped = (gains.applied(cost) for _, cost in arm.states())
+        hoped = (self._gains.applied(cost) for _, cost in arm.states())
         return any(best.goal.rank(cost, usable) < best.rank for cost in hoped)
 
     # Variants.
 
-    def vary(self, others: Sequence[Variant], rounds: Iterable[Sequence[Variant]]) -> None:
+    def vary(self, others: Sequence[Variant]) -> None:
         """Looks at further variants, with and without remat, as long as one could be faster than what fits."""
         last = {False: list(self.arms)}  # by remat: the arms of the variant that was looked at last
         stopped: set[bool] = set()
-        for variant in itertools.chain(others, *rounds):
+        for variant in others:
             if self.asked.searches:
                 self._search(self._short, short=True)  # what fits already is the limit for further variants
             remat = variant.remat

@@ -9,21 +9,18 @@ Weak: other numbers of devices are not tried, and each slice is searched from th
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 
 from shardwise.errors import HardwareError, MeshError, PlanError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
-from shardwise.hardware.topology import topology as topology_of
 from shardwise.planner.asked import Asked, candidate_meshes
-from shardwise.planner.captured import Variants
 from shardwise.planner.infeasible import size
+from shardwise.planner.inquiry import Variants
 from shardwise.planner.mesh import OpenMesh
 from shardwise.planner.racing import Hopeless, Outcome, choose
-from shardwise.search.result import Ended
-from shardwise.transforms.variant import AS_IS
+from shardwise.search.run import Ended
+from shardwise.transforms.variants import AS_IS
 
 
 def choose_slice(variants: Variants, asked: Asked) -> tuple[Outcome, list[str]]:
@@ -32,21 +29,17 @@ def choose_slice(variants: Variants, asked: Asked) -> tuple[Outcome, list[str]]:
         raise PlanError("objective='devices' needs a topology whose slices are tried, such as topology='v5e:4x4'")
     if OpenMesh.of(asked.mesh) is None:
         raise PlanError("objective='devices' chooses the number of devices: leave out the mesh, or give sizes of None")
-    topology = topology_of(asked.topology) if isinstance(asked.topology, str) else asked.topology
     lacking: list[str] = []
-    for part in _smaller(topology):
+    for power in range((asked.topology.devices - 1).bit_length()):
+        try:
+            part = asked.topology.of_size(2**power)
+        except HardwareError:  # there is no such slice: one device of a chip with two
+            continue
         lack = _tried(variants, replace(asked, topology=part), part)
         if isinstance(lack, Outcome):
             return lack, lacking
         lacking.append(f"{part.text}: {lack}")
-    return choose(variants, replace(asked, topology=topology)), lacking
-
-
-def _smaller(topology: Topology) -> Iterator[Topology]:
-    """Yields the smaller slices that exist: one device of a chip with two does not."""
-    for power in range((topology.devices - 1).bit_length()):
-        with contextlib.suppress(HardwareError):
-            yield topology.of_size(2**power)
+    return choose(variants, asked), lacking
 
 
 def _tried(variants: Variants, asked: Asked, part: Topology) -> Outcome | str:

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 from shardwise.capture.trace import JitOptions
 from shardwise.errors import DecisionError, InfeasibleError, PlanError, QueryError
@@ -31,7 +32,7 @@ from shardwise.ir.paths import below, find_paths, matching
 from shardwise.ir.program import Program, Spec
 from shardwise.lowering.lowered import Lowered
 from shardwise.planner.asked import Asked
-from shardwise.planner.captured import Variants
+from shardwise.planner.inquiry import Variants
 from shardwise.planner.mesh import OpenMesh
 from shardwise.planner.planning import plan_of, with_devices
 from shardwise.planner.racing import Outcome, choose
@@ -39,8 +40,7 @@ from shardwise.plans.together import Together
 from shardwise.search.searcher import Options
 from shardwise.tactics.auto import Auto
 from shardwise.tactics.roles import complete_roles
-from shardwise.transforms.variant import AS_IS
-from shardwise.transforms.variants import Wanted
+from shardwise.transforms.variants import AS_IS
 
 #: Layouts that are tried without a search, and those of them that are searched.
 _TRIED: Final = 12
@@ -91,38 +91,16 @@ def plan_together(
     weights = weights or {}
     if not programs:
         raise PlanError("there are no programs: give some, as in plan_together({'step': (fn, args)}, shared={...})")
-    unknown = [name for name in weights if name not in programs]
-    if unknown:
+    if unknown := [name for name in weights if name not in programs]:
         raise PlanError(f"weights name {', '.join(map(repr, unknown))}, and the programs are {', '.join(programs)}")
-    wrong = [f"{name}: {weight!r}" for name, weight in weights.items() if not _positive(weight)]
-    if wrong:
+    good = {n for n, w in weights.items() if isinstance(w, int | float) and w is not True and 0 < w < math.inf}
+    if wrong := [f"{name}: {weight!r}" for name, weight in weights.items() if name not in good]:
         raise PlanError(f"a weight is a positive number, not {', '.join(wrong)}")
     search = Options("mcts", seed, budget_s, budget_evals)
     with interruptible(), collector_paused():
-        members = [
-            _Member.of(name, given, weights.get(name, 1), with_devices(_asked(mesh, topology, search)))
-            for name, given in programs.items()
-        ]
-        keys = _shared_arrays(members, shared)
-        return _best_together(members, keys)
-
-
-def _positive(weight: Any) -> bool:
-    return isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight < math.inf
-
-
-def _asked(mesh: Any, topology: str | Topology | None, search: Options) -> Asked:
-    return Asked.of(
-        mesh=mesh,
-        topology=topology,
-        tactics=None,
-        pins=None,
-        roles=None,
-        search=search,
-        allow_infeasible=True,
-        jit=JitOptions(),
-        wanted=Wanted(),
-    )
+        asked = with_devices(Asked.of(search, mesh=mesh, topology=topology, allow_infeasible=True))
+        members = [_Member(name, given, weights.get(name, 1), asked) for name, given in programs.items()]
+        return _best_together(members, _shared_arrays(members, shared))
 
 
 def _on(asked: Asked, mesh: Any) -> Asked:
@@ -134,13 +112,7 @@ def _on(asked: Asked, mesh: Any) -> Asked:
 class _Member:
     """One of the programs: its captured function, its weight, and the paths of each shared array."""
 
-    def __init__(self, name: str, variants: Variants, weight: float, asked: Asked):
-        self.name, self.variants, self.weight = name, variants, weight
-        self.asked = _on(replace(asked, roles=complete_roles(variants[AS_IS].analysis, None)), asked.mesh)
-        self.paths: dict[Key, list[str]] = {}
-
-    @staticmethod
-    def of(name: str, given: Sequence[Any], weight: float, asked: Asked) -> _Member:
+    def __init__(self, name: str, given: Sequence[Any], weight: float, asked: Asked):
         if not isinstance(given, Sequence) or not 2 <= len(given) <= 3 or not callable(given[0]):
             raise PlanError(
                 f"{name}: a program is given as (function, arguments), or with jit's options as a third item"
@@ -157,7 +129,10 @@ class _Member:
             raise PlanError(
                 f"{name}: the third item has options of jit, which are {names}, not {options[0]!r}"
             ) from None
-        return _Member(name, Variants(fn, tuple(args), {}, jit), weight, replace(asked, jit=jit))
+        self.name, self.weight, self.variants = name, weight, Variants(fn, tuple(args), {}, jit)
+        roles = complete_roles(self.variants[AS_IS].analysis, None)
+        self.asked = _on(replace(asked, jit=jit, roles=roles), asked.mesh)
+        self.paths: dict[Key, list[str]] = {}
 
     @property
     def program(self) -> Program:
@@ -190,75 +165,63 @@ class _Member:
 def _shared_arrays(members: Sequence[_Member], shared: Mapping[str, Paths]) -> list[Key]:
     """Finds the shared arrays in every program; returns those that two programs have, or that one has twice."""
     for name, asked in shared.items():
+        by_program = isinstance(asked, Mapping)
         if isinstance(asked, Mapping) and (unknown := asked.keys() - {m.name for m in members}):
             raise PlanError(f"shared[{name!r}] names {', '.join(map(repr, sorted(unknown)))}, which is no program")
         for member in members:
-            by_program = isinstance(asked, Mapping)
             paths = asked.get(member.name, ()) if isinstance(asked, Mapping) else asked
-            for path in [paths] if isinstance(paths, str) else paths:
-                _add_paths(member, name, path, required=by_program)
+            for prefix in [paths] if isinstance(paths, str) else paths:
+                # A path that is written by program must be there.
+                for path in (find_paths if by_program else matching)(prefix, *member.program.named_paths):
+                    member.paths.setdefault((name, below(prefix, path)), []).append(path)
         if not any(key[0] == name for member in members for key in member.paths):
             raise QueryError(f"shared[{name!r}]: no program has an argument or output at {asked!r}")
-    counts: dict[Key, int] = {}
-    shapes: dict[Key, tuple[tuple[int, ...], str]] = {}
-    for member in members:
-        for key, paths in member.paths.items():
-            counts[key] = counts.get(key, 0) + len(paths)
-            for path in paths:
-                shape = member.program.values[member.program.paths[path]].shape
-                first, where = shapes.setdefault(key, (shape, f"{member.name}'s {path}"))
-                if shape != first:
-                    raise PlanError(
-                        f"{where} has shape {first} and {member.name}'s {path} has {shape}: shared arrays have one shape"
-                    )
-    single = sorted({key[0] for key in counts} - {key[0] for key, count in counts.items() if count > 1})
-    if single:
+    places: dict[Key, list[tuple[str, tuple[int, ...]]]] = {}
+    for m in members:
+        for key, paths in m.paths.items():
+            shapes = [m.program.values[m.program.paths[path]].shape for path in paths]
+            places.setdefault(key, []).extend(zip((f"{m.name}'s {path}" for path in paths), shapes, strict=True))
+    for (where, first), *others in places.values():
+        for other, shape in others:
+            if shape != first:
+                raise PlanError(f"{where} has shape {first} and {other} has {shape}: shared arrays have one shape")
+    keys = [key for key, several in places.items() if len(several) > 1]
+    if single := sorted({name for name, _ in places} - {name for name, _ in keys}):
         raise PlanError(
             f"{', '.join(single)}: only one program has it, so nothing is shared; write its paths by program"
         )
-    keys = [key for key, count in counts.items() if count > 1]
     for member in members:
         member.paths = {key: paths for key, paths in member.paths.items() if key in keys}
     return keys
 
 
-def _add_paths(member: _Member, name: str, asked: str, required: bool) -> None:
-    """Adds the arrays at a path, or below it, to the shared arrays of a program."""
-    groups = member.program.named_paths
-    for path in find_paths(asked, *groups) if required else matching(asked, *groups):
-        member.paths.setdefault((name, below(asked, path)), []).append(path)
-
-
 # The search for a layout.
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """The outcomes of all programs with one layout on one mesh, and their weighted time."""
+class _Trial(NamedTuple):
+    """The outcomes of all programs with one layout. Of a smaller rank is the better one: first the number of programs that do
+    not fit, then the weighted time."""
 
-    mesh: Any
+    rank: tuple[int, float]
     layout: Layout
     outcomes: Mapping[str, Outcome]
-    time_s: float
-
-    @property
-    def rank(self) -> tuple[int, float]:
-        """Smaller is better: first the programs that do not fit, then the weighted time."""
-        return sum(not outcome.decided.fits for outcome in self.outcomes.values()), self.time_s
 
 
 def _best_together(members: Sequence[_Member], keys: Sequence[Key]) -> Together:
     alone = {m.name: choose(m.variants, m.asked) for m in members}
     meshes = [outcome.decided.inquiry.cost.placement.mesh for outcome in alone.values()]
-    by_size = {mesh.sizes: mesh for mesh in reversed(meshes)}
-    best = min((_best_on(mesh, members, alone) for mesh in by_size.values()), key=lambda trial: trial.rank)
+    by_size = {axes.sizes: axes for axes in reversed(meshes)}
+    is_open = OpenMesh.of(members[0].asked.mesh) is not None
+    several = [axes if is_open else members[0].asked.mesh for axes in by_size.values()]
+    trials = [(_best_on(mesh, members, alone), mesh) for mesh in several]
+    best, mesh = min(trials, key=lambda pair: pair[0].rank)
     if best.rank[0]:
         missing = ", ".join(name for name, outcome in best.outcomes.items() if not outcome.decided.fits)
         raise InfeasibleError(
             f"no layout of the shared arrays was found with which all programs fit. With the best one these do not: {missing}; "
             "shardwise.plan of such a program alone names the arrays that take the memory"
         )
-    asked = {m.name: m.pinned(best.layout, best.mesh) for m in members}
+    asked = {m.name: m.pinned(best.layout, mesh) for m in members}
     return Together(
         plans={m.name: plan_of(m.variants, asked[m.name], best.outcomes[m.name]) for m in members},
         alone={m.name: plan_of(m.variants, m.asked, alone[m.name]) for m in members},
@@ -267,12 +230,11 @@ def _best_together(members: Sequence[_Member], keys: Sequence[Key]) -> Together:
     )
 
 
-def _best_on(axes: MeshAxes, members: Sequence[_Member], alone: Mapping[str, Outcome]) -> _Trial:
+def _best_on(mesh: Any, members: Sequence[_Member], alone: Mapping[str, Outcome]) -> _Trial:
     """The best layout on a mesh."""
-    mesh: Any = members[0].asked.mesh if OpenMesh.of(members[0].asked.mesh) is None else axes
     single: dict[str, Outcome] = {}
     for m in members:
-        same = alone[m.name].decided.inquiry.cost.placement.mesh == axes
+        same = alone[m.name].decided.inquiry.cost.placement.mesh == MeshAxes.of(mesh)
         single[m.name] = alone[m.name] if same else choose(m.variants, _on(m.asked, mesh))
 
     def trial(layout: Layout, search: Options | None = None) -> list[_Trial]:
@@ -283,7 +245,9 @@ def _best_on(axes: MeshAxes, members: Sequence[_Member], alone: Mapping[str, Out
                 outcomes[m.name] = single[m.name] if unchanged else choose(m.variants, m.pinned(layout, mesh, search))
             except DecisionError:  # an array cannot have this sharding in this program
                 return []
-        return [_Trial(mesh, layout, outcomes, sum(m.weight * outcomes[m.name].decided.total.time_s for m in members))]
+        decided = [(m.weight, outcomes[m.name].decided) for m in members]
+        rank = sum(not d.fits for _, d in decided), sum(weight * d.total.time_s for weight, d in decided)
+        return [_Trial(rank, layout, outcomes)]
 
     tried: list[_Trial] = []
     for least_s, layout in _candidates(members, single):
@@ -304,12 +268,13 @@ def _candidates(members: Sequence[_Member], single: Mapping[str, Outcome]) -> li
     """Layouts with a lower estimate of their weighted time, the most promising first."""
     proposed = {m.name: list(m.proposals(single[m.name])) for m in members}
     first = [proposed[m.name][0][0] for m in members]
-    layouts = [_merged(layout, *first) for m in members for layout, _ in proposed[m.name]]
+    # All shared arrays, each as in the first of several layouts that has it.
+    layouts = [dict(ChainMap(layout, *first)) for m in members for layout, _ in proposed[m.name]]
     # Each shared tree as one of the programs would have it alone.
     names = list(dict.fromkeys(name for m in members for name, _ in m.paths))
     for chosen in itertools.product(first, repeat=len(names)):
         own = [{key: spec for key, spec in one.items() if key[0] == n} for n, one in zip(names, chosen, strict=True)]
-        layouts.append(_merged(*own, *first))
+        layouts.append(dict(ChainMap(*own, *first)))
     unique = {tuple(sorted(layout.items())): layout for layout in layouts}
 
     def least_s(member: _Member, layout: Layout) -> float:
@@ -318,11 +283,3 @@ def _candidates(members: Sequence[_Member], single: Mapping[str, Outcome]) -> li
 
     costed = [(sum(m.weight * least_s(m, layout) for m in members), layout) for layout in unique.values()]
     return sorted(costed, key=lambda pair: pair[0])
-
-
-def _merged(*layouts: Layout) -> Layout:
-    """All shared arrays, each as in the first layout that has it."""
-    merged: Layout = {}
-    for layout in reversed(layouts):
-        merged |= layout
-    return merged

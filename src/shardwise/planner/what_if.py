@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardwise.capture.lower import lower
-from shardwise.capture.trace import Call
 from shardwise.cost.predict import Predicted
 from shardwise.errors import PlanError
 from shardwise.hardware.layout import place
@@ -16,15 +14,11 @@ from shardwise.hardware.topology import topology as topology_of
 from shardwise.lowering.decisions import Decision, Keep, Pin, Shard
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered
-from shardwise.planner.apply import static_options
-from shardwise.planner.fingerprint import check_parts, check_version
-from shardwise.planner.inquiry import Inquiry, described, inquiry_of
-from shardwise.planner.planning import stored_spec
+from shardwise.planner.inquiry import Inquiry, described
 from shardwise.plans.plan import Plan, Spec
 from shardwise.tactics.pins import make_pins
 from shardwise.tactics.tactic import decide
 from shardwise.tactics.text import TacticsLike, as_tactics
-from shardwise.transforms.variants import trace_variant
 
 #: Decisions to leave out: one of the plan's, its number from 1 as they are listed, or words that its text contains.
 Which = int | str | Decision | Sequence[int | str | Decision]
@@ -124,30 +118,9 @@ def what_if(
 
 def effects(plan: Plan) -> tuple[Effect, ...]:
     """See :attr:`Plan.effects`."""
-    rows = []
-    for k, decision in enumerate(plan.choices):
-        p = plan.inquiry.settle([*plan.choices[:k], *plan.choices[k + 1 :]]).predicted
-        rows.append(Effect(decision, p.time_s, p.peak_bytes, p.fits))
-    return tuple(rows)
-
-
-def bound(plan: Plan, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
-    """A loaded plan with what is not saved, from its function."""
-    traced = trace_variant(fn, args, kwargs, static_options(plan, fn), plan.variant)
-    program = lower(traced)
-    check_version(plan, program)
-    check_parts(plan, program)
-    inquiry = inquiry_of(plan, program)
-    again, saved = inquiry.settle(plan.choices).predicted, plan.predicted
-    same = (again.time_s, again.peak_bytes) == (saved.time_s, saved.peak_bytes)
-    return replace(
-        plan,
-        trees=(traced.inputs, traced.outputs),
-        jaxpr=traced.jaxpr,
-        asked=inquiry,
-        call=Call.of(fn, args, kwargs),
-        predicted=again if same else saved,
-    )
+    others = ([*plan.choices[:k], *plan.choices[k + 1 :]] for k in range(len(plan.choices)))
+    figures = [plan.inquiry.settle(decisions).predicted for decisions in others]
+    return tuple(Effect(d, p.time_s, p.peak_bytes, p.fits) for d, p in zip(plan.choices, figures, strict=True))
 
 
 def _numbers(which: Which, decisions: Sequence[Decision]) -> set[int]:
@@ -165,7 +138,7 @@ def _numbers(which: Which, decisions: Sequence[Decision]) -> set[int]:
 def _respecs(plan: Plan, after: Lowered) -> list[Respec]:
     values = [*(a.value for a in after.program.arguments), *after.program.outputs]
     pairs = zip((*plan.arguments, *plan.outputs), values, strict=True)
-    respecs = [Respec(array.path, array.spec, stored_spec(after, value)) for array, value in pairs]
+    respecs = [Respec(array.path, array.spec, after.storage[v].spec(after.mesh)) for array, v in pairs]
     return list(dict.fromkeys(r for r in respecs if r.before != r.after))
 
 

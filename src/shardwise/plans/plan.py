@@ -26,7 +26,7 @@ from shardwise.plans.codec import digest, encode, saved_fields
 from shardwise.plans.execution import Execution
 from shardwise.plans.search_log import SearchLog
 from shardwise.tactics.roles import Roles
-from shardwise.transforms.variant import AS_IS, Variant
+from shardwise.transforms.variants import AS_IS, Variant
 
 if TYPE_CHECKING:
     from shardwise.capture.trace import Call
@@ -270,7 +270,7 @@ class Plan(Execution):
         >>> shardwise.load_plan("plan.json").bind(step, w, x).in_specs == plan.in_specs
         True
         """
-        from shardwise.planner.what_if import bound
+        from shardwise.planner.bind import bound
 
         return bound(self, fn, args, kwargs or {})
 

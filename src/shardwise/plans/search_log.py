@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.search.result import Ended
+from shardwise.search.run import Ended
 
 #: States of a front that are kept.
 MOST_TRADES: Final = 48

@@ -13,8 +13,8 @@ from shardwise.hardware.layout import Placement, ideal
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.ir.collector import collector_paused
-from shardwise.planner.captured import Variants
-from shardwise.planner.fingerprint import check_version
+from shardwise.planner.bind import check_version
+from shardwise.planner.inquiry import Variants
 from shardwise.planner.mesh import OpenMesh, placement_of
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
@@ -24,7 +24,7 @@ from shardwise.tactics.baselines import MENU, Baseline, baselines
 from shardwise.tactics.named import PARTS
 from shardwise.tactics.roles import RolesLike, complete_roles
 from shardwise.tactics.text import read_words
-from shardwise.transforms.variant import AS_IS, Variant
+from shardwise.transforms.variants import AS_IS, Variant
 
 #: A plan, one with a name, or the path of a saved one.
 PlanLike = Plan | tuple[str, Plan] | str | os.PathLike[str]

@@ -15,7 +15,7 @@ from shardwise.plans.plan import ArrayPlan, Plan, Spec
 from shardwise.report.page import Page
 from shardwise.report.program_text import laid_out, touching
 from shardwise.report.units import binary, listed, plural, seconds, si
-from shardwise.search.result import Ended
+from shardwise.search.run import Ended
 from shardwise.spmd.text import program_lines
 
 #: Lines of the device-local program that are shown for one argument or output.

@@ -11,7 +11,7 @@ from shardwise.report.units import binary, seconds
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from shardwise.search.result import Improvement
+    from shardwise.search.run import Improvement
 
 _WIDTH: Final = 79
 

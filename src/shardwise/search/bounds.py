@@ -96,7 +96,8 @@ class _Least:
         for color, axis in self._state.order:
             self._axes[color] = self._axes.get(color, frozenset()) | {axis}
         # The axes of another mesh may be products of these.
-        parts = mesh.sizes if mesh == model.cost.placement.mesh else _divisors(mesh.devices)
+        divisors = [k for k in range(1, mesh.devices + 1) if mesh.devices % k == 0]
+        parts = mesh.sizes if mesh == model.cost.placement.mesh else divisors
         able = (g for g in groups if g.matters and any(model.structure.padded_sizes(g, k) for k in parts))
         self._padded = {c for group in able for c in group.colors} | {c for c, _ in self._state.padded}
         self._cut = functools.cache(functools.partial(_cut, mesh.sizes))
@@ -159,10 +160,6 @@ def _cut(
             (*c[:d], c[d] * size, *c[d + 1 :]) for c in cuts for d in dims if padded[d] or not shape[d] % (c[d] * size)
         }
     return tuple(tuple(block(size, n) for size, n in zip(shape, c, strict=True)) for c in sorted(cuts))
-
-
-def _divisors(count: int) -> list[int]:
-    return [k for k in range(1, count + 1) if count % k == 0]
 
 
 def _source(model: CostModel, at: int) -> str:

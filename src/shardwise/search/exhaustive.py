@@ -20,8 +20,7 @@ from functools import cache
 from typing import Final
 
 from shardwise.search.problem import Actions, Problem, Scored
-from shardwise.search.result import Ended
-from shardwise.search.run import Run, SearchError, method
+from shardwise.search.run import Ended, Run, SearchError, method
 
 #: Problems with more states are refused.
 MOST: Final = 5_000_000

@@ -4,11 +4,14 @@ A state that fits is better than one that does not. Of two that fit the faster i
 smaller, as long as its step takes at most ``step_time_s``. Of two that do not fit the smaller is better. Ties go to the other
 figure. Peaks of states that fit are equal if their first bits are: a state that is smaller by less than a percent is not worth
 a step that takes twice as long.
+
+``pareto`` is the front of time and memory: the states that no other beats in both.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +19,11 @@ from shardwise.cost.model import Cost
 
 #: The bits of a peak that count, so that peaks that differ by less than 0.8% may be equal.
 _BITS: Final = 8
+#: States that differ by less than this in time and memory are shown as one.
+_SAME: Final = 0.001
+
+#: (time in ps, peak in blocks), the smallest peak first.
+Points = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +54,41 @@ class Goal:
 
 
 FASTEST: Final = Goal()
+
+
+def pareto(points: Iterable[tuple[int, int]]) -> Points:
+    """Returns the points that no other beats in both time and memory.
+
+    >>> pareto([(9, 1), (5, 2), (7, 2), (4, 3)])
+    ((9, 1), (5, 2), (4, 3))
+    """
+    front: list[tuple[int, int]] = []
+    for time, peak in sorted(points, key=lambda point: point[::-1]):
+        if not front or time < front[-1][0]:
+            front.append((time, peak))
+    return tuple(front)
+
+
+def thinned(points: Points, most: int, usable_blocks: int) -> Points:
+    """Returns at most ``most`` points, evenly over the front, and one of several that are nearly equal. Both ends and the
+    fastest point that fits are always among them.
+
+    >>> thinned(tuple((9 - k, k + 1) for k in range(9)), 3, usable_blocks=6)
+    ((9, 1), (4, 6), (1, 9))
+    >>> thinned(((7000, 4000), (6999, 4001), (5000, 8000)), 3, usable_blocks=9000)
+    ((7000, 4000), (5000, 8000))
+    """
+    fitting = [k for k, (_, peak) in enumerate(points) if peak <= usable_blocks]
+    wanted = {0, *fitting[-1:], len(points) - 1} if points else set()
+    kept: list[int] = []
+    for k, (time, peak) in enumerate(points):
+        last = points[kept[-1]] if kept else (0, 0)
+        near = bool(kept) and last[0] <= time * (1 + _SAME) and peak <= last[1] * (1 + _SAME)
+        if k in wanted or not near:
+            kept.append(k)
+    if len(kept) > most:
+        even = {kept[round(j * (len(kept) - 1) / (most - 1))] for j in range(most)}
+        missing = wanted - even
+        spare = sorted(even - wanted, key=lambda k: min((abs(k - m), k) for m in missing)) if missing else []
+        kept = sorted(even - set(spare[: len(missing)]) | missing)
+    return tuple(points[k] for k in kept)

@@ -6,9 +6,8 @@ every node of the tree has a cost, and the search can be stopped at any time.
 The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, with these changes:
 
 - sequences of decisions that give the same state are one node (transpositions);
-- a node grows by one decision, by a group on several axes (``shardwise.search.joint``), by a named strategy for axes without
-  decisions (``shardwise.search.openings``), or by all that is left to shard on an axis (``shardwise.search.rest``), so that
-  decisions that pay only together are tried together;
+- a node grows by one decision or by several that pay only together (``shardwise.search.steps``): a group on several axes, a
+  named strategy for axes without decisions, or all that is left to shard on an axis;
 - children are evaluated some at a time, first those whose decision has gained most wherever it was taken so far (all moves
   as first, Gelly and Silver 2007), more with the visits; those that change nothing are dropped;
 - from the best new children random continuations are evaluated (rollouts);
@@ -35,13 +34,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shardwise.cost.model import Cost
-from shardwise.search.budget import Budget
-from shardwise.search.joint import Joint
-from shardwise.search.openings import find_openings
 from shardwise.search.problem import Actions, Problem, Scored
-from shardwise.search.rest import Rest
-from shardwise.search.result import Ended, Progress, SearchResult
-from shardwise.search.run import Run, searched
+from shardwise.search.run import Budget, Ended, Progress, Run, SearchResult, searched
+from shardwise.search.steps import Joint, Rest, find_openings
 
 _EXPLORE: Final = 0.15
 _ROLLOUTS: Final = 3
@@ -151,7 +146,8 @@ class Tree:
         scored = self.run.score(some)
         reward = self._reward(node.cost)
         for s in scored:
-            self._learn(s.state[depth:], self._reward(s.cost) - reward)
+            total, count = self.gains.get(s.state[depth:], (0.0, 0))
+            self.gains[s.state[depth:]] = total + (self._reward(s.cost) - reward), count + 1
         changed = [s for s in scored if s.cost != node.cost]
         changed.sort(key=lambda s: -self._reward(s.cost))
         node.children = list(dict.fromkeys([*node.children, *(self._node(s.state, s.cost) for s in changed)]))
@@ -162,10 +158,6 @@ class Tree:
         """Returns the mean gain of a step so far; the largest possible for a step that was not tried."""
         total, count = self.gains.get(step, (0.0, 0))
         return total / count if count else 1.0
-
-    def _learn(self, step: Actions, gain: float) -> None:
-        total, count = self.gains.get(step, (0.0, 0))
-        self.gains[step] = total + gain, count + 1
 
     def _following(self, state: Actions) -> list[Actions]:
         """Returns the states with one more decision, a group on several axes, an opening, or all that is left on an axis."""

@@ -27,8 +27,7 @@ from shardwise.ir.program import HEAVY
 from shardwise.lowering.decisions import Decision, Keep, Shard, State
 from shardwise.lowering.small import keep_small
 from shardwise.search.bounds import peak_bound
-from shardwise.search.front import pareto
-from shardwise.search.goal import FASTEST, Goal
+from shardwise.search.goal import FASTEST, Goal, pareto
 
 #: Groups with more conflicts than this have not all their resolutions tried, but those with all alike or one different.
 _MOST_BITS: Final = 2
@@ -45,7 +44,7 @@ class Scored:
 
     @property
     def point(self) -> tuple[int, int]:
-        """Time and peak, as in ``search/front.py``."""
+        """Time and peak, as in ``search/goal.py``."""
         return self.cost.time_ps, self.cost.peak_blocks
 
 

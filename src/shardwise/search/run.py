@@ -1,17 +1,18 @@
-"""The state of a running search: the budget, the best state so far, and the log of improvements."""
+"""A running search: its budget, the best state so far, the log of improvements, and its result."""
 
 from __future__ import annotations
 
+import enum
 import functools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from shardwise.errors import ShardwiseError
 from shardwise.ir.collector import collector_paused
-from shardwise.search.budget import Budget
+from shardwise.lowering.decisions import Decision
 from shardwise.search.problem import Actions, Problem, Scored
-from shardwise.search.result import Ended, Improvement, Progress, SearchResult
 
 #: States that are evaluated between two checks of the clock.
 _BATCH: Final = 256
@@ -22,6 +23,59 @@ _FEWEST: Final = 12
 #: the optimum, and further improvements are likely.
 _MUCH: Final = 0.01
 _MORE: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """When to stop, whichever comes first. ``evaluations`` counts new states. ``patience`` is the number of new states without
+    an improvement, for each action of the problem. ``seconds`` is a cap, which a default search rarely reaches: without it the
+    result is the same on every machine."""
+
+    seconds: float = 60.0
+    evaluations: int = 100_000
+    patience: float = 8.0
+
+
+class Ended(enum.Enum):
+    """Why a search stopped."""
+
+    CONVERGED = "nothing better was found for a while"
+    EXHAUSTED = "all states were tried"
+    SECONDS = "time budget exhausted"
+    EVALUATIONS = "evaluation budget exhausted"
+    INTERRUPTED = "it was interrupted"
+    NOTHING = "there is nothing to decide"
+    INFEASIBLE = "no state can fit"
+
+
+@dataclass(frozen=True, slots=True)
+class Improvement:
+    """A state that was better than all before it. ``decisions`` are those of the state, where the log has them; ``words`` the
+    same as text."""
+
+    seconds: float
+    evaluations: int
+    best: Scored
+    decisions: tuple[Decision, ...] = ()
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The best state, the log of improvements, and why the search ended. ``decisions`` are those that the search adds to what
+    was decided before it."""
+
+    best: Scored
+    fits: bool
+    ended: Ended
+    seconds: float
+    evaluations: int
+    log: tuple[Improvement, ...]
+    decisions: tuple[Decision, ...] = ()
+
+
+#: Called at every improvement with the improvement and the share of the budget that is spent.
+Progress = Callable[[Improvement, float], None]
 
 
 class SearchError(ShardwiseError):

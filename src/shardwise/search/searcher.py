@@ -10,6 +10,7 @@ An interrupt ends the running search with the best state so far, and the searche
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import numbers
 import sys
@@ -22,13 +23,10 @@ from shardwise.cost.model import Cost, CostModel
 from shardwise.dims.analysis import Analysis
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Decision
-from shardwise.search.budget import Budget
-from shardwise.search.front import Points, pareto
-from shardwise.search.goal import FASTEST, Goal
+from shardwise.search.goal import FASTEST, Goal, Points, pareto
 from shardwise.search.methods import METHODS, PROBLEMS
 from shardwise.search.problem import Actions, Problem
-from shardwise.search.result import Ended, Improvement, Progress, SearchResult
-from shardwise.search.run import SearchError
+from shardwise.search.run import Budget, Ended, Improvement, Progress, SearchError, SearchResult
 
 #: The patience of a search with a stated budget (``Budget``).
 _PATIENCE: Final = 40.0
@@ -126,8 +124,8 @@ Describe = Callable[[Analysis, Sequence[Decision]], str]
 class Journal:
     """The log of the searches of one plan: evaluations, and each state that was better than all before it."""
 
-    def __init__(self, options: Options, budget: SharedBudget, describe: Describe | None = None):
-        self.options, self.budget, self._describe = options, budget, describe
+    def __init__(self, options: Options, describe: Describe | None = None):
+        self.options, self.budget, self._describe = options, SharedBudget(options.budget()), describe
         self.evaluations = 0
         self.interrupted = False
         self.steps: list[tuple[MeshAxes, Improvement]] = []
@@ -139,7 +137,7 @@ class Journal:
     def seconds(self) -> float:
         return time.perf_counter() - self._start
 
-    def note(self, problem: Problem, improvement: Improvement) -> None:
+    def note(self, problem: Problem, improvement: Improvement, _share: float) -> None:
         """Logs an improvement of one search if it is one over all searches, and reports it."""
         rank = problem.rank(improvement.best)[:2]
         if self._best is not None and rank >= self._best:
@@ -170,19 +168,10 @@ class Starts(Protocol):
     def seeds(self, problem: Problem, quick: bool) -> Iterable[Actions]: ...
 
 
-class Unseeded:
-    """No states to start from."""
-
-    decisions = ()
-
-    def seeds(self, problem: Problem, quick: bool) -> Iterable[Actions]:
-        return ()
-
-
 #: What is decided before a search, the axes that it decides about, and the arguments if these are not all.
 Key = tuple[tuple[Decision, ...], tuple[str, ...], tuple[int, ...] | None]
-#: The problems of a placed mesh.
-Problems = dict[Key, tuple[Problem, Starts]]
+#: The problems of a placed mesh, with the states from which searches start, if these are not only the unsharded one.
+Problems = dict[Key, tuple[Problem, Starts | None]]
 
 
 class Searcher:
@@ -197,7 +186,7 @@ class Searcher:
     def alone(model: CostModel, options: Options | None = None) -> Searcher:
         """Returns a searcher for one search, with a separate budget."""
         options = options or Options()
-        searcher = Searcher(model, Journal(options, SharedBudget(options.budget())))
+        searcher = Searcher(model, Journal(options))
         searcher.begin(options.budget(), 1)
         return searcher
 
@@ -235,9 +224,13 @@ class Searcher:
         # The tables of a large program take seconds, which are not the search's.
         for budget in (self._shared, self.journal.budget):
             budget.wait(time.perf_counter() - begun)
-        result = unless_hopeless(
-            problem, lambda budget: self._run(problem, budget), self._shared.part(max(1, self._left))
-        )
+        options = self.journal.options
+
+        def run(budget: Budget) -> SearchResult:
+            watch = functools.partial(self.journal.note, problem)
+            return METHODS[options.method](problem, budget, int(options.seed), watch)
+
+        result = unless_hopeless(problem, run, self._shared.part(max(1, self._left)))
         result = replace(result, decisions=problem.decisions(result.best.state)[len(problem.decided) :])
         self.journal.close(problem, result)
         self._shared.spend(result.evaluations)
@@ -249,20 +242,13 @@ class Searcher:
         options, (base, axes, only) = self.journal.options, key
         if key not in self._problems:
             kind = PROBLEMS.get(options.method, Problem)
-            start = starts() if kind.seeded else Unseeded()
-            problem = kind(self.model, base, axes, extra=start.decisions, only=only, goal=options.goal)
-            self._problems[key] = problem, start
+            start = starts() if kind.seeded else None
+            extra = () if start is None else start.decisions
+            self._problems[key] = kind(self.model, base, axes, extra=extra, only=only, goal=options.goal), start
         self._last, start = self._problems[key]
-        states = map(self._last.able, self._states)
-        self._last.start_from([*start.seeds(self._last, self._quick), *states])
+        seeds = () if start is None else start.seeds(self._last, self._quick)
+        self._last.start_from([*seeds, *map(self._last.able, self._states)])
         return self._last
-
-    def _run(self, problem: Problem, budget: Budget) -> SearchResult:
-        def watch(improvement: Improvement, share: float) -> None:
-            self.journal.note(problem, improvement)
-
-        options = self.journal.options
-        return METHODS[options.method](problem, budget, int(options.seed), watch)
 
 
 def unless_hopeless(problem: Problem, search: Callable[[Budget], SearchResult], budget: Budget) -> SearchResult:

@@ -61,9 +61,9 @@ class AtPlaces(OverAxes):
 
 def name_of(tactic: Tactic) -> str:
     """Returns the name of a strategy of ``named``; nothing for another tactic."""
-    return (
-        tactic.name if isinstance(tactic, AtPlaces) else {kind: n for n, kind in _SIMPLE.items()}.get(type(tactic), "")
-    )
+    if isinstance(tactic, AtPlaces):
+        return tactic.name
+    return next((name for name, kind in _SIMPLE.items() if kind is type(tactic)), "")
 
 
 def named(name: str, axes: Axes) -> Tactic:

@@ -75,12 +75,13 @@ class Context:
 
     def arguments(self, prefixes: Sequence[str]) -> list[Value]:
         """Returns the arguments that some paths name (``shardwise.ir.paths``)."""
-        return self.once(("arguments", *prefixes), lambda: self._arguments(prefixes))
-
-    def _arguments(self, prefixes: Sequence[str]) -> list[Value]:
         program = self.analysis.program
-        paths = [path for prefix in prefixes for path in find_paths(prefix, program.named_paths[0], what="argument")]
-        return [program.values[program.paths[path]] for path in dict.fromkeys(paths)]
+
+        def find() -> list[Value]:
+            paths = (path for one in prefixes for path in find_paths(one, program.named_paths[0], what="argument"))
+            return [program.values[program.paths[path]] for path in dict.fromkeys(paths)]
+
+        return self.once(("arguments", *prefixes), find)
 
     def colors(self, place: PathDim, tactic: str) -> list[int]:
         """Returns the colors of a dimension of an argument or output, or of several whose paths match."""

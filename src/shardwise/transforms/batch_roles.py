@@ -116,6 +116,15 @@ class BatchAnalysis:
         """Returns the shape of a value for one part."""
         return tuple(n // self.parts if d == state.dim else n for d, n in enumerate(full))
 
+    def resized(self, equation: Any, sized: Sized) -> Any:
+        """Returns an equation with the parameters and the types of results for one part."""
+        outputs = []
+        for v, state in zip(equation.outvars, sized.results, strict=True):
+            full = internals.shape_of(v.aval)
+            part = self.shape(full, state)
+            outputs.append(v if part == full else internals.variable(internals.resized(v.aval, part)))
+        return equation.replace(params={**equation.params, **sized.params}, outvars=outputs)
+
     def equation(self, equation: Any, states: Sequence[BatchState]) -> Sized:
         """Returns an equation that reads the batch, on a part of it; raises where examples would mix."""
         call = _call(equation)

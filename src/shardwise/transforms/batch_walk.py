@@ -27,30 +27,16 @@ from shardwise.transforms.batch_roles import (
     literal_state,
     where,
 )
-from shardwise.transforms.flat import Atom, Flat, Step, read_atoms, values_of
-from shardwise.transforms.splice import Emitted, emit, spliced
+from shardwise.transforms.flat import Atom, Flat, Step, emit, read_atoms, spliced, values_of
 
 
 @dataclass(frozen=True, slots=True)
 class PartStep:
-    """A step, its role, which determines the piece that it belongs to, and for a part of the batch: changed parameters and the
-    shapes of results."""
+    """A step on the whole batch and on a part of it, and its role, which determines the piece that it belongs to."""
 
     step: Step
+    part: Step
     role: Role
-    params: Mapping[str, Any]
-    shapes: tuple[tuple[int, ...], ...]
-
-    def whole(self, types: Sequence[Any]) -> Emitted:
-        return Emitted(self.step, [types[v] for v in self.step.results], {})
-
-    def part(self, types: Sequence[Any]) -> Emitted:
-        avals = [types[v] for v in self.step.results]
-        sized = [
-            a if internals.shape_of(a) == s else internals.resized(a, s)
-            for a, s in zip(avals, self.shapes, strict=True)
-        ]
-        return Emitted(self.step, sized, self.params)
 
 
 class Walk:
@@ -103,9 +89,8 @@ class Walk:
                 operands[k] = self._in_rows(atom, wanted)
         self.states |= zip(step.results, sized.results, strict=True)
         step = replace(step, operands=tuple(operands))
-        full = (internals.shape_of(self.flat.types[v]) for v in step.results)
-        shapes = tuple(self.analysis.shape(*both) for both in zip(full, sized.results, strict=True))
-        added = PartStep(step, self._role(step, [*sized.operands, *sized.results]), sized.params, shapes)
+        part = replace(step, equation=self.analysis.resized(step.equation, sized))
+        added = PartStep(step, part, self._role(step, [*sized.operands, *sized.results]))
         self._makers |= dict.fromkeys(step.results, added)
         self.steps.append(added)
 
@@ -269,7 +254,7 @@ class Body(Walk):
 
     def _run(self, *arrays: Any) -> list[Any]:
         env = self.flat.constants | dict(zip(self.flat.inputs, arrays, strict=True))
-        env |= emit([step.part(self.flat.types) for step in self.steps], env, values_of(self._returned))
+        env |= emit([step.part for step in self.steps], env, values_of(self._returned))
         return read_atoms(env, self._returned)
 
 

@@ -1,11 +1,17 @@
-"""A program as one list of equations, with calls inlined: a forward pass and its backward pass may be in different ones."""
+"""A program as one list of equations, with calls inlined: a forward pass and its backward pass may be in different ones.
+
+Problem. A transformation copies nearly all equations of a program, and to trace them again takes as long as the function did.
+Idea. A stretch of steps is traced as one placeholder (``emit``), and the equations are put in its place afterwards
+(``spliced``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from shardwise.capture import equations
@@ -42,15 +48,10 @@ class Step:
     def reads(self) -> list[int]:
         return values_of(self.operands)
 
-    def run(self, env: Mapping[int, Any], changed: Mapping[str, Any] | None = None) -> list[Any]:
-        """Returns the results of the equation, with some parameters changed, in the name scopes of its calls."""
+    def run(self, env: Mapping[int, Any]) -> list[Any]:
+        """Returns the results of the equation, in the name scopes of its calls."""
         with self.inside_calls():
-            return internals.bind(self.equation, read_atoms(env, self.operands), changed)
-
-    @property
-    def names(self) -> list[Any]:
-        """The name stacks of the calls around it, the outermost first."""
-        return [call.source_info.name_stack for call in self.calls]
+            return internals.bind(self.equation, read_atoms(env, self.operands))
 
     def inside_calls(self) -> ExitStack:
         stack = ExitStack()
@@ -126,3 +127,71 @@ def _located(equation: Any, calls: Sequence[Any]) -> Any:
         return equation
     call = next((c for c in reversed(calls) if equations.user_line(c.source_info) != "?"), equation)
     return equation.replace(source_info=equation.source_info.replace(traceback=call.source_info.traceback))
+
+
+def emit(steps: Sequence[Step], env: Mapping[int, Any], wanted: Collection[int]) -> dict[int, Any]:
+    """Returns the wanted values that some steps compute. Only a function that is then ``spliced`` may call it."""
+    made: dict[int, Any] = {}
+    later = {v for step in steps for v in step.reads} if any(map(_has_effects, steps)) else set[int]()
+    for traced, some in groupby(steps, _has_effects):
+        if traced:  # they are effects of what is around it, too
+            for step in some:
+                made |= zip(step.results, step.run({**env, **made}), strict=True)
+        else:
+            made |= _placeholder(list(some), {**env, **made} if made else env, later.union(wanted))
+    return made
+
+
+def _has_effects(step: Step) -> bool:
+    return bool(step.equation.effects)
+
+
+def _placeholder(steps: Sequence[Step], env: Mapping[int, Any], wanted: Collection[int]) -> dict[int, Any]:
+    types = {v: out.aval for step in steps for v, out in zip(step.results, step.equation.outvars, strict=True)}
+    read = tuple(dict.fromkeys(v for step in steps for v in step.reads if v not in types and env[v] is not None))
+    results = tuple(v for v in types if v in wanted)
+    if not results:
+        return {}
+    stretch = _Stretch(steps, read, results)
+    arrays = internals.placeholder([env[v] for v in read], [types[v] for v in results], stretch)
+    return dict(zip(results, arrays, strict=True))
+
+
+class _Stretch:
+    """The steps that a placeholder stands for, with the values that it reads and returns."""
+
+    def __init__(self, steps: Sequence[Step], read: tuple[int, ...], results: tuple[int, ...]):
+        self._steps, self._read, self._results = steps, read, results
+
+    def equations(self, placeholder: Any) -> list[Any]:
+        """Returns the equations with the variables of the placeholder."""
+        env = dict(zip(self._read, placeholder.invars, strict=True))
+        kept = dict(zip(self._results, placeholder.outvars, strict=True))
+        used = {v for step in self._steps for v in step.reads}
+        kept = {v: out for v, out in kept.items() if v not in used or not internals.is_dropped(out)}
+        equations = []
+        for step in self._steps:
+            atoms = [env[atom] if isinstance(atom, int) else atom for atom in step.operands]
+            outputs = zip(step.results, step.equation.outvars, strict=True)
+            variables = [kept[v] if v in kept else internals.variable(out.aval) for v, out in outputs]
+            env.update(zip(step.results, variables, strict=True))
+            names = [around.source_info.name_stack for around in (placeholder, *step.calls)]
+            equations.append(internals.placed(step.equation, atoms, variables, names))
+        return equations
+
+
+def spliced(jaxpr: Any) -> Any:
+    """Returns a closed jaxpr with the steps of placeholders in their place, also in bodies of loops."""
+    inner, consts = internals.split_jaxpr(jaxpr)
+    equations: list[Any] = []
+    for equation in inner.eqns:
+        stretch = internals.content(equation)
+        if stretch is not None:
+            equations += stretch.equations(equation)
+        elif equation.primitive.name == "scan":
+            body = equation.params["jaxpr"]
+            has = any(internals.content(e) is not None for e in internals.split_jaxpr(body)[0].eqns)
+            equations.append(equation.replace(params=equation.params | {"jaxpr": spliced(body)}) if has else equation)
+        else:
+            equations.append(equation)
+    return internals.ClosedJaxpr(inner.replace(eqns=equations), consts)

@@ -38,8 +38,7 @@ from shardwise.capture.trace import Traced
 from shardwise.errors import VariantError
 from shardwise.transforms.batch_roles import AFTER, INVARIANT, BatchAnalysis, BatchState, Role, where
 from shardwise.transforms.batch_walk import PartStep, Walk
-from shardwise.transforms.flat import Atom, Flat, Step, read_atoms, values_of
-from shardwise.transforms.splice import emit, spliced
+from shardwise.transforms.flat import Atom, Flat, Step, emit, read_atoms, spliced, values_of
 
 
 def microbatched(traced: Traced, batch: Collection[str], parts: int) -> Traced:
@@ -129,64 +128,64 @@ class _Loop:
     def __init__(self, split: _Split, steps: Sequence[PartStep], outputs: Sequence[Atom]):
         self._types, self._states, self._outputs = split.flat.types, split.states, outputs
         self._size, self._parts = split.analysis.size, split.analysis.parts
-        self._arrange(steps, split.cuts)
-
-    def _arrange(self, steps: Sequence[PartStep], cuts: Mapping[int, int]) -> None:
         if not any(s.role is Role.BATCH for s in steps):
             raise VariantError("nothing in the function depends on the batch")
         wanted: set[int] = set()
         needed: set[int] = set()
-        inside: list[PartStep] = []
-        before: list[PartStep] = []
-        for step in reversed(steps):
-            partial = step.role is Role.PARTIAL and (self._belongs(step) or wanted.intersection(step.step.results))
-            if step.role is Role.BATCH or partial:
-                inside.append(step)
-                needed.update(step.step.reads)
-                if partial:
-                    wanted.update(self._partial(step))
-        self._entering = {v: source for v, source in cuts.items() if v in needed}
+        inside: list[Step] = []
+        before: list[Step] = []
+        after = {id(one): one.step for one in steps}
+        for one in reversed(steps):
+            partial = one.role is Role.PARTIAL and (self._belongs(one.step) or wanted.intersection(one.step.results))
+            if one.role is Role.BATCH or partial:
+                inside.append(one.part)
+                needed.update(one.step.reads)
+                wanted.update(self._partial(one.step) if partial else ())
+                del after[id(one)]
+        self._entering = {v: source for v, source in split.cuts.items() if v in needed}
         needed.update(self._entering.values())
-        for step in reversed(steps):
-            if step.role is Role.INVARIANT and needed.intersection(step.step.results):
-                before.append(step)
-                needed.update(step.step.reads)
-        self._inside, self._before = inside[::-1], before[::-1]
-        placed = {id(step) for step in (*inside, *before)}
-        self._after = [step for step in steps if id(step) not in placed]
-        used = {v for step in self._after for v in step.step.reads} | set(values_of(self._outputs))
+        for one in reversed(steps):
+            if one.role is Role.INVARIANT and needed.intersection(one.step.results):
+                before.append(one.step)
+                needed.update(one.step.reads)
+                del after[id(one)]
+        self._inside, self._before, self._after = inside[::-1], before[::-1], list(after.values())
+        used = {v for step in self._after for v in step.reads} | set(values_of(outputs))
         self._needed = needed | used
-        leaving = sorted(used.intersection(v for step in inside for v in step.step.results))
+        leaving = sorted(used.intersection(v for step in inside for v in step.results))
         self._sums = [v for v in leaving if self._states[v].role is not Role.BATCH]
         self._stacked = [v for v in leaving if self._states[v].role is Role.BATCH]
 
-    def _partial(self, step: PartStep) -> set[int]:
-        return {v for v in step.step.reads if self._states[v].role is Role.PARTIAL}
+    def _partial(self, step: Step) -> set[int]:
+        return {v for v in step.reads if self._states[v].role is Role.PARTIAL}
 
-    def _belongs(self, step: PartStep) -> bool:
+    def _belongs(self, step: Step) -> bool:
         """Returns whether a linear step belongs inside: a sum of partial values, or a widening of one."""
         partial = self._partial(step)
-        if len(partial) != 1 or step.step.name != "convert_element_type":
+        if len(partial) != 1 or step.name != "convert_element_type":
             return len(partial) > 1
-        before, after = (self._types[v].dtype.itemsize for v in (*partial, *step.step.results))
+        before, after = (self._types[v].dtype.itemsize for v in (*partial, *step.results))
         return bool(after > before)
 
     def run(self, values: Mapping[int, Any]) -> list[Any]:
         """Returns the outputs, from the values of inputs and constants."""
         env = dict(values)
-        env |= emit([step.whole(self._types) for step in self._before], env, self._needed)
+        env |= emit(self._before, env, self._needed)
         cut = [self._cut(env[source], self._states[v]) for v, source in self._entering.items()]
+        reducers = [_REDUCERS[self._states[v].reducer] for v in self._sums]
 
         def body(sums: list[Any], rows: list[Any]) -> tuple[list[Any], list[Any]]:
             local = env | dict(zip(self._entering, rows, strict=True))
-            local |= emit([step.part(self._types) for step in self._inside], local, {*self._sums, *self._stacked})
-            added = [self._reducer(v)[0](s, local[v]) for v, s in zip(self._sums, sums, strict=True)]
+            local |= emit(self._inside, local, {*self._sums, *self._stacked})
+            added = [add(s, local[v]) for v, s, (add, _) in zip(self._sums, sums, reducers, strict=True)]
             return added, [local[v] for v in self._stacked]
 
-        sums, rows = jax.lax.scan(body, [self._start(v) for v in self._sums], cut, length=self._parts)
+        types = [self._types[v] for v in self._sums]
+        start = [jnp.full(t.shape, first(t.dtype), t.dtype) for t, (_, first) in zip(types, reducers, strict=True)]
+        sums, rows = jax.lax.scan(body, start, cut, length=self._parts)
         env.update(zip(self._sums, sums, strict=True))
         env.update((v, self._joined(r, self._states[v])) for v, r in zip(self._stacked, rows, strict=True))
-        env |= emit([step.whole(self._types) for step in self._after], env, values_of(self._outputs))
+        env |= emit(self._after, env, values_of(self._outputs))
         return read_atoms(env, self._outputs)
 
     def _cut(self, array: Any, state: BatchState) -> Any:
@@ -202,14 +201,6 @@ class _Loop:
         d, full = state.dim, shape[state.dim] * self._parts
         rows = rows.reshape(self._parts, *shape[:d], state.outer, self._size // self._parts, -1, *shape[d + 1 :])
         return jnp.moveaxis(rows, 0, d + 2).reshape(*shape[:d], full, *shape[d + 1 :])
-
-    def _reducer(self, value: int) -> tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]:
-        """Returns how a value is accumulated; one that is the same for every part is that of the last."""
-        return _REDUCERS[self._states[value].reducer]
-
-    def _start(self, value: int) -> Any:
-        aval = self._types[value]
-        return jnp.full(aval.shape, self._reducer(value)[1](aval.dtype), aval.dtype)
 
 
 def _is_expensive(equation: Any) -> bool:
@@ -232,7 +223,7 @@ _EXPENSIVE: Final = frozenset(
     {"dot_general", "conv_general_dilated", "ragged_dot_general", "scan", "while", "cond", "custom_call"}
 )
 
-#: How parts are accumulated, and the initial value.
+#: How parts are accumulated, and the initial value. Of a value that is the same for every part the last is taken.
 _REDUCERS: Final[dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]]] = {
     "": (lambda old, new: new, lambda dtype: 0),
     "sum": (jax.lax.add, lambda dtype: 0),

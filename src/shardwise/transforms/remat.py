@@ -25,9 +25,8 @@ from shardwise.capture.trace import Traced
 from shardwise.errors import VariantError
 from shardwise.ir.traits import REMATERIALIZED
 from shardwise.transforms.blocks import Block, blocks_by_step, find_families
-from shardwise.transforms.flat import Flat, Step, read_atoms, values_of
+from shardwise.transforms.flat import Flat, Step, emit, read_atoms, spliced, values_of
 from shardwise.transforms.scans import RematerializedScans, Residuals, find_residuals, find_scans
-from shardwise.transforms.splice import Emitted, emit, spliced
 
 
 def rematerialize(traced: Traced) -> Traced:
@@ -59,8 +58,7 @@ def rematerialized(
         local = ChainMap(values, cast(dict[int, Any], env))
         for is_changed, some in groupby(numbers, changed.__contains__):
             if not is_changed:
-                steps = [_reading(flat.steps[k], again) for k in some]
-                values |= emit([Emitted(s, [flat.types[v] for v in s.results], {}) for s in steps], local, wanted)
+                values |= emit([_reading(flat.steps[k], again) for k in some], local, wanted)
                 continue
             for number in some:
                 step = flat.steps[number]

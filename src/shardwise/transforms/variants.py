@@ -1,4 +1,4 @@
-"""Variants of a program: the same function, transformed to need less memory.
+"""Variants of a program: the same function, transformed to need less memory and more time.
 
 With ``"auto"`` the planner tries more and more micro-batches, with and without rematerialization, until some variant fits and
 more parts are not faster (``planner/racing.py``).
@@ -8,7 +8,7 @@ Weak. A number of parts that is only better beyond twice the next smaller one is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,11 +19,40 @@ from shardwise.ir.paths import find_paths
 from shardwise.tactics.roles import NAME_THEM, Roles
 from shardwise.transforms.microbatch import microbatched
 from shardwise.transforms.remat import rematerialize
-from shardwise.transforms.variant import Variant
 
 AUTO: Final = "auto"
 #: The most parts.
 _MOST_PARTS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """``microbatches``: the number of parts in which the batch is computed, one after the other; ``batch``: the paths of its
+    arguments, whose first dimension is the examples. ``remat``: whether loops and repeated blocks are computed again in the
+    backward pass."""
+
+    microbatches: int = 1
+    batch: tuple[str, ...] = ()
+    remat: bool = False
+
+    def lines(self) -> tuple[str, ...]:
+        """Returns a description, empty for the unchanged program."""
+        lines = []
+        if self.microbatches > 1:
+            more = f" and {len(self.batch) - 1} more" if len(self.batch) > 1 else ""
+            lines.append(f"{self.microbatches} micro-batches of {self.batch[0]}{more}, one after the other")
+        if self.remat:
+            lines.append("loops and repeated blocks keep their carry, and compute the rest again")
+        return tuple(lines)
+
+    def __str__(self) -> str:
+        parts = [f"{self.microbatches} micro-batches"] if self.microbatches > 1 else []
+        again = ["rematerialized"] if self.remat else []
+        return ", ".join(parts + again) or "as it is"
+
+
+#: The unchanged program.
+AS_IS: Final = Variant()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +76,8 @@ class Wanted:
         """Whether there is a choice."""
         return AUTO in (self.microbatches, self.remat)
 
-    def rounds(self, traced: Traced, roles: Roles) -> Iterator[list[Variant]]:
-        """Yields the variants to try, those with the same number of parts together."""
+    def variants(self, traced: Traced, roles: Roles) -> list[Variant]:
+        """Returns the variants to try, those with fewer parts first."""
         remat = [False, True] if self.remat == AUTO else [bool(self.remat)]
         counts, paths = [1], tuple[str, ...]()
         if self.microbatches not in (None, 1):
@@ -59,8 +88,7 @@ class Wanted:
             except VariantError:
                 if self.microbatches != AUTO:
                     raise
-        for count in counts:
-            yield [Variant(count, paths if count > 1 else (), again) for again in remat]
+        return [Variant(count, paths if count > 1 else (), again) for count in counts for again in remat]
 
 
 def batch_of(traced: Traced, roles: Roles) -> tuple[tuple[str, ...], int]:

@@ -23,7 +23,8 @@ from shardwise.capture.objects import pure_call
 from shardwise.errors import PlanError
 from shardwise.interruption import in_background
 from shardwise.ir.program import Program
-from shardwise.planner.apply import Applied, Flat, static_options, static_split
+from shardwise.planner.apply import Applied, Flat, static_split
+from shardwise.planner.bind import static_options
 from shardwise.planner.devices import under_explicit, under_mesh
 from shardwise.plans.plan import Plan
 from shardwise.transforms.variants import trace_variant

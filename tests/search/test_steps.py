@@ -1,4 +1,4 @@
-"""Steps that take many decisions: what is left to shard, and openings of all axes together."""
+"""Steps that take many decisions: one group on several axes, what is left to shard, openings of all axes together."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
 from shardwise.lowering.decisions import Keep, Shard
 from shardwise.lowering.local_cost import HardwareCost
-from shardwise.search.budget import Budget
 from shardwise.search.mcts import mcts
-from shardwise.search.openings import find_openings
 from shardwise.search.problem import Problem, Scored
-from shardwise.search.rest import Rest
+from shardwise.search.run import Budget
+from shardwise.search.steps import Joint, Rest, find_openings
 from tests.search.test_mcts import analyzed
+from tests.search.test_mcts import problem as problem_of
 
 WIDTHS = (1024, 1536, 2048, 2560, 3072, 3584)
 
@@ -93,3 +93,39 @@ def test_the_search_is_no_worse_than_any_one_decision_with_its_rest() -> None:
     rest = Rest(problem)
     complete = [(n, *step) for n in problem.actions for step in rest.steps((n,))]
     assert found.best.cost.time_ps <= 1.005 * min(c.time_ps for c in problem.costs(complete))
+
+
+@pytest.fixture
+def square() -> Problem:
+    return problem_of(width=4096, batch=512, x=2, y=2)
+
+
+def both(square: Problem) -> list[tuple[int, ...]]:
+    """The actions of each group on both axes."""
+    shards: dict[tuple[int, ...], list[int]] = {}
+    for n in square.actions:
+        decision = square.evaluator.actions[n].decision
+        if isinstance(decision, Shard):
+            shards.setdefault(decision.colors, []).append(n)
+    return [tuple(pair) for pair in shards.values() if len(pair) == 2]
+
+
+def test_a_group_is_added_on_all_axes_where_it_is_free(square: Problem) -> None:
+    one, other = both(square)[:2]
+    added = [edit.added for edit in Joint(square).added((one[0],))]
+    assert other in added and one not in added
+    assert all(len(step) == 2 for step in added)
+
+
+def test_a_group_leaves_all_its_axes_or_another_takes_its_place_there(square: Problem) -> None:
+    one, other, third = both(square)[:3]
+    states = {edit.state: edit.added for edit in Joint(square).replaced((one[0], other[0], one[1]))}
+    assert states[other[0],] == ()
+    assert states[third[0], other[0], third[1]] == third
+    assert not any(other[1] in state for state in states), "the other group has one of the axes"
+
+
+def test_a_mesh_with_one_axis_has_no_such_steps() -> None:
+    made = problem_of(width=4096, batch=512, x=4)
+    joint, state = Joint(made), tuple(made.actions[:1])
+    assert not [*joint.added(()), *joint.added(state), *joint.replaced(state)]

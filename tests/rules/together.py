@@ -1,4 +1,4 @@
-"""The ops that the checks of many cases run, compiled as one program: compiling one op alone takes longer than checking its rule.
+"""The ops that the checks of many cases run, compiled as one program: compiling an op alone takes longer than checking a rule.
 
 The checks are run first on zeros, which shows the shapes and parameters that they ask for. What is not foreseen that way, since
 it depends on results, is compiled alone.

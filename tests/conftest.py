@@ -6,9 +6,11 @@ multiply-add: one fusion would use it and another not, so that an element is une
 that). LAPACK has one thread: with eight devices that each start one for every core they would wait for each other for minutes.
 
 JAX lowers every program in an MLIR context of its own, which takes longer to make than a small program takes to lower. Here
-one serves many programs in turn; it is dropped now and then, since constants of programs stay in it.
+one serves many programs in turn; it is dropped now and then, since constants of programs stay in it. A program that is lowered
+while another one is has one of its own: it would become a part of the other.
 """
 
+import contextlib
 import os
 from importlib.metadata import version
 from typing import Any
@@ -34,6 +36,9 @@ def pytest_collection_finish() -> None:
 
     def shared() -> Any:
         nonlocal context, left
+        with contextlib.suppress(ValueError):  # raised where nothing is being written
+            if mlir.ir.InsertionPoint.current is not None:
+                return make()
         if left == 0:
             context, left = make(), _PROGRAMS
         left -= 1

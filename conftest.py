@@ -10,7 +10,6 @@ from __future__ import annotations
 import doctest
 import gc
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,15 +27,12 @@ def pytest_runtest_teardown() -> None:
 
 @pytest.fixture(autouse=True)
 def _examples_go_on(
-    request: pytest.FixtureRequest,
-    doctest_namespace: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, doctest_namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     test = getattr(request.node, "dtest", None)
     if test is None:
         return
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(request.getfixturevalue("tmp_path"))  # a folder is made for examples only
     from shardwise.dims.analysis import Analysis
     from shardwise.plans.execution import Execution
     from shardwise.plans.plan import Plan

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -62,7 +61,7 @@ def check(drawn: Drawn, seed: int, meshes: Sequence[Any] = MESHES) -> None:
         try:
             plan = plan_decisions(traced, analysis, axes, decisions, with_rings(axes) if seed % 2 else None)
             assert not list(plan.sharded.problems(analysis.program))
-            wrong = differences(expected, plan.jit(fn)(*(jnp.array(a) if donated else a for a in args)))
+            wrong = differences(expected, plan.jit(fn)(*(jax.device_put(a) if donated else a for a in args)))
         except Exception as error:
             wrong = [f"{type(error).__name__}: {error}"]
         if wrong:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import time
@@ -78,12 +79,20 @@ def test_no_strategy_is_better_for_random_programs(seed: int) -> None:
         assert plan.baselines and not loses(plan, plan.baselines)
 
 
-def test_no_strategy_in_any_variant_is_better() -> None:
+@functools.cache
+def tight() -> tuple[Any, tuple[Any, ...], dict[str, Any], Any, shardwise.Plan]:
+    """A program with its arguments and options, a topology with too little memory for it as it is, and the plan on a mesh."""
     program = zoo.parse("t2b:tiny")
     fn, args, jit = program.fn, program.args, {"donate_argnums": program.donate_argnums}
     whole = shardwise.plan(fn, *args, tactics="fsdp", **WHERE, **jit).predicted.peak_bytes
-    tight = {**WHERE, "topology": small_memory("v5e:2x4", 0.7 * whole)}
-    plan = shardwise.plan(fn, *args, microbatches="auto", remat="auto", **tight, **jit)
+    topology = small_memory("v5e:2x4", 0.7 * whole)
+    where = {"topology": topology, "mesh": WHERE["mesh"]}
+    return fn, args, jit, topology, shardwise.plan(fn, *args, microbatches="auto", remat="auto", **where, **jit)
+
+
+def test_no_strategy_in_any_variant_is_better() -> None:
+    fn, args, jit, topology, plan = tight()
+    where = {"topology": topology, "mesh": WHERE["mesh"]}
     assert plan.predicted.fits
     for microbatches in (1, 4):
         for remat in (False, True):
@@ -95,7 +104,7 @@ def test_no_strategy_in_any_variant_is_better() -> None:
             ):
                 changed = {"microbatches": microbatches, "remat": remat, "allow_infeasible": True}
                 try:
-                    other = shardwise.plan(fn, *args, tactics=tactics, **changed, **tight, **jit).predicted
+                    other = shardwise.plan(fn, *args, tactics=tactics, **changed, **where, **jit).predicted
                 except ShardwiseError:
                     continue
                 assert rank(plan.predicted) <= rank(other), (tactics, changed)
@@ -104,12 +113,9 @@ def test_no_strategy_in_any_variant_is_better() -> None:
 def test_strategies_are_listed_at_their_best_variant() -> None:
     """On a mesh that is given, and on one that is searched for, whose axes get other names. The cost is that of the strategy as
     a plan; states of other variants are not evaluated for it."""
-    program = zoo.parse("t2b:tiny")
-    fn, args, jit = program.fn, program.args, {"donate_argnums": program.donate_argnums}
-    whole = shardwise.plan(fn, *args, tactics="fsdp", **WHERE, **jit).predicted.peak_bytes
-    tight = small_memory("v5e:2x4", 0.7 * whole)
-    for mesh in (WHERE["mesh"], None):
-        plan = shardwise.plan(fn, *args, microbatches="auto", remat="auto", topology=tight, mesh=mesh, **jit)
+    fn, args, jit, topology, given = tight()
+    searched = shardwise.plan(fn, *args, microbatches="auto", remat="auto", topology=topology, **jit)
+    for mesh, plan in ((WHERE["mesh"], given), (None, searched)):
         before = [p.evaluations for r in plan.asked.rivals for p, _ in r.inquiry.problems.values()]
         rows = plan.baselines
         assert before == [p.evaluations for r in plan.asked.rivals for p, _ in r.inquiry.problems.values()]

@@ -103,7 +103,7 @@ def test_padded_training_steps_equal_the_plain_ones(name: str, scan: bool, mesh:
             chosen += [Shard(g.colors, axis, tuple((bit, 0) for bit in g.bits), padded=True) for g in some]
         plan = plan_decisions(traced, analysis, axes, chosen)
         padded += has_padding(plan)
-        local.append(plan.jit(step).inline)
+        local.append(jax.jit(plan.jit(step).inline))  # traced once, here and below
         assert emitted(jax.make_jaxpr(local[-1])(*args)) == predicted(plan), chosen
     assert padded >= 2
     for k, have in enumerate(jax.jit(lambda *xs: [run(*xs) for run in local])(*args)):  # compiled together: faster

@@ -24,7 +24,7 @@ def contrastive() -> tuple[Step, tuple[Any, ...]]:
     def loss(embeddings: jax.Array, labels: jax.Array) -> jax.Array:
         return optax.losses.ntxent(embeddings, labels)
 
-    return jax.value_and_grad(loss), (shape(512, 128), tokens(512))
+    return jax.value_and_grad(loss), (shape(128, 64), tokens(128))
 
 
 def segmentation() -> tuple[Step, tuple[Any, ...]]:
@@ -32,7 +32,7 @@ def segmentation() -> tuple[Step, tuple[Any, ...]]:
         focal = optax.losses.sigmoid_focal_loss(logits, labels).mean()
         return focal + optax.losses.dice_loss(logits, labels).mean()
 
-    return jax.value_and_grad(loss), (shape(16, 256, 256, 8), shape(16, 256, 256, 8))
+    return jax.value_and_grad(loss), (shape(16, 64, 64, 8), shape(16, 64, 64, 8))
 
 
 def ranking() -> tuple[Step, tuple[Any, ...]]:
@@ -46,7 +46,7 @@ def assignment() -> tuple[Step, tuple[Any, ...]]:
     def assign(costs: jax.Array) -> Any:
         return jax.vmap(optax.assignment.hungarian_algorithm)(costs)
 
-    return assign, (shape(32, 100, 100),)
+    return assign, (shape(32, 36, 36),)
 
 
 def _logistic(weights: jax.Array, features: jax.Array, labels: jax.Array) -> jax.Array:

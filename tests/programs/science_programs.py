@@ -44,7 +44,7 @@ def no_u_turn_sampler() -> tuple[Step, tuple[Any, ...]]:
 
         return jax.vmap(move)(jax.random.split(key, 16), positions)
 
-    return step, (random_key(), shape(16, 256), shape(4096, 256), shape(4096))
+    return step, (random_key(), shape(16, 256), shape(512, 256), shape(512))
 
 
 def tree_search() -> tuple[Step, tuple[Any, ...]]:
@@ -87,7 +87,7 @@ def gaussian_process() -> tuple[Step, tuple[Any, ...]]:
         return -tinygp.GaussianProcess(kernel, points, diag=params["noise"]).log_probability(values)
 
     params = {"amplitude": shape(), "scale": shape(), "noise": shape()}
-    return jax.value_and_grad(loss), (params, shape(2048, 8), shape(2048))
+    return jax.value_and_grad(loss), (params, shape(512, 8), shape(512))
 
 
 def sinkhorn() -> tuple[Step, tuple[Any, ...]]:
@@ -99,7 +99,7 @@ def sinkhorn() -> tuple[Step, tuple[Any, ...]]:
         problem = linear_problem.LinearProblem(pointcloud.PointCloud(x, y, epsilon=0.1))
         return sinkhorn.Sinkhorn(max_iterations=100)(problem).reg_ot_cost
 
-    return jax.value_and_grad(cost), (shape(1024, 64), shape(2048, 64))
+    return jax.value_and_grad(cost), (shape(256, 64), shape(512, 64))
 
 
 PROGRAMS = (

@@ -36,7 +36,7 @@ def _filled(path: tuple[Any, ...], leaf: Any, number: int) -> Any:
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.split(jax.random.key(number), leaf.shape) if leaf.shape else jax.random.key(number)
     if leaf.dtype == jnp.bool_ or not jnp.issubdtype(leaf.dtype, jnp.floating):
-        return jnp.asarray(draw.integers(0, 2, leaf.shape)).astype(leaf.dtype)
+        return jax.device_put(np.asarray(draw.integers(0, 2, leaf.shape)).astype(leaf.dtype))
     found = draw.normal(size=leaf.shape)
     if len(leaf.shape) == 3 and leaf.shape[1] == leaf.shape[2] and len(path) == 1:
         found = found @ found.transpose(0, 2, 1) / leaf.shape[1] + np.eye(leaf.shape[1])
@@ -46,7 +46,7 @@ def _filled(path: tuple[Any, ...], leaf: Any, number: int) -> Any:
         found *= 0.3 / np.sqrt(leaf.shape[0] if leaf.shape else 1)
     else:
         found = 0.05 * np.abs(found) + 0.01
-    return jnp.asarray(found).astype(leaf.dtype)
+    return jax.device_put(np.asarray(found).astype(leaf.dtype))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -33,6 +33,8 @@ class Case:
     operands: tuple[Array, ...]
     call: OpCall
     rule: Rule
+    #: Ops that were compiled together with those of other cases, by :meth:`signature`.
+    compiled: Mapping[Any, Callable[[Sequence[Any]], list[Any]]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -41,8 +43,16 @@ class Case:
     def run(self, operands: Sequence[Array] | None = None, params: Mapping[str, Any] | None = None) -> list[Array]:
         """The primitive's results, of these operands and parameters or of its own."""
         values = [_device(x) for x in (self.operands if operands is None else operands)]
-        results = self.primitive.bind(*values, **(self.params if params is None else params))
+        params = self.params if params is None else params
+        compiled = self.compiled.get(self.signature(values, params)) if self.compiled else None
+        if compiled is not None:
+            return [host(x) for x in compiled(values)]
+        results = self.primitive.bind(*values, **params)
         return [host(x) for x in (results if self.primitive.multiple_results else [results])]
+
+    def signature(self, operands: Sequence[Array], params: Mapping[str, Any]) -> Any:
+        """Equal for runs that one compiled op can do."""
+        return self.name, str(params), tuple((x.shape, str(x.dtype)) for x in operands)
 
     @functools.cached_property
     def whole(self) -> list[Array]:
@@ -62,7 +72,7 @@ def host(x: Any) -> Array:
 
 
 def _device(x: Any) -> Any:
-    return x if is_key(x) else jnp.asarray(x)
+    return x if is_key(x) else jax.device_put(x)  # jnp.asarray compiles a program for each shape
 
 
 def trace(name: str, fn: Callable[..., Any], *args: Array) -> Case:

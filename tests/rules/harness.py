@@ -34,9 +34,14 @@ def check_case(case: Case) -> None:
     check_rule(case.rule, case.call.operands, case.call.results)
     for index, factor in enumerate(case.rule.factors):
         try:
-            _CHECKS[factor.kind](case, index, factor)
+            check_factor(case, index)
         except AssertionError as error:
             raise AssertionError(f"factor {index} ({factor}) of {case}: {error}") from error
+
+
+def check_factor(case: Case, index: int) -> None:
+    factor = case.rule.factors[index]
+    _CHECKS[factor.kind](case, index, factor)
 
 
 # Cutting and joining.

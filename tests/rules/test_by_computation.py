@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 
 import jax
@@ -22,6 +22,7 @@ from tests.rules.generators import CASES, NO_CASE
 from tests.rules.harness import check_case
 from tests.rules.others import CASES as OTHERS
 from tests.rules.pointwise import CASES as POINTWISE
+from tests.rules.together import compiled_together
 
 #: Examples per generator where the usual number is too few or too slow.
 _EXAMPLES = {
@@ -59,7 +60,7 @@ def _check(case: Case) -> None:
     check_case(case)
 
 
-def _draw(label: str, examples: int) -> None:
+def _draw(label: str, examples: int, check: Callable[[Case], None]) -> None:
     """Explains nothing and replays nothing: the failing case is printed, and drawing is derandomized."""
 
     @settings(
@@ -72,20 +73,32 @@ def _draw(label: str, examples: int) -> None:
     )
     @given(st.randoms(use_true_random=False))
     def run(r: Random) -> None:
-        _check(CASES[label](r))
+        check(CASES[label](r))
 
     run()
 
 
+def _check_all(label: str, examples: int) -> None:
+    """All drawn cases, compiled together; one by one where one of them fails, to find the smallest that does."""
+    cases: list[Case] = []
+    _draw(label, examples, cases.append)
+    try:
+        for case in compiled_together(cases):
+            _check(case)
+    except Exception:
+        _draw(label, examples, _check)
+        raise
+
+
 @pytest.mark.parametrize("label", CASES)
 def test_rule_is_right_by_computation(label: str) -> None:
-    _draw(label, _EXAMPLES.get(label, _USUAL))
+    _check_all(label, _EXAMPLES.get(label, _USUAL))
 
 
 @pytest.mark.slow  # ten times as many examples as the test above
 @pytest.mark.parametrize("label", CASES)
 def test_rule_is_right_by_computation_more_examples(label: str) -> None:
-    _draw(label, 10 * _EXAMPLES.get(label, _USUAL))
+    _check_all(label, 10 * _EXAMPLES.get(label, _USUAL))
 
 
 def test_every_rule_has_a_case() -> None:

@@ -57,7 +57,7 @@ def check(
             sharded += has_padding(plan)
         else:
             sharded += any(axes_ for a in (*plan.arguments, *plan.outputs) for axes_ in a.spec)
-        local = plan.jit(fn).inline
+        local = jax.jit(plan.jit(fn).inline)  # traced once, for its text and for the program of several
         jaxpr = jax.make_jaxpr(local)(*args)
         assert emitted(jaxpr) == predicted(plan), chosen
         different.setdefault(str(jaxpr), (local, chosen))

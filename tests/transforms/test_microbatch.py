@@ -50,7 +50,7 @@ def loops(jaxpr: Any) -> list[Any]:
 
 def arrays(*shapes: tuple[int, ...]) -> list[jax.Array]:
     rng = np.random.default_rng(0)
-    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    return [jax.device_put(rng.normal(size=shape).astype(np.float32)) for shape in shapes]
 
 
 def step(params: Any, moments: Any, batch: Any, short: Any = jnp.float32) -> Any:
@@ -130,7 +130,7 @@ def test_loops_branches_and_calls_over_the_batch() -> None:
         return jax.value_and_grad(loss)(params)
 
     args = tuple(arrays((3, 6, 6), (8, 6)))
-    for have, want in zip(run(parts(fn, args, 4), *args), fn(*args), strict=True):
+    for have, want in zip(run(parts(fn, args, 4), *args), jax.jit(fn)(*args), strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-6)
 
 
@@ -147,7 +147,7 @@ def test_a_count_in_the_batch_has_a_loop_of_its_own_before() -> None:
     made = parts(fn, args, 4)
     count, main = loops(made)
     assert "dot_general" not in str(count.params["jaxpr"]) and "dot_general" in str(main.params["jaxpr"])
-    for have, want in zip(run(made, *args), fn(*args), strict=True):
+    for have, want in zip(run(made, *args), jax.jit(fn)(*args), strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
 
 

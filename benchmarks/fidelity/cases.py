@@ -217,9 +217,11 @@ class _Search:
     def decide(self, context: Any, taken: Any) -> list[Any]:
         from shardwise.cost.model import CostModel
         from shardwise.search.searcher import Options, Searcher
+        from shardwise.tactics.baselines import Combinations
 
         searcher = Searcher.alone(CostModel.of(context.analysis, context.cost), Options(budget_evals=self.evaluations))
-        found = searcher.search(taken, context.mesh.names)
+        axes = context.mesh.names
+        found = searcher.search(taken, axes, lambda: Combinations(context, axes, taken))
         return [] if found is None else list(found.decisions)
 
 

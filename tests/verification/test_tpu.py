@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from typing import Any
 
 import pytest
 
+from shardwise.cost.compute import stream_s
+from shardwise.cost.layouts import narrow_rows
 from shardwise.errors import CompileError
+from shardwise.hardware.load import load_profile
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.sharding import ArrayType, Kind, Ring, Sharding, reshard
 from shardwise.verification.compiled import make_mesh, tpu_environment
 from tests.verification import fresh
 from tests.verification.host_programs import B, D, F, L
+from tests.verification.tpu_programs import STREAMED
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 needs_libtpu = pytest.mark.skipif(not LIBTPU, reason='needs libtpu: pip install "shardwise[tpu]"')
@@ -63,6 +68,24 @@ def test_where_the_compiler_has_no_reduce_scatter_a_ring_is_emitted(compiled: di
         array = ArrayType(tuple(size), 2.0, ring=Ring.MISSING)
         (step,) = reshard(array, Sharding(whole.dims, (0,)), target, mesh)
         assert (step.kind is Kind.REDUCE_SCATTER) == native, (size, dim)
+
+
+@needs_libtpu
+def test_images_have_batch_and_features_minor(compiled: dict[str, Any]) -> None:
+    """``shardwise.cost.layouts``: not the order that pads least, where there are fewer examples than lanes."""
+    for layouts in compiled["images"]:
+        inner = [layout for layout in layouts if layout == [0, 3]]
+        assert len(inner) > len(layouts) / 2, layouts  # the rest are copies of the argument
+
+
+@needs_libtpu
+def test_few_rows_take_the_time_of_whole_registers(compiled: dict[str, Any]) -> None:
+    """``shardwise.cost.layouts``: the part of the time that is by element grows, that by byte does not."""
+    profile = load_profile("v5e")
+    for (few, _), (cycles, full) in zip(STREAMED, compiled["streamed"], strict=True):
+        ratio, elements = narrow_rows(few, 2, profile.vector_tile), math.prod(few)
+        times = [stream_s(4.0 * elements, share * elements, 0.0, profile) for share in (ratio, 1.0)]
+        assert cycles / full == pytest.approx(times[0] / times[1], rel=0.1)
 
 
 @needs_libtpu

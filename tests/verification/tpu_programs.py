@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jax
@@ -36,6 +37,26 @@ def scattered_along(dim: int) -> Any:
 
     return run
 
+
+def convolved(x: jax.Array, w: jax.Array) -> jax.Array:
+    """The middle one of three images is neither an argument nor a result."""
+    for _ in range(2):
+        x = jnp.tanh(jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+    return x.sum((1, 2))
+
+
+def minor_dimensions(text: str, shape: str) -> list[list[int]]:
+    """The two minor dimensions of all arrays of a shape in a compiled program."""
+    return [sorted(map(int, order.split(",")[:2])) for order in re.findall(rf"\[{shape}\]\{{([\d,]+):", text)]
+
+
+def streamed_cycles(text: str) -> int:
+    return sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', text)))
+
+
+#: Images by number of examples and features, and arrays that are streamed: few rows, and as many elements in eight rows.
+IMAGES = ((16, 64), (128, 64))
+STREAMED = (((16384, 2, 128), (4096, 8, 128)), ((8192, 4, 128), (4096, 8, 128)), ((4096, 8, 128), (4096, 8, 128)))
 
 #: Sizes and the dimension that is scattered.
 SCATTERS = (
@@ -97,6 +118,16 @@ def main() -> None:
         text = jax.jit(run).lower(shape(*size, dtype=jnp.bfloat16)).compile().as_text()
         native = " all-reduce(" not in text or "all-reduce-scatter" in text
         results.setdefault("scatters", []).append([size, dim, native])
+    alone = jax.sharding.SingleDeviceSharding(mesh.devices.flat[0])
+
+    def compiled_text(fn: Any, *sizes: tuple[int, ...]) -> str:
+        args = [jax.ShapeDtypeStruct(size, jnp.bfloat16, sharding=alone) for size in sizes]
+        return str(jax.jit(fn).lower(*args).compile().as_text())
+
+    for count, features in IMAGES:
+        text = compiled_text(convolved, (count, 32, 32, features), (3, 3, features, features))
+        results.setdefault("images", []).append(minor_dimensions(text, f"{count},32,32,{features}"))
+    results["streamed"] = [[streamed_cycles(compiled_text(lambda x: x * 2 + 1, s)) for s in pair] for pair in STREAMED]
     for mesh, backend in (
         ({"data": 4}, "v5e:4x4"),
         ({"a": 8, "b": 8}, "v5p:4x4x4"),

@@ -192,7 +192,7 @@ def _compare(
     generator = np.random.default_rng(0)
 
     def perturb(x: Any) -> Any:
-        if not hasattr(x, "dtype") or _is_key(x) or not np.issubdtype(x.dtype, np.floating):
+        if not hasattr(x, "dtype") or _is_key(x) or not jax.numpy.issubdtype(x.dtype, jax.numpy.floating):
             return x
         noise = 4 * _ROUNDING[dtype] * generator.uniform(-1, 1, np.shape(x))
         return jax.device_put((np.asarray(x, np.float64) * (1 + noise)).astype(x.dtype))

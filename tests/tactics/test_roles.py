@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import shardwise as sw
 from shardwise import zoo
@@ -176,6 +177,40 @@ def test_decoding_with_a_cache() -> None:
     params = {name: shape(64, 64) for name in "kqo"}
     found = inferred(decode, params, shape(32, 128, 64), shape(32, 64), shape(dtype="int32"))
     assert found == {"batch": ("x",), "params": ("params",), "cache": ("cache",)}
+
+
+def test_decoding_by_scanned_layers_that_returns_the_next_tokens() -> None:
+    def decode(params: Any, cache: Any, tokens: Any, position: Any) -> Any:
+        def layer(x: Any, own: Any) -> Any:
+            w, keys = own
+            keys = jax.lax.dynamic_update_index_in_dim(keys, (x @ w)[:, None], position, 1)
+            scores = jax.nn.softmax(jnp.einsum("bd,btd->bt", x, keys))
+            return x + jnp.einsum("bt,btd->bd", scores, keys), keys
+
+        x, cache = jax.lax.scan(layer, params["embed"][tokens], (params["w"], cache))
+        return (x @ params["embed"].T).argmax(-1).astype(tokens.dtype), cache
+
+    params = {"embed": shape(512, 64), "w": shape(16, 64, 64)}
+    args = (params, shape(16, 32, 128, 64), shape(32, dtype="int32"), shape(dtype="int32"))
+    assert inferred(decode, *args) == {"batch": ("tokens",), "params": ("params",), "cache": ("cache",)}
+    plan = sw.plan(decode, *args, mesh={"data": 4}, tactics="dp")
+    assert plan.spec("cache") == P(None, "data") and plan.spec("params/w") == P()
+
+
+def test_data_parallelism_leaves_the_dimension_that_a_loop_runs_over() -> None:
+    def step(params: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda total, part: (total + loss_of(params, *part), None), 0.0, x)[0]
+
+    plan = sw.plan(step, PARAMS, (shape(4, 64, 16), shape(4, 64, 8)), mesh={"data": 4}, tactics="dp")
+    assert plan.spec("x/0") == P(None, "data")
+    plan = sw.plan(
+        step,
+        PARAMS,
+        (shape(4, 64, 16), shape(4, 64, 8)),
+        mesh={"data": 4},
+        tactics=[sw.DataParallel("data", dim=0)],
+    )
+    assert plan.spec("x/0") == P("data")
 
 
 def test_a_batch_that_is_stacked_for_a_loop() -> None:

@@ -35,8 +35,8 @@ _SIMPLE: Final[dict[str, Callable[..., Tactic]]] = {
 }
 #: By name: the kind of places, what they are, and the strategy at one of them.
 _PLACED: Final[dict[str, tuple[str, str, Callable[[str, PathDim], Tactic]]]] = {
-    "sequence": ("sequences", "sequence in its batch", SequenceParallel),
-    "context": ("sequences", "sequence in its batch", ContextParallel),
+    "sequence": ("sequences", "sequence in its batch or cache", SequenceParallel),
+    "context": ("sequences", "sequence in its batch or cache", ContextParallel),
     "vocabulary": ("vocabularies", "parameter that a gather looks into", lambda axis, place: Shard(*place, axis)),
     "expert": ("experts", "parameter dimension that products share with what they multiply", ExpertParallel),
     "edges": ("edges", "batch argument by which another's first dimension is looked into", EdgeSharding),

@@ -1,7 +1,7 @@
 """Finds the dimensions to which strategies apply, by structure alone: sequences, vocabularies, experts, edges.
 
-- A *sequence* is a dimension of the batch, other than the first, that no product with a parameter makes or contracts: tokens of
-  a text, rows and columns of an image.
+- A *sequence* is a dimension of the batch or of a cache, other than the first of the batch and those that loops run over, that
+  no product with a parameter makes or contracts: tokens of a text, rows and columns of an image, positions of a cache.
 - A *vocabulary* is a dimension of a parameter that a gather looks into, or along which a gather looks into what a product with
   the parameter makes, as a loss does with logits. Tables of less than a thousandth of all parameters do not count.
 - *Experts* are a dimension of a parameter that a product, which also contracts something, has in both operands and in its
@@ -38,15 +38,18 @@ class Places:
     edges: tuple[PathDim, ...] = ()
 
 
-def find_places(analysis: Analysis, batch: Sequence[Value], params: Sequence[Value]) -> Places:
-    """Returns the places of a program with this batch and these parameters."""
+def find_places(
+    analysis: Analysis, batch: Sequence[Value], params: Sequence[Value], cache: Sequence[Value] = ()
+) -> Places:
+    """Returns the places of a program with this batch, these parameters and this cache."""
     program = analysis.program
     weights = views(program, (v.id for v in params))
     multiplied: set[int] = set()  # colors of parameters in products
     looked_up: set[int] = set()
     batched: set[int] = set()
     edges: set[int] = set()
-    first = {c for v in batch for d, c in _colors(analysis, v) if d == 0}
+    loops = set(analysis.names.color[analysis.names.trip].tolist())
+    first = {c for v in batch for c in [c for _, c in _colors(analysis, v) if c not in loops][:1]}
     for op in program.ops:
         if op.rule is None or not (op.unit in HEAVY or op.kind == "gather"):
             continue
@@ -81,7 +84,7 @@ def find_places(analysis: Analysis, batch: Sequence[Value], params: Sequence[Val
         return 0.0 if color is None else color.flops
 
     least = _SHARE * sum(v.nbytes for v in params)
-    sequences = places(batch, lambda d, c: d > 0 and c not in multiplied | first)
+    sequences = places([*batch, *cache], lambda d, c: c not in multiplied | first | loops)
     return Places(
         tuple(sorted(sequences, key=lambda place: -flops(place))),
         places([v for v in params if v.nbytes >= least], lambda d, c: c in looked_up),

@@ -9,7 +9,8 @@
 - *Params* are floating-point arguments that come back, without the batch's dimension, and influence both a product and an
   output that replaces no argument. So are those that do not come back (inference, frozen layers): the operands of products,
   tables that a gather looks into, and arguments that have only dimensions of these.
-- A *cache* comes back and has the batch's dimension; the *optimizer* is whatever else comes back.
+- A *cache* comes back and has the batch's dimension; integers that do are the batch, as the tokens that a decoding step returns
+  for the next one. The *optimizer* is whatever else comes back.
 
 Weak: the batch of a step that carries a state with the batch's dimension and also takes gradients is not found. Where a step
 returns no loss, moments that are orthogonalized by products (Muon) look like parameters. A table of positions that is added to
@@ -168,10 +169,11 @@ class _Inference:
         losses, products = self.reaching(outputs), self.reaching(v for op in self.heavy for v in op.operands)
         roles: dict[str, list[str]] = {role: [] for role in ROLES}
         first = {v.id: self.leading[v.id] in batch_colors for v in self.arguments}
-        alone = not any(first[v.id] and v.id not in self.pairs for v in self.arguments)
+        # Integers that come back are fed in again: the tokens of a decoding step.
+        fed = {v.id for v in self.arguments if first[v.id] and (v.id not in self.pairs or not _floating(v))}
         frozen = self._frozen(batch_colors)
         for k, v in enumerate(self.arguments):
-            if first[v.id] and (alone or v.id not in self.pairs):
+            if v.id in fed or (first[v.id] and not fed):
                 roles["batch"].append(v.path)
             elif v.id not in self.pairs:
                 if v.id in frozen:

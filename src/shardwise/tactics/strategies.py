@@ -60,7 +60,8 @@ class Shard(OverAxes):
 
 
 class DataParallel(Batched):
-    """Shards the batch on an axis. ``dim`` is the batch dimension of every batch argument.
+    """Shards the batch on an axis. ``dim`` is the batch dimension of every batch argument; without it, the first dimension of
+    each that no loop runs over.
 
     >>> plan = shardwise.plan(step, w, w, x, mesh={"data": 8}, tactics=[DataParallel("data")])
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
@@ -252,7 +253,7 @@ class ExpertParallel(OverAxes):
 
     axes: Axes
     experts: PathDim
-    dim: int = 0
+    dim: int | None = None
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
         experts = context.colors(self.experts, "ExpertParallel")

@@ -18,13 +18,17 @@ from shardwise.lowering.storage import views
 from shardwise.tactics.tactic import Context
 
 
-def batch_colors(context: Context, dim: int, tactic: str) -> list[int]:
-    """Returns the colors of a dimension of the batch."""
-    values = [v for v in context.role("batch", tactic) if dim < len(v.shape)]
-    colors = [context.analysis.color_of(v.path, dim) for v in values]
-    numbers = dict.fromkeys(color.id for color in colors if color is not None)
+def batch_colors(context: Context, dim: int | None, tactic: str) -> list[int]:
+    """Returns the colors of a dimension of the batch; without ``dim`` of the first that no loop runs over."""
+    names = context.analysis.names
+    loops = set(names.color[names.trip].tolist()) if dim is None else set()
+    numbers: dict[int, None] = {}
+    for value in context.role("batch", tactic):
+        colors = [(d, c) for d, c in context.colors_of(value) if c not in loops and dim in (d, None)]
+        numbers |= dict.fromkeys(c for _, c in colors[:1])
     if not numbers:
-        raise DecisionError(f"{tactic}: no batch argument has a dimension {dim} larger than one")
+        what = "dimension" if dim is None else f"dimension {dim}"
+        raise DecisionError(f"{tactic}: no batch argument has a {what} larger than one")
     return list(numbers)
 
 

@@ -69,9 +69,9 @@ class Context:
 
     @property
     def places(self) -> Places:
-        """Sequences, vocabularies, experts and edges, by the roles of the batch and the parameters."""
-        batch, params = (self.arguments(self.roles.get(role, ())) for role in ("batch", "params"))
-        return self.once("places", lambda: find_places(self.analysis, batch, params))
+        """Sequences, vocabularies, experts and edges, by the roles of the arguments."""
+        known = [self.arguments(self.roles.get(role, ())) for role in ("batch", "params", "cache")]
+        return self.once("places", lambda: find_places(self.analysis, *known))
 
     def arguments(self, prefixes: Sequence[str]) -> list[Value]:
         """Returns the arguments that some paths name (``shardwise.ir.paths``)."""
@@ -158,11 +158,12 @@ class Listed(OverAxes):
 
 @dataclass(frozen=True, init=False)
 class Batched(Listed):
-    """A tactic of axes and of the batch. ``dim`` is the batch dimension of every batch argument."""
+    """A tactic of axes and of the batch. ``dim`` is the batch dimension of every batch argument; without it, the first
+    dimension of each that no loop runs over."""
 
-    dim: int
+    dim: int | None
 
-    def __init__(self, *axes: Axes, dim: int = 0) -> None:
+    def __init__(self, *axes: Axes, dim: int | None = None) -> None:
         super().__init__(*axes)
         object.__setattr__(self, "dim", dim)
 

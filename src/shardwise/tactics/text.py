@@ -79,9 +79,9 @@ def as_tactics(tactics: TacticsLike) -> tuple[Tactic, ...]:
 
     >>> from shardwise.tactics.strategies import Megatron
     >>> as_tactics("fsdp:data+model,auto")
-    (FSDP(axes=('data', 'model'), dim=0), Auto(axes=(), only=()))
+    (FSDP(axes=('data', 'model'), dim=None), Auto(axes=(), only=()))
     >>> as_tactics([Megatron("model"), "dp:data"])
-    (Megatron(axes=('model',)), DataParallel(axes=('data',), dim=0))
+    (Megatron(axes=('model',)), DataParallel(axes=('data',), dim=None))
     """
     objects: list[Tactic] = []
     for one in [tactics] if isinstance(tactics, str) or hasattr(tactics, "decide") else tactics:

@@ -180,6 +180,32 @@ def load() -> dict[str, Record]:
     return {row["case"]: row for row in map(json.loads, lines)}
 
 
+def predicted_again(only: Sequence[str], split: str) -> None:
+    """Plans what was recorded again, and prints the new prediction where the plan has the same mesh and variant."""
+    import jax
+
+    import shardwise
+
+    every = {p.name: p for p in scalable()}
+    for name, row in load().items():
+        if "memory" not in row or row["split"] != split or (only and name not in only):
+            continue
+        case = every[name].build(row[every[name].knob])
+        options: dict[str, Any] = {"topology": TOPOLOGY, "donate_argnums": case.donate, "remat": "auto"}
+        plan = shardwise.plan(case.fn, *jax.eval_shape(case.make), allow_infeasible=True, **options)
+        same = (dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)), str(plan.variant)) == (
+            row["mesh"],
+            row["variant"],
+        )
+        again = row | {"predicted": plan.predicted.peak_bytes}
+        print(
+            _line(again),
+            "" if same else "another plan",
+            f"(was {row['predicted'] / compiled_bytes(row):.2f})",
+            flush=True,
+        )
+
+
 def compiled_bytes(row: Record) -> float:
     return float(row["oom"]["needed"] if "oom" in row else row["memory"]["allocated"])
 
@@ -215,12 +241,17 @@ def main() -> int:
     recording = commands.add_parser("record", help="compile what has no record")
     recording.add_argument("--only", nargs="*", default=[])
     recording.add_argument("--again", action="store_true", help="also what has a record")
+    predicting = commands.add_parser("predict", help="plan again what was compiled, of the fit set unless it is named")
+    predicting.add_argument("--only", nargs="*", default=[])
+    predicting.add_argument("--split", choices=["fit", "test"], default="fit")
     one = commands.add_parser("child", help=argparse.SUPPRESS)
     one.add_argument("name")
     one.add_argument("folder", type=Path)
     asked = parser.parse_args()
     if asked.command == "record":
         record(asked.only, asked.again)
+    elif asked.command == "predict":
+        predicted_again(asked.only, asked.split)
     elif asked.command == "child":
         child(next(p for p in scalable() if p.name == asked.name), asked.folder)
     else:

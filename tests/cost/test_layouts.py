@@ -36,17 +36,28 @@ def test_images_have_batch_and_features_minor() -> None:
     found, program = layouts(net, array(4, 32, 32, 64), array(3, 3, 64, 16))
     images = of_shape(program, (4, 32, 32, 64)) + of_shape(program, (4, 32, 32, 16))
     assert len(images) >= 3  # the argument, the result, its tanh
-    assert {found.images[v] for v in images} == {(0, 3)}
-    assert {found.images[v] for v in of_shape(program, (3, 3, 64, 16))} == {(2, 3)}
-    assert not any(v in found.images for v in of_shape(program, (4, 16)))
+    assert {found.minor[v] for v in images} == {(0, 3)}
+    assert {found.minor[v] for v in of_shape(program, (3, 3, 64, 16))} == {(2, 3)}
+    assert not any(v in found.minor for v in of_shape(program, (4, 16)))
     # 64 features take 128 lanes, unless 128 examples do.
     assert found.in_memory(images[0], (4, 32, 32, 64), TILE) == 2
     assert found.in_memory(images[0], (128, 32, 32, 64), TILE) == 1
 
 
+def test_batched_products_have_other_dimensions_minor() -> None:
+    def scores(q: jax.Array, k: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.einsum("bshd,bthd->bhst", q, k))
+
+    found, program = layouts(scores, array(1024, 27, 8, 64), array(1024, 27, 8, 64))
+    product, result = (op.results[0] for op in program.ops if op.kind in ("dot_general", "tanh"))
+    assert found.minor[product] == found.minor[result] == (2, 3)
+    assert {found.minor[a.value] for a in program.arguments} == {(1, 3)}
+    assert found.in_memory(result, (1024, 8, 27, 27), TILE) == 32 * 128 / 27**2
+
+
 def test_other_arrays_are_in_the_order_that_pads_least() -> None:
     found, program = layouts(lambda x, w: jnp.tanh(x @ w), array(64, 256, 64), array(64, 64))
-    assert not found.images
+    assert not found.minor
     assert found.in_memory(program.arguments[0].value, (64, 256, 64), TILE) == 1
     assert padded_elements((64, 256, 64), TILE) == 64 * 256 * 64
 

@@ -8,8 +8,8 @@ The idea. The compiler orders dimensions so that tiles pad least, with two excep
 - an argument is in row-major order if that pads nothing. Tiles of 1, 2 or 4 rows pad nothing in memory, but they fill only a
   part of a register: a kernel that streams such an array takes as long as if it had 8 rows. So does a kernel on what is sliced
   from the array or written into it. Products read it at the full rate;
-- the minor dimensions of the operands and results of a convolution are batch and features. Arrays that elementwise ops connect
-  with them have the same order.
+- the minor dimensions of the operands and results of a convolution are batch and features, those of a batched product are
+  dimensions other than the batch. Arrays that elementwise ops connect with them have the same order.
 
 ``tests/verification/test_tpu.py`` compares both with libtpu. Weak: other layouts that the compiler chooses are not known, nor
 the copies between them.
@@ -26,8 +26,8 @@ from shardwise.ir.program import Op, Program, Unit
 from shardwise.ir.traits import IN_PLACE, READ_PARTS
 from shardwise.rules.tables import ELEMENTWISE
 
-#: The two minor dimensions of an array, in any order.
-Minor = tuple[int, int]
+#: The dimensions of an array that can be minor, two of them at a time.
+Minor = tuple[int, ...]
 
 #: Ops beside elementwise ones whose result has the order of dimensions of their operands.
 _KEEP_ORDER = frozenset(
@@ -36,12 +36,12 @@ _KEEP_ORDER = frozenset(
 
 
 class Layouts:
-    """The layouts of a program's values that do not follow from their shapes: ``row_major`` ones, and the minor dimensions of
-    ``images``, by value."""
+    """The layouts of a program's values that do not follow from their shapes: ``row_major`` ones, and by value the dimensions
+    that a product or a convolution leaves to be ``minor``."""
 
     def __init__(self, program: Program):
         self.row_major = _row_major(program)
-        self.images = _images(program)
+        self.minor = _minor(program)
         self._of_op: dict[int, tuple[bool | Minor, ...]] = {}
 
     def of_op(self, op: Op) -> tuple[bool | Minor, ...]:
@@ -49,19 +49,19 @@ class Layouts:
         layouts = self._of_op.get(op.id)
         if layouts is None:
             values = (*op.operands, *op.results)
-            layouts = tuple([self.images.get(v) or v in self.row_major for v in values])
+            layouts = tuple([self.minor.get(v) or v in self.row_major for v in values])
             self._of_op[op.id] = layouts
         return layouts
 
     def in_registers(self, value: int, shape: Sequence[int], itemsize: float, tile: tuple[int, int]) -> float:
         """How many times more elements than a block of this shape has a kernel computes on that streams it."""
-        if value in self.images:
+        if value in self.minor:
             return self.in_memory(value, shape, tile)
         return narrow_rows(tuple(shape), itemsize, tile) if value in self.row_major else 1.0
 
     def in_memory(self, value: int, shape: Sequence[int], tile: tuple[int, int]) -> float:
-        """How many times more elements than it has a block of an image takes in memory; 1 for other arrays."""
-        minor = self.images.get(value)
+        """How many times more elements than it has a block takes in memory; 1 for arrays in the order that pads least."""
+        minor = self.minor.get(value)
         return 1.0 if minor is None else padded_elements(tuple(shape), tile, minor) / max(1, math.prod(shape))
 
 
@@ -75,26 +75,26 @@ def _row_major(program: Program) -> frozenset[int]:
     return frozenset(found)
 
 
-def _images(program: Program) -> dict[int, Minor]:
-    """The operands and results of convolutions, and what elementwise ops connect with them."""
-    images: dict[int, Minor] = {}
+def _minor(program: Program) -> dict[int, Minor]:
+    """The operands and results of convolutions and batched products, and what elementwise ops connect with them."""
+    minor: dict[int, Minor] = {}
     for op in program.ops:
-        if op.unit is Unit.MATRIX and op.rule is not None and op.rule.windows:
-            images |= _of_convolution(op)
+        if op.unit is Unit.MATRIX and op.rule is not None:
+            for value, dims in _of_product(op).items():
+                minor.setdefault(value, dims)
 
     def spread(sources: Iterable[int], targets: Iterable[int]) -> None:
-        for minor in [images[v] for v in sources if v in images][:1]:
+        for dims in [minor[v] for v in sources if v in minor][:1]:
             for v in targets:
                 if v >= 0:
-                    images.setdefault(v, minor)
+                    minor.setdefault(v, dims)
 
-    connecting = [op for op in program.schedule if images and _connects(program, op)]
-    for _ in range(2):
-        for op in connecting:
-            spread(op.operands, op.results)
-        for op in reversed(connecting):
-            spread(op.results, op.operands)
-    return images
+    connecting = [op for op in program.schedule if minor and _connects(program, op)]
+    for op in connecting:
+        spread(op.operands, op.results)
+    for op in reversed(connecting):
+        spread(op.results, op.operands)
+    return minor
 
 
 def _connects(program: Program, op: Op) -> bool:
@@ -104,17 +104,21 @@ def _connects(program: Program, op: Op) -> bool:
     return len(ranks) == 1 and (pools or op.kind in ELEMENTWISE or op.kind in ("concatenate", "pad"))
 
 
-def _of_convolution(op: Op) -> dict[int, Minor]:
-    """By operand and result its dimensions other than those that the window slides over."""
+def _of_product(op: Op) -> dict[int, Minor]:
+    """By operand and result of a convolution its dimensions other than those that the window slides over; of a batched product
+    those other than the batch's."""
     rule = op.factor_rule
-    slid = {w.factor for w in rule.windows}
-    found = {}
+    tensors = [{f for dim in tensor for f in dim} for tensor in (*rule.operands[:2], *rule.results)]
+    slid, batch = {w.factor for w in rule.windows}, set.intersection(*tensors)
+    if not slid and not batch:
+        return {}
+    found: dict[int, Minor] = {}
     for n, value in enumerate((*op.operands[:2], *op.results)):
-        tensor = rule.tensors[n]
-        others = {f for m, t in enumerate(rule.tensors) if m != n for dim in t for f in dim} - slid
-        dims = [d for d, dim in enumerate(tensor) if others.intersection(dim)]
-        if len(dims) == 2 and value >= 0:
-            found[value] = (dims[0], dims[1])
+        others = set().union(*(factors for m, factors in enumerate(tensors) if m != n))
+        kept = others - slid if slid else tensors[n] - batch
+        dims = tuple(d for d, dim in enumerate((*rule.operands[:2], *rule.results)[n]) if kept.intersection(dim))
+        if value >= 0 and (len(dims) == 2 or (len(dims) > 2 and not slid)):
+            found[value] = dims
     return found
 
 
@@ -133,7 +137,7 @@ def padded_elements(sizes: tuple[int, ...], tile: tuple[int, int], minor: Minor 
         return total
     if minor is not None:
         large = [sizes[d] for d in minor]
-    elif len(large) <= 1:
+    if len(large) <= 1:
         return max(total, lanes) if total <= lanes else _up(total, rows * lanes)
     return min(
         total // (a * b) * _up(a, lanes) * _up(b, 1 if b <= 1 else 2 if b <= 2 else 4 if b <= 4 else rows)

@@ -333,7 +333,7 @@ def blocks(value: Value, sharding: Sharding, mesh: MeshAxes, profile: Profile, m
 def value_allocations(lowered: Lowered, life: Lifetimes, value: int, profile: Profile) -> list[Allocation]:
     """The memory that a value takes where it is stored."""
     v, sharding, mesh, allocations = lowered.program.values[value], lowered.actual[value], lowered.mesh, []
-    stored = blocks(v, sharding, mesh, profile, life.layouts.images.get(value))
+    stored = blocks(v, sharding, mesh, profile, life.layouts.minor.get(value))
     if value in life.live:
         allocations.append(Allocation("value", value, stored, *life.live[value]))
     # With fewer examples than a tile has rows XLA folds space into the batch, and nothing is computed inside a convolution.
@@ -356,7 +356,7 @@ def copy_allocations(
         if not kinds or r.source is r.target:  # a halo is part of the kernel that reads it
             continue
         op, v = life.program.ops[r.op], life.program.values[r.value]
-        minor = life.layouts.images.get(r.value)
+        minor = life.layouts.minor.get(r.value)
         source, target = (blocks(v, s, lowered.mesh, profile, minor) for s in (r.source, r.target))
         hops = sum(s.hops for s in r.steps if s.beside)
         if op.kind == "output" and Kind.ALL_GATHER in kinds:

@@ -173,11 +173,11 @@ class CostModel:
         """What a term is made of, apart from how its ops compute: equal for terms of repeated layers."""
         life = self.life
         if term.kind is TermKind.VALUE:
-            narrowed, image = life.narrowed.get(term.number, (0.0,))[0], life.layouts.images.get(term.number)
-            return term.number in life.live, term.number in life.windowed, narrowed, image
+            narrowed, minor = life.narrowed.get(term.number, (0.0,))[0], life.layouts.minor.get(term.number)
+            return term.number in life.live, term.number in life.windowed, narrowed, minor
         if term.kind is TermKind.EDGE:
-            maker, image = self.structure.program.definitions[term.number][0], life.layouts.images.get(term.number)
-            return term.number in life.returned, maker in term.ops, tuple(k in life.point for k in term.ops), image
+            maker, minor = self.structure.program.definitions[term.number][0], life.layouts.minor.get(term.number)
+            return term.number in life.returned, maker in term.ops, tuple(k in life.point for k in term.ops), minor
         layouts = tuple([life.layouts.of_op(self.structure.program.ops[k]) for k in term.ops])
         return layouts, _kernel_shape(self.kernels[term.number], term)
 

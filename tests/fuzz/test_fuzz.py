@@ -231,6 +231,8 @@ FOUND = {
         7183,
         MESHES[1:2],
     ),
+    # XLA returns an empty result whole on every device although a sharding is asked for.
+    "sharded result of nothing": (Drawn(((0, 16),), (("layer_norm", 37, 32, 6, 45),), 0), 35992, MESHES[1:2]),
     # JAX defines no gradient of a scatter into an empty array, nor of its Fourier transform, nor that transform itself in a
     # compiled program: the steps are skipped.
     "gradient of a scatter into nothing": (

@@ -204,8 +204,11 @@ class Ops(Families):
         return jax.lax.dynamic_update_slice_in_dim(x, block, start, axis)
 
     def dynamic_slice(self, x, y, n, i, j):
+        """Starts are in bounds: XLA merges a slice of a slice, and clamps the sum of their starts where JAX clamps each."""
         axis = _axis(x, i)
-        return jax.lax.dynamic_slice_in_dim(x, n.ravel()[0] % x.shape[axis], max(x.shape[axis] // 2, 1), axis)
+        s = x.shape[axis]
+        size = max(s // 2, 1)
+        return jax.lax.dynamic_slice_in_dim(x, jnp.minimum(n.ravel()[0] % s, s - size), size, axis)
 
     def where(self, x, y, n, i, j):
         mask = self.param(x.shape if j % 2 else x.shape[-1:], jnp.int32) % 3 > 0
@@ -323,12 +326,9 @@ class Drawn:
                 x = x.reshape(1)
             if kind == "reference" and self.form & 2:  # JAX does not differentiate them in a remat
                 continue
-            try:
-                new = getattr(ops, kind)(x, y, n, i, j)
-            except (IndexError, TypeError, ValueError, ZeroDivisionError):
-                if x.size and n.size:
-                    raise
-                continue  # some ops are not defined for empty arrays
+            if 0 in (x.size, y.size, n.size) and not self._is_defined(kind, (x, y, n), i, j):
+                continue
+            new = getattr(ops, kind)(x, y, n, i, j)
             if new is None or new.ndim > RANK or new.size > ELEMENTS or (new.size == 0 and x.size and n.size):
                 continue
             used |= {id(x), id(y), id(n)}
@@ -336,6 +336,21 @@ class Drawn:
             made.append(new)
         results = [v for v in made if id(v) not in used] or made
         return [*results, floats[0], floats[0], ints[0]] if self.donated else results
+
+    def _is_defined(self, kind: str, arrays: tuple[Any, ...], i: int, j: int) -> bool:
+        """Does plain JAX compile a step, and its gradient where one is taken? Some ops are not defined for empty arrays."""
+
+        def total(x: Any, y: Any, n: Any) -> Any:
+            ops = Ops(lambda shape, dtype=jnp.float32: jnp.full(shape, x.sum() + y.sum()).astype(dtype), self.graded)
+            new = getattr(ops, kind)(x, y, n, i, j)
+            return jnp.float32(0) if new is None else new.sum().astype(jnp.float32)
+
+        tried = jax.value_and_grad(total, (0, 1)) if self.graded else total
+        try:
+            jax.jit(tried).lower(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays))
+        except Exception:
+            return False
+        return True
 
     def function(self) -> tuple[Callable[..., Any], list[Any]]:
         """The function and the shapes of its arguments."""

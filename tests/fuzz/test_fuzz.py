@@ -174,9 +174,98 @@ FOUND = {
         ),
         709,
     ),
+    # XLA's plain run merged the slices of slices, and clamped the sum of their starts; the devices were right.
+    "slice of slice": (
+        Drawn(
+            shapes=((24,),),
+            steps=(
+                ("dynamic_slice", 28, 52, 30, 6),
+                ("remat", 23, 4, 43, 42),
+                ("dynamic_slice", 13, 26, 47, 52),
+                ("dot", 57, 22, 8, 60),
+                ("flip", 41, 44, 29, 16),
+                ("slice", 21, 22, 32, 9),
+            ),
+            form=0,
+        ),
+        17291,
+        MESHES[2:],
+    ),
+    "slice of slice, solved": (
+        Drawn(
+            shapes=((24, 16, 4),),
+            steps=(
+                ("dynamic_slice", 55, 1, 7, 3),
+                ("dynamic_slice", 38, 51, 61, 44),
+                ("split", 52, 55, 13, 28),
+                ("recur", 42, 10, 41, 61),
+                ("recur", 1, 33, 44, 32),
+                ("linalg", 13, 59, 62, 10),
+            ),
+            form=0,
+        ),
+        10650,
+        MESHES[:1],
+    ),
+    # A scatter of one row into no rows looked the old row up.
+    "scatter into nothing": (
+        Drawn(
+            ((0, 5),), (("where", 2, 61, 63, 27), ("scatter_other", 30, 24, 40, 57), ("broadcasted", 46, 34, 5, 9)), 4
+        ),
+        5505,
+        MESHES[:1],
+    ),
+    # An all-to-all of an empty array was reshaped to an unknown number of parts.
+    "all-to-all of nothing": (
+        Drawn(
+            ((0, 8), (3, 4)),
+            (
+                ("outer", 59, 10, 28, 30),
+                ("integers", 46, 45, 63, 2),
+                ("softmax", 52, 62, 60, 40),
+                ("noise", 57, 37, 25, 1),
+            ),
+            1,
+        ),
+        7183,
+        MESHES[1:2],
+    ),
+    # XLA returns an empty result whole on every device although a sharding is asked for.
+    "sharded result of nothing": (Drawn(((0, 16),), (("layer_norm", 37, 32, 6, 45),), 0), 35992, MESHES[1:2]),
+    # JAX defines no gradient of a scatter into an empty array, nor of its Fourier transform, nor that transform itself in a
+    # compiled program: the steps are skipped.
+    "gradient of a scatter into nothing": (
+        Drawn(
+            ((0, 8),),
+            (("binary", 27, 24, 3, 32), ("dynamic_slice", 19, 49, 41, 20), ("scatter_other", 4, 54, 24, 6)),
+            1,
+        ),
+        11351,
+    ),
+    "gradient of a transform of nothing": (
+        Drawn(
+            shapes=((8, 2, 8), (0, 12, 12)),
+            steps=(
+                ("switch", 56, 12, 8, 4),
+                ("derivative", 51, 57, 30, 28),
+                ("whole_numbers", 7, 2, 36, 53),
+                ("remat", 45, 0, 62, 5),
+                ("fft", 46, 9, 21, 17),
+                ("binary", 8, 52, 13, 7),
+            ),
+            form=3,
+        ),
+        19157,
+        MESHES[1:2],
+    ),
+    "transform of nothing": (
+        Drawn(((0,),), (("along", 10, 48, 22, 34), ("fft", 55, 27, 43, 16), ("unary", 59, 41, 57, 63)), 4),
+        9020,
+    ),
 }
 
 
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 @pytest.mark.parametrize("name", FOUND)
 def test_found_before(name: str) -> None:
     check(*FOUND[name])
@@ -195,3 +284,20 @@ def test_dynamic_slices_start_where_the_op_says(start: int) -> None:
     plan = plan_decisions(traced, analysis, axes, decisions)
     assert any(plan.outputs[0].spec)
     assert not differences(jax.jit(fn)(*args), plan.jit(fn)(*args))
+
+
+@pytest.mark.parametrize("starts", [(0, 0), (20, 1), (3, 20), (20, 20), (-9, 2), (9, -9)], ids=str)
+def test_slices_of_slices_clamp_each_start(starts: tuple[int, int]) -> None:
+    """Against the run op by op: XLA's own compilation of the plain function clamps the sum of both starts."""
+
+    def fn(x: Any, starts: Any) -> Any:
+        half = jax.lax.dynamic_slice(x, (starts[0], 0), (12, 8))
+        return jax.lax.dynamic_slice(half, (starts[1], 0), (6, 8)) * 2
+
+    args = (np.arange(192, dtype=np.float32).reshape(24, 8), np.array(starts, np.int32))
+    traced = trace(fn, args, {}, JitOptions())
+    analysis = analyze_program(lower(traced))
+    for padded in (False, True):
+        decisions = [Shard(group.colors, "x", padded=padded) for group in analysis.groups if group.matters]
+        plan = plan_decisions(traced, analysis, MeshAxes.of({"x": 4}), decisions)
+        assert not differences(fn(*args), plan.jit(fn)(*args))

@@ -22,7 +22,10 @@ from shardwise.plans.plan import ArrayPlan, Plan
 
 
 def named_sharding(array: ArrayPlan, mesh: Any) -> NamedSharding:
-    return NamedSharding(mesh, equations.partition_spec(array.spec))
+    """The sharding of an argument or output. Empty arrays of numbers are replicated: where ``jax.jit`` is asked for a sharded
+    one, XLA returns it whole on every device, and JAX cannot read it."""
+    blank = 0 in array.shape and not array.dtype.startswith("key")
+    return NamedSharding(mesh, equations.partition_spec(() if blank else array.spec))
 
 
 def placed_shape(array: ArrayPlan, mesh: Any) -> Any:

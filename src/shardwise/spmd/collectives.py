@@ -178,7 +178,8 @@ def _all_to_all(x: Any, before: Sharding, after: Sharding, mesh: MeshAxes) -> An
     rest = [k for k in range(len(shape)) if k not in place.values()]
     parts = x.reshape(shape).transpose([place[a] for a in moving] + rest)
     local = parts.shape[len(moving) :]
-    parts = jax.lax.all_to_all(parts.reshape(-1, *local), names, split_axis=0, concat_axis=0, tiled=True)
+    parts = parts.reshape(mesh.pieces(tuple(moving)), *local)  # of an empty array too
+    parts = jax.lax.all_to_all(parts, names, split_axis=0, concat_axis=0, tiled=True)
     # What arrives is in the order of the dimensions that it comes from.
     counts = (mesh.pieces(tuple(a for a in moving if old[a] == d)) for d in sources)
     return _spread(parts.reshape(*counts, *local), sources)

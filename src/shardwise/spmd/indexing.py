@@ -76,6 +76,8 @@ _NEUTRAL: Final = {kind: {"sum": 0, "prod": 1}[how] for kind, how in SCATTERS.it
 @form(*SCATTERS)
 def scatter(op: LocalOp, arrays: list[Array]) -> list[Array]:
     operand, indices, updates = arrays
+    if not operand.size:
+        return [operand]
     kind, numbers, changed = op.op.kind, op.params["dimension_numbers"], dict[str, Any]()
     single = math.prod(indices.shape[:-1]) == 1 and op.params["mode"] == GatherScatterMode.FILL_OR_DROP
     if single or op.sharded(Kind.INDEXED):

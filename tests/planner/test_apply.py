@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+import shardwise as sw
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, Traced, trace
 from shardwise.dims.analysis import Analysis, analyze_program
@@ -84,3 +85,18 @@ def test_uneven_scatters_are_stated() -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 8)), jnp.float32)
     plan = shardwise.plan(fn, x, mesh={"x": 8}, tactics=[ShardTactic("x", 0, "x")])
     np.testing.assert_array_equal(plan.jit(fn)(x), fn(x))
+
+
+@pytest.mark.parametrize("new", [np.asarray, jax.numpy.asarray], ids=["numpy", "uncommitted"])
+def test_new_arrays_and_results_share_a_compilation(new: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def step(w: Any, x: Any) -> Any:
+        return w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+
+    w, x = np.ones((16, 16), np.float32), np.ones((32, 16), np.float32)
+    planned = sw.plan(step, w, x, mesh={"data": 8}, tactics="fsdp").jit(step)
+    w, expected = new(w), jax.jit(step)(step(w, x), x)
+    with jax.log_compiles():
+        found = planned(planned(w, new(x)), new(x))
+    compiled = [r for r in caplog.records if r.getMessage().startswith("Compiling jit(run)")]
+    assert len(compiled) == 1
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.leaves import explicit_mesh
@@ -126,6 +127,13 @@ class Applied:
         )
 
 
+def _is_new(x: Any) -> bool:
+    """Is an array in host memory, or on a device only because it was made there?"""
+    return isinstance(x, np.ndarray) or (
+        isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and not x.committed
+    )
+
+
 def _is_blank(value: Value) -> bool:
     """Is an array empty, and of numbers, so that anybody can make it?"""
     return not value.elements and not value.dtype.startswith("key")
@@ -178,10 +186,11 @@ class PlannedFunction:
             self._compared = True
         with under_mesh(self.mesh):
             call = self._find(flat)
+            leaves = self._committed(flat.leaves)
             try:
-                outputs = call.jitted(*flat.leaves)
+                outputs = call.jitted(*leaves)
             except ValueError:
-                placed = self._placed(flat.leaves)
+                placed = self._placed(leaves)
                 if placed is None:
                     raise
                 outputs = call.jitted(*placed)
@@ -189,6 +198,15 @@ class PlannedFunction:
             # With explicit axes, arrays on a mesh of automatic ones cannot be used.
             outputs = jax.device_put(outputs, [named_sharding(a, mesh) for a in self.plan.outputs])
         return flat.objects.finish(call.outputs.unflatten(outputs))
+
+    def _committed(self, leaves: list[Any]) -> list[Any]:
+        """The arrays, with new ones placed: ``jax.jit`` would compile once for them and again for its own results."""
+        if self.mesh.is_multi_process or all(getattr(x, "committed", False) for x in leaves):
+            return leaves
+        return [
+            jax.device_put(x, named_sharding(a, self.mesh)) if _is_new(x) and tuple(a.shape) == x.shape else x
+            for x, a in zip(leaves, self.plan.arguments, strict=True)
+        ]
 
     def _placed(self, leaves: Sequence[Any]) -> list[Any] | None:
         """The arrays with the plan's shardings (``jax.set_mesh`` replicates new ones); None if they have them already. Used

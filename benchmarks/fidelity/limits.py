@@ -3,7 +3,8 @@
 The worst that a plan can do is to say that a program fits which the compiler then refuses. Programs of the zoo and of the
 corpus are made larger (more examples, nodes, particles) until their default plan for v5e:4x4 takes 70 to 100% of the usable
 memory, and are compiled up to the assignment of buffers. ``record`` appends to ``limits.jsonl`` what has no line there yet;
-without it the records are printed, those of the corpus's test set apart. Nothing is fitted to the test set.
+``predict`` plans them again and prints the new predictions; without a command the page docs/benchmarks/limits.md is written.
+Nothing is fitted to the test set.
 
 Needs the corpus environment (``make .venv-corpus/.installed``). Every program runs in a separate process with a time limit.
 """
@@ -27,6 +28,7 @@ from benchmarks.fidelity import cases
 from corpus.registry import Case, programs
 
 RECORDS: Final = Path(__file__).with_suffix(".jsonl")
+PAGE: Final = Path(__file__).parents[2] / "docs" / "benchmarks" / "limits.md"
 TOPOLOGY: Final = "v5e:4x4"
 #: Programs are made larger by one of these, the first that they have.
 KNOBS: Final = ("batch", "nodes", "population", "chains", "rows", "cells", "atoms", "poses", "side", "points", "size")
@@ -222,17 +224,55 @@ def _line(row: Record) -> str:
 
 
 def summary(rows: Sequence[Record]) -> str:
-    near = [r for r in rows if SHARES[0] <= r["predicted"] / r["usable"]]
+    """How near the predictions of a set are, for programs that nearly fill the memory."""
+    near = [r for r in rows if r["predicted"] / r["usable"] >= SHARES[0]]
+    if not near:
+        return "nothing is recorded."
     ratios = sorted(r["predicted"] / compiled_bytes(r) for r in near)
-    refused = [r["case"] for r in near if "oom" in r]
-    errors = [abs(r - 1) for r in ratios]
+    errors = [abs(ratio - 1) for ratio in ratios]
+    refused = [r["case"] for r in rows if "oom" in r]
     return (
-        f"{len(rows)} programs, {len(near)} at {SHARES[0]:.0%} of the memory or more: refused {len(refused)}; predicted / "
-        f"compiled {ratios[0]:.2f} to {ratios[-1]:.2f}, median error {statistics.median(errors):.1%}; more than 8% low: "
-        f"{sum(r < 0.92 for r in ratios)}"
-        if ratios
-        else "none"
+        f"{len(rows)} programs, all said to fit; the compiler refuses **{len(refused)}**. {len(near)} take {SHARES[0]:.0%} of "
+        f"the memory or more by our prediction; of these, predicted over compiled is {ratios[0]:.2f} to {ratios[-1]:.2f}, the "
+        f"median error {statistics.median(errors):.1%}, and {sum(ratio < 0.92 for ratio in ratios)} are more than 8% low."
     )
+
+
+def page() -> str:
+    """The records as a page, refused programs and those that are predicted too low first."""
+    rows = list(load().values())
+    compiled = [r for r in rows if "memory" in r]
+    lines = [
+        "# Programs near the memory limit",
+        "",
+        f"Written by `python -m benchmarks.fidelity.limits`. Programs of the zoo and of the corpus, made larger until their "
+        f"default plan for {TOPOLOGY} takes 70 to 100% of the usable memory where that is possible, and compiled by XLA's TPU "
+        "compiler up to the assignment of buffers, without a TPU. A plan that is said to fit and is refused is the worst that "
+        "can happen. Predictions are those of the version that compiled a program.",
+        "",
+        "The zoo and half of the corpus are the fit set, to which the cost model may be fitted; the other half is the test "
+        "set, to which nothing is fitted.",
+        "",
+    ]
+    for split in ("test", "fit"):
+        own = [r for r in compiled if r["split"] == split]
+        lines += [f"- {split} set: {summary(own)}"]
+    lines += [
+        "",
+        "| program | set | size | plan | predicted GiB | compiled GiB | ratio | |",
+        "|---|---|---:|---|---:|---:|---:|---|",
+    ]
+    for r in sorted(compiled, key=lambda r: ("oom" not in r, r["predicted"] / compiled_bytes(r))):
+        knob = next(k for k in KNOBS if k in r)
+        name, mesh = r["case"].removeprefix("zoo "), " × ".join(f"{axis} {n}" for axis, n in r["mesh"].items())
+        figures = (
+            f"{r['predicted'] / 2**30:.2f} | {compiled_bytes(r) / 2**30:.2f} | {r['predicted'] / compiled_bytes(r):.2f}"
+        )
+        refused = "refused" if "oom" in r else ""
+        lines.append(f"| {name} | {r['split']} | {knob} {r[knob]:,} | {mesh}, {r['variant']} | {figures} | {refused} |")
+    failed = [f"{r['case']} ({r['error'].splitlines()[0][:80]})" for r in rows if "error" in r]
+    lines += ["", f"Not compiled: {', '.join(failed)}."] if failed else []
+    return "\n".join(lines) + "\n"
 
 
 def main() -> int:
@@ -255,11 +295,8 @@ def main() -> int:
     elif asked.command == "child":
         child(next(p for p in scalable() if p.name == asked.name), asked.folder)
     else:
-        rows = list(load().values())
-        for row in sorted(rows, key=lambda r: r["split"]):
-            print(_line(row))
-        for split in ("fit", "test"):
-            print(f"{split} set:", summary([r for r in rows if r["split"] == split and "memory" in r]))
+        PAGE.write_text(page())
+        print(page())
     return 0
 
 

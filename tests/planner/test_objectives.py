@@ -181,3 +181,17 @@ def test_automap_is_a_method() -> None:
     unsharded = planned(tactics=[])
     assert planned(method="automap", budget_evals=0).predicted.time_s == unsharded.predicted.time_s
     assert planned(budget_evals=0).predicted.time_s < unsharded.predicted.time_s
+
+
+def test_a_plan_that_only_just_fits_says_so() -> None:
+    def tight(limit: float) -> tuple[int, list[str]]:
+        x = jax.ShapeDtypeStruct((4096, 256), jnp.float32)
+        asked: dict[str, Any] = {"mesh": {"data": 4}, "topology": "v5e:2x2", "tactics": "dp", "memory_limit": limit}
+        plan = shardwise.plan(lambda x: (x @ x.T).sum(), x, roles={"batch": "x"}, **asked)
+        assert plan.predicted is not None
+        return plan.predicted.peak_bytes, [note for note in plan.notes if note.startswith("tight")]
+
+    peak_bytes, notes = tight(2**34)
+    assert not notes
+    (note,) = tight(peak_bytes * 1.04)[1]
+    assert note.startswith("tight: the peak is 96% of the usable memory")

@@ -49,7 +49,7 @@ def find_places(
     batched: set[int] = set()
     edges: set[int] = set()
     loops = set(analysis.names.color[analysis.names.trip].tolist())
-    first = {c for v in batch for c in [c for _, c in _colors(analysis, v) if c not in loops][:1]}
+    first = {next((c for c in analysis.value_colors[v.id] if c not in loops), -1) for v in batch}
     for op in program.ops:
         if op.rule is None or not (op.unit in HEAVY or op.kind == "gather"):
             continue

@@ -20,15 +20,17 @@ from shardwise.tactics.tactic import Context
 
 def batch_colors(context: Context, dim: int | None, tactic: str) -> list[int]:
     """Returns the colors of a dimension of the batch; without ``dim`` of the first that no loop runs over."""
-    names = context.analysis.names
-    loops = set(names.color[names.trip].tolist()) if dim is None else set()
+    analysis = context.analysis
+    loops = set(analysis.names.color[analysis.names.trip].tolist())
     numbers: dict[int, None] = {}
     for value in context.role("batch", tactic):
-        colors = [(d, c) for d, c in context.colors_of(value) if c not in loops and dim in (d, None)]
-        numbers |= dict.fromkeys(c for _, c in colors[:1])
+        dims = [
+            d for d, c in enumerate(analysis.value_colors[value.id]) if (c not in loops if dim is None else d == dim)
+        ]
+        colors = [analysis.color_of(value.path, d) for d in dims[:1]]
+        numbers |= dict.fromkeys(color.id for color in colors if color is not None)
     if not numbers:
-        what = "dimension" if dim is None else f"dimension {dim}"
-        raise DecisionError(f"{tactic}: no batch argument has a {what} larger than one")
+        raise DecisionError(f"{tactic}: no batch argument has a dimension {dim or 0} larger than one")
     return list(numbers)
 
 

@@ -233,6 +233,18 @@ def test_a_stack_that_is_read_in_a_narrower_type_is_converted_before_the_loop() 
     assert narrow.first < body[0] and narrow.last >= body[1]
 
 
+def test_a_product_does_not_overwrite_what_it_reads() -> None:
+    def fn(x, w):
+        for _ in range(3):
+            x = jnp.maximum(x @ w, 0.0)
+        return x.sum()
+
+    found = made(fn, [p.shape(1024, 128), p.shape(128, 128)])
+    size = 1024 * 128 * 4 // BLOCK
+    temporaries = [a for a in allocations(*found, V5E) if a.blocks >= size and a.first > 0]
+    assert memory_curve(found[1].points, temporaries).max() == 2 * (size + size // GAPS)
+
+
 def test_only_few_examples_make_a_convolution_store_its_operand() -> None:
     def fn(x, w):
         return lax.conv(jnp.sin(x) * 2.0, w, (1, 1), "SAME")

@@ -14,8 +14,8 @@ When values live:
 - a loop's carry is one array. What the body computes for the next trip is beside it while the old one is still read. The stack
   that a scan returns, and that a later loop reads, lives from the start of the one to the end of the other; a stack that an
   outer loop carries and an inner scan reads and returns is updated in place, but not on GPUs;
-- elementwise kernels, scatters and updates of slices write into an operand that dies there; on GPUs (``calls_library``) only
-  into one with the same order of dimensions;
+- elementwise kernels, scatters and updates of slices write into an operand that dies there, unless a product in the kernel
+  reads it; on GPUs (``calls_library``) only into one with the same order of dimensions;
 - a stack that a loop only reads in a narrower type is converted before the loop;
 - a gathered copy lives to the last use of that sharding in its region, from the first one or, if it overlaps, from the product
   before. A reduction to shards has both sides at once; a ring that overlaps, from when the array can be computed until as many
@@ -265,11 +265,26 @@ class Lifetimes:
                 live[root][1] = max(live[root][1], live.pop(result)[1])
                 self._place[result] = root
         elif c.roles[op.id] is Role.ELEMENTWISE:
+            multiplied = self._multiplied(op)
             for v in (v for v in op.results if v in live):
                 dying = (b for b in c.reads[op.id] if b in live and b not in self._arguments and live[b][1] == at)
-                same = next((b for b in dying if self._fits(b, v)), None)
+                same = next((b for b in dying if b not in multiplied and self._fits(b, v)), None)
                 if same is not None:
                     live[same][1] -= 1
+
+    def _multiplied(self, op: Op) -> frozenset[int]:
+        """The stored bases that a product in the kernel of an op reads: it reads them until its last result is written."""
+        c, found = self.clusters, set[int]()
+        inside = [c.base[v] for v in op.operands if v >= 0]
+        while inside:
+            base = inside.pop()
+            if c.heavy[base] and c.through[base]:
+                maker = self.program.ops[self.program.definitions[base][0]]
+                if c.roles[maker.id] is Role.PRODUCT:
+                    found.update(c.reads[maker.id])
+                else:
+                    inside += [c.base[v] for v in maker.operands if v >= 0]
+        return frozenset(found)
 
     def _fits(self, old: int, new: int) -> bool:
         """Can a value be written over another? A library has its own order of dimensions."""

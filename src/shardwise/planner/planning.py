@@ -45,8 +45,8 @@ from shardwise.transforms.variants import AS_IS, Wanted
 _SMALL: Final = "small, gathering would cost more"
 #: The share of the step time from which a kernel that every device computes whole is worth a note, and how many are noted.
 _MUCH: Final = 0.1
-#: The share of the usable memory from which a plan only just fits: of programs near the limit one in six is predicted more than
-#: 8% low (docs/benchmarks/limits.md).
+#: The share of the usable memory from which a plan only just fits: of programs near the limit one in four is predicted more
+#: than 8% low (docs/benchmarks/limits.md).
 _TIGHT: Final = 0.92
 _MOST_WHOLE: Final = 3
 

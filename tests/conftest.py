@@ -5,9 +5,9 @@ each program, and fusions are not emitted by way of MLIR, which takes most of th
 multiply-add: one fusion would use it and another not, so that an element is unequal to itself (the gradient of a maximum asks
 that). LAPACK has one thread: with eight devices that each start one for every core they would wait for each other for minutes.
 
-JAX lowers every program in an MLIR context of its own, which takes longer to make than a small program takes to lower. Here
-one serves many programs in turn; it is dropped now and then, since constants of programs stay in it. A program that is lowered
-while another one is has one of its own: it would become a part of the other.
+JAX makes an MLIR context for every program that it lowers, which takes longer than to lower a small program. Here many programs
+share a context. A program that is lowered while another one is being lowered gets a new context, since it would become a part
+of the other.
 """
 
 import contextlib

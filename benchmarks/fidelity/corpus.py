@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,8 +41,6 @@ def load() -> dict[str, Record]:
 
 def record(only: Iterable[str], strategies: Iterable[str], again: bool) -> None:
     """Compiles what has no record yet."""
-    from shardwise.verification.compiled import tpu_environment
-
     known = load()
     for program in programs():
         for strategy in strategies:
@@ -50,34 +48,44 @@ def record(only: Iterable[str], strategies: Iterable[str], again: bool) -> None:
             if (only and program.name not in only) or (key in known and not again):
                 continue
             start = time.perf_counter()
-            with tempfile.TemporaryDirectory(prefix="corpus") as folder:
-                dump = f"--xla_dump_to={folder}/dump --xla_dump_hlo_as_text --xla_dump_hlo_as_proto"
-                command = [sys.executable, "-m", "benchmarks.fidelity.corpus", "child", program.name, strategy, folder]
-                row: Record = {"error": f"not done in {LIMIT_S} s"}
-                try:
-                    environment = os.environ | tpu_environment() | {"XLA_FLAGS": dump}
-                    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
-                    row = {"error": f"exit status {ended.returncode}: {ended.stderr.strip()[-200:]}"}
-                except subprocess.TimeoutExpired:
-                    pass
-                result = Path(folder) / "result.json"
-                if result.exists():
-                    row = json.loads(result.read_text())
+            row = in_child("benchmarks.fidelity.corpus", [program.name, strategy], LIMIT_S)
             row = {"case": key, "program": program.name, "split": program.split, "strategy": strategy} | row
-            with RECORDS.open("a") as file:
-                file.write(json.dumps(row, separators=(",", ":")) + "\n")
+            append(RECORDS, row)
             print(f"{time.perf_counter() - start:6.1f} s  {key}  {row.get('error', 'done')}", flush=True)
 
 
-def child(program: Program, strategy: str, folder: Path) -> None:
-    """Plans and compiles one case and writes ``result.json``."""
+def append(path: Path, row: Record) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+
+def in_child(module: str, arguments: list[str], limit_s: float) -> Record:
+    """What ``child`` of a module writes to ``result.json`` in a process with the TPU compiler, or why it did not."""
+    from shardwise.verification.compiled import tpu_environment
+
+    with tempfile.TemporaryDirectory(prefix="fidelity") as folder:
+        dump = f"--xla_dump_to={folder}/dump --xla_dump_hlo_as_text --xla_dump_hlo_as_proto"
+        environment = os.environ | tpu_environment() | {"XLA_FLAGS": dump}
+        command = [sys.executable, "-m", module, "child", *arguments, folder]
+        row: Record = {"error": f"not done in {limit_s} s"}
+        try:
+            ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s)
+            row = {"error": f"exit status {ended.returncode}: {ended.stderr.strip()[-200:]}"}
+        except subprocess.TimeoutExpired:
+            pass
+        result = Path(folder) / "result.json"
+        return json.loads(result.read_text()) if result.exists() else row
+
+
+def write_result(folder: Path, compiled: Callable[[], Record]) -> None:
+    """Writes a result, or the error, and ends the process: the compiler's threads may still run."""
     try:
-        result = _compiled(program, strategy, folder)
+        result = compiled()
     except Exception as error:
-        result = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+        result = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:110]}
     (folder / "part.json").write_text(json.dumps(result))
     (folder / "part.json").rename(folder / "result.json")
-    os._exit(0)  # the compiler's threads may still run
+    os._exit(0)
 
 
 def _compiled(program: Program, strategy: str, folder: Path) -> Record:
@@ -244,7 +252,8 @@ def main() -> int:
     elif asked.command == "compare":
         compare(asked.only, asked.split, asked.name_test_set)
     else:
-        child(next(p for p in programs() if p.name == asked.name), asked.strategy, asked.folder)
+        program = next(p for p in programs() if p.name == asked.name)
+        write_result(asked.folder, lambda: _compiled(program, asked.strategy, asked.folder))
     return 0
 
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.fidelity import cases
+from benchmarks.fidelity.corpus import append, in_child, write_result
 from corpus.registry import Case, programs
 
 RECORDS: Final = Path(__file__).with_suffix(".jsonl")
@@ -75,41 +74,15 @@ def scalable() -> Iterator[Scalable]:
 
 def record(only: Sequence[str], again: bool) -> None:
     """Compiles what has no record yet."""
-    from shardwise.verification.compiled import tpu_environment
-
     known = load()
     for program in scalable():
         if (only and program.name not in only) or (program.name in known and not again):
             continue
         start = time.perf_counter()
-        with tempfile.TemporaryDirectory(prefix="limits") as folder:
-            dump = f"--xla_dump_to={folder}/dump --xla_dump_hlo_as_text --xla_dump_hlo_as_proto"
-            command = [sys.executable, "-m", "benchmarks.fidelity.limits", "child", program.name, folder]
-            row: Record = {"error": f"not done in {LIMIT_S} s"}
-            try:
-                environment = os.environ | tpu_environment() | {"XLA_FLAGS": dump}
-                ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
-                row = {"error": f"exit status {ended.returncode}: {ended.stderr.strip()[-200:]}"}
-            except subprocess.TimeoutExpired:
-                pass
-            result = Path(folder) / "result.json"
-            if result.exists():
-                row = json.loads(result.read_text())
-        row = {"case": program.name, "split": program.split} | row
-        with RECORDS.open("a") as file:
-            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+        found = in_child("benchmarks.fidelity.limits", [program.name], LIMIT_S)
+        row = {"case": program.name, "split": program.split} | found
+        append(RECORDS, row)
         print(f"{time.perf_counter() - start:6.1f} s  {_line(row)}", flush=True)
-
-
-def child(program: Scalable, folder: Path) -> None:
-    """Sizes, plans and compiles one program and writes ``result.json``."""
-    try:
-        result = _compiled(program, folder)
-    except Exception as error:
-        result = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
-    (folder / "part.json").write_text(json.dumps(result))
-    (folder / "part.json").rename(folder / "result.json")
-    os._exit(0)  # the compiler's threads may still run
 
 
 def sized(program: Scalable) -> tuple[Any, Case, int]:
@@ -293,7 +266,8 @@ def main() -> int:
     elif asked.command == "predict":
         predicted_again(asked.only, asked.split)
     elif asked.command == "child":
-        child(next(p for p in scalable() if p.name == asked.name), asked.folder)
+        program = next(p for p in scalable() if p.name == asked.name)
+        write_result(asked.folder, lambda: _compiled(program, asked.folder))
     else:
         PAGE.write_text(page())
         print(page())

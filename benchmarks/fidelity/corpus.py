@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from corpus.registry import Program, programs
+from corpus.registry import Case, Program, programs
 
 RECORDS: Final = Path(__file__).parent / "corpus.jsonl"
 HLO: Final = Path(tempfile.gettempdir()) / "corpus_hlo"
@@ -92,13 +92,7 @@ def _compiled(program: Program, strategy: str, folder: Path) -> Record:
     import jax
 
     import shardwise
-    from benchmarks.fidelity.truth import _read, _run_compiler, refusal
-    from shardwise.capture.lower import lower
-    from shardwise.planner.apply import Applied
-    from shardwise.planner.bind import static_options
     from shardwise.plans import codec
-    from shardwise.transforms.variants import trace_variant
-    from shardwise.verification.compiled import make_mesh
 
     case = program.build(**program.full)
     args = jax.eval_shape(case.make)
@@ -113,15 +107,27 @@ def _compiled(program: Program, strategy: str, folder: Path) -> Record:
         "remat": plan.variant.remat,
         "decisions": [codec.encode(d) for d in plan.decisions],
     }
-    mesh = make_mesh(plan.mesh, TOPOLOGY)
+    return row | compiled_plan(plan, case, folder / "dump", HLO / f"{program.name}.{strategy}", to_the_end=True)
+
+
+def compiled_plan(plan: Any, case: Case, dump: Path, keep: Path, to_the_end: bool) -> Record:
+    """What the TPU compiler says of a plan; it stops when buffers are assigned, unless it goes on ``to_the_end``."""
+    import jax
+
+    from benchmarks.fidelity.truth import _read, _run_compiler, refusal
+    from shardwise.capture.lower import lower
+    from shardwise.planner.apply import Applied
+    from shardwise.planner.bind import static_options
+    from shardwise.transforms.variants import trace_variant
+    from shardwise.verification.compiled import make_mesh
+
+    mesh, args = make_mesh(plan.mesh, TOPOLOGY), jax.eval_shape(case.make)
     traced = trace_variant(case.fn, args, {}, static_options(plan, case.fn), plan.variant)
     applied = Applied(plan, traced, lower(traced), mesh, rounds=True)
     lowered = applied.jitted(donate=bool(case.donate)).lower(*jax.tree.leaves(args))
-    executable, oom, seconds = _run_compiler(lowered, folder / "dump", to_the_end=True)
-    row["compile_s"] = round(seconds, 1)
-    if oom:
-        row["oom"] = refusal(oom)
-    return row | _read(executable, mesh, folder / "dump", HLO / f"{program.name}.{strategy}")
+    executable, oom, seconds = _run_compiler(lowered, dump, to_the_end)
+    row: Record = {"compile_s": round(seconds, 1)} | ({"oom": refusal(oom)} if oom else {})
+    return row | _read(executable, mesh, dump, keep)
 
 
 class _Saved:

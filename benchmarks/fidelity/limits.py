@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.fidelity import cases
-from benchmarks.fidelity.corpus import append, in_child, write_result
+from benchmarks.fidelity.corpus import append, compiled_plan, in_child, write_result
 from corpus.registry import Case, programs
 
 RECORDS: Final = Path(__file__).with_suffix(".jsonl")
@@ -119,16 +119,7 @@ def sized(program: Scalable) -> tuple[Any, Case, int]:
 
 
 def _compiled(program: Scalable, folder: Path) -> Record:
-    import jax
-
-    from benchmarks.fidelity.truth import _read, _run_compiler, refusal
-    from shardwise.capture.lower import lower
-    from shardwise.planner.apply import Applied, static_options
-    from shardwise.transforms.variants import trace_variant
-    from shardwise.verification.compiled import make_mesh
-
     plan, case, size = sized(program)
-    args = jax.eval_shape(case.make)
     row: Record = {
         program.knob: size,
         "mesh": dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
@@ -137,16 +128,10 @@ def _compiled(program: Scalable, folder: Path) -> Record:
         "usable": plan.predicted.usable_bytes,
         "alive": [[a.label, a.nbytes, a.source] for a in plan.predicted.alive[:12]],
     }
-    mesh = make_mesh(plan.mesh, TOPOLOGY)
-    traced = trace_variant(case.fn, args, {}, static_options(plan, case.fn), plan.variant)
-    applied = Applied(plan, traced, lower(traced), mesh, rounds=True)
-    lowered = applied.jitted(donate=bool(case.donate)).lower(*jax.tree.leaves(args))
-    executable, oom, seconds = _run_compiler(lowered, folder / "dump", to_the_end=False)
-    row["compile_s"] = round(seconds, 1)
-    if oom:
-        row["oom"] = refusal(oom)
-    read = _read(executable, mesh, folder / "dump", Path(tempfile.gettempdir()) / "limits_hlo" / program.name)
-    return row | {"memory": read["memory"], "largest": read["live"]["largest"], "remats": read["remats"]}
+    keep = Path(tempfile.gettempdir()) / "limits_hlo" / program.name
+    found = compiled_plan(plan, case, folder / "dump", keep, to_the_end=False)
+    live = found["live"]["largest"]
+    return row | {k: found[k] for k in ("compile_s", "oom", "memory", "remats") if k in found} | {"largest": live}
 
 
 def load() -> dict[str, Record]:

@@ -79,6 +79,13 @@ def test_images_have_batch_and_features_minor(compiled: dict[str, Any]) -> None:
 
 
 @needs_libtpu
+def test_batched_products_have_other_dimensions_minor(compiled: dict[str, Any]) -> None:
+    """``shardwise.cost.layouts``: 27 x 27 scores are padded to 32 x 128, although 1,024 examples would pad nothing."""
+    layouts = compiled["scores"]
+    assert sum(layout == [1, 2] for layout in layouts) > len(layouts) / 2, layouts
+
+
+@needs_libtpu
 def test_few_rows_take_the_time_of_whole_registers(compiled: dict[str, Any]) -> None:
     """``shardwise.cost.layouts``: the part of the time that is by element grows, that by byte does not."""
     profile = load_profile("v5e")

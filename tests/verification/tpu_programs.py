@@ -45,6 +45,11 @@ def convolved(x: jax.Array, w: jax.Array) -> jax.Array:
     return x.sum((1, 2))
 
 
+def scored(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """The scores are neither an argument nor a result."""
+    return jnp.einsum("bst,btd->bsd", jax.nn.softmax(jnp.einsum("bsd,btd->bst", q, k)), v)
+
+
 def minor_dimensions(text: str, shape: str) -> list[list[int]]:
     """The two minor dimensions of all arrays of a shape in a compiled program."""
     return [sorted(map(int, order.split(",")[:2])) for order in re.findall(rf"\[{shape}\]\{{([\d,]+):", text)]
@@ -127,6 +132,8 @@ def main() -> None:
     for count, features in IMAGES:
         text = compiled_text(convolved, (count, 32, 32, features), (3, 3, features, features))
         results.setdefault("images", []).append(minor_dimensions(text, f"{count},32,32,{features}"))
+    scores = compiled_text(scored, (1024, 27, 128), (1024, 27, 128), (1024, 27, 128))
+    results["scores"] = minor_dimensions(scores, "1024,27,27")
     results["streamed"] = [[streamed_cycles(compiled_text(lambda x: x * 2 + 1, s)) for s in pair] for pair in STREAMED]
     for mesh, backend in (
         ({"data": 4}, "v5e:4x4"),

@@ -140,7 +140,7 @@ class _Sizes:
     def local(self, op: int) -> _Local:
         """What an op touches on one device, and its FLOPs."""
         memo, candidate = self.lowered.memo.local, self.lowered.computes[op]
-        key = (self.lowered.structure.alike[op], self.layouts.of_op(self.program.ops[op]), candidate)
+        key = (self.lowered.structure.alike[op], self.layouts.of_op[op], candidate)
         local: _Local | None = memo.get(key)
         if local is None:
             local = memo[key] = self._local(self.program.ops[op], candidate)

@@ -42,31 +42,28 @@ class Layouts:
     def __init__(self, program: Program):
         self.row_major = _row_major(program)
         self.minor = _minor(program)
-        self._of_op: dict[int, tuple[bool | Minor, ...]] = {}
-
-    def of_op(self, op: Op) -> tuple[bool | Minor, ...]:
-        """The layouts of an op's operands and results: equal for those that tiles pad alike."""
-        layouts = self._of_op.get(op.id)
-        if layouts is None:
-            values = (*op.operands, *op.results)
-            layouts = tuple([self.minor.get(v) or v in self.row_major for v in values])
-            self._of_op[op.id] = layouts
-        return layouts
+        numbers: dict[tuple[bool | Minor, ...], int] = {}
+        #: By op a number for the layouts of its operands and results.
+        self.of_op = [
+            numbers.setdefault(tuple([self.minor.get(v) or v in self.row_major for v in values]), len(numbers))
+            for values in ((*op.operands, *op.results) for op in program.ops)
+        ]
 
     def in_registers(self, value: int, shape: Sequence[int], itemsize: float, tile: tuple[int, int]) -> float:
-        """How many times more elements than a block of this shape has a kernel computes on that streams it."""
+        """The elements of the registers that a kernel streams a block of this shape through, over the elements of the block."""
         if value in self.minor:
             return self.in_memory(value, shape, tile)
         return narrow_rows(tuple(shape), itemsize, tile) if value in self.row_major else 1.0
 
     def in_memory(self, value: int, shape: Sequence[int], tile: tuple[int, int]) -> float:
-        """How many times more elements than it has a block takes in memory; 1 for arrays in the order that pads least."""
+        """The elements of the tiles that store a block of this shape, over the block's elements; 1 for arrays in the order that
+        pads least."""
         minor = self.minor.get(value)
         return 1.0 if minor is None else padded_elements(tuple(shape), tile, minor) / max(1, math.prod(shape))
 
 
 def _row_major(program: Program) -> frozenset[int]:
-    """Arguments, and what is sliced from them, written into them, or computed from them one by one element."""
+    """Arguments, and what is sliced from them, written into them, or computed from them element by element."""
     found = {a.value for a in program.arguments}
     for op in program.schedule:
         if op.kind in ELEMENTWISE or op.kind in _KEEP_ORDER:
@@ -76,7 +73,8 @@ def _row_major(program: Program) -> frozenset[int]:
 
 
 def _minor(program: Program) -> dict[int, Minor]:
-    """The operands and results of convolutions and batched products, and what elementwise ops connect with them."""
+    """The operands and results of convolutions and batched products, and what elementwise ops connect with them. Arguments are
+    left out: they are stored in the order that pads least, and copied."""
     minor: dict[int, Minor] = {}
     for op in program.ops:
         if op.unit is Unit.MATRIX and op.rule is not None:
@@ -94,7 +92,8 @@ def _minor(program: Program) -> dict[int, Minor]:
         spread(op.operands, op.results)
     for op in reversed(connecting):
         spread(op.results, op.operands)
-    return minor
+    arguments = {a.value for a in program.arguments}
+    return {v: dims for v, dims in minor.items() if v not in arguments}
 
 
 def _connects(program: Program, op: Op) -> bool:
@@ -146,7 +145,8 @@ def padded_elements(sizes: tuple[int, ...], tile: tuple[int, int], minor: Minor 
 
 
 def narrow_rows(shape: tuple[int, ...], itemsize: float, tile: tuple[int, int]) -> float:
-    """How many times more registers than bytes a row-major array fills: tiles of fewer rows than a register has pad no memory.
+    """The elements of the registers that hold a row-major block, over the block's elements. Tiles of fewer rows than a register
+    has pad no memory, and fill the register in part.
 
     >>> narrow_rows((64, 2, 128), 2, (8, 128)), narrow_rows((64, 8, 128), 2, (8, 128)), narrow_rows((64, 1, 128), 4, (8, 128))
     (4.0, 1.0, 8.0)

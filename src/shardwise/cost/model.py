@@ -178,7 +178,7 @@ class CostModel:
         if term.kind is TermKind.EDGE:
             maker, minor = self.structure.program.definitions[term.number][0], life.layouts.minor.get(term.number)
             return term.number in life.returned, maker in term.ops, tuple(k in life.point for k in term.ops), minor
-        layouts = tuple([life.layouts.of_op(self.structure.program.ops[k]) for k in term.ops])
+        layouts = tuple([life.layouts.of_op[k] for k in term.ops])
         return layouts, _kernel_shape(self.kernels[term.number], term)
 
     def edge_reshards(self, lowered: Lowered, term: Term) -> Iterable[Reshard]:

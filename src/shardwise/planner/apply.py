@@ -186,7 +186,7 @@ class PlannedFunction:
             self._compared = True
         with under_mesh(self.mesh):
             call = self._find(flat)
-            leaves = self._committed(flat.leaves)
+            leaves = self._committed(list(flat.leaves))
             try:
                 outputs = call.jitted(*leaves)
             except ValueError:
@@ -201,12 +201,13 @@ class PlannedFunction:
 
     def _committed(self, leaves: list[Any]) -> list[Any]:
         """The arrays, with new ones placed: ``jax.jit`` would compile once for them and again for its own results."""
-        if self.mesh.is_multi_process or all(getattr(x, "committed", False) for x in leaves):
+        if self.mesh.is_multi_process:
             return leaves
-        return [
-            jax.device_put(x, named_sharding(a, self.mesh)) if _is_new(x) and tuple(a.shape) == x.shape else x
-            for x, a in zip(leaves, self.plan.arguments, strict=True)
-        ]
+        for k in [k for k, x in enumerate(leaves) if not getattr(x, "committed", False)]:
+            planned = self.plan.arguments[k]
+            if _is_new(leaves[k]) and leaves[k].shape == tuple(planned.shape):
+                leaves[k] = jax.device_put(leaves[k], named_sharding(planned, self.mesh))
+        return leaves
 
     def _placed(self, leaves: Sequence[Any]) -> list[Any] | None:
         """The arrays with the plan's shardings (``jax.set_mesh`` replicates new ones); None if they have them already. Used

@@ -30,7 +30,8 @@ def batch_colors(context: Context, dim: int | None, tactic: str) -> list[int]:
         colors = [analysis.color_of(value.path, d) for d in dims[:1]]
         numbers |= dict.fromkeys(color.id for color in colors if color is not None)
     if not numbers:
-        raise DecisionError(f"{tactic}: no batch argument has a dimension {dim or 0} larger than one")
+        which = "first dimension" if dim is None else f"dimension {dim}"
+        raise DecisionError(f"{tactic}: no batch argument has a {which} larger than one")
     return list(numbers)
 
 

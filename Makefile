@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint docs test-slow test-browser test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-default bench-ablation bench-search bench-peer bench-partitioners bench-host-partitioners bench-handwritten bench-exactness corpus corpus-full clean
+.PHONY: demo test lint docs test-slow test-browser test-programs test-versions fuzz bench-analysis bench-plans bench-jit bench-evaluator bench-fidelity bench-default bench-ablation bench-search bench-peer bench-scoreboard bench-partitioners bench-host-partitioners bench-handwritten bench-exactness corpus corpus-full clean
 
 $(STAMP): pyproject.toml requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shardwise needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11")'
@@ -130,6 +130,10 @@ bench-default: $(STAMP)
 # The search without parts of it, on a machine with 16 cores.
 bench-ablation: $(STAMP)
 	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.search.ablation --processes 15
+
+# Found plans against named strategies, by the TPU compiler. To record anew: python -m benchmarks.fidelity.corpus record.
+bench-scoreboard: $(STAMP)
+	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.scoreboard
 
 # Tables of what was recorded. To record anew: bench-default, bench-ablation, benchmarks/search/{run,others}.py.
 bench-search: $(STAMP)

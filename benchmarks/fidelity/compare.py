@@ -352,11 +352,11 @@ def compact(truth: dict[str, Record]) -> Iterator[Record]:
         if record.get("cycles"):
             record["cycles"] = {**record["cycles"], "largest": record["cycles"]["largest"][:_KEPT]}
         if "collectives" in record:
-            record["collectives"] = list(_merged(record["collectives"]))
+            record["collectives"] = list(merged(record["collectives"]))
         yield record
 
 
-def _merged(rows: Iterable[Record]) -> Iterator[Record]:
+def merged(rows: Iterable[Record]) -> Iterator[Record]:
     """Collectives that cost the same are one row."""
     found: dict[str, Record] = {}
     for row in rows:

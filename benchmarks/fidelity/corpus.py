@@ -1,9 +1,10 @@
 """``python -m benchmarks.fidelity.corpus``: the cost model against the TPU compiler on programs of other packages.
 
-``record`` plans corpus programs at full size for v5e:4x4, under the default search and under named strategies, compiles each
-plan to the end, and appends what the compiler says to ``corpus.jsonl``, with the decisions of the plan. ``compare`` predicts
-the same decisions anew and prints errors, those of the test set apart from those of the fit set. Nothing in Shardwise is fitted
-to or tuned on the test set; ``compare`` names programs of the fit set only, unless ``--name-test-set`` is given.
+``record`` plans programs of the corpus and of the zoo at full width for v5e:4x4, under the default search and under named
+strategies, compiles each plan to the end, and appends what the compiler says to ``corpus.jsonl``, with the decisions of the
+plan. ``compare`` predicts the same decisions anew and prints errors, those of the test set apart from those of the fit set.
+Nothing in Shardwise is fitted to or tuned on the test set; ``compare`` names programs of the fit set only, unless
+``--name-test-set`` is given. ``benchmarks.scoreboard`` compares the compiled times of the strategies.
 
 Needs the corpus environment (``make .venv-corpus/.installed``). Every program runs in a process with a time limit.
 """
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,8 +30,13 @@ RECORDS: Final = Path(__file__).parent / "corpus.jsonl"
 HLO: Final = Path(tempfile.gettempdir()) / "corpus_hlo"
 TOPOLOGY: Final = "v5e:4x4"
 SEARCH: Final = "search"
-STRATEGIES: Final = (SEARCH, "fsdp", "dp")
+#: The named strategy that the cost model ranks first on the mesh of the found plan.
+NAMED: Final = "named"
+#: FSDP over all chips, partitioned by XLA.
+BY_XLA: Final = "fsdp by XLA"
+STRATEGIES: Final = (SEARCH, NAMED, "fsdp", "dp", BY_XLA)
 LIMIT_S: Final = 420
+MODULE: Final = "benchmarks.fidelity.corpus"
 Record = dict[str, Any]
 
 
@@ -39,19 +46,44 @@ def load() -> dict[str, Record]:
     return {record["case"]: record for record in map(json.loads, lines)}
 
 
-def record(only: Iterable[str], strategies: Iterable[str], again: bool) -> None:
-    """Compiles what has no record yet."""
-    known = load()
-    for program in programs():
-        for strategy in strategies:
-            key = f"{program.name} {strategy}"
-            if (only and program.name not in only) or (key in known and not again):
-                continue
-            start = time.perf_counter()
-            row = in_child("benchmarks.fidelity.corpus", [program.name, strategy], LIMIT_S)
-            row = {"case": key, "program": program.name, "split": program.split, "strategy": strategy} | row
+def every_program() -> list[Program]:
+    """The programs of the corpus, and those of the zoo, which are part of the fit set."""
+    from benchmarks.partitioners import ZOO
+    from shardwise import zoo
+
+    def build(target: str) -> Callable[[], Case]:
+        def built() -> Case:
+            made = zoo.parse(target)
+            return Case(made.fn, lambda: made.args, made.donate_argnums)
+
+        return built
+
+    kind = {True: "train", False: "infer"}
+    return [
+        *programs(),
+        *(
+            Program(f"zoo {name}", "shardwise", kind["itx" not in name], "fit", target, build(target), {}, {})
+            for name, target in ZOO.items()
+        ),
+    ]
+
+
+def record(only: Iterable[str], strategies: Iterable[str], split: str, again: bool, processes: int) -> None:
+    """Compiles what has no record yet, in so many processes at a time."""
+    known, wanted = load(), []
+    for strategy in strategies:
+        for program in every_program():
+            chosen = (not only or program.name in only) and (not split or program.split == split)
+            if chosen and (again or f"{program.name} {strategy}" not in known):
+                wanted.append((program, strategy))
+    with ThreadPoolExecutor(processes) as pool:
+        running = {pool.submit(in_child, MODULE, [p.name, strategy], LIMIT_S): (p, strategy) for p, strategy in wanted}
+        for done in as_completed(running):
+            program, strategy = running[done]
+            row = {"case": f"{program.name} {strategy}", "program": program.name, "split": program.split}
+            row |= {"strategy": strategy} | done.result()
             append(RECORDS, row)
-            print(f"{time.perf_counter() - start:6.1f} s  {key}  {row.get('error', 'done')}", flush=True)
+            print(f"{row.get('compile_s', 0):6.1f} s  {row['case']}  {row.get('error', 'done')}", flush=True)
 
 
 def append(path: Path, row: Record) -> None:
@@ -89,28 +121,65 @@ def write_result(folder: Path, compiled: Callable[[], Record]) -> None:
 
 
 def _compiled(program: Program, strategy: str, folder: Path) -> Record:
-    import jax
-
-    import shardwise
     from shardwise.plans import codec
 
     case = program.build(**program.full)
-    args = jax.eval_shape(case.make)
-    options: dict[str, Any] = {"topology": TOPOLOGY, "donate_argnums": case.donate, "allow_infeasible": True}
-    if strategy == SEARCH:
-        plan = shardwise.plan(case.fn, *args, remat="auto", **options)
-    else:
-        plan = shardwise.plan(case.fn, *args, mesh={"data": 16}, tactics=strategy, **options)
+    start = time.process_time()
+    plan = _planned(case, strategy)
     row: Record = {
+        "plan_s": round(time.process_time() - start, 2),
         "mesh": dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
         "microbatches": plan.variant.microbatches,
         "remat": plan.variant.remat,
         "decisions": [codec.encode(d) for d in plan.decisions],
     }
-    return row | compiled_plan(plan, case, folder / "dump", HLO / f"{program.name}.{strategy}", to_the_end=True)
+    partitioner = "xla" if strategy == BY_XLA else "shardwise"
+    keep = HLO / f"{program.name}.{strategy}"
+    found = compiled_plan(plan, case, folder / "dump", keep, to_the_end=True, partitioner=partitioner)
+    return row | _shortened(found)
 
 
-def compiled_plan(plan: Any, case: Case, dump: Path, keep: Path, to_the_end: bool) -> Record:
+def _planned(case: Case, strategy: str) -> Any:
+    """The plan of a strategy; named ones are over all chips."""
+    import jax
+
+    import shardwise
+
+    options: dict[str, Any] = {"topology": TOPOLOGY, "donate_argnums": case.donate, "allow_infeasible": True}
+    args = jax.eval_shape(case.make)
+    if strategy not in (SEARCH, NAMED):
+        tactics = "fsdp" if strategy == BY_XLA else strategy
+        return shardwise.plan(case.fn, *args, mesh={"data": 16}, tactics=tactics, remat="auto", **options)
+    plan = shardwise.plan(case.fn, *args, remat="auto", **options)
+    if strategy == SEARCH:
+        return plan
+    variant, baseline = plan.asked.best_baselines[0]
+    variant = variant or plan.variant
+    return shardwise.plan(
+        case.fn,
+        *args,
+        mesh=dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
+        tactics=[_Saved(baseline.decisions)],
+        remat=variant.remat or None,
+        microbatches=variant.microbatches if variant.microbatches > 1 else None,
+        **options,
+    )
+
+
+def _shortened(found: Record) -> Record:
+    """A record without what nobody reads in the repository."""
+    from benchmarks.fidelity.compare import merged
+
+    kept = ("compile_s", "oom", "memory", "remats", "flops")
+    row = {k: found[k] for k in kept if k in found} | {"collectives": list(merged(found["collectives"]))}
+    if "cycles" in found:
+        row["cycles"] = found["cycles"] | {"largest": found["cycles"]["largest"][:4]}
+    return row | {"largest": found["live"]["largest"][:4]}
+
+
+def compiled_plan(
+    plan: Any, case: Case, dump: Path, keep: Path, to_the_end: bool, partitioner: str = "shardwise"
+) -> Record:
     """What the TPU compiler says of a plan; it stops when buffers are assigned, unless it goes on ``to_the_end``."""
     import jax
 
@@ -123,7 +192,7 @@ def compiled_plan(plan: Any, case: Case, dump: Path, keep: Path, to_the_end: boo
 
     mesh, args = make_mesh(plan.mesh, TOPOLOGY), jax.eval_shape(case.make)
     traced = trace_variant(case.fn, args, {}, static_options(plan, case.fn), plan.variant)
-    applied = Applied(plan, traced, lower(traced), mesh, rounds=True)
+    applied = Applied(plan, traced, lower(traced), mesh, partitioner, rounds=True)
     lowered = applied.jitted(donate=bool(case.donate)).lower(*jax.tree.leaves(args))
     executable, oom, seconds = _run_compiler(lowered, dump, to_the_end)
     row: Record = {"compile_s": round(seconds, 1)} | ({"oom": refusal(oom)} if oom else {})
@@ -131,16 +200,13 @@ def compiled_plan(plan: Any, case: Case, dump: Path, keep: Path, to_the_end: boo
 
 
 class _Saved:
-    """Decisions of a record, as a tactic."""
+    """Decisions that were taken before, as a tactic."""
 
-    def __init__(self, decisions: list[Any]):
+    def __init__(self, decisions: Iterable[Any]):
         self._decisions = decisions
 
     def decide(self, context: Any, taken: Any) -> list[Any]:
-        from shardwise.lowering.decisions import Decision
-        from shardwise.plans import codec
-
-        return [codec.decode(Decision, data, "decisions") for data in self._decisions]
+        return list(self._decisions)
 
 
 def predicted(case: Any, row: Record) -> Any:
@@ -148,13 +214,15 @@ def predicted(case: Any, row: Record) -> Any:
     import jax
 
     import shardwise
+    from shardwise.lowering.decisions import Decision
+    from shardwise.plans import codec
 
     return shardwise.plan(
         case.fn,
         *jax.eval_shape(case.make),
         mesh=row["mesh"],
         topology=TOPOLOGY,
-        tactics=[_Saved(row["decisions"])],
+        tactics=[_Saved([codec.decode(Decision, data, "decisions") for data in row["decisions"]])],
         microbatches=row["microbatches"] if row["microbatches"] > 1 else None,
         remat=row["remat"] or None,
         donate_argnums=case.donate,
@@ -187,8 +255,10 @@ def figures(plan: Any, row: Record) -> dict[str, float]:
 
 def compare(only: Iterable[str], split: str, name_test_set: bool) -> None:
     """Predicts every recorded case anew and prints errors of the two sets."""
-    rows = [r for r in load().values() if "memory" in r and (not only or r["program"] in only)]
-    every = {p.name: p for p in programs()}
+    rows = [
+        r for r in load().values() if "memory" in r and r["strategy"] != BY_XLA and (not only or r["program"] in only)
+    ]
+    every = {p.name: p for p in every_program()}
     found: dict[str, list[tuple[Record, dict[str, float]]]] = {"fit": [], "test": []}
     built: dict[str, Any] = {}
     for row in rows:
@@ -243,6 +313,8 @@ def main() -> int:
     recording = commands.add_parser("record", help="compile what has no record")
     recording.add_argument("--only", nargs="*", default=[])
     recording.add_argument("--strategies", nargs="*", default=list(STRATEGIES))
+    recording.add_argument("--split", choices=["", "fit", "test"], default="")
+    recording.add_argument("--processes", type=int, default=1)
     recording.add_argument("--again", action="store_true", help="also what has a record")
     comparing = commands.add_parser("compare", help="predict anew and print errors")
     comparing.add_argument("--only", nargs="*", default=[])
@@ -254,11 +326,11 @@ def main() -> int:
     one.add_argument("folder", type=Path)
     asked = parser.parse_args()
     if asked.command == "record":
-        record(asked.only, asked.strategies, asked.again)
+        record(asked.only, asked.strategies, asked.split, asked.again, asked.processes)
     elif asked.command == "compare":
         compare(asked.only, asked.split, asked.name_test_set)
     else:
-        program = next(p for p in programs() if p.name == asked.name)
+        program = next(p for p in every_program() if p.name == asked.name)
         write_result(asked.folder, lambda: _compiled(program, asked.strategy, asked.folder))
     return 0
 

@@ -36,8 +36,10 @@ def keep_small(
     kept = []
     for axis, name in enumerate(mesh.names):
         most: dict[frozenset[int], int] = {}
+        sizes = {gathered[v] for _, v, _ in candidates}
+        quick = {n for n in sizes if _is_quick(cost, Collective(Kind.ALL_GATHER, (axis,), 0.0, n))}
         for colors, v, nbytes in candidates:
-            if _is_quick(cost, Collective(Kind.ALL_GATHER, (axis,), 0.0, gathered[v])):
+            if gathered[v] in quick:
                 most[colors] = max(most.get(colors, 0), nbytes)
         values = {v for colors, limit in most.items() for v, nbytes in same[colors] if nbytes <= limit} - pinned
         if values and mesh.sizes[axis] > 1:

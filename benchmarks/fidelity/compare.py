@@ -131,6 +131,7 @@ class Predictor:
         from shardwise.lowering.local_cost import HardwareCost
         from shardwise.lowering.lowered import lower_state
         from shardwise.lowering.small import keep_small
+        from shardwise.lowering.structure import Structure
         from shardwise.tactics.tactic import Context, decide
 
         self._load(case.program)
@@ -138,7 +139,7 @@ class Predictor:
         cost = HardwareCost(place(mesh, topology(case.topology)))
         roles: dict[str, tuple[str, ...]] = {"batch": ("batch",), "params": ("params",)}
         decisions = decide(Context(self.analysis, mesh, cost, roles), case.tactics())
-        small = keep_small(self.analysis, cost, mesh)
+        small = keep_small(Structure(self.analysis), cost, mesh)
         lowered = lower_state(self.analysis, State(mesh, (*decisions, *small)), cost)
         if under:
             cost = HardwareCost(place(mesh, topology(under)))

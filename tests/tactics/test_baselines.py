@@ -19,6 +19,7 @@ from shardwise.lowering.decisions import State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import lower_state
 from shardwise.lowering.small import keep_small
+from shardwise.lowering.structure import Structure
 from shardwise.search.problem import Problem
 from shardwise.tactics import strategies
 from shardwise.tactics.baselines import MENU, Baseline, Combinations, baselines
@@ -114,7 +115,7 @@ def test_a_baseline_costs_what_its_plan_would() -> None:
     for tactic in (strategies.FSDP("data"), strategies.Megatron("model")):
         taken += tactic.decide(context, taken)
     assert baseline.decisions == tuple(taken)
-    small = keep_small(context.analysis, context.cost, context.mesh)
+    small = keep_small(Structure(context.analysis), context.cost, context.mesh)
     lowered = lower_state(context.analysis, State(context.mesh, (*small, *taken)), context.cost)
     assert baseline.cost == model.evaluate(lowered) and baseline.fits
 

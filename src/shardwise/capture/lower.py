@@ -86,7 +86,8 @@ class Builder:
         self._equation = -1
         self._current: Any = None
         self._section = 0
-        self._rules: dict[Any, tuple[Rule, str, float, Unit]] = {}
+        self._numbers: dict[Any, int] = {}  # of ``_params``
+        self._rules: dict[Any, tuple[Rule, dict[str, Any]]] = {}
         self._memo: dict[Any, tuple[list[int], tuple[int, int]]] = {}
         self._widened: dict[tuple[int, int, int], int] = {}
         self._reshaped: dict[tuple[int, int, int], int] = {}
@@ -168,7 +169,8 @@ class Builder:
             return control.LOWERINGS[name](self, equation, operands)
         if equations.is_identity(equation):
             return operands
-        key = self._key(equation, operands)
+        params = self._params(equation)
+        key = self._key(equation, params, operands)
         simpler = self._simplified(equation, operands, key)
         if simpler is not None:
             return simpler
@@ -177,12 +179,8 @@ class Builder:
             for operand, result in zip(operands, results, strict=True):
                 self.op(name, [operand], [result], identity(self.values[result].shape))
             return results
-        rule, opaque, flops, unit = self._rule(equation)
-        attributes = equations.equation_attributes(equation)
-        if opaque:
-            attributes += (("kernel", equations.kernel_name(equation)),)
+        rule, more = self._rule(equation, params)
         op_operands, op_results = self._narrow_gather(equation, operands, results)
-        more = {"flops": flops, "unit": unit, "opaque": "" if self.manual else opaque, "attributes": attributes}
         op = self.op(name, op_operands, op_results, rule, **more)
         if op_results is not results:
             self.op("convert_element_type", op_results, results, identity(self.values[results[0]].shape))
@@ -228,20 +226,23 @@ class Builder:
             if "float" in old and new in WIDER.get(old, ()):
                 self._widened[self.region, self._section, results[0]] = operands[0]
 
-    def _key(self, equation: Any, operands: list[int]) -> Any:
+    def _params(self, equation: Any) -> int:
+        """Returns a number for the primitive and parameters of an equation; -1 if a parameter cannot be hashed."""
+        try:
+            key = (equation.primitive, frozenset(equation.params.items()))
+            return self._numbers.setdefault(key, len(self._numbers))
+        except TypeError:
+            return -1
+
+    def _key(self, equation: Any, params: int, operands: list[int]) -> Any:
         """Returns a key that is equal for equal equations of one section; None if they cannot be compared."""
-        if equation.effects or equation.primitive.name == "optimization_barrier":
+        if params < 0 or equation.effects or equation.primitive.name == "optimization_barrier":
             return None
         scalars = [a for a, v in zip(equation.invars, operands, strict=True) if v < 0]
         if not all(map(internals.is_literal, scalars)):  # arguments of a call
             return None
         literals = tuple((a.aval.dtype, internals.is_weak(a.aval), str(a.val)) for a in scalars)
-        try:
-            params = frozenset(equation.params.items())
-        except TypeError:  # a parameter that cannot be hashed
-            return None
-        values = (max(v, NO_VALUE) for v in operands)
-        return (self.region, self._section, equation.primitive, *values, literals, params)
+        return self.region, self._section, params, literals, *[max(v, NO_VALUE) for v in operands]
 
     def _call(self, equation: Any, jaxpr: Any, operands: list[int]) -> list[int]:
         name, params = equation.primitive.name, equation.params
@@ -263,22 +264,26 @@ class Builder:
         self._call_sites.append(self._source)
         return scope.id
 
-    def _rule(self, equation: Any) -> tuple[Rule, str, float, Unit]:
-        """Returns the rule of an equation, the reason if it is the safe one, FLOPs and unit."""
-        operands = tuple(internals.shape_of(v.aval) for v in equation.invars)
-        results = tuple(internals.shape_of(v.aval) for v in equation.outvars)
-        dtypes = tuple(dtype_of(v.aval)[0] for v in equation.invars)
-        call = OpCall(equation.primitive.name, equation.params, operands, results, dtypes)
-        key = call.key
+    def _rule(self, equation: Any, params: int) -> tuple[Rule, dict[str, Any]]:
+        """Returns the rule of an equation, and other fields of its op."""
+        operands = tuple([internals.shape_of(v.aval) for v in equation.invars])
+        results = tuple([internals.shape_of(v.aval) for v in equation.outvars])
+        dtypes = tuple([dtype_of(v.aval)[0] for v in equation.invars])
+        key = (self.manual, params, operands, results, dtypes)
         if key in self._rules:
             return self._rules[key]
+        call = OpCall(equation.primitive.name, equation.params, operands, results, dtypes)
         rule, opaque = find_rule(call, equations.kernel_name(equation), equations.stated_rule(equation))
         flops, unit = count_flops(call, rule)
         if opaque or call.kind in KERNELS:
             flops, unit = equations.kernel_flops(equation), Unit.KERNEL
-        if key is not None:
-            self._rules[key] = rule, opaque, flops, unit
-        return rule, opaque, flops, unit
+        attributes = equations.equation_attributes(equation)
+        if opaque:
+            attributes += (("kernel", equations.kernel_name(equation)),)
+        more = {"flops": flops, "unit": unit, "opaque": "" if self.manual else opaque, "attributes": attributes}
+        if params >= 0:
+            self._rules[key] = rule, more
+        return rule, more
 
     # The end.
 

@@ -69,6 +69,7 @@ class Clusters:
     def __init__(self, program: Program, by_library: bool = False):
         self.program, self.by_library = program, by_library
         self.owner = {k: op.id for op in program.ops for k in op.links}
+        self._elements = [value.elements for value in program.values]
         self.roles = [self._role(op) for op in program.ops]
         self._find_updates()
         count = len(program.values)
@@ -112,9 +113,6 @@ class Clusters:
         """Is the value written straight into the stack that a loop returns?"""
         return any(self.program.ops[u].kind == "scan.output" for u in self.uses[value])
 
-    def _elements(self, value: int) -> int:
-        return self.program.values[value].elements
-
     def _role(self, op: Op) -> Role:
         if op.kind in ("scan.const", "shard_map.input", "shard_map.output"):
             return Role.VIEW
@@ -125,7 +123,7 @@ class Clusters:
         if op.unit is Unit.MATRIX:
             return Role.OTHER if op.kind.startswith("ragged_dot") else Role.PRODUCT
         unary = len(op.operands) == 1 and op.operands[0] >= 0
-        if op.kind in _VIEWS and unary and self._elements(op.operands[0]) == self._elements(op.results[0]):
+        if op.kind in _VIEWS and unary and self._elements[op.operands[0]] == self._elements[op.results[0]]:
             return Role.VIEW
         if op.kind == "pad":
             spreads = any(inner > 0 for _, _, inner in op.attribute("padding", ()))
@@ -158,7 +156,7 @@ class Clusters:
             if self.roles[op.id] is Role.ELEMENTWISE and op.kind != "scan.input":
                 sources = [self.base[v] for v in op.operands if v >= 0]
                 for v in op.results:
-                    light[v] = all(light[s] or self._elements(s) < self._elements(v) / 2 for s in sources)
+                    light[v] = all(light[s] or self._elements[s] < self._elements[v] / 2 for s in sources)
         return light
 
     def _decide(self, op: Op) -> None:
@@ -183,24 +181,24 @@ class Clusters:
             return not self.by_library and self._is_epilogue(value)
         if len(self.uses[value]) == 1:
             return True
-        large = sum(self._elements(b) >= self._elements(value) / 2 for b in self._inside[value])
+        large = sum(self._elements[b] >= self._elements[value] / 2 for b in self._inside[value])
         return not self._padded[value] and large <= 1
 
     def _is_epilogue(self, value: int) -> bool:
         """Does the value go on inside the kernel of its product? It does along a chain of elementwise ops up to a value that
         has to be in memory anyway, unless that has several uses, which then do the chain again."""
-        program, elements = self.program, self._elements(value)
+        program, elements = self.program, self._elements[value]
         now, chain = value, list[int]()
         while len(self.uses[now]) == 1:
             user = program.ops[self.uses[now][0]]
             if user.kind == "scan.output" or self.roles[user.id] is not Role.ELEMENTWISE or user.id in self._taken:
                 break
-            if self._elements(user.results[0]) != elements or len(user.results) > 1:
+            if self._elements[user.results[0]] != elements or len(user.results) > 1:
                 break
             chain.append(user.id)
             others = [self.base[v] for v in user.operands if v >= 0 and self.base[v] != now]
             now = user.results[0]
-            if any(self._elements(o) >= elements / 2 and not self._is_outer_mask(o, user) for o in others):
+            if any(self._elements[o] >= elements / 2 and not self._is_outer_mask(o, user) for o in others):
                 self._taken.add(chain[0])
                 return True
         if now == value:

@@ -126,8 +126,8 @@ class Lifetimes:
         before = [self.point[k] for k in makers if k in self.point] + loops
         first = max([start, *(p for p in before if p < point)]) + 2
         last, products = min([end, *(p for p in loops if p > point)]), self.products.get(region, [])
-        after = products[bisect_right(products, point) :]
-        ends = [after[2**k - 1] if 2**k <= len(after) else last for k in range(_HOPS)]
+        at = bisect_right(products, point) - 1
+        ends = [products[at + 2**k] if at + 2**k < len(products) else last for k in range(_HOPS)]
         return [min(first, point), *(min(p, last) for p in ends)]
 
     def ahead(self, region: int, point: int) -> int:

@@ -22,7 +22,7 @@ import enum
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -64,6 +64,9 @@ class Figures:
     overlapped_ps: int = 0
     allocations: tuple[Allocation, ...] = ()
     reshards: tuple[Reshard, ...] = ()
+
+
+_NOTHING: Final = Figures()
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,8 @@ class CostModel:
         if term.kind is TermKind.VALUE:
             return Figures(allocations=tuple(value_allocations(lowered, self.life, term.number, profile)))
         reshards = tuple(self.edge_reshards(lowered, term))
+        if not reshards:
+            return _NOTHING
         steps = ((0, 0, 0), *(step for r in reshards for step in self.step_ps(r)))
         compute_ps, comm_ps, overlapped_ps = map(sum, zip(*steps, strict=True))
         allocations = tuple(copy_allocations(lowered, self.life, reshards, profile))
@@ -248,7 +253,7 @@ def _kernel_shape(kernel: Kernel, term: Term) -> Hashable:
 def memory_curve(points: int, allocations: Sequence[Allocation]) -> np.ndarray:
     """Blocks alive at each point."""
     change = np.zeros(points + 1, np.int64)
-    for a in allocations:
-        change[a.first] += a.blocks
-        change[a.last + 1] -= a.blocks
+    blocks = np.array([a.blocks for a in allocations], np.int64)
+    np.add.at(change, np.array([a.first for a in allocations], np.int64), blocks)
+    np.add.at(change, np.array([a.last + 1 for a in allocations], np.int64), -blocks)
     return np.cumsum(change)[:points]

@@ -127,16 +127,15 @@ class Analysis:
 
         def totals(items: np.ndarray, colors: np.ndarray, amounts: np.ndarray) -> np.ndarray:
             """Returns, by color, the sum of the amounts of its items, each counted once."""
-            pairs = np.unique(np.stack([items, colors], axis=1), axis=0)
-            return np.bincount(pairs[:, 1], amounts[pairs[:, 0]], count)
+            pairs = np.unique(items * count + colors)
+            return np.bincount(pairs % count, amounts[pairs // count], count)
 
         able = names.splittable
-        op_flops = np.array([op.flops * program.runs[op.region] for op in program.ops])
+        op_flops = np.array([op.flops for op in program.ops]) * program.runs[[op.region for op in program.ops]]
         flops = totals(names.node_op[able], names.color[able], op_flops)
         member_color = names.color[names.member_node]
         value_bytes = np.array([float(v.nbytes) for v in program.values])
-        for v, region in program.home.items():
-            value_bytes[v] *= program.trips[region]
+        value_bytes[list(program.home)] *= program.trips[list(program.home.values())]
         nbytes = totals(names.member_value, member_color, value_bytes)
         values = totals(names.member_value, member_color, np.ones(len(program.values)))
         loop = has(names.trip)

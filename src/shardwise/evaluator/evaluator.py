@@ -29,8 +29,10 @@ from shardwise.evaluator.space import Action, Seen, Space
 from shardwise.lowering.candidates import NO_CANDIDATE, Candidates
 from shardwise.lowering.decisions import Decision, State
 from shardwise.lowering.lowered import Lowered, Memo
+from shardwise.lowering.structure import numbered
 
 Array = np.ndarray[Any, Any]
+_EMPTY: Final = np.zeros(0, np.int64)
 #: Snapshots from which new states can start.
 _RECENT: Final = 64
 
@@ -58,16 +60,15 @@ class Class:
     parts: dict[Hashable, Part] = field(default_factory=dict)
 
     def part(self, figures: Figures) -> Part:
-        changes: dict[int, int] = {}
-        for a in figures.allocations:
-            for first, last in zip(self.points[a.first].tolist(), self.points[a.last].tolist(), strict=True):
-                changes[first] = changes.get(first, 0) + a.blocks
-                changes[last + 1] = changes.get(last + 1, 0) - a.blocks
         times = (self.count * figures.compute_ps, self.count * figures.comm_ps, self.count * figures.overlapped_ps)
-        return Part(*times, np.array(list(changes), np.int64), np.array(list(changes.values()), np.int64))
+        if not figures.allocations:
+            return Part(*times, _EMPTY, _EMPTY)
+        points = [p for a in figures.allocations for p in (self.points[a.first], self.points[a.last] + 1)]
+        blocks = [n for a in figures.allocations for n in (a.blocks, -a.blocks)]
+        return Part(*times, np.concatenate(points), np.repeat(blocks, self.count))
 
 
-_NO_PART: Final = Part(0, 0, 0, np.zeros(0, np.int64), np.zeros(0, np.int64))
+_NO_PART: Final = Part(0, 0, 0, _EMPTY, _EMPTY)
 
 
 class _Rule:
@@ -126,6 +127,10 @@ class _Prepared:
 
     def __init__(self, model: CostModel, dependencies: Dependencies):
         self._model, self.dependencies = model, dependencies
+        s = model.structure
+        facts = zip(dependencies.actual, dependencies.stored, s.early, s.late, s.overlapped, strict=True)
+        self._values = numbered(facts)
+        self._read = [(*op.operands, *op.results) for op in s.program.ops]
         self.classes = self._make_classes()
         readers: list[list[int]] = [[] for _ in dependencies.nodes]
         for number, same in enumerate(self.classes):
@@ -152,20 +157,14 @@ class _Prepared:
 
     def _key(self, term: Term) -> Hashable:
         """Equal for terms that cost the same in every state."""
-        nodes, structure = self.dependencies, self._model.structure
-        values = tuple(
-            (nodes.actual[v], nodes.stored[v], structure.early[v], structure.late[v], structure.overlapped[v])
-            for v in term.values
-        )
+        computes, read = self.dependencies.computes, self._read
+        values = tuple([self._values[v] for v in term.values])
         place = {v: k for k, v in enumerate(term.values)}
-        ops = [structure.program.ops[k] for k in term.ops]
-        used = tuple(
-            (nodes.computes[op.id], tuple(place.get(v, -1) for v in (*op.operands, *op.results))) for op in ops
-        )
+        used = tuple([(computes[k], *[place.get(v, -1) for v in read[k]]) for k in term.ops])
         # Allocations go from the earliest to the latest of some points: their order is part of the key.
         rank = {point: k for k, point in enumerate(sorted(set(term.points)))}
         order = tuple([rank[point] for point in term.points])
-        runs = float(structure.program.runs[term.region])
+        runs = float(self._model.structure.program.runs[term.region])
         return term.kind, values, used, order, runs, self._model.shape(term)
 
 

@@ -202,11 +202,9 @@ class Program:
     @cached_property
     def runs(self) -> np.ndarray:
         """By region: how often it counts, which is its trips, and 0 for all branches of a ``cond`` but that of most FLOPs."""
-        flops = np.zeros(len(self.regions))
-        for op in self.ops:
-            flops[op.region] += op.flops
+        flops = np.bincount([op.region for op in self.ops], [op.flops for op in self.ops], len(self.regions))
         chosen = np.ones(len(self.regions))
-        for op in reversed(self.ops):
+        for op in reversed([op for op in self.ops if op.regions]):
             # An owner comes before the ops of its regions, so inner loops and branches are done here.
             costs = [flops[r] * self.regions[r].trips for r in op.regions]
             if op.kind == "cond":

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Op
 from shardwise.lowering.candidates import Candidate, Candidates
 from shardwise.lowering.local_cost import LocalCost
 from shardwise.lowering.sharding import ArrayType, Axes, Collective, Sharding, partial_need, reshard, target_sharding
+
+_T = TypeVar("_T")
 
 #: Candidates that differ by no more than this share take the same time.
 SAME: Final = 1e-9
@@ -56,15 +58,15 @@ class ReshardTimes:
         return self._seconds[key]
 
 
-class _Times(dict[int, float]):
-    """Seconds by number, each computed when first asked for."""
+class Lazy(dict[int, _T]):
+    """Items by number, each computed when it is first read."""
 
-    def __init__(self, compute: Callable[[int], float]):
+    def __init__(self, compute: Callable[[int], _T]):
         self._compute = compute
 
-    def __missing__(self, end: int) -> float:
-        self[end] = seconds = self._compute(end)
-        return seconds
+    def __missing__(self, number: int) -> _T:
+        self[number] = item = self._compute(number)
+        return item
 
 
 class Endpoints:
@@ -73,7 +75,7 @@ class Endpoints:
 
     def __init__(self, items: tuple[Any, ...], array: ArrayType, mover: ReshardTimes):
         self._items, self._array, self._mover = items, array, mover
-        self._times: dict[Hashable, _Times] = {}
+        self._times: dict[Hashable, Lazy[float]] = {}
 
     def arriving(self, given: Sharding, early: bool) -> dict[int, float]:
         """The times for an operand that comes in a sharding."""
@@ -84,7 +86,7 @@ class Endpoints:
 
         times = self._times.get((given, early))
         if times is None:
-            times = self._times[given, early] = _Times(seconds)
+            times = self._times[given, early] = Lazy(seconds)
         return times
 
     def leaving(self, stored: Sharding, waiting: frozenset[int], stays: bool) -> dict[int, float]:
@@ -97,7 +99,7 @@ class Endpoints:
         key = (stored, waiting, stays)
         times = self._times.get(key)
         if times is None:
-            times = self._times[key] = _Times(seconds)
+            times = self._times[key] = Lazy(seconds)
         return times
 
 

@@ -85,7 +85,7 @@ class Candidates:
         self._candidates: dict[object, list[Candidate]] = {}
         self._one: dict[object, Candidate] = {}
         self._divided: dict[tuple[int, int, int], bool] = {}
-        self._uneven: dict[int, frozenset[tuple[int, int]]] = {}
+        self._uneven: dict[int, dict[int, frozenset[int]]] = {}
         self._fetched: dict[object, tuple[Fetch, ...] | None] = {}
 
     def rounds(self, op: Op) -> bool:
@@ -152,12 +152,13 @@ class Candidates:
             self._divided[key] = not any(size % pieces for size in cut_sizes(self.program, op, factor))
         return self._divided[key]
 
-    def uneven(self, op: Op) -> frozenset[tuple[int, int]]:
-        """The factors of an op and the axes that do not divide their sizes."""
+    def uneven(self, op: Op) -> dict[int, frozenset[int]]:
+        """The factors of an op that some axes do not divide, and these axes."""
         alike = self.structure.alike[op.id]
         if alike not in self._uneven:
-            sizes = [(f, factor.size) for f, factor in enumerate(op.factor_rule.factors)]
-            self._uneven[alike] = frozenset((f, a) for a, k in enumerate(self.mesh.sizes) for f, n in sizes if n % k)
+            sizes = [factor.size for factor in op.factor_rule.factors]
+            axes = [frozenset(a for a, k in enumerate(self.mesh.sizes) if n % k) for n in sizes]
+            self._uneven[alike] = {f: some for f, some in enumerate(axes) if some}
         return self._uneven[alike]
 
     def _candidate(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> Candidate:
@@ -167,7 +168,7 @@ class Candidates:
         parts: tuple[float, ...] = tuple([sharding.shards(self.mesh) for sharding in (*needs, *results)])
         devices: float = self.mesh.pieces(itertools.chain(*assigned))
         uneven = self.uneven(op)
-        if uneven and any((f, a) in uneven for f, axes in enumerate(assigned) for a in axes):
+        if not all(axes.isdisjoint(assigned[f]) for f, axes in uneven.items()):
             shapes = [values[v].shape if v >= 0 else () for v in (*op.operands, *op.results)]
             parts = tuple(s.parts(shape, self.mesh) for s, shape in zip((*needs, *results), shapes, strict=True))
             devices = Sharding(assigned).parts([factor.size for factor in rule.factors], self.mesh)

@@ -27,12 +27,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.program import Op, Origin
 from shardwise.ir.traits import VIEWS
-from shardwise.lowering.candidate_tables import SAME, CandidateTable, CandidateTables, Moves, Reach, ReshardTimes
+from shardwise.lowering.candidate_tables import SAME, CandidateTable, CandidateTables, Lazy, Moves, Reach, ReshardTimes
 from shardwise.lowering.candidates import NO_CANDIDATE, Candidate, Candidates, can_pass
 from shardwise.lowering.decisions import State
 from shardwise.lowering.local_cost import LocalCost
@@ -41,29 +41,8 @@ from shardwise.lowering.sharding import Axes, Collective, Kind, Sharding, target
 from shardwise.lowering.storage import kept_axes, store
 from shardwise.lowering.structure import Structure
 
-_T = TypeVar("_T")
-
 NOTHING: Final = Sharding(())
 _NONE: Final[frozenset[int]] = frozenset()
-
-
-class Lazy(Sequence[_T], Generic[_T]):
-    """A list whose items are worked out when first asked for, one at a time. Those that nobody asks for take no space."""
-
-    def __init__(self, count: int, compute: Callable[[int], _T]):
-        self._items: dict[int, _T] = {}
-        self._count, self._compute = count, compute
-
-    def __getitem__(self, index: int) -> _T:  # type: ignore[override]
-        item = self._items.get(index)
-        if item is None:
-            if not 0 <= index < self._count:
-                raise IndexError(index)
-            item = self._items[index] = self._compute(index)
-        return item
-
-    def __len__(self) -> int:
-        return self._count
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +84,9 @@ class Lowered:
     def __init__(self, structure: Structure, state: State, cost: LocalCost, memo: Memo | None = None) -> None:
         self.structure, self.state, self.cost = structure, state, cost
         self.program, self.mesh = structure.program, state.mesh
-        values, ops = len(self.program.values), len(self.program.ops)
-        self.storage: Lazy[Sharding] = Lazy(values, lambda v: self.stored(v)[0])
-        self.actual: Lazy[Sharding] = Lazy(values, self.actual_sharding)
-        self.computes: Lazy[Candidate] = Lazy(ops, self.choose)
+        self.storage: Lazy[Sharding] = Lazy(lambda v: self.stored(v)[0])
+        self.actual: Lazy[Sharding] = Lazy(self.actual_sharding)
+        self.computes: Lazy[Candidate] = Lazy(self.choose)
         self.memo = memo or Memo(Candidates(structure, state.mesh, cost))
         self.comparisons = 0  # how often consumers were compared (``stays``)
         self._consumers_s: dict[tuple[int, Sharding], float] = {}
@@ -137,10 +115,6 @@ class Lowered:
                 waiting += [definitions[v][0] for v in read if v >= 0 and (s.waits[v] or s.stays[v])]
         for number in sorted(needed, key=s.position.__getitem__):
             self.computes[number]
-
-    @cached_property
-    def factors(self) -> Sequence[tuple[Axes, ...]]:
-        return Lazy(len(self.program.ops), lambda op: self.computes[op].assigned)
 
     @cached_property
     def reshards(self) -> tuple[Reshard, ...]:
@@ -174,8 +148,12 @@ class Lowered:
             return Sharding.whole(len(shape)), ()
         nodes, colors = s.nodes[value], s.colors[value]
         op = self.program.definitions[value][0]
-        lost = s.clashes.losers(op, s.color, self.state, nodes) if op in s.clashes.by_op else frozenset()
-        beaten = frozenset((d, a) for d, n in enumerate(nodes) for a in range(len(self.mesh.sizes)) if (n, a) in lost)
+        beaten: frozenset[tuple[int, int]] = frozenset()
+        if op in s.clashes.by_op:
+            lost = s.clashes.losers(op, s.color, self.state, nodes)
+            beaten = frozenset(
+                (d, a) for d, n in enumerate(nodes) for a in range(len(self.mesh.sizes)) if (n, a) in lost
+            )
         kept, pinned = kept_axes(self.program, self.state, value), self.state.pinned.get(value)
         key = (shape, colors, beaten, kept, pinned, is_inner(self.program.values[value]))
         if key not in self._stores:
@@ -187,19 +165,17 @@ class Lowered:
     def factor_axes(self, op: Op) -> tuple[Axes, ...]:
         """By factor the axes that it can take, in the order of decisions. The losing side of a conflict can take none. Only a
         padded factor can take an axis that does not divide its size."""
-        s = self.structure
-        given = tuple([self._axes.get(c, ()) for c in s.factor_colors[op.id]])
-        if op.id in s.clashes.by_op and any(given):
-            lost, start = s.clashes.losers(op.id, s.color, self.state), s.first_node[op.id]
-            given = tuple(tuple(a for a in axes if (start + f, a) not in lost) for f, axes in enumerate(given))
-        uneven = self.memo.candidates.uneven(op)
-        if uneven and any(given):
-            colors, padded = s.factor_colors[op.id], self.state.padded
-            given = tuple(
-                tuple(a for a in axes if (f, a) not in uneven or (colors[f], a) in padded)
-                for f, axes in enumerate(given)
-            )
-        return given
+        s, padded = self.structure, self.state.padded
+        colors = s.factor_colors[op.id]
+        given = [self._axes.get(c, ()) for c in colors]
+        if any(given):
+            if op.id in s.clashes.by_op:
+                lost, start = s.clashes.losers(op.id, s.color, self.state), s.first_node[op.id]
+                given = [tuple([a for a in axes if (start + f, a) not in lost]) for f, axes in enumerate(given)]
+            for f, uneven in self.memo.candidates.uneven(op).items():
+                if given[f]:
+                    given[f] = tuple([a for a in given[f] if a not in uneven or (colors[f], a) in padded])
+        return tuple(given)
 
     def given(self, value: int) -> tuple[Axes, ...]:
         """The axes that a value's dimensions were given, in the order of decisions."""
@@ -294,8 +270,8 @@ class Lowered:
     def operand_reshards(self, op: Op, of: int = -1) -> Iterator[Reshard]:
         """The reshards on the edges into an op; with ``of`` those of one value only."""
         for k, v in enumerate(op.operands):
-            if v >= 0 and of in (v, -1):
-                yield from self._reshard(op, v, k, self.actual[v], self.need(op, k))
+            if v >= 0 and of in (v, -1) and (need := self.need(op, k)) is not self.actual[v]:
+                yield from self._reshard(op, v, k, self.actual[v], need)
 
     def result_reshards(self, op: Op) -> Iterator[Reshard]:
         for r, v in enumerate(op.results):

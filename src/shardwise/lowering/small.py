@@ -11,36 +11,39 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from shardwise.dims.analysis import Analysis
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Program
 from shardwise.lowering.decisions import Decision, Keep, Pin
 from shardwise.lowering.local_cost import LocalCost
 from shardwise.lowering.sharding import Collective, Kind
+from shardwise.lowering.structure import Structure
 
 #: An argument is small if it is at most this share of the bytes of all arguments.
 SHARE: Final = 1e-3
 
 
-def keep_small(analysis: Analysis, cost: LocalCost, mesh: MeshAxes, base: Sequence[Decision] = ()) -> tuple[Keep, ...]:
+def keep_small(
+    structure: Structure, cost: LocalCost, mesh: MeshAxes, base: Sequence[Decision] = ()
+) -> tuple[Keep, ...]:
     """For each axis the decision that keeps small values replicated, other than those that the base pins."""
-    program = analysis.program
+    program, same = structure.program, structure.decided_alike
     pinned = {d.value for d in base if isinstance(d, Pin)}
-    matters = {c for group in analysis.groups if group.matters for c in group.colors}
-    kinds = [frozenset(matters.intersection(colors)) for colors in analysis.value_colors]
-    arguments = [program.values[a.value] for a in program.arguments]
-    share = SHARE * sum(v.nbytes for v in arguments)
-    candidates = [v for v in arguments if kinds[v.id] and v.nbytes <= share and "float" in v.dtype]
+    arguments = {a.value for a in program.arguments}
+    share = SHARE * sum(program.values[v].nbytes for v in arguments)
+    able = {v for v in arguments if program.values[v].nbytes <= share and "float" in program.values[v].dtype}
+    candidates = [(colors, v, nbytes) for colors, values in same.items() for v, nbytes in values if v in able]
     gathered = _gathered_bytes(program)
     kept = []
     for axis, name in enumerate(mesh.names):
         most: dict[frozenset[int], int] = {}
-        for v in candidates:
-            if _is_quick(cost, Collective(Kind.ALL_GATHER, (axis,), 0.0, gathered[v.id])):
-                most[kinds[v.id]] = max(most.get(kinds[v.id], 0), v.nbytes)
-        values = [v.id for v in program.values if v.nbytes <= most.get(kinds[v.id], -1) and v.id not in pinned]
+        sizes = {gathered[v] for _, v, _ in candidates}
+        quick = {n for n in sizes if _is_quick(cost, Collective(Kind.ALL_GATHER, (axis,), 0.0, n))}
+        for colors, v, nbytes in candidates:
+            if gathered[v] in quick:
+                most[colors] = max(most.get(colors, 0), nbytes)
+        values = {v for colors, limit in most.items() for v, nbytes in same[colors] if nbytes <= limit} - pinned
         if values and mesh.sizes[axis] > 1:
-            kept.append(Keep(tuple(values), name))
+            kept.append(Keep(tuple(sorted(values)), name))
     return tuple(kept)
 
 

@@ -49,6 +49,16 @@ class Structure:
         self.sections, self.runs_in, self._crossing = find_sections(program)
 
     @cached_property
+    def decided_alike(self) -> dict[frozenset[int], list[tuple[int, int]]]:
+        """By set of colors that can be decided: the values with these, and their bytes."""
+        matters = {c for group in self.analysis.groups if group.matters for c in group.colors}
+        alike: dict[frozenset[int], list[tuple[int, int]]] = {}
+        for value, colors in zip(self.program.values, self.colors, strict=True):
+            if decided := matters.intersection(colors):
+                alike.setdefault(frozenset(decided), []).append((value.id, value.nbytes))
+        return alike
+
+    @cached_property
     def _product_sizes(self) -> dict[int, frozenset[int]]:
         return product_sizes(self.program, self.factor_colors)
 
@@ -67,7 +77,7 @@ class Structure:
         return self._crossing.get((op, value), self.sections[op])
 
 
-def _numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:
+def numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:
     """Numbers that equal keys share."""
     numbers: dict[Hashable, int] = {}
     return tuple([numbers.setdefault(key, len(numbers)) for key in keys])
@@ -193,16 +203,17 @@ def find_sections(program: Program) -> tuple[tuple[int, ...], tuple[int, ...], d
 
 
 def _alike(s: Structure) -> tuple[int, ...]:
-    def key(op: Op) -> Hashable:
-        values, every = s.program.values, (*op.operands, *op.results)
-        types = tuple(values[v].type_text if v >= 0 else "" for v in every)
-        moving = tuple((s.overlapped[v], s.arrays[v].narrow, s.arrays[v].uniform) for v in every if v >= 0)
-        return op.rule, op.kind, op.flops, types, moving, op.attribute("axes"), op.id in s.program.rounding
+    arrays = zip(s.program.values, s.arrays, s.overlapped, strict=True)
+    types = (*numbered((v.dtype, v.shape, late, a.narrow, a.uniform) for v, a, late in arrays), -1)
 
-    return _numbered(map(key, s.program.ops))
+    def key(op: Op) -> Hashable:
+        every = [types[v] for v in (*op.operands, *op.results)]
+        return op.rule, op.kind, op.flops, *every, op.attribute("axes"), op.id in s.program.rounding
+
+    return numbered(map(key, s.program.ops))
 
 
 def _placed(s: Structure) -> tuple[int, ...]:
-    return _numbered(
+    return numbered(
         (s.alike[op.id], tuple(v >= 0 and s.early[v] for v in op.operands), s.sharers[op.id]) for op in s.program.ops
     )

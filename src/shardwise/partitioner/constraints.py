@@ -79,7 +79,7 @@ def _pad_results(lowered: Lowered, shardings: dict[int, Dims], stated: Constrain
         source = constraint.dims if constraint else shardings.get(operand, lowered.actual[operand].dims)
         if not failing_pads(op, source, shardings.get(result, lowered.actual[result].dims)):
             continue
-        computed = result_sharding(op.factor_rule, 0, lowered.factors[op.id], ()).dims
+        computed = result_sharding(op.factor_rule, 0, lowered.computes[op.id].assigned, ()).dims
         failing = failing_pads(op, source, computed)
         sharding = Sharding(tuple(() if d in failing else axes for d, axes in enumerate(computed)))
         if stated.get(place) != sharding:
@@ -134,7 +134,7 @@ def _stated_computations(lowered: Lowered) -> dict[Place, Sharding]:
     an idle axis. If the plan computes otherwise, or runs into a quirk (``quirks.py``), that is stated."""
     stated: dict[Place, Sharding] = {}
     for op in lowered.program.ops:
-        busy = any(lowered.factors[op.id]) or any(lowered.actual[v].axes() for v in op.operands if v >= 0)
+        busy = any(lowered.computes[op.id].assigned) or any(lowered.actual[v].axes() for v in op.operands if v >= 0)
         if busy and (op.unit is Unit.MATRIX or op.kind.startswith(("gather", "scatter"))):
             stated |= _stated(lowered, op)
         if op.unit is Unit.MATRIX:
@@ -157,7 +157,7 @@ def _reduced_by_consumer(lowered: Lowered, product: Op) -> dict[Place, Sharding]
 
 
 def _stated(lowered: Lowered, op: Op) -> dict[Place, Sharding]:
-    rule, assigned = op.factor_rule, lowered.factors[op.id]
+    rule, assigned = op.factor_rule, lowered.computes[op.id].assigned
     stated: dict[Place, Sharding] = {}
     computed, stored = result_sharding(rule, 0, assigned, ()), lowered.storage[op.results[0]]
     moved = op.unit is Unit.MATRIX and not computed.partial and is_moved(computed, stored, lowered.state.mesh)
@@ -184,7 +184,7 @@ def _changed_axes(lowered: Lowered, value: int, need: Sharding) -> set[int]:
 
 def _is_any_idle(lowered: Lowered, op: Op) -> bool:
     """Returns whether an op neither computes on some axis nor has it in its operands or its result."""
-    used = {a for axes in lowered.factors[op.id] for a in axes} | lowered.storage[op.results[0]].axes()
+    used = {a for axes in lowered.computes[op.id].assigned for a in axes} | lowered.storage[op.results[0]].axes()
     used = used.union(*(lowered.actual[v].axes() for v in op.operands if v >= 0))
     return any(size > 1 and a not in used for a, size in enumerate(lowered.state.mesh.sizes))
 

@@ -54,7 +54,7 @@ UNEVEN_FAILS: Final = ("scatter", CONVOLUTION)
 def scattered_product(lowered: Lowered, op: Op) -> dict[int, Sharding]:
     """Returns the operands of a product that must be stated, so that only a scattering of its result is left."""
     rule = op.factor_rule
-    assigned = list(lowered.factors[op.id])
+    assigned = list(lowered.computes[op.id].assigned)
     stored = lowered.storage[op.results[0]]
     partial = result_sharding(rule, 0, assigned, ()).partial
     if not set(partial) & stored.axes():
@@ -70,7 +70,7 @@ def failing_convolutions(lowered: Lowered) -> list[Op]:
     """Returns the convolutions whose result would be multiplied by the size of an axis that does not shard the left operand."""
     failing = []
     for op in lowered.program.ops:
-        rule, assigned = op.rule, lowered.factors[op.id]
+        rule, assigned = op.rule, lowered.computes[op.id].assigned
         if op.kind != CONVOLUTION or rule is None:
             continue
         left, right, result = ({f for dim in tensor for f in dim} for tensor in rule.tensors)

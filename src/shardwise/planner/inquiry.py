@@ -71,16 +71,14 @@ class Inquiry:
 
     def settle(self, decisions: Sequence[Decision]) -> Settled:
         """Lowers decisions and predicts their cost. Small arguments are replicated where that is faster and fits."""
-        lowered = self.context.lower(decisions)
-        plain = Settled(lowered, (), predict(self.model, lowered))
-        small = keep_small(self.analysis, self.cost, lowered.mesh, decisions)
-        if not small:
-            return plain
-        lowered = self.context.lower((*decisions, *small))
-        kept = Settled(lowered, tuple(self._changed(lowered.state, small)), predict(self.model, lowered))
-        before, after = plain.predicted, kept.predicted
-        better = after.time_s < before.time_s and (after.fits or not before.fits)
-        return kept if better else plain
+        plain = self.context.lower(decisions)
+        small = keep_small(self.model.structure, self.cost, plain.mesh, decisions)
+        if small:
+            kept = self.context.lower((*decisions, *small))
+            before, after = self.model.evaluate(plain), predict(self.model, kept)
+            if after.time_s < before.time_s and (after.fits or before.peak_bytes > after.usable_bytes):
+                return Settled(kept, tuple(self._changed(kept.state, small)), after)
+        return Settled(plain, (), predict(self.model, plain))
 
     def _changed(self, state: State, keeps: Sequence[Keep]) -> Iterator[Keep]:
         """The decisions for those values that the state would shard otherwise."""

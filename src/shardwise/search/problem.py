@@ -70,7 +70,7 @@ class Problem:
         self.analysis, self.mesh = model.structure.analysis, cost.placement.mesh
         analysis = self.analysis
         self.decided = tuple(base)
-        self.base = (*self.decided, *keep_small(analysis, cost, self.mesh, base))
+        self.base = (*self.decided, *keep_small(model.structure, cost, self.mesh, base))
         self.axes = tuple(self.mesh.names if axes is None else axes)
         wanted = list(dict.fromkeys(extra))
         of_seeds = {d.colors for d in wanted if isinstance(d, Shard)}

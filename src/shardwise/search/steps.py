@@ -110,6 +110,10 @@ class Rest:
     def __init__(self, problem: Problem):
         self._problem, program = problem, problem.analysis.program
         self._arguments = [program.values[a.value] for a in program.arguments]
+        self._places: dict[int, list[tuple[int, int]]] = {}  # by color: the arguments that have it, and its size there
+        for k, v in enumerate(self._arguments):
+            for size, color in zip(v.shape, problem.analysis.value_colors[v.id], strict=True):
+                self._places.setdefault(color, []).append((k, size))
         self._covers = {n: self._covered(problem.evaluator.actions[n].decision) for n in problem.actions}
         self._axes = [self._axis(name) for name in problem.mesh.names]
 
@@ -125,12 +129,12 @@ class Rest:
 
     def _covered(self, decision: Decision) -> Array:
         """Returns, by argument, whether it has a dimension that the decision shards."""
-        if not isinstance(decision, Shard):
-            return np.zeros(len(self._arguments), bool)
-        mesh, colors, value_colors = self._problem.mesh, set(decision.colors), self._problem.analysis.value_colors
-        size = mesh.sizes[mesh.index(decision.axis)]
-        dims = (zip(v.shape, value_colors[v.id], strict=True) for v in self._arguments)
-        return np.array([any(c in colors and s % size == 0 for s, c in pairs) for pairs in dims], bool)
+        covered, mesh = np.zeros(len(self._arguments), bool), self._problem.mesh
+        if isinstance(decision, Shard):
+            pieces = mesh.sizes[mesh.index(decision.axis)]
+            places = (place for color in decision.colors for place in self._places.get(color, ()))
+            covered[[k for k, size in places if size % pieces == 0]] = True
+        return covered
 
     def steps(self, state: Actions) -> list[Actions]:
         """Returns, for every axis on which two decisions or more are left, those that are needed and all of them."""

@@ -71,11 +71,12 @@ def inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
     products: dict[int, int] = {}  # by result of a product with a parameter, also after a bias or a norm: the product
     roots: dict[int, frozenset[int]] = {}  # by value: the products that it is computed from, position by position
     constant = set(weights)  # parameters, constants, and what is computed from them alone
+    colors, first = analysis.names.color.tolist(), analysis.names.first_node.tolist()
     for op in program.schedule:
         if op.rule is None:
             continue
-        color = analysis.names.factor_colors(op.id)
-        kinds = dict(zip(color, (f.kind for f in op.rule.factors), strict=True))
+        color = colors[first[op.id] : first[op.id + 1]]
+        kinds = dict(zip(color, [f.kind for f in op.rule.factors], strict=True))
         left_out |= {c for c, kind in kinds.items() if kind is Kind.INDEXED}
         with_weight = [t for t, v in enumerate(op.operands) if v in weights] if op.unit in HEAVY else []
         for c in {color[f] for t in with_weight for dim in op.rule.operands[t] for f in dim}:
@@ -91,7 +92,7 @@ def inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
             apart = not roots.get(other, frozenset()) & roots.get(summands[0], frozenset())
             if apart and program.ops[program.definitions[other][0]].kind != "broadcast_in_dim":
                 left_out |= {color[f] for dim in op.rule.results[0] for f in dim}
-        root = frozenset({op.id}) if with_weight else frozenset().union(*(roots.get(v, frozenset()) for v in inputs))
+        root = frozenset({op.id}) if with_weight else frozenset().union(*[roots[v] for v in inputs if v in roots])
         if with_weight or op.unit not in HEAVY:
             roots.update((v, root) for v in op.results)
         of_products = {products.get(v) for v in others}

@@ -77,3 +77,15 @@ def test_effects_run_once() -> None:
     assert shardwise.plan(positive, x, mesh={"a": 8}, tactics=[]).jit(positive)(x).dtype == bool
     jax.effects_barrier()
     assert len(seen) == 1 and np.isclose(seen[0], x.sum(), atol=1e-4)
+
+
+def test_callbacks_with_results_of_several_ranks() -> None:
+    def fn(x: Any) -> Any:
+        like = (
+            jax.ShapeDtypeStruct((), x.dtype),
+            jax.ShapeDtypeStruct((2, 8), x.dtype),
+            jax.ShapeDtypeStruct((3,), "int32"),
+        )
+        return jax.pure_callback(lambda v: (v.sum(), np.asarray(v)[:2] * 2, np.arange(3, dtype="int32")), like, x)
+
+    assert check(fn, (draw(16, 8),), {"a": 2, "b": 4}) > 0

@@ -101,6 +101,11 @@ def test_gathers_drawn_out_over_fusions_count_once(compiled: dict[str, Any]) -> 
 
 
 @needs_libtpu
+def test_callbacks_with_results_of_several_ranks_are_lowered(compiled: dict[str, Any]) -> None:
+    """As in the error checks of Equinox. JAX alone cannot lower them under ``shard_map``."""
+    assert compiled["received"] == 2
+
+
 def test_out_of_memory_is_a_result(compiled: dict[str, Any]) -> None:
     program = compiled["too large"]
     assert not program["fits"]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+import shardwise
 from shardwise.errors import CompileError
 from shardwise.verification.compiled import make_mesh
 from tests.verification.compiling import compile_step
@@ -48,6 +49,13 @@ def convolved(x: jax.Array, w: jax.Array) -> jax.Array:
 def scored(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """The scores are neither an argument nor a result."""
     return jnp.einsum("bst,btd->bsd", jax.nn.softmax(jnp.einsum("bsd,btd->bst", q, k)), v)
+
+
+def checked(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Python is called in a branch, and returns arrays of several ranks."""
+    like = (jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((8,), x.dtype))
+    total = x.sum(0)
+    return jax.lax.cond(total[0] > 0, lambda v: jax.pure_callback(lambda v: (1, v), like, v), lambda v: (0, v), total)
 
 
 def minor_dimensions(text: str, shape: str) -> list[list[int]]:
@@ -135,6 +143,8 @@ def main() -> None:
     scores = compiled_text(scored, (1024, 27, 128), (1024, 27, 128), (1024, 27, 128))
     results["scores"] = minor_dimensions(scores, "1024,27,27")
     results["streamed"] = [[streamed_cycles(compiled_text(lambda x: x * 2 + 1, s)) for s in pair] for pair in STREAMED]
+    plan = shardwise.plan(checked, shape(64, 8), mesh=GRID, topology="v5e:4x4", tactics=[]).on_mesh(mesh)
+    results["received"] = plan.jit(checked).lower(shape(64, 8)).as_text().count("stablehlo.recv")
     for mesh, backend in (
         ({"data": 4}, "v5e:4x4"),
         ({"a": 8, "b": 8}, "v5p:4x4x4"),

@@ -1,12 +1,15 @@
-"""Local forms of kernels: Pallas on a part of its grid, cuDNN's attention, and users' functions called on local blocks."""
+"""Local forms of kernels: Pallas on a part of its grid, cuDNN's attention, users' functions on local blocks, and callbacks."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shardwise.capture import equations
 from shardwise.errors import RuleError, SpmdError
@@ -92,3 +95,24 @@ def user_kernel(op: LocalOp, arrays: list[Array]) -> list[Array]:
             f"{[list(shape) for shape in shapes]}; say which dimensions are 'blocked'"
         )
     return results
+
+
+@dataclasses.dataclass(frozen=True)
+class _Raised:
+    """A callback whose results have at least some number of dimensions."""
+
+    callback: Callable[..., Any]
+    ndim: int
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        return [np.reshape(x, (1,) * (self.ndim - np.ndim(x)) + np.shape(x)) for x in self.callback(*arrays)]
+
+
+@form("pure_callback", "io_callback")
+def callback(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """Calls Python with results of one rank: under ``shard_map``, JAX lowers all for TPUs with the rank of the first."""
+    avals = op.params["result_avals"]
+    ndim = max((aval.ndim for aval in avals), default=0)
+    raised = tuple(aval.update(shape=(1,) * (ndim - aval.ndim) + aval.shape) for aval in avals)
+    results = op.bind(arrays, callback=_Raised(op.params["callback"], ndim), result_avals=raised)
+    return [x.reshape(aval.shape) for x, aval in zip(results, avals, strict=True)]

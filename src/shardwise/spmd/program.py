@@ -144,7 +144,10 @@ class LocalProgram(Walk):
         first = block_index(tuple(range(len(names))), self.mesh) == 0
         outs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in local.equation.outvars]
         results = jax.lax.cond(
-            first, lambda *xs: local.bind(xs), lambda *xs: [jnp.zeros(o.shape, o.dtype) for o in outs], *arrays
+            first,
+            lambda *xs: compute(local, list(xs)),
+            lambda *xs: [jnp.zeros(o.shape, o.dtype) for o in outs],
+            *arrays,
         )
         return [jax.lax.psum(x, names).astype(o.dtype) for x, o in zip(results, outs, strict=True)]
 

@@ -10,6 +10,7 @@ its best variant and mesh), one plan that needs much less memory, and the next b
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -96,7 +97,11 @@ def _largest(analysis: Any) -> list[tuple[int, ...]]:
 
 def select(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
     """Returns at most ``count`` candidates, in order: the best, named strategies, a small one, and the next best."""
-    named = [c for c in ranked if c.name != FOUND][: max(1, round(count * _NAMED))]
+    strategies: dict[str, Candidate] = {}
+    for candidate in ranked:
+        if candidate.name != FOUND:  # each once, whatever its axes are called
+            strategies.setdefault(re.sub(r"(?<=[:+])[^,+]+", "", candidate.name), candidate)
+    named = list(strategies.values())[: max(1, round(count * _NAMED))]
     limit = _SMALLER * ranked[0].decided.total.peak_blocks
     small = [c for c in ranked if c.decided.total.peak_blocks <= limit][:1]
     chosen = list(dict.fromkeys([*ranked[:1], *named, *small, *ranked]))[:count]

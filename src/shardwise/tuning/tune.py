@@ -35,8 +35,6 @@ _SURE: Final = 0.75
 #: How often further finalists are taken after all were refused.
 _ROUNDS: Final = 3
 JUDGES: Final = ("auto", "compiler", "devices")
-#: Compiler options that are tried on the best finalist; docs/tune.md has the trials behind them.
-OPTIONS: Final[tuple[Mapping[str, str], ...]] = ()
 
 
 def tune(
@@ -134,7 +132,7 @@ class _Tuning:
             if not chosen:
                 break
         finalists = [(finalist, verdict) for _, finalist, verdict in judged]
-        return self._best(judge, self._with_options(judge, finalists))
+        return self._best(judge, finalists)
 
     def _finalist(self, candidate: Candidate) -> Finalist:
         outcome = self.race.outcome(candidate.arm, candidate.decided)
@@ -189,15 +187,6 @@ class _Tuning:
             return 0.0, verdict.time_s
         late = verdict.time_s > goal.step_time_s
         return (1.0, verdict.time_s) if late else (0.0, float(verdict.peak_bytes or 0), verdict.time_s)
-
-    def _with_options(self, judge: Judge, judged: list[tuple[Finalist, Judged]]) -> list[tuple[Finalist, Judged]]:
-        """The same, and the best of them with each of the compiler options that may pay."""
-        best, verdict = min(judged, key=lambda pair: self._rank(pair[1]))
-        if not verdict.usable or not isinstance(judge, TpuCompiler):
-            return judged
-        extra = [o for o in OPTIONS if not o.keys() & self.options.keys()]
-        more = [replace(best, plan=replace(best.plan, compiler_options={**self.options, **o})) for o in extra]
-        return [*judged, *zip(more, self._verdicts(judge, more), strict=True)]
 
     def _best(self, judge: Judge, judged: Sequence[tuple[Finalist, Judged]]) -> Plan:
         tried = tuple(_tried(judged))

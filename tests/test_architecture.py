@@ -13,7 +13,7 @@ ROOT = Path(shardwise.__file__).parent
 #: A folder may import from folders on its left. The zoo is a set of example programs: it stands aside.
 ORDER = (
     "errors files interruption ir rules capture dims hardware lowering spmd cost evaluator search tactics transforms plans"
-    " partitioner planner verification calibration report cli"
+    " partitioner planner verification tuning calibration report cli"
 ).split()
 
 
@@ -30,6 +30,7 @@ DISPLAY = {
     ("planner/planning.py", "report"),
     ("planner/what_if.py", "report"),
     ("verification/verify.py", "report"),
+    ("tuning/tune.py", "report"),
 }
 
 
@@ -93,6 +94,7 @@ def test_after_capture_nothing_knows_jax() -> None:
         "transforms",
         "partitioner",
         "verification",
+        "tuning",
         "calibration",
     }
 

@@ -32,12 +32,11 @@ from benchmarks.fidelity.cases import SERIAL, Case, Program, cases
 from benchmarks.fidelity.truth import TRUTH, Record, load
 from shardwise.hardware.layout import Placement, place
 from shardwise.hardware.topology import topology
+from shardwise.verification.step_time import NO_CYCLES, Transfer, step_time
 
 if TYPE_CHECKING:
     from shardwise.cost.predict import Predicted
 
-#: Cycles above this are the compiler's way to say that it has no estimate.
-_NO_CYCLES: Final = 1 << 60
 _FEWEST: Final = 4
 _WORST: Final = 12
 CLOSE: Final = 1.05
@@ -171,35 +170,22 @@ def memory(case: Case, predicted: Predicted, record: Record) -> Memory:
 
 def moved_s(record: Record, placement: Placement) -> float:
     """Seconds of the collectives of a compiled program, one after another, on the links of a placement."""
-    return float(sum(count * one_s for one_s, count, _ in _moves(record, placement)))
+    return step_time(0, _transfers(record), placement).comm_s
 
 
 def exposed_s(record: Record, placement: Placement) -> float:
-    """What of them is left beside compute as the compiler schedules it: of each what is longer than the kernels between its
-    start and its end, and of all that have such kernels no less than all kernels leave over."""
-    clock, cycles = placement.topology.profile.clock_hz, record["cycles"]["total"]
-    waited = left = drawn = 0.0
-    for one_s, count, beside in _moves(record, placement):
-        if beside:
-            drawn += count * one_s
-            left += count * max(0.0, one_s - beside / clock)
-        else:
-            waited += count * one_s
-    return float(waited + max(left, drawn - cycles / clock))
+    """What of them is left beside compute as the compiler schedules it."""
+    return step_time(record["cycles"]["total"], _transfers(record), placement).exposed_s
 
 
-def _moves(record: Record, placement: Placement) -> Iterator[tuple[float, int, int]]:
-    """Of every row of collectives: seconds of all runs, how many there are, and the cycles of all runs beside one."""
-    from shardwise.hardware.collectives import KINDS, collective
-
+def _transfers(record: Record) -> Iterator[Transfer]:
     for row in record["collectives"]:
-        kind = row["kind"] if row["kind"] in KINDS else "all-to-all"
-        axes = placement.mesh.names if row["axes"] is None else row["axes"]
-        link = collective(kind, axes, placement)
         # Of a row that stands for many small collectives ``parts`` is their number.
-        number = row["parts"] if row.get("op_name") == "smaller" else row["runs"]
-        seconds = link.alpha_s * number + link.s_per_byte * row["bytes"] * row["runs"]
-        yield seconds, row["count"], row.get("beside", 0) * row["runs"]
+        runs = row["parts"] if row.get("op_name") == "smaller" else row["runs"]
+        axes = None if row["axes"] is None else tuple(row["axes"])
+        beside = row.get("beside", 0) * row["runs"]
+        one = Transfer(row["kind"], axes, runs, row["bytes"] * row["runs"], beside)
+        yield from [one] * row["count"]
 
 
 def recorded(truth: dict[str, Record], only: str = "", serial: bool = False) -> Iterator[tuple[Case, Record]]:
@@ -213,7 +199,7 @@ def recorded(truth: dict[str, Record], only: str = "", serial: bool = False) -> 
 
 
 def has_cycles(record: Record) -> bool:
-    return bool(record.get("cycles")) and record["cycles"]["total"] < _NO_CYCLES
+    return bool(record.get("cycles")) and record["cycles"]["total"] < NO_CYCLES
 
 
 # Tables.

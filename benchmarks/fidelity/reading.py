@@ -20,6 +20,7 @@ from typing import Any, Final
 from benchmarks.fidelity.buffers import Assignment
 from shardwise.verification.collectives import KINDS, Collective
 from shardwise.verification.hlo import Instruction, Module, bits
+from shardwise.verification.step_time import Schedule
 
 _PRODUCTS: Final = frozenset({"convolution", "dot"})
 #: Ops that only say where something is, and those that only move it.
@@ -78,7 +79,7 @@ class Reader:
     """A module with what its instructions contain."""
 
     def __init__(self, module: Module):
-        self._module = module
+        self._module, self._schedule = module, Schedule(module)
         self._inside: dict[str, frozenset[str]] = {}
         fused = {name for name, by in module.callers.items() if any(c.opcode == "fusion" for c in by)}
         applied = {name for name, by in module.callers.items() if any(_applies(c, name) for c in by)}
@@ -179,7 +180,7 @@ class Reader:
             kinds = sorted({part.kind for part in c.parts}) or [c.kind]
             logical = sum(part.logical_bytes for part in c.parts)
             axes = None if c.axes is None else tuple(c.axes)
-            beside = self._beside(c)
+            beside = self._schedule.beside_cycles(c) // max(1, c.runs)
             if c.nbytes * c.runs < little and not beside:
                 small.setdefault((c.kind, "+".join(kinds), axes, c.form, c.dtype), []).append(c)
                 continue
@@ -192,41 +193,6 @@ class Reader:
         keys = "kind logical axes form dtype bytes logical_bytes runs beside parts op_name".split()
         table = [{**dict(zip(keys, row, strict=True)), "count": count} for row, count in rows.items()]
         return sorted(table, key=lambda r: -r["bytes"] * r["runs"] * r["count"])
-
-    def _beside(self, c: Collective) -> int:
-        """Cycles that the schedule puts between start and end, in one run; what several steps share counts once."""
-        module = self._module
-        if c.form in ("plain", "fused"):
-            return 0
-        beside: dict[tuple[str, str], int] = {}
-        for name in c.instructions:
-            i = next((x for computation in module.computations.values() if (x := computation.by_name.get(name))), None)
-            if i is None:
-                continue
-            for x in self._window(i):
-                beside[x.computation, x.name] = self._whole(x) * module.runs[x.computation]
-        return sum(beside.values()) // max(1, c.runs)
-
-    def _window(self, i: Instruction) -> Iterator[Instruction]:
-        """What runs while a step of a collective does: up to its end, or the fusion it is part of."""
-        if i.opcode.endswith("-start"):
-            own = self._module.computations[i.computation].instructions
-            first = own.index(i) + 1
-            ends = [k for k, x in enumerate(own) if i.name in x.operands and x.opcode.endswith("-done")]
-            yield from own[first : min(ends, default=first)]
-            return
-        for caller in self._module.callers.get(i.computation, ()):
-            if caller.opcode.endswith("-start"):
-                yield from self._window(caller)
-            else:
-                yield caller
-
-    def _whole(self, i: Instruction) -> int:
-        """Cycles of an instruction with the loop it may be."""
-        if i.opcode != "while":
-            return i.estimated_cycles
-        body = self._module.computations[i.attribute("body")]
-        return (self._module.trips[i] or 1) * sum(self._whole(x) for x in body.instructions)
 
     def arguments(self) -> dict[str, int]:
         """Bytes of the arguments as they are and in tiles."""

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from shardwise.tactics.strategies import Shard as Shard
     from shardwise.tactics.strategies import ZeRO1 as ZeRO1
     from shardwise.tactics.strategies import ZeRO2 as ZeRO2
+    from shardwise.tuning.tune import tune as tune
     from shardwise.verification.verify import verify as verify
 
 #: The public names by the module that has them.
@@ -70,6 +71,7 @@ _HOMES: Final = {
     "tactics.auto": "Auto",
     "tactics.strategies": """ContextParallel DataParallel EdgeSharding ExpertParallel FSDP Keep Megatron Replicate
     SequenceParallel Shard ZeRO1 ZeRO2""",
+    "tuning.tune": "tune",
     "verification.verify": "verify",
 }
 _HOME: Final = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -10,9 +10,11 @@ from typing import Any, Final
 
 import jax
 import jax.extend.core as jex_core
-from jax._src import source_info_util
+import numpy as np
+from jax._src import compiler, source_info_util
 from jax._src.config import _check_vma
 from jax._src.effects import ordered_effects, shardable_ordered_effects
+from jax._src.interpreters import mlir
 from jax._src.interpreters.pxla import _discharge_internal_refs
 from jax._src.lax.lax import _convert_element_type
 from jax._src.mesh import get_concrete_mesh
@@ -423,3 +425,29 @@ def _replace_marks(operation: Any, stated: Mapping[int, jax.sharding.NamedShardi
                 array = sdy.ShardingConstraintOp(array, attribute.build(*cache)).result
         result.replace_all_uses_with(array)
         op.erase()
+
+
+def module_bytes(lowered: Any) -> bytes:
+    """A lowered program as bytes, for :func:`compile_bytes` in another process."""
+    module: bytes = mlir.module_to_bytecode(lowered.compiler_ir("stablehlo"))
+    return module
+
+
+def has_tuple_arguments(lowered: Any) -> bool:
+    """Whether the compiled program takes its arguments as one tuple, since there are too many of them."""
+    return bool(lowered._lowering.compile_args["tuple_args"])
+
+
+def compile_bytes(module: bytes, devices: Sequence[Any], options: Mapping[str, str], tuple_arguments: bool) -> Any:
+    """Compiles what :func:`module_bytes` returned for devices in the order of a mesh."""
+    from jaxlib import xla_client
+    from jaxlib.mlir import ir
+
+    with mlir.make_ir_context():
+        parsed = ir.Module.parse(module)
+    client, assigned = devices[0].client, np.array(devices, dtype=object).reshape(1, -1)
+    compile_options = compiler.get_compile_options(
+        1, len(devices), device_assignment=assigned, env_options_overrides=dict(options), backend=client
+    )
+    compile_options.parameter_is_tupled_arguments = tuple_arguments
+    return compiler.backend_compile_and_load(client, parsed, xla_client.DeviceList(tuple(devices)), compile_options, [])

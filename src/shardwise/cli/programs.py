@@ -1,16 +1,21 @@
-"""Commands about programs: ``plan``, ``inspect``, ``compare`` and ``zoo``."""
+"""Commands about programs: ``plan``, ``tune``, ``inspect``, ``compare`` and ``zoo``."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shardwise.cli import options
 from shardwise.cli.options import Result, argument, flag
 from shardwise.cli.targets import load_target
 from shardwise.errors import PlanError, ShardwiseError
+
+if TYPE_CHECKING:
+    from shardwise.plans.plan import Plan
 
 _REMAT: Final = {"yes": True, "no": None, "auto": "auto"}
 _INTERRUPTED: Final = 130
@@ -20,8 +25,7 @@ def _count(text: str) -> int | str:
     return int(text) if text.isdigit() else text
 
 
-@options.command(
-    "plan",
+_PLANNING: Final = (
     options.target(),
     *options.mesh(" (default: the devices of JAX)", "; a size of ? is searched (default: all are)"),
     argument("--budget", dest="budget_s", metavar="SECONDS", type=float, help="the longest time that the search takes"),
@@ -42,6 +46,9 @@ def _count(text: str) -> int | str:
     options.QUIET,
     flag("--verbose", "a line for each improvement; the full traceback where something fails"),
 )
+
+
+@options.command("plan", *_PLANNING)
 def _plan(arguments: argparse.Namespace) -> Result:
     """Find how a program is best split over devices.
 
@@ -53,11 +60,16 @@ def _plan(arguments: argparse.Namespace) -> Result:
       shardwise plan zoo:t2b --mesh data=4,model=4 --tactics fsdp:data,auto:model
       shardwise plan zoo:t2b --topology v5e:4x8 --objective devices --step-time 2
     """
+    from shardwise.planner.planning import plan
+
+    return _planned(arguments, plan)
+
+
+def _planned(arguments: argparse.Namespace, plan: Callable[..., Plan], **more: Any) -> Result:
     from shardwise.files import check_writable
 
     for file in filter(None, (arguments.output, arguments.report)):
         check_writable(file, PlanError)
-    from shardwise.planner.planning import plan
     from shardwise.report.plan_text import plan_page
     from shardwise.report.progress import ProgressLine
     from shardwise.search.run import Ended
@@ -70,7 +82,7 @@ def _plan(arguments: argparse.Namespace) -> Result:
     values |= {"roles": options.roles(arguments), "remat": _REMAT[arguments.remat]}
     values["microbatches"] = None if arguments.microbatches == 1 else arguments.microbatches
     with ProgressLine(not arguments.quiet, lines=arguments.verbose) as show:
-        planned = plan(target.fn, *target.args, **target.options, **values, progress=show)
+        planned = plan(target.fn, *target.args, **target.options, **values, **more, progress=show)
     if arguments.output is not None:
         planned.save(arguments.output)
     if arguments.report is not None:
@@ -83,6 +95,33 @@ def _plan(arguments: argparse.Namespace) -> Result:
             text += f"\nNo --topology was given: this is for {planned.predicted.hardware}.\n"
         text += _next(arguments)
     return text, _INTERRUPTED if planned.search is not None and planned.search.ended is Ended.INTERRUPTED else 0
+
+
+@options.command(
+    "tune",
+    *_PLANNING,
+    argument("--finalists", metavar="N", type=int, default=6, help="how many plans are compiled or run (default: 6)"),
+    argument("--jobs", metavar="N", type=int, help="how many compile at once (default: half as many as cores)"),
+    argument("--judge", metavar="J", default="auto", help="compiler, devices or auto (default)"),
+    argument(
+        "--cache", metavar="FOLDER", type=Path, help="results of earlier compiles (default: the user's cache folder)"
+    ),
+    accelerators=True,
+)
+def _tune(arguments: argparse.Namespace) -> Result:
+    """Search, then compile or run the best few plans, and keep the best of them.
+
+    The TPU compiler needs no TPU. With --judge devices the plans run on the devices of JAX.
+
+      shardwise tune zoo:mlp --topology v5e:4x4 --finalists 4
+    """
+    if arguments.judge != "devices":
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from shardwise.tuning.tune import tune
+
+    return _planned(
+        arguments, tune, **{name: getattr(arguments, name) for name in ("finalists", "jobs", "judge", "cache")}
+    )
 
 
 def _next(arguments: argparse.Namespace) -> str:

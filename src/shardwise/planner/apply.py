@@ -33,6 +33,8 @@ from shardwise.transforms.variants import trace_variant
 
 #: What executes a plan: our device-local program, or XLA's partitioner, which is asked by constraints.
 PARTITIONERS: Final = ("shardwise", "xla")
+#: Platforms by the first words of compiler options that only they have.
+_PLATFORMS: Final = {"xla_tpu_": "tpu", "xla_jf_": "tpu", "xla_gpu_": "gpu", "xla_cpu_": "cpu"}
 
 
 class Applied:
@@ -124,7 +126,15 @@ class Applied:
             out_shardings=self.out_shardings,
             donate_argnums=self.donated if donate else (),
             keep_unused=True,
+            compiler_options=compiler_options(self._plan, self.mesh) or None,
         )
+
+
+def compiler_options(plan: Plan, mesh: Any) -> dict[str, str]:
+    """The plan's compiler options for the devices of a mesh, without those of other platforms."""
+    platform = mesh.devices.flat[0].platform
+    others = tuple(prefix for prefix, of in _PLATFORMS.items() if of != platform)
+    return {name: value for name, value in plan.compiler_options.items() if not name.startswith(others)}
 
 
 def _is_new(x: Any) -> bool:

@@ -106,7 +106,7 @@ class Inquiry:
     @cached_property
     def baselines(self) -> list[Baseline]:
         """The named strategies that apply, the best first."""
-        return self._strategies(quick=False)
+        return self.strategies(quick=False)
 
     @cached_property
     def best_baselines(self) -> list[tuple[Variant | None, Baseline]]:
@@ -116,16 +116,17 @@ class Inquiry:
             return [(variant, _renamed(b, new)) for variant, b in original.best_baselines]
         every: list[tuple[Variant | None, Baseline]] = [(None, b) for b in self.baselines]
         for rival in self.rivals:
-            every += [(rival.variant, b) for b in rival.inquiry._strategies(rival.quick)]
+            every += [(rival.variant, b) for b in rival.inquiry.strategies(rival.quick)]
         best: dict[str, tuple[Variant | None, Baseline]] = {}
         for variant, baseline in sorted(every, key=lambda pair: pair[1].rank):
             best.setdefault(baseline.name, (variant, baseline))
         return list(best.values())
 
-    def _strategies(self, quick: bool) -> list[Baseline]:
+    def strategies(self, quick: bool) -> list[Baseline]:
+        """The named strategies that apply, the best first; ``quick`` leaves out most."""
         if self._original is not None:
             original, new = self._original
-            return [_renamed(b, new) for b in original._strategies(quick)]
+            return [_renamed(b, new) for b in original.strategies(quick)]
         problem, combinations = self.problems.get(((), self.context.mesh.names, None), (None, None))
         if problem is None or not isinstance(combinations, Combinations):
             combinations = Combinations(self.context, self.context.mesh.names)

@@ -135,21 +135,39 @@ def plan(
     >>> shardwise.plan(fn, *shapes, mesh={"data": 4}, tactics=[], pins={"product": P(None, "data")}).spec("w")
     P(None, 'data')
     """
-    asked = Asked.of(
+    asked = asked_of(
         mesh=mesh,
         topology=topology,
         tactics=tactics,
         pins=pins,
         roles=roles,
-        search=Options(method, seed, budget_s, budget_evals, progress),
+        method=method,
+        seed=seed,
+        budget_s=budget_s,
+        budget_evals=budget_evals,
+        progress=progress,
         objective=objective,
         step_time_s=step_time_s,
         memory_limit=memory_limit,
         allow_infeasible=allow_infeasible,
-        jit=JitOptions(static_argnums, static_argnames, donate_argnums, donate_argnames),
-        wanted=Wanted(microbatches, remat),
+        microbatches=microbatches,
+        remat=remat,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
     )
     return plan_asked(fn, args, kwargs or {}, asked)
+
+
+def asked_of(**options: Any) -> Asked:
+    """The options of :func:`plan`, all of them, checked."""
+    search = Options(*(options.pop(name) for name in "method seed budget_s budget_evals progress".split()))
+    jit = JitOptions(
+        **{f"{how}_arg{by}": options.pop(f"{how}_arg{by}") for how in ("static", "donate") for by in ("nums", "names")}
+    )
+    wanted = Wanted(options.pop("microbatches"), options.pop("remat"))
+    return Asked.of(search=search, jit=jit, wanted=wanted, **options)
 
 
 def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:

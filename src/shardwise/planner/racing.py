@@ -94,11 +94,13 @@ class _Gains:
 
 def choose(variants: Variants, asked: Asked, anyway: bool = True) -> Outcome:
     """Runs the race. Where it is proven that nothing fits it returns a small plan ``anyway``, or raises Hopeless."""
-    return _Race(variants, asked).run(anyway)
+    return Race(variants, asked).run(anyway)
 
 
 @dataclass
-class _Race:
+class Race:
+    """The arms of a race, and after :meth:`run` what was found on each."""
+
     variants: Variants
     asked: Asked
     arms: list[Arm] = field(default_factory=list)
@@ -139,7 +141,8 @@ class _Race:
             if self.best_arm is None:
                 raise
             self.journal.interrupted = True
-        return self._outcome()
+        winner = self._winner()
+        return self.outcome(winner, winner.best)
 
     def _could_gain_by_splits(self) -> bool:
         """Is the mesh given, but not by axes that somebody uses by name, and is a step far from perfect scaling?"""
@@ -300,9 +303,8 @@ class _Race:
 
     # The result.
 
-    def _outcome(self) -> Outcome:
-        arm = self._winner()
-        best = arm.best
+    def outcome(self, arm: Arm, best: Decided) -> Outcome:
+        """What is planned with decisions on an arm: the winner's, or those of a finalist."""
         if self.is_open and not self.journal.interrupted:
             best = _best_placement(arm.captured, self.asked, best)
         placement = best.inquiry.cost.placement

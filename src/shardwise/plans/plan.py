@@ -23,6 +23,7 @@ from shardwise.ir.paths import find_path
 from shardwise.lowering.decisions import Decision, Keep
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.plans.codec import digest, encode, saved_fields
+from shardwise.plans.evidence import Evidence
 from shardwise.plans.execution import Execution
 from shardwise.plans.search_log import SearchLog
 from shardwise.tactics.roles import Roles
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from shardwise.report.compare import Row
     from shardwise.report.logical import Rules
 
-SCHEMA: Final = 11
+SCHEMA: Final = 12
 
 #: Mesh axes by dimension, major first.
 Spec = tuple[tuple[str, ...], ...]
@@ -100,7 +101,8 @@ class Plan(Execution):
     was planned; arguments and outputs are the function's own. ``roles`` has the paths
     of the arguments that are the batch, the parameters, the optimizer's state or a cache, stated or inferred; ``static`` the
     numbers and names of static arguments. ``sharded`` is how every op is computed in the device-local program. ``schedule`` has
-    the cost after each tactic, if there were several.
+    the cost after each tactic, if there were several. ``compiler_options`` are options of XLA's compiler, which :meth:`jit`
+    passes on. ``evidence`` has what :func:`shardwise.tune` compiled or ran; a plan without it is a prediction.
 
     The examples of its methods continue from here:
 
@@ -135,6 +137,8 @@ class Plan(Execution):
     roles: Roles = field(default_factory=dict)
     static: tuple[int | str, ...] = ()
     schedule: tuple[ScheduleStep, ...] = ()
+    compiler_options: Mapping[str, str] = field(default_factory=dict)
+    evidence: Evidence | None = None
     # Not saved: the trees of arguments and results, the traced function, its Inquiry, its call, and a real mesh.
     trees: Any = field(default=None, compare=False)
     jaxpr: Any = field(default=None, compare=False)

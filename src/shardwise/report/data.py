@@ -11,7 +11,7 @@ from typing import Any, Final
 from shardwise.cost.predict import PARTS, Predicted
 from shardwise.plans.codec import encode
 from shardwise.plans.plan import ArrayPlan, Plan
-from shardwise.report.plan_text import decided, schedule_rows, shards, spec_text
+from shardwise.report.plan_text import decided, evidence_lines, schedule_rows, shards, spec_text
 from shardwise.report.program_text import listing_data
 from shardwise.report.units import si
 
@@ -46,7 +46,8 @@ def report_data(plan: Plan) -> dict[str, Any]:
         "variant": list(plan.variant.lines()),
         "sharded": [{"what": what, "axes": axes} for what, axes in sharded.items()],
         "decisions": rest,
-        "notes": list(plan.notes),
+        "notes": [*evidence_lines(plan), *plan.notes],
+        "evidence": plan.evidence and encode(plan.evidence),
         "predicted": p.to_json() | {"fits": p.fits},
         "arrays": [
             *(_array(plan, a, "argument") for a in plan.arguments),

@@ -83,6 +83,8 @@ def explain_text(plan: Plan, array: ArrayPlan) -> str:
         lines.append(f"  {c.kind} over {'·'.join(c.axes)}, {size}, for {c.op} at {c.source}")
     if not collectives:
         lines.append("  no collectives, neither for it nor for a cast or another view of it")
+    if plan.evidence is not None:
+        lines.append(f"  {evidence_lines(plan)[0]}")
     if plan.asked is not None:
         lines += ["  in the device-local program:", *_local_lines(plan, path)]
     return "\n".join(lines) + "\n"
@@ -146,6 +148,8 @@ def code_text(plan: Plan) -> str:
     lines += ["}", "out_specs = {"]
     lines += [f"    {_literal(a.path)}: {_call(a.spec)}," for a in plan.outputs]
     lines.append("}")
+    if plan.compiler_options:
+        lines += ["", f"compiler_options = {dict(plan.compiler_options)!r}  # of jax.jit"]
     if plan.constraints:
         lines += ["", "# Inside the function, with jax.lax.with_sharding_constraint:"]
     for c in plan.constraints:
@@ -263,7 +267,25 @@ def _roles(plan: Plan) -> list[str]:
     return ["; ".join(parts)] if parts else []
 
 
+def evidence_lines(plan: Plan) -> list[str]:
+    """Returns what judged a plan, its verdict and those on the other finalists; for a plan without, that it is a prediction."""
+    if plan.evidence is None:
+        return ["Times and memory are predictions; shardwise tune compiles the best few plans."]
+    judged, lines = plan.evidence.judged, list[str]()
+    memory = "" if judged.peak_bytes is None else f", peak memory {binary(judged.peak_bytes)}"
+    lines.append(f"Judged by {plan.evidence.judge}: step time {seconds(judged.time_s or 0.0)}{memory}")
+    for number, tried in enumerate(plan.evidence.tried):
+        verdict = tried.judged.refused or tried.judged.detail
+        if tried.judged.usable:
+            verdict = seconds(tried.judged.time_s or 0.0)
+        chosen = " (chosen)" if number == plan.evidence.chosen else ""
+        lines.append(f"  {tried.text}: predicted {seconds(tried.predicted_s)}, {verdict}{chosen}")
+    options = [f"{name}={value}" for name, value in plan.compiler_options.items()]
+    return lines + ([f"Compiler options: {', '.join(options)}"] if options else [])
+
+
 def _print_origin(page: Page, plan: Plan) -> None:
+    page.print("\n" + "\n".join(evidence_lines(plan)))
     if plan.baselines:
         best, time_s = plan.baselines[0], plan.predicted.time_s
         ratio = f" ({best.time_s / time_s:.2f}×)" if time_s else ""

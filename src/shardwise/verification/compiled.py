@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -70,11 +71,12 @@ def tpu_environment() -> dict[str, str]:
     return dict(_TPU_ENVIRONMENT)
 
 
-def make_mesh(axes: Any, backend: str = HOST) -> Any:
-    """Returns a mesh of automatic axes over the devices of a backend; ``axes`` in any form that ``MeshAxes.of`` takes."""
+def make_mesh(axes: Any, backend: str = HOST, order: Sequence[int] = ()) -> Any:
+    """Returns a mesh of automatic axes over the devices of a backend; ``axes`` in any form that ``MeshAxes.of`` takes,
+    ``order`` as in ``Plan.device_order``."""
     mesh_axes = MeshAxes.of(axes)
     if backend != HOST:
-        return _tpu_mesh(mesh_axes, backend)
+        return _tpu_mesh(mesh_axes, backend, order)
     devices = jax.devices("cpu")
     if len(devices) < mesh_axes.devices:
         raise CompileError(
@@ -85,7 +87,7 @@ def make_mesh(axes: Any, backend: str = HOST) -> Any:
     return planned_devices.make_mesh(mesh_axes, devices)
 
 
-def _tpu_mesh(mesh_axes: MeshAxes, backend: str) -> Any:
+def _tpu_mesh(mesh_axes: MeshAxes, backend: str, order: Sequence[int]) -> Any:
     if not re.fullmatch(r"v\w+:\d+(x\d+)*", backend):
         raise CompileError(
             f"unknown backend {backend!r}: use 'host' or a TPU topology such as 'v5e:4x4' or 'v5p:2x2x2'"
@@ -106,7 +108,7 @@ def _tpu_mesh(mesh_axes: MeshAxes, backend: str) -> Any:
             f"{backend} has {len(topology.devices)} devices, the mesh {mesh_axes} has {mesh_axes.devices}"
         )
     try:
-        return planned_devices.make_mesh(mesh_axes, topology.devices)
+        return planned_devices.make_mesh(mesh_axes, topology.devices, order)
     except (NotImplementedError, ValueError) as error:
         raise CompileError(f"the mesh {mesh_axes} cannot be laid out on {backend}: {error}") from error
 
@@ -129,12 +131,13 @@ def read_compiled(executable: Any, mesh: Mesh, backend: str = HOST) -> Compiled:
     return Compiled(
         backend=backend,
         collectives=read_collectives(module, MeshAxes.of(mesh)),
-        memory=_memory(executable.memory_analysis(), on_host=mesh.devices.flat[0].platform == "cpu"),
+        memory=read_memory(executable.memory_analysis(), on_host=mesh.devices.flat[0].platform == "cpu"),
         estimated_cycles=module.estimated_cycles,
     )
 
 
-def _memory(stats: Any, on_host: bool) -> Memory | None:
+def read_memory(stats: Any, on_host: bool) -> Memory | None:
+    """Reads what ``memory_analysis()`` returns."""
     if stats is None:
         return None
     temp, argument = int(stats.temp_size_in_bytes), int(stats.argument_size_in_bytes)

@@ -3,8 +3,8 @@
 The worst that a plan can do is to say that a program fits which the compiler then refuses. Programs of the zoo and of the
 corpus are made larger (more examples, nodes, particles) until their default plan for v5e:4x4 takes 70 to 100% of the usable
 memory, and are compiled up to the assignment of buffers. ``record`` appends to ``limits.jsonl`` what has no line there yet;
-``predict`` plans them again and prints the new predictions (``--write`` appends those of the same plan); without a command the page docs/benchmarks/limits.md is written.
-Nothing is fitted to the test set.
+``predict`` plans them again and prints the new predictions, ``--write`` appends those of the same plan to the records; without
+a command the page docs/benchmarks/limits.md is written. Nothing is fitted to the test set.
 
 Needs the corpus environment (``make .venv-corpus/.installed``). Every program runs in a separate process with a time limit.
 """
@@ -219,7 +219,7 @@ def page() -> str:
         f"default plan for {TOPOLOGY} takes 70 to 100% of the usable memory where that is possible, and compiled by XLA's TPU "
         "compiler up to the assignment of buffers, without a TPU. A plan that is said to fit and is refused is the worst that "
         "can happen. A plan is tight if its peak may be over the memory, by how the compiler lays out arrays "
-        "([cost](../cost.md#what-is-not-modeled)). Predictions are newer than the compiled plans.",
+        "([cost](../cost.md#how-it-is-made)). Predictions are newer than the compiled plans.",
         "",
         "The zoo and half of the corpus are the fit set, to which the cost model may be fitted; the other half is the test "
         "set, to which nothing is fitted.",

@@ -24,12 +24,12 @@ PAGE: Final = Path(__file__).parents[1] / "docs" / "benchmarks" / "scoreboard.md
 EQUAL: Final = 1.01
 HEAD: Final = f"""# Scoreboard
 
-Written by `make bench-scoreboard` from what `python -m benchmarks.fidelity.corpus record` compiled: programs of other packages
-and of the zoo, planned for {TOPOLOGY} with default settings and compiled to the end by XLA's TPU compiler without a TPU.
-Compute is the compiler's estimate of cycles; collectives are timed by our link formulas, those that the schedule puts beside compute
-only as far as they last longer. *named* is the strategy that the cost model ranks first on the found mesh; *fsdp* and *dp* are
-over all 16 chips. All are compiled as device-local programs, rematerialized where nothing else fits. "refused" is a program
-that exceeds the memory. Nothing was fitted to the test set.
+Written by `make bench-scoreboard` from what `python -m benchmarks.fidelity.corpus record` compiled: programs of other
+packages and of the zoo, planned for {TOPOLOGY} with default settings and compiled to the end by XLA's TPU compiler
+without a TPU. Compute is the compiler's estimate of cycles; collectives are timed by our link formulas, those that the
+schedule puts beside compute only as far as they last longer. *named* is the strategy that the cost model ranks first on
+the found mesh; *fsdp* and *dp* are over all 16 chips. All are compiled as device-local programs, rematerialized where
+nothing else fits. "refused" is a program that exceeds the memory. Nothing was fitted to the test set.
 """
 
 

@@ -3,8 +3,8 @@
 The worst that a plan can do is to say that a program fits which the compiler then refuses. Programs of the zoo and of the
 corpus are made larger (more examples, nodes, particles) until their default plan for v5e:4x4 takes 70 to 100% of the usable
 memory, and are compiled up to the assignment of buffers. ``record`` appends to ``limits.jsonl`` what has no line there yet;
-``predict`` plans them again and prints the new predictions; without a command the page docs/benchmarks/limits.md is written.
-Nothing is fitted to the test set.
+``predict`` plans them again and prints the new predictions, ``--write`` appends those of the same plan to the records; without
+a command the page docs/benchmarks/limits.md is written. Nothing is fitted to the test set.
 
 Needs the corpus environment (``make .venv-corpus/.installed``). Every program runs in a separate process with a time limit.
 """
@@ -126,6 +126,7 @@ def _compiled(program: Scalable, folder: Path) -> Record:
         "variant": str(plan.variant),
         "predicted": plan.predicted.peak_bytes,
         "usable": plan.predicted.usable_bytes,
+        "tight": is_tight(plan),
         "alive": [[a.label, a.nbytes, a.source] for a in plan.predicted.alive[:12]],
     }
     keep = Path(tempfile.gettempdir()) / "limits_hlo" / program.name
@@ -140,7 +141,7 @@ def load() -> dict[str, Record]:
     return {row["case"]: row for row in map(json.loads, lines)}
 
 
-def predicted_again(only: Sequence[str], split: str) -> None:
+def predicted_again(only: Sequence[str], split: str, write: bool) -> None:
     """Plans what was recorded again, and prints the new prediction where the plan has the same mesh and variant."""
     import jax
 
@@ -157,13 +158,21 @@ def predicted_again(only: Sequence[str], split: str) -> None:
             row["mesh"],
             row["variant"],
         )
-        again = row | {"predicted": plan.predicted.peak_bytes}
+        again = row | {"predicted": plan.predicted.peak_bytes, "tight": is_tight(plan)}
+        if same and write:
+            append(RECORDS, again)
         print(
             _line(again),
             "" if same else "another plan",
             f"(was {row['predicted'] / compiled_bytes(row):.2f})",
+            *(note[:64] for note in plan.notes if note.startswith("tight")),
             flush=True,
         )
+
+
+def is_tight(plan: Any) -> bool:
+    """Does the plan say that it may not fit?"""
+    return any(note.startswith("tight") for note in plan.notes)
 
 
 def compiled_bytes(row: Record) -> float:
@@ -188,9 +197,12 @@ def summary(rows: Sequence[Record]) -> str:
         return "nothing is recorded."
     ratios = sorted(r["predicted"] / compiled_bytes(r) for r in near)
     errors = [abs(ratio - 1) for ratio in ratios]
-    refused = [r["case"] for r in rows if "oom" in r]
+    refused = [r for r in rows if "oom" in r]
+    fit, tight = ([r for r in rows if r.get("tight", False) == state] for state in (False, True))
     return (
-        f"{len(rows)} programs, all said to fit; the compiler refuses **{len(refused)}**. {len(near)} take {SHARES[0]:.0%} of "
+        f"{len(rows)} programs. {len(fit)} are said to fit, of which the compiler refuses "
+        f"**{sum(r in fit for r in refused)}**; {len(tight)} are said to be tight, of which it refuses "
+        f"{sum(r in tight for r in refused)}. {len(near)} take {SHARES[0]:.0%} of "
         f"the memory or more by our prediction; of these, predicted over compiled is {ratios[0]:.2f} to {ratios[-1]:.2f}, the "
         f"median error {statistics.median(errors):.1%}, and {sum(ratio < 0.92 for ratio in ratios)} are more than 8% low."
     )
@@ -206,7 +218,8 @@ def page() -> str:
         f"Written by `python -m benchmarks.fidelity.limits`. Programs of the zoo and of the corpus, made larger until their "
         f"default plan for {TOPOLOGY} takes 70 to 100% of the usable memory where that is possible, and compiled by XLA's TPU "
         "compiler up to the assignment of buffers, without a TPU. A plan that is said to fit and is refused is the worst that "
-        "can happen. Predictions are those of the version that compiled a program.",
+        "can happen. A plan is tight if its peak may be over the memory, by how the compiler lays out arrays "
+        "([cost](../cost.md#how-it-is-made)). Predictions are newer than the compiled plans.",
         "",
         "The zoo and half of the corpus are the fit set, to which the cost model may be fitted; the other half is the test "
         "set, to which nothing is fitted.",
@@ -226,7 +239,7 @@ def page() -> str:
         figures = (
             f"{r['predicted'] / 2**30:.2f} | {compiled_bytes(r) / 2**30:.2f} | {r['predicted'] / compiled_bytes(r):.2f}"
         )
-        refused = "refused" if "oom" in r else ""
+        refused = ", ".join(["tight"] * r.get("tight", False) + ["refused"] * ("oom" in r))
         lines.append(f"| {name} | {r['split']} | {knob} {r[knob]:,} | {mesh}, {r['variant']} | {figures} | {refused} |")
     failed = [f"{r['case']} ({r['error'].splitlines()[0][:80]})" for r in rows if "error" in r]
     lines += ["", f"Not compiled: {', '.join(failed)}."] if failed else []
@@ -242,6 +255,7 @@ def main() -> int:
     predicting = commands.add_parser("predict", help="plan again what was compiled, of the fit set unless it is named")
     predicting.add_argument("--only", nargs="*", default=[])
     predicting.add_argument("--split", choices=["fit", "test"], default="fit")
+    predicting.add_argument("--write", action="store_true", help="append the predictions to the records")
     one = commands.add_parser("child", help=argparse.SUPPRESS)
     one.add_argument("name")
     one.add_argument("folder", type=Path)
@@ -249,7 +263,7 @@ def main() -> int:
     if asked.command == "record":
         record(asked.only, asked.again)
     elif asked.command == "predict":
-        predicted_again(asked.only, asked.split)
+        predicted_again(asked.only, asked.split, asked.write)
     elif asked.command == "child":
         program = next(p for p in scalable() if p.name == asked.name)
         write_result(asked.folder, lambda: _compiled(program, asked.folder))

@@ -6,8 +6,11 @@ import importlib.util
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import shardwise
 from shardwise.cost.compute import stream_s
 from shardwise.cost.layouts import narrow_rows
 from shardwise.errors import CompileError
@@ -17,7 +20,7 @@ from shardwise.lowering.sharding import ArrayType, Kind, Ring, Sharding, reshard
 from shardwise.verification.compiled import make_mesh, tpu_environment
 from tests.verification import fresh
 from tests.verification.host_programs import B, D, F, L
-from tests.verification.tpu_programs import STREAMED
+from tests.verification.tpu_programs import NARROW, STREAMED
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 needs_libtpu = pytest.mark.skipif(not LIBTPU, reason='needs libtpu: pip install "shardwise[tpu]"')
@@ -93,6 +96,19 @@ def test_few_rows_take_the_time_of_whole_registers(compiled: dict[str, Any]) -> 
         ratio, elements = narrow_rows(few, 2, profile.vector_tile), math.prod(few)
         times = [stream_s(4.0 * elements, share * elements, 0.0, profile) for share in (ratio, 1.0)]
         assert cycles / full == pytest.approx(times[0] / times[1], rel=0.1)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", NARROW)
+def test_what_may_be_padded_around_a_gather_is_not_said_to_fit(compiled: dict[str, Any], name: str) -> None:
+    """``shardwise.cost.uncertainty``: with a byte less than the compiler needs a plan is tight, or does not fit."""
+    fn, size, rows = NARROW[name]
+    args = (jax.ShapeDtypeStruct(size, jnp.float32), jax.ShapeDtypeStruct(rows, jnp.int32))
+    asked: dict[str, Any] = {"topology": "v5e:1x1", "allow_infeasible": True}
+    plan = shardwise.plan(fn, *args, memory_limit=compiled["narrow"][name] - 1, **asked)
+    assert not plan.predicted.fits or any(note.startswith("tight") for note in plan.notes), plan.predicted
+    roomy = shardwise.plan(fn, *args, memory_limit=4 * compiled["narrow"][name], **asked)
+    assert not any(note.startswith("tight") for note in roomy.notes), roomy.notes
 
 
 @needs_libtpu

@@ -58,6 +58,35 @@ def checked(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.lax.cond(total[0] > 0, lambda v: jax.pure_callback(lambda v: (1, v), like, v), lambda v: (0, v), total)
 
 
+def rows_of(table: jax.Array, rows: jax.Array) -> jax.Array:
+    return jnp.tanh(table[rows])
+
+
+def summed_rows(values: jax.Array, rows: jax.Array) -> jax.Array:
+    return jax.ops.segment_sum(values * 2, rows, 2**16)
+
+
+def chosen(tables: jax.Array, rows: jax.Array) -> jax.Array:
+    """One row of each example's table."""
+    return jax.vmap(lambda table, row: table[row])(tables, rows)
+
+
+def pixels(images: jax.Array, rows: jax.Array) -> jax.Array:
+    return jax.vmap(lambda image, row: image[row, row])(images, rows)
+
+
+#: Gathers and scatters of narrow rows: the shapes of an array of floats and of one of indices.
+NARROW: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
+    "rows of 3": (rows_of, (2**16, 3), (2**18,)),
+    "rows of 16": (rows_of, (2**16, 16), (2**18,)),
+    "rows of 64": (rows_of, (2**16, 64), (2**18,)),
+    "sums of rows of 16": (summed_rows, (2**18, 16), (2**18,)),
+    "rows of each table": (chosen, (2**12, 33, 64), (2**12,)),
+    "pixels": (pixels, (64, 64, 64, 3), (64, 64, 64)),
+    "elements": (rows_of, (2**18,), (2**18, 5)),
+}
+
+
 def minor_dimensions(text: str, shape: str) -> list[list[int]]:
     """The two minor dimensions of all arrays of a shape in a compiled program."""
     return [sorted(map(int, order.split(",")[:2])) for order in re.findall(rf"\[{shape}\]\{{([\d,]+):", text)]
@@ -145,6 +174,12 @@ def main() -> None:
     results["streamed"] = [[streamed_cycles(compiled_text(lambda x: x * 2 + 1, s)) for s in pair] for pair in STREAMED]
     plan = shardwise.plan(checked, shape(64, 8), mesh=GRID, topology="v5e:4x4", tactics=[]).on_mesh(mesh)
     results["received"] = plan.jit(checked).lower(shape(64, 8)).as_text().count("stablehlo.recv")
+    for name, (fn, size, rows) in NARROW.items():
+        dtypes = ((size, jnp.float32), (rows, jnp.int32))
+        args = [jax.ShapeDtypeStruct(s, dtype, sharding=alone) for s, dtype in dtypes]
+        m = jax.jit(fn).lower(*args).compile().memory_analysis()
+        sizes = (m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes)
+        results.setdefault("narrow", {})[name] = sum(sizes)
     for mesh, backend in (
         ({"data": 4}, "v5e:4x4"),
         ({"a": 8, "b": 8}, "v5p:4x4x4"),

@@ -138,10 +138,25 @@ def padded_elements(sizes: tuple[int, ...], tile: tuple[int, int], minor: Minor 
         large = [sizes[d] for d in minor]
     if len(large) <= 1:
         return max(total, lanes) if total <= lanes else _up(total, rows * lanes)
-    return min(
-        total // (a * b) * _up(a, lanes) * _up(b, 1 if b <= 1 else 2 if b <= 2 else 4 if b <= 4 else rows)
-        for a, b in itertools.permutations(large, 2)
-    )
+    return min(_tiled(total, a, b, tile) for a, b in itertools.permutations(large, 2))
+
+
+def row_major_elements(sizes: Sequence[int], tile: tuple[int, int]) -> int:
+    """Elements that an array takes in tiles of its two last dimensions, apart from those of size 1.
+
+    >>> row_major_elements((1000, 3), (8, 128)), row_major_elements((1000, 1, 256), (8, 128))
+    (128000, 256000)
+    """
+    large = tuple(s for s in sizes if s > 1)
+    if len(large) <= 1 or tile[0] == 1:
+        return padded_elements(large, tile)
+    return _tiled(math.prod(sizes), large[-1], large[-2], tile)
+
+
+def _tiled(total: int, minor: int, second: int, tile: tuple[int, int]) -> int:
+    """Elements of an array with these two minor dimensions, of ``total`` elements without padding."""
+    rows = 1 if second <= 1 else 2 if second <= 2 else 4 if second <= 4 else tile[0]
+    return total // (minor * second) * _up(minor, tile[1]) * _up(second, rows)
 
 
 def narrow_rows(shape: tuple[int, ...], itemsize: float, tile: tuple[int, int]) -> float:

@@ -12,6 +12,7 @@ import jax
 import shardwise
 from shardwise.capture.trace import JitOptions, Traced
 from shardwise.cost.model import TermKind
+from shardwise.cost.uncertainty import upper_bytes
 from shardwise.errors import InfeasibleError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.mesh import MeshAxes
@@ -45,9 +46,6 @@ from shardwise.transforms.variants import AS_IS, Wanted
 _SMALL: Final = "small, gathering would cost more"
 #: The share of the step time from which a kernel that every device computes whole is worth a note, and how many are noted.
 _MUCH: Final = 0.1
-#: The share of the usable memory from which a plan only just fits: of programs near the limit one in four is predicted more
-#: than 8% low (docs/benchmarks/limits.md).
-_TIGHT: Final = 0.92
 _MOST_WHOLE: Final = 3
 
 
@@ -243,7 +241,7 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome, slices: Sequence
     plan = assemble(captured.traced, decided.inquiry, settled, decided.decisions)
     plan = replace(
         plan,
-        notes=(*notes, *_tight_notes(settled), *plan.notes, *_unused_notes(decided.inquiry, settled)),
+        notes=(*notes, *_tight_notes(decided.inquiry, settled), *plan.notes, *_unused_notes(decided.inquiry, settled)),
         search=log and replace(log, variants=tried),
         variant=captured.variant,
         call=variants.call,
@@ -257,13 +255,14 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome, slices: Sequence
     return replace(plan, placement=placement.lines(), device_order=tuple(placement.order().reshape(-1).tolist()))
 
 
-def _tight_notes(settled: Settled) -> Iterator[str]:
-    """Says it if a plan fits, but only just."""
-    share = settled.predicted.peak_bytes / settled.predicted.usable_bytes
-    if _TIGHT < share <= 1:
+def _tight_notes(inquiry: Inquiry, settled: Settled) -> Iterator[str]:
+    """Says it if a plan fits by the lower end of its peak only."""
+    p = settled.predicted
+    upper = upper_bytes(inquiry.model, settled.lowered, p.curve)
+    if p.fits and upper > p.usable_bytes:
         yield (
-            f"tight: the peak is {share:.0%} of the usable memory, and predictions can be some percent low; "
-            "verify with the topology as its backend asks the compiler"
+            f"tight: the peak is between {size(p.peak_bytes)} and {size(upper)} of {size(p.usable_bytes)}, by how the "
+            "compiler lays out arrays; verify with the topology as its backend asks it, memory_limit=... leaves more room"
         )
 
 

@@ -271,7 +271,7 @@ def draw_resolution(shown: Shown, side: int) -> str:
         for cell in own:
             if cell.factor < 0:
                 continue
-            on = bool(state.factors[op.id][cell.factor])
+            on = bool(state.computes[op.id].assigned[cell.factor])
             marks.append(box(cell.x, cell.y, fill if on else "", "" if on else "whole"))
             marks.append(text(cell.x + CELL / 2, cell.y + 19, letter(cell.factor), "middle", "on" if on else ""))
         listed = [

@@ -30,7 +30,7 @@ from shardwise.tuning.finalists import Candidate, candidates, select, smaller
 from shardwise.tuning.judges import Finalist, Judge, Phase, TpuCompiler, find_judge
 
 #: A finalist is left out if even this share of its shortest predicted step time, with all communication overlapped, is longer
-#: than the best judged one: nine in ten predictions of compute are within it (docs/benchmarks/fidelity.md).
+#: than the best judged one. An estimate: predictions of programs that nothing was fitted to can be further off.
 _SURE: Final = 0.75
 #: How often further finalists are taken after all were refused.
 _ROUNDS: Final = 3

@@ -17,7 +17,7 @@ from shardwise.errors import PlanError, ShardwiseError
 if TYPE_CHECKING:
     from shardwise.plans.plan import Plan
 
-_REMAT: Final = {"yes": True, "no": None, "auto": "auto"}
+_REMAT: Final = {"yes": True, "no": None, "gathers": "gathers", "auto": "auto"}
 _INTERRUPTED: Final = 130
 
 
@@ -37,7 +37,7 @@ _PLANNING: Final = (
     argument("--tactics", metavar="NAMES", help="tactics in order, such as fsdp:data,auto:model (default: auto)"),
     *options.ROLES,
     argument("--microbatches", metavar="N", default="auto", type=_count, help="micro-batches (default: as few as fit)"),
-    argument("--remat", choices=tuple(_REMAT), default="auto", help="rematerialize layers (default: if needed to fit)"),
+    argument("--remat", choices=tuple(_REMAT), default="auto", help="rematerialize layers, or gathered parameters alone (default: if needed to fit)"),
     flag("--allow-infeasible", "return the smallest plan if none fits"),
     argument("--output", metavar="FILE.json", type=Path, help="save the plan there"),
     argument("--report", metavar="FILE.html", type=Path, help="write the plan as a page to open in a browser"),

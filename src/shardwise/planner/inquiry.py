@@ -160,7 +160,7 @@ class Variants:
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: JitOptions):
         self._call = fn, args, kwargs, options
-        self._traces: dict[bool, Traced] = {}
+        self._traces: dict[bool | str, Traced] = {}
         self._captured: dict[Variant, Captured] = {}
 
     @property

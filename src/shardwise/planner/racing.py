@@ -38,7 +38,7 @@ from shardwise.search.bounds import finest, peak_bound
 from shardwise.search.goal import thinned
 from shardwise.search.run import Budget, Ended
 from shardwise.search.searcher import Journal
-from shardwise.transforms.variants import AS_IS, Variant
+from shardwise.transforms.variants import AS_IS, GATHERS, Variant
 
 #: The patience of a short search (``Budget``), and the share of a budget that all short searches have.
 _SHORT: Final = 2.0
@@ -233,21 +233,24 @@ class Race:
 
     def vary(self, others: Sequence[Variant]) -> None:
         """Looks at further variants, with and without remat, as long as one could be faster than what fits."""
-        last = {False: list(self.arms)}  # by remat: the arms of the variant that was looked at last
-        stopped: set[bool] = set()
+        last: dict[bool | str, list[Arm]] = {False: list(self.arms)}  # the arms of the variant that was looked at last
+        stopped: set[bool | str] = set()
         for variant in others:
             if self.asked.searches:
                 self._search(self._short, short=True)  # what fits already is the limit for further variants
             remat = variant.remat
-            arms = last.get(remat) or last[False]
+            arms = last.get(remat) or last.get(GATHERS) or last[False]
             if remat in stopped or variant.microbatches < self._needed(remat, last.get(remat, [])):
                 continue
+            if remat == GATHERS and not last[False]:
+                continue  # it does not fit for its stored values alone, and these are the same
             placed = self._promising(arms, remat) if arms else self._best_meshes()
             near = [] if placed or variant.microbatches == 2 else self._near_best(arms)
             try:
                 looked = self.look(variant, placed or near) if placed or near else []
             except VariantError as error:
-                self.tried[variant] = VariantTried(str(variant), why=str(error))
+                if remat != GATHERS:  # it is only for programs with unrolled layers
+                    self.tried[variant] = VariantTried(str(variant), why=str(error))
                 looked, placed, near = [], [], []
             if not placed and not near:
                 stopped.add(remat)
@@ -271,21 +274,21 @@ class Race:
         limit = (1 + _NEAR) * self._limit_ps()
         return self._best_meshes() if any(a.best.fits and a.best.total.time_ps < limit for a in arms) else []
 
-    def _needed(self, remat: bool, arms: Sequence[Arm]) -> float:
+    def _needed(self, remat: bool | str, arms: Sequence[Arm]) -> float:
         """The fewest micro-batches in which a state could fit that is faster than the best so far."""
-        counts = [v.microbatches * share for v, share in self.hopeless.items() if v.remat is remat]
+        counts = [v.microbatches * share for v, share in self.hopeless.items() if v.remat == remat]
         limit = self._limit_ps()
         parts = [c.microbatches for arm in arms for c in arm.candidates(limit) if c.in_parts_ps < limit]
         return max([*counts, min(parts, default=0)])
 
-    def _promising(self, arms: Sequence[Arm], remat: bool) -> list[Placement]:
+    def _promising(self, arms: Sequence[Arm], remat: bool | str) -> list[Placement]:
         """The meshes of some arms that could be the fastest in micro-batches, or rematerialized if they are not yet, a few."""
         if self.asked.search.goal.memory:  # as long as the last variant needed less memory than those before it
             return self._best_meshes() if self.best_arm in arms else []
         fastest: dict[Placement, float] = {}
         limit = self._limit_ps()
         for arm in arms:
-            same = arm.captured.variant.remat is remat
+            same = arm.captured.variant.remat == remat
             time = min((c.in_parts_ps if same else c.time_ps for c in arm.candidates(limit)), default=limit)
             if time < limit:
                 fastest[arm.placement] = min(time, fastest.get(arm.placement, time))

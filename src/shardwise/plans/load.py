@@ -15,6 +15,7 @@ from shardwise.lowering.decisions import State
 from shardwise.lowering.sharded_program import ShardedProgram, read_sharded
 from shardwise.plans.codec import decode, digest, parse_json, saved_fields
 from shardwise.plans.plan import SCHEMA, Plan
+from shardwise.transforms.variants import GATHERS
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
@@ -96,6 +97,8 @@ def _problems(plan: Plan) -> Iterator[str]:
         yield "device_order: expected every device once, by number"
     elif order and len(order) != mesh.devices:
         yield f"device_order: {len(order)} devices for a mesh of {mesh.devices}"
+    if plan.variant.remat not in (False, True, GATHERS):
+        yield f"variant: remat is true, false or {GATHERS!r}"
     if plan.variant.microbatches < 1 or (plan.variant.microbatches > 1) != bool(batch):
         yield "variant: expected at least one micro-batch, and with more than one the arguments that are split"
     try:

@@ -159,11 +159,11 @@ def _block(flat: Flat, first: int, end: int, outputs: set[int]) -> Block | None:
     if not dropped or not inputs or any(steps[k].equation.effects for k in again):
         return None
     at = min(u for v in dropped for u in users[v] if u >= end)
-    cotangent = _cotangent(flat, at)
+    cotangent = cotangent_at(flat, at)
     return None if cotangent is None else Block(at, tuple(again[::-1]), tuple(inputs), tuple(dropped), cotangent)
 
 
-def _cotangent(flat: Flat, at: int) -> int | None:
+def cotangent_at(flat: Flat, at: int) -> int | None:
     """Returns a value of the backward pass that is ready at a step, and read there or as soon as possible after."""
     for step in map(flat.steps.__getitem__, range(at, len(flat.steps))):
         ready = [v for v in step.reads if (k := flat.producer.get(v, at)) < at and flat.steps[k].is_backward]

@@ -17,10 +17,13 @@ from shardwise.capture.trace import JitOptions, Traced, trace
 from shardwise.errors import VariantError
 from shardwise.ir.paths import find_paths
 from shardwise.tactics.roles import NAME_THEM, Roles
+from shardwise.transforms.gathers import gather_again
 from shardwise.transforms.microbatch import microbatched
 from shardwise.transforms.remat import rematerialize
 
 AUTO: Final = "auto"
+#: A value of ``remat``: only the gathered copies of parameters are made again.
+GATHERS: Final = "gathers"
 #: The most parts.
 _MOST_PARTS: Final = 64
 
@@ -29,11 +32,11 @@ _MOST_PARTS: Final = 64
 class Variant:
     """``microbatches``: the number of parts in which the batch is computed, one after the other; ``batch``: the paths of its
     arguments, whose first dimension is the examples. ``remat``: whether loops and repeated blocks are computed again in the
-    backward pass."""
+    backward pass, or with ``GATHERS`` parameters are gathered again there."""
 
     microbatches: int = 1
     batch: tuple[str, ...] = ()
-    remat: bool = False
+    remat: bool | str = False
 
     def lines(self) -> tuple[str, ...]:
         """Returns a description, empty for the unchanged program."""
@@ -41,13 +44,15 @@ class Variant:
         if self.microbatches > 1:
             more = f" and {len(self.batch) - 1} more" if len(self.batch) > 1 else ""
             lines.append(f"{self.microbatches} micro-batches of {self.batch[0]}{more}, one after the other")
-        if self.remat:
+        if self.remat == GATHERS:
+            lines.append("the backward pass gathers parameters again")
+        elif self.remat:
             lines.append("loops and repeated blocks keep their carry, and compute the rest again")
         return tuple(lines)
 
     def __str__(self) -> str:
         parts = [f"{self.microbatches} micro-batches"] if self.microbatches > 1 else []
-        again = ["rematerialized"] if self.remat else []
+        again = ["parameters gathered again"] if self.remat == GATHERS else ["rematerialized"] if self.remat else []
         return ", ".join(parts + again) or "as it is"
 
 
@@ -57,7 +62,7 @@ AS_IS: Final = Variant()
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The requested variants: a number or ``"auto"``, true or ``"auto"``; None is the unchanged program."""
+    """The requested variants: a number or ``"auto"``; true, ``"gathers"`` or ``"auto"``. None is the unchanged program."""
 
     microbatches: int | str | None = None
     remat: bool | str | None = None
@@ -66,8 +71,8 @@ class Wanted:
         count, problems = self.microbatches, []
         if count not in (None, AUTO) and not (type(count) is int and count >= 1):
             problems.append(f"microbatches is a whole number above zero or 'auto', not {count!r}")
-        if self.remat not in (None, False, True, AUTO):
-            problems.append(f"remat is True, False or 'auto', not {self.remat!r}")
+        if self.remat not in (None, False, True, GATHERS, AUTO):
+            problems.append(f"remat is True, False, 'gathers' or 'auto', not {self.remat!r}")
         if problems:
             raise VariantError("; ".join(problems))
 
@@ -78,7 +83,7 @@ class Wanted:
 
     def variants(self, traced: Traced, roles: Roles) -> list[Variant]:
         """Returns the variants to try, those with fewer parts first."""
-        remat = [False, True] if self.remat == AUTO else [bool(self.remat)]
+        remat = [False, GATHERS, True] if self.remat == AUTO else [self.remat or False]
         counts, paths = [1], tuple[str, ...]()
         if self.microbatches not in (None, 1):
             try:
@@ -115,14 +120,14 @@ def trace_variant(
     kwargs: Mapping[str, Any],
     options: JitOptions,
     variant: Variant,
-    traces: dict[bool, Traced] | None = None,
+    traces: dict[bool | str, Traced] | None = None,
 ) -> Traced:
-    """Traces a variant of a function. ``traces``: a cache of the function as it is, and rematerialized (true)."""
+    """Traces a variant of a function. ``traces``: a cache of the function, by ``remat``."""
     traces = {} if traces is None else traces
     if False not in traces:
         traces[False] = trace(fn, args, kwargs, options)
     if variant.remat not in traces:
-        traces[True] = rematerialize(traces[False])
+        traces[variant.remat] = (gather_again if variant.remat == GATHERS else rematerialize)(traces[False])
     traced, count = traces[variant.remat], variant.microbatches
     try:
         return microbatched(traced, variant.batch, count) if count > 1 else traced

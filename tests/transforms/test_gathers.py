@@ -89,3 +89,10 @@ def test_scanned_layers_gather_again_anyway() -> None:
     program = zoo.load("gpt", "tiny")
     with pytest.raises(VariantError, match="no parameter that products of the forward and of the backward pass"):
         shardwise.plan(program.fn, *program.args, mesh={"data": 4}, tactics=[FSDP("data")], remat=GATHERS)
+
+
+def test_it_is_tried_where_nothing_fits_otherwise() -> None:
+    where = small_memory("v5e:2x2", 170 << 20)
+    assert planned(wide(), topology=where).variant.remat == GATHERS
+    kept = planned(wide(), topology=where, remat=False)
+    assert kept.variant == Variant() and not kept.predicted.fits

@@ -37,7 +37,12 @@ _PLANNING: Final = (
     argument("--tactics", metavar="NAMES", help="tactics in order, such as fsdp:data,auto:model (default: auto)"),
     *options.ROLES,
     argument("--microbatches", metavar="N", default="auto", type=_count, help="micro-batches (default: as few as fit)"),
-    argument("--remat", choices=tuple(_REMAT), default="auto", help="rematerialize layers, or gathered parameters alone (default: if needed to fit)"),
+    argument(
+        "--remat",
+        choices=tuple(_REMAT),
+        default="auto",
+        help="rematerialize layers, or gathered parameters alone (default: if needed to fit)",
+    ),
     flag("--allow-infeasible", "return the smallest plan if none fits"),
     argument("--output", metavar="FILE.json", type=Path, help="save the plan there"),
     argument("--report", metavar="FILE.html", type=Path, help="write the plan as a page to open in a browser"),

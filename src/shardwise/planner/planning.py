@@ -111,7 +111,7 @@ def plan(
         examples) is computed, one after the other, with the same result; ``"auto"`` tries some if it does not fit otherwise.
       remat: loops and repeated blocks (layers, scanned or unrolled) keep only what they carry, and the backward pass recomputes
         the rest; with ``"gathers"`` the backward pass only gathers parameters of unrolled layers again, instead of keeping
-        the copies of the forward pass; ``"auto"`` tries both.
+        the copies of the forward pass; ``"auto"`` tries both, and without ``remat`` the latter is tried if nothing fits.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
 
     >>> import jax, shardwise

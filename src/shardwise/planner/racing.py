@@ -127,7 +127,8 @@ class Race:
                 self.placed += parts
                 self.look(first, parts)
                 self.search()
-            if self.asked.wanted.open and not self.journal.interrupted:
+            fits = self.best_arm is not None and self.best_arm.best.fits
+            if (self.asked.wanted.open or not fits) and not self.journal.interrupted:
                 self.vary(others)
                 self.search()
             if not self.arms and not self.failed:
@@ -245,7 +246,7 @@ class Race:
             if remat == GATHERS and not last[False]:
                 continue  # it does not fit for its stored values alone, and these are the same
             placed = self._promising(arms, remat) if arms else self._best_meshes()
-            near = [] if placed or variant.microbatches == 2 else self._near_best(arms)
+            near = self._near_best(arms) if not placed and variant.microbatches > 2 else []
             try:
                 looked = self.look(variant, placed or near) if placed or near else []
             except VariantError as error:
@@ -321,7 +322,7 @@ class Race:
         elif not self.is_open and self.asked.searches_all:
             best = _suited(best)
         settled = best.inquiry.settle(best.decisions)
-        tried = tuple(self.tried.values()) if self.asked.wanted.open else ()
+        tried = tuple(self.tried.values()) if self.asked.wanted.open or len(self.tried) > 1 else ()
         log = self._log(best, mesh) if self.asked.searches or self.is_open else None
         return Outcome(arm.captured, best, settled, log, tried)
 

@@ -62,7 +62,8 @@ AS_IS: Final = Variant()
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The requested variants: a number or ``"auto"``; true, ``"gathers"`` or ``"auto"``. None is the unchanged program."""
+    """The requested variants: a number or ``"auto"``; true, false, ``"gathers"`` or ``"auto"``. None is the unchanged
+    program, which may gather parameters again if it does not fit otherwise."""
 
     microbatches: int | str | None = None
     remat: bool | str | None = None
@@ -78,12 +79,13 @@ class Wanted:
 
     @property
     def open(self) -> bool:
-        """Whether there is a choice."""
+        """Whether the function may be changed as is best."""
         return AUTO in (self.microbatches, self.remat)
 
     def variants(self, traced: Traced, roles: Roles) -> list[Variant]:
         """Returns the variants to try, those with fewer parts first."""
-        remat = [False, GATHERS, True] if self.remat == AUTO else [self.remat or False]
+        open_remat: dict[bool | str | None, list[bool | str]] = {None: [False, GATHERS], AUTO: [False, GATHERS, True]}
+        remat = open_remat.get(self.remat) or [self.remat or False]
         counts, paths = [1], tuple[str, ...]()
         if self.microbatches not in (None, 1):
             try:

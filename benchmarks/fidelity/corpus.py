@@ -160,7 +160,7 @@ def _planned(case: Case, strategy: str) -> Any:
         *args,
         mesh=dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
         tactics=[_Saved(baseline.decisions)],
-        remat=variant.remat or None,
+        remat=variant.remat,
         microbatches=variant.microbatches if variant.microbatches > 1 else None,
         **options,
     )
@@ -224,7 +224,7 @@ def predicted(case: Any, row: Record) -> Any:
         topology=TOPOLOGY,
         tactics=[_Saved([codec.decode(Decision, data, "decisions") for data in row["decisions"]])],
         microbatches=row["microbatches"] if row["microbatches"] > 1 else None,
-        remat=row["remat"] or None,
+        remat=row["remat"],
         donate_argnums=case.donate,
         allow_infeasible=True,
     )

@@ -251,11 +251,6 @@ def variable(aval: Any) -> Any:
     return jex_core.Var(_plain(aval))
 
 
-def is_dropped(variable: Any) -> bool:
-    """Returns whether a result of an equation is not used."""
-    return str(variable) == "_"
-
-
 def _plain(aval: Any) -> Any:
     """Returns an abstract array without its sharding."""
     return aval if not hasattr(aval, "dtype") or is_reference(aval) else resized(aval, aval.shape)

@@ -168,7 +168,7 @@ class _Stretch:
         env = dict(zip(self._read, placeholder.invars, strict=True))
         kept = dict(zip(self._results, placeholder.outvars, strict=True))
         used = {v for step in self._steps for v in step.reads}
-        kept = {v: out for v, out in kept.items() if v not in used or not internals.is_dropped(out)}
+        kept = {v: out for v, out in kept.items() if v not in used or str(out) != "_"}  # JAX drops what nothing uses
         equations = []
         for step in self._steps:
             atoms = [env[atom] if isinstance(atom, int) else atom for atom in step.operands]

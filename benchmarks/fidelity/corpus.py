@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Final
@@ -280,6 +280,20 @@ def compare(only: Iterable[str], split: str, name_test_set: bool) -> None:
             print(f"{name} set, {len(cases)} cases of {len({r['program'] for r, _ in cases})} programs")
             for what in ("s", "compute_s", "bytes"):
                 print(f"  {what:10} {summary([_ratio(f, what) for _, f in cases if _ratio(f, what)])}")
+            print(f"  s, learned {summary(list(_learned(cases)))}")
+
+
+def _learned(cases: list[tuple[Record, dict[str, float]]]) -> Iterator[float]:
+    """Predicted over compiled step times, if other strategies of the same program were compiled before, as ``tune`` learns from
+    them: compute is corrected by the median of their errors. Strategies that made the same plan count once."""
+    by_program: dict[str, dict[str, dict[str, float]]] = {}
+    for row, f in cases:
+        if f["compiled_compute_s"] and f["predicted_compute_s"]:
+            by_program.setdefault(row["program"], {})[json.dumps([row["mesh"], row["decisions"]])] = f
+    for plans in by_program.values():
+        for f in plans.values() if len(plans) > 1 else ():
+            factor = statistics.median(1 / _ratio(g, "compute_s") for g in plans.values() if g is not f)
+            yield (f["predicted_s"] + (factor - 1) * f["predicted_compute_s"]) / f["compiled_s"]
 
 
 def _ratio(f: dict[str, float], what: str) -> float:

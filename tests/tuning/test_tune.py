@@ -6,15 +6,18 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import pytest
 
 import shardwise
+from shardwise.cost.memory import BLOCK
+from shardwise.cost.model import Cost
 from shardwise.errors import InfeasibleError
-from shardwise.plans.evidence import Judged
-from shardwise.tuning import compiling, judges
+from shardwise.plans.evidence import Correction, Judged
+from shardwise.tuning import compiling, finalists, judges
 from shardwise.tuning import tune as tuning
 
 SHAPES = [jax.ShapeDtypeStruct(s, "float32") for s in [(256, 256), (4096, 256)]]
@@ -104,3 +107,70 @@ def test_devices_measure(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(TypeError, match="finalist"):
         shardwise.tune(step, *SHAPES, finalist=2)
+
+
+class Slow:
+    """A judge for which compute takes a multiple of what is predicted, and arrays a multiple of their memory."""
+
+    name = "a slow judge"
+
+    def __init__(self, compute: float, memory: float = 1.0):
+        self.compute, self.memory = compute, memory
+        self.rounds: list[list[str]] = []
+
+    def judge(self, finalists: Any, hopeless: Any, phase: Any) -> Iterator[tuple[int, Judged]]:
+        self.rounds.append([f.plan.summary() for f in finalists])
+        for number, finalist in enumerate(finalists):
+            p = finalist.plan.predicted
+            compute_s = p.compute_s * self.compute
+            yield (
+                number,
+                Judged(compute_s + p.time_s - p.compute_s, int(p.peak_bytes * self.memory), compute_s=compute_s),
+            )
+
+
+class Costed:
+    """As much of a candidate as learning reads."""
+
+    def __init__(self, compute_ps: int, comm_ps: int, peak_blocks: int):
+        inquiry = SimpleNamespace(model=SimpleNamespace(usable_blocks=100))
+        self.decided = SimpleNamespace(total=Cost(compute_ps, comm_ps, 0, peak_blocks), inquiry=inquiry)
+
+
+def test_factors_are_medians_of_what_was_judged() -> None:
+    one, other = Costed(1000, 100, 50), Costed(2000, 0, 100)
+    verdicts = [Judged(3.1e-9, 25 * BLOCK, compute_s=3e-9), Judged(2e-9, 100 * BLOCK, compute_s=2e-9)]
+    assert finalists.learned(list(zip([one, other], verdicts, strict=True))) == Correction(2.0, 0.75)
+    assert finalists.learned([(one, Judged(2.2e-9))]) == Correction(2.0, 1.0), "without compute, the whole step"
+    assert finalists.learned([(one, Judged(refused="out of memory"))]) == Correction()
+
+
+def test_candidates_are_ranked_again() -> None:
+    """Where compute takes half as long, one that communicates less wins; where memory is less, one fits that did not."""
+    judged, quiet, large = Costed(1000, 400, 50), Costed(1300, 200, 50), Costed(900, 200, 150)
+    ranked = [judged, quiet, large]
+
+    def after(found: Correction, best_s: float) -> list[Any]:
+        return finalists.promising(ranked, [judged], found, best_s, count=2)
+
+    assert after(Correction(), 1400e-12) == []
+    assert after(Correction(compute=0.5), 900e-12) == [quiet]
+    assert after(Correction(memory=0.5), 1400e-12) == [large]
+    assert after(Correction(compute=0.5, memory=0.5), 900e-12) == [large, quiet]
+
+
+def test_further_finalists_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All candidates are expected to be faster, and none is judged twice."""
+    monkeypatch.setattr(tuning, "promising", lambda ranked, judged, *_: [c for c in ranked if c not in judged][:1])
+    judge = Slow(compute=3.0, memory=0.5)
+    plan = tuned(monkeypatch, judge, finalists=1)
+    assert plan.evidence is not None and len(judge.rounds) == 3 == len(plan.evidence.tried)
+    assert plan.evidence.correction.compute == pytest.approx(3, rel=1e-3)
+    assert "Learned for this program: compute × 3.00, memory × 0.50 of what is predicted" in str(plan)
+    assert len({name for names in judge.rounds for name in names}) == 3
+
+
+def test_a_judge_that_agrees_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Slow(compute=1.0)
+    plan = tuned(monkeypatch, judge, finalists=2)
+    assert len(judge.rounds) == 1 and plan.evidence is not None and plan.evidence.chosen == 0

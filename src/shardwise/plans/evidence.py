@@ -29,6 +29,7 @@ class Judged:
     collectives: tuple[CompiledMoves, ...] = ()
     refused: str = ""
     detail: str = ""
+    compute_s: float | None = None
 
     @property
     def usable(self) -> bool:
@@ -56,12 +57,22 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
+class Correction:
+    """What the judge found over what was predicted, for this program: the factors of compute time and of peak memory."""
+
+    compute: float = 1.0
+    memory: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
-    """The finalists in the order of their predicted rank, the number of the chosen one, and what judged them."""
+    """The finalists in the order in which they were judged, the number of the chosen one, what judged them, and by what factors
+    predictions were corrected before the last round of finalists was chosen."""
 
     judge: str
     tried: tuple[Tried, ...]
     chosen: int
+    correction: Correction = field(default_factory=Correction)
 
     @property
     def judged(self) -> Judged:

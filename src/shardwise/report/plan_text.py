@@ -11,6 +11,7 @@ from typing import Final
 from shardwise.cost.predict import Moved
 from shardwise.ir.paths import collapsed
 from shardwise.lowering.decisions import Pin, Shard
+from shardwise.plans.evidence import Correction
 from shardwise.plans.plan import ArrayPlan, Plan, Spec
 from shardwise.report.page import Page
 from shardwise.report.program_text import laid_out, touching
@@ -280,6 +281,11 @@ def evidence_lines(plan: Plan) -> list[str]:
             verdict = seconds(tried.judged.time_s or 0.0)
         chosen = " (chosen)" if number == plan.evidence.chosen else ""
         lines.append(f"  {tried.text}: predicted {seconds(tried.predicted_s)}, {verdict}{chosen}")
+    found = plan.evidence.correction
+    if found != Correction():
+        lines.append(
+            f"Learned for this program: compute × {found.compute:.2f}, memory × {found.memory:.2f} of what is predicted"
+        )
     options = [f"{name}={value}" for name, value in plan.compiler_options.items()]
     return lines + ([f"Compiler options: {', '.join(options)}"] if options else [])
 

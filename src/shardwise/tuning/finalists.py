@@ -5,19 +5,28 @@ Problem. The states that a search evaluated last differ in details, and an error
 Idea. Two plans are of one *kind* if they are of one variant and cut the largest arguments and inner values into the same
 numbers of parts. Of each kind the best is a candidate. The finalists are the predicted best, the best named strategies (each at
 its best variant and mesh), one plan that needs much less memory, and the next best.
+
+Learning. An error of the cost model that all finalists share is known after the first of them: the judge's compute time and
+peak memory over the predicted ones. With these two factors (``Correction``) all candidates are ranked again, also those that
+were predicted not to fit, and one that is now expected to be faster than the best so far becomes a finalist.
+
+Weak. Two factors for the whole program: an error that only some candidates have is not seen.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from shardwise.cost.model import Cost
 from shardwise.lowering.decisions import Shard
 from shardwise.planner.arms import Arm, Decided
 from shardwise.planner.racing import Race
+from shardwise.plans.evidence import Correction, Judged
 from shardwise.tactics.auto import Auto
 
 #: The largest arguments, and the largest inner values, that make a plan's kind.
@@ -25,6 +34,8 @@ _LARGEST: Final = 6
 #: The share of finalists that are named strategies, and the share of the best plan's memory that the small one has at most.
 _NAMED: Final = 1 / 3
 _SMALLER: Final = 0.75
+#: A further finalist must be expected to be faster than the best by this share.
+_GAIN: Final = 0.01
 FOUND: Final = "found"
 
 
@@ -43,14 +54,13 @@ class Candidate:
 
 
 def candidates(race: Race) -> list[Candidate]:
-    """Returns the best plan of each kind on all arms that is predicted to fit, the best first; if none fits, the best."""
+    """Returns the best plan of each kind on all arms, the best first; those that do not fit come last."""
     every = [c for arm in race.arms if not arm.hopeless for c in _on_arm(race, arm)]
     every.sort(key=lambda c: (c.rank, c.name != FOUND))
     best: dict[object, Candidate] = {}
     for candidate in every:
         best.setdefault(candidate.kind, candidate)
-    fitting = [c for c in best.values() if c.decided.fits]
-    return fitting or list(best.values())[:1]
+    return list(best.values())
 
 
 def _on_arm(race: Race, arm: Arm) -> Iterator[Candidate]:
@@ -96,7 +106,9 @@ def _largest(analysis: Any) -> list[tuple[int, ...]]:
 
 
 def select(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Returns at most ``count`` candidates, in order: the best, named strategies, a small one, and the next best."""
+    """Returns at most ``count`` candidates that fit, in order: the best, named strategies, a small one, and the next best; if
+    none fits, the best."""
+    ranked = [c for c in ranked if c.decided.fits] or ranked[:1]
     strategies: dict[str, Candidate] = {}
     for candidate in ranked:
         if candidate.name != FOUND:  # each once, whatever its axes are called
@@ -111,6 +123,39 @@ def select(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
 def smaller(ranked: Sequence[Candidate], refused: Collection[Candidate], count: int) -> list[Candidate]:
     """Returns further candidates after all finalists were refused: those that need less memory than any of them."""
     least = min(c.decided.total.peak_blocks for c in refused)
-    left = [c for c in ranked if c.decided.total.peak_blocks < least]
+    left = [c for c in ranked if c.decided.fits and c.decided.total.peak_blocks < least]
     by_memory = sorted(left, key=lambda c: c.decided.total.peak_blocks)
     return sorted(dict.fromkeys([*left[: count // 2], *by_memory[: count - count // 2]]), key=lambda c: c.rank)
+
+
+def learned(judged: Sequence[tuple[Candidate, Judged]]) -> Correction:
+    """Returns the correction that candidates and verdicts show: medians, so that one odd finalist does not decide."""
+    compute, memory = [], []
+    for candidate, verdict in judged:
+        total = candidate.decided.total
+        if verdict.time_s is not None and total.compute_ps:
+            predicted_s = total.time_s if verdict.compute_s is None else total.compute_ps * 1e-12
+            compute.append((verdict.compute_s or verdict.time_s) / predicted_s)
+        if verdict.peak_bytes and not verdict.refused:
+            memory.append(verdict.peak_bytes / total.peak_bytes)
+    return Correction(statistics.median(compute or [1.0]), statistics.median(memory or [1.0]))
+
+
+def corrected(candidate: Candidate, correction: Correction) -> Cost:
+    """Returns the cost of a candidate as the judge is expected to see it."""
+    total = candidate.decided.total
+    return replace(
+        total,
+        compute_ps=round(total.compute_ps * correction.compute),
+        peak_blocks=round(total.peak_blocks * correction.memory),
+    )
+
+
+def promising(
+    ranked: Sequence[Candidate], judged: Collection[Candidate], correction: Correction, faster_than_s: float, count: int
+) -> list[Candidate]:
+    """Returns at most ``count`` further candidates that are expected to fit and to be faster, the fastest first."""
+    costs = {c: corrected(c, correction) for c in ranked if c not in judged}
+    fitting = [c for c in costs if costs[c].peak_blocks <= c.decided.inquiry.model.usable_blocks]
+    faster = [c for c in fitting if costs[c].time_s < faster_than_s * (1 - _GAIN)]
+    return sorted(faster, key=lambda c: costs[c].time_ps)[:count]

@@ -140,7 +140,7 @@ class TpuCompiler:
         transfers = [Transfer(kind, axes and tuple(axes), *counts) for kind, axes, *counts in result["transfers"]]
         step = step_time(result["cycles"], transfers, finalist.plan.inquiry.cost.placement)
         moves = tuple(CompiledMoves(kind, tuple(axes), count, nbytes) for kind, axes, count, nbytes in result["moves"])
-        return Judged(step.time_s, result["peak_bytes"], moves)
+        return Judged(step.time_s, result["peak_bytes"], moves, compute_s=step.compute_s)
 
 
 def _result(future: Future[Result]) -> Result:

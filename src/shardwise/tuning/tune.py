@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import jax
@@ -21,18 +21,18 @@ from shardwise.planner.devices import under_explicit
 from shardwise.planner.inquiry import Variants
 from shardwise.planner.planning import asked_of, plan, plan_of, with_devices
 from shardwise.planner.racing import Race
-from shardwise.plans.evidence import Evidence, Judged, Tried
+from shardwise.plans.evidence import Correction, Evidence, Judged, Tried
 from shardwise.plans.plan import Plan
 from shardwise.tactics.roles import complete_roles
 from shardwise.transforms.variants import AS_IS
 from shardwise.tuning.compiling import Cache
-from shardwise.tuning.finalists import Candidate, candidates, select, smaller
+from shardwise.tuning.finalists import Candidate, candidates, learned, promising, select, smaller
 from shardwise.tuning.judges import Finalist, Judge, Phase, TpuCompiler, find_judge
 
 #: A finalist is left out if even this share of its shortest predicted step time, with all communication overlapped, is longer
 #: than the best judged one. An estimate: predictions of programs that nothing was fitted to can be further off.
 _SURE: Final = 0.75
-#: How often further finalists are taken after all were refused.
+#: The most rounds of finalists.
 _ROUNDS: Final = 3
 JUDGES: Final = ("auto", "compiler", "devices")
 
@@ -54,11 +54,13 @@ def tune(
     """Plans a function as :func:`shardwise.plan` does, compiles or runs the best few plans, and returns the best of those.
 
     The finalists differ in kind: what the search found on all meshes and in all variants, from fast to small, and the best
-    named strategies. ``plan.evidence`` has the figures of all of them; a plan that was refused for memory is never returned.
+    named strategies. What the first ones show about the predictions for this program ranks all plans again, and those that are
+    now expected to be faster than the best are judged too. ``plan.evidence`` has the figures of all of them; a plan that was
+    refused for memory is never returned.
 
     Args:
       fn, args, kwargs: as in :func:`shardwise.plan`.
-      finalists: how many plans are judged.
+      finalists: how many plans are judged in the first round; there are at most two more, half as large.
       judge: ``"devices"`` runs them on ``jax.devices()``, with random data in rounds that take turns; ``"compiler"`` compiles
         them for a TPU topology, without a TPU (needs ``shardwise[tpu]``). ``"auto"`` takes the devices if they are those that
         the plan is for.
@@ -108,6 +110,8 @@ class _Tuning:
     kwargs: Mapping[str, Any]
     asked: Asked
     options: Mapping[str, str]
+    correction: Correction = field(default_factory=Correction)
+    interrupted: bool = False
 
     def run(self, count: int, how: str, compiler: Callable[[str], Judge]) -> Plan:
         asked = self.asked
@@ -125,14 +129,19 @@ class _Tuning:
         chosen = select(ranked, count)
         judged: list[tuple[Candidate, Finalist, Judged]] = []
         for _ in range(_ROUNDS):
-            judged += self._judge(judge, chosen)
-            if any(verdict.usable for _, _, verdict in judged):
+            judged += self._judge(judge, chosen, _fastest_s(judged))
+            before, best_s = [c for c, _, _ in judged], _fastest_s(judged)
+            if math.isinf(best_s):
+                chosen = smaller(ranked, before, count)
+            elif asked.search.goal.memory:
                 break
-            chosen = smaller(ranked, [c for c, _, _ in judged], count)
-            if not chosen:
+            else:
+                found = learned([(c, verdict) for c, _, verdict in judged])
+                chosen = promising(ranked, before, found, best_s, math.ceil(count / 2))
+                self.correction = found if chosen else self.correction
+            if not chosen or self.interrupted:
                 break
-        finalists = [(finalist, verdict) for _, finalist, verdict in judged]
-        return self._best(judge, finalists)
+        return self._best(judge, [(finalist, verdict) for _, finalist, verdict in judged])
 
     def _finalist(self, candidate: Candidate) -> Finalist:
         outcome = self.race.outcome(candidate.arm, candidate.decided)
@@ -141,19 +150,21 @@ class _Tuning:
         name = re.sub(r"(?<=[:+])[^,+]+", lambda axis: new[axis[0]], candidate.name)
         return Finalist(name, planned, outcome.captured.traced, outcome.captured.analysis.program)
 
-    def _judge(self, judge: Judge, chosen: Sequence[Candidate]) -> list[tuple[Candidate, Finalist, Judged]]:
+    def _judge(
+        self, judge: Judge, chosen: Sequence[Candidate], best_s: float
+    ) -> list[tuple[Candidate, Finalist, Judged]]:
         with collector_paused(), under_explicit(self.asked.mesh):
             finalists = [self._finalist(candidate) for candidate in chosen]
-        verdicts = self._verdicts(judge, finalists)
+        verdicts = self._verdicts(judge, finalists, best_s)
         return list(zip(chosen, finalists, verdicts, strict=True))
 
-    def _verdicts(self, judge: Judge, finalists: Sequence[Finalist], before_s: float = math.inf) -> list[Judged]:
+    def _verdicts(self, judge: Judge, finalists: Sequence[Finalist], best_s: float) -> list[Judged]:
         """The verdicts of all finalists. Those that cannot be the fastest, or are left when a person interrupts, have none."""
-        best_s = before_s
         found: dict[int, Judged] = {}
+        share = _SURE * self.correction.compute
 
         def hopeless(finalist: Finalist) -> bool:
-            return not self.asked.search.goal.memory and finalist.plan.predicted.overlapped_s * _SURE > best_s
+            return not self.asked.search.goal.memory and finalist.plan.predicted.overlapped_s * share > best_s
 
         left_out = "not judged: even if all its communication were overlapped, it would be slower than the best"
         try:
@@ -164,7 +175,7 @@ class _Tuning:
         except KeyboardInterrupt:
             if not any(verdict.usable for verdict in found.values()):
                 raise
-            left_out = "not judged: interrupted"
+            left_out, self.interrupted = "not judged: interrupted", True
         return [found.get(number, Judged(detail=left_out)) for number in range(len(finalists))]
 
     def _limited(self, verdict: Judged) -> Judged:
@@ -195,7 +206,11 @@ class _Tuning:
         if not verdict.usable:
             lines = [f"  {t.text}: {t.judged.refused or t.judged.detail}" for t in tried]
             raise InfeasibleError("\n".join([f"{judge.name} refuses all {len(tried)} finalists:", *lines]))
-        return replace(finalist.plan, evidence=Evidence(judge.name, tried, chosen))
+        return replace(finalist.plan, evidence=Evidence(judge.name, tried, chosen, self.correction))
+
+
+def _fastest_s(judged: Sequence[tuple[Candidate, Finalist, Judged]]) -> float:
+    return min((v.time_s for _, _, v in judged if v.usable and v.time_s is not None), default=math.inf)
 
 
 def _tried(judged: Sequence[tuple[Finalist, Judged]]) -> Iterator[Tried]:

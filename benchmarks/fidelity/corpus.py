@@ -2,7 +2,8 @@
 
 ``record`` plans programs of the corpus and of the zoo at full width for v5e:4x4, under the default search and under named
 strategies, compiles each plan to the end, and appends what the compiler says to ``corpus.jsonl``, with the decisions of the
-plan. ``compare`` predicts the same decisions anew and prints errors, those of the test set apart from those of the fit set.
+plan. ``compare`` predicts the same decisions anew and prints errors, those of the test set apart from those of the fit set;
+with ``--page`` it writes docs/benchmarks/unseen.md.
 Nothing in Shardwise is fitted to or tuned on the test set; ``compare`` names programs of the fit set only, unless
 ``--name-test-set`` is given. ``benchmarks.scoreboard`` compares the compiled times of the strategies.
 
@@ -27,6 +28,7 @@ from typing import Any, Final
 from corpus.registry import Case, Program, programs
 
 RECORDS: Final = Path(__file__).parent / "corpus.jsonl"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "benchmarks" / "unseen.md"
 HLO: Final = Path(tempfile.gettempdir()) / "corpus_hlo"
 TOPOLOGY: Final = "v5e:4x4"
 SEARCH: Final = "search"
@@ -37,6 +39,13 @@ BY_XLA: Final = "fsdp by XLA"
 STRATEGIES: Final = (SEARCH, NAMED, "fsdp", "dp", BY_XLA)
 LIMIT_S: Final = 420
 MODULE: Final = "benchmarks.fidelity.corpus"
+#: Of the page.
+_INTRODUCTION: Final = f"""\
+`python -m benchmarks.fidelity.corpus compare --page`: programs of [the corpus](corpus.md) and of the zoo at full size, each
+under the found plan and under named strategies, compiled to the end by XLA's TPU compiler for {TOPOLOGY}. The table has
+predicted over compiled step time (the compiler's cycles, and collectives on the links), compute alone, and peak memory. *After
+learning*: compute is corrected by the median error of the other strategies of the same program, as `shardwise.tune` does. The
+**test set** is only ever evaluated; constants and terms come from the fit set."""
 Record = dict[str, Any]
 
 
@@ -253,8 +262,8 @@ def figures(plan: Any, row: Record) -> dict[str, float]:
     }
 
 
-def compare(only: Iterable[str], split: str, name_test_set: bool) -> None:
-    """Predicts every recorded case anew and prints errors of the two sets."""
+def compare(only: Iterable[str], split: str, name_test_set: bool, page: bool) -> None:
+    """Predicts every recorded case anew, and prints errors of the two sets or writes the page of all cases."""
     rows = [
         r for r in load().values() if "memory" in r and r["strategy"] != BY_XLA and (not only or r["program"] in only)
     ]
@@ -278,9 +287,51 @@ def compare(only: Iterable[str], split: str, name_test_set: bool) -> None:
     for name, cases in found.items():
         if cases:
             print(f"{name} set, {len(cases)} cases of {len({r['program'] for r, _ in cases})} programs")
-            for what in ("s", "compute_s", "bytes"):
-                print(f"  {what:10} {summary([_ratio(f, what) for _, f in cases if _ratio(f, what)])}")
-            print(f"  s, learned {summary(list(_learned(cases)))}")
+            for what, ratios in _ratios(cases).items():
+                print(f"  {what}: {summary(ratios)}")
+    if page and found["test"]:
+        PAGE.write_text(_page(found))
+
+
+def _ratios(cases: list[tuple[Record, dict[str, float]]]) -> dict[str, list[float]]:
+    """Predicted over compiled, by what is predicted."""
+    kinds = {"step time": "s", "compute": "compute_s", "peak memory": "bytes"}
+    ratios = {name: [r for _, f in cases if (r := _ratio(f, what))] for name, what in kinds.items()}
+    return ratios | {"step time, after learning": list(_learned(cases))}
+
+
+def _page(found: dict[str, list[tuple[Record, dict[str, float]]]]) -> str:
+    """The page: the test set first, in figures alone; then every case of the fit set, the worst times first."""
+    lines = [
+        "# Programs that nothing was fitted to",
+        "",
+        _INTRODUCTION,
+        "",
+        "| set | figure | cases | median error | 90th percentile | predicted / compiled |",
+        "|---|---|---:|---:|---:|---|",
+    ]
+    for name in ("test", "fit"):
+        for what, ratios in _ratios(found[name]).items():
+            errors = sorted(abs(r - 1) for r in ratios)
+            ninth = errors[min(len(errors) - 1, int(0.9 * len(errors)))]
+            between = f"median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}"
+            lines.append(
+                f"| {name} | {what} | {len(ratios)} | {statistics.median(errors):.1%} | {ninth:.1%} | {between} |"
+            )
+    lines += [
+        "",
+        "The cases of the fit set, the largest errors of the step time first:",
+        "",
+        "| case | step ms | compiled | ratio | compute | peak MB | compiled | ratio |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row, f in sorted(found["fit"], key=lambda case: -abs(_ratio(case[1], "s") - 1)):
+        lines.append(
+            f"| {row['case']} | {f['predicted_s'] * 1e3:.2f} | {f['compiled_s'] * 1e3:.2f} | {_ratio(f, 's'):.2f} "
+            f"| {_ratio(f, 'compute_s'):.2f} | {f['predicted_bytes'] / 1e6:.0f} | {f['compiled_bytes'] / 1e6:.0f} "
+            f"| {_ratio(f, 'bytes'):.2f} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def _learned(cases: list[tuple[Record, dict[str, float]]]) -> Iterator[float]:
@@ -333,6 +384,7 @@ def main() -> int:
     comparing = commands.add_parser("compare", help="predict anew and print errors")
     comparing.add_argument("--only", nargs="*", default=[])
     comparing.add_argument("--split", choices=["", "fit", "test"], default="")
+    comparing.add_argument("--page", action="store_true", help="write docs/benchmarks/unseen.md")
     comparing.add_argument("--name-test-set", action="store_true", help="also print cases of the test set")
     one = commands.add_parser("child", help=argparse.SUPPRESS)
     one.add_argument("name")
@@ -342,7 +394,7 @@ def main() -> int:
     if asked.command == "record":
         record(asked.only, asked.strategies, asked.split, asked.again, asked.processes)
     elif asked.command == "compare":
-        compare(asked.only, asked.split, asked.name_test_set)
+        compare(asked.only, asked.split, asked.name_test_set, asked.page)
     else:
         program = next(p for p in every_program() if p.name == asked.name)
         write_result(asked.folder, lambda: _compiled(program, asked.strategy, asked.folder))

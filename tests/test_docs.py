@@ -52,7 +52,7 @@ def test_what_the_readme_asks_a_plan_runs(
 ) -> None:
     """On a plan of a smaller step with the same paths. ``verify`` needs libtpu, and a process that has no devices yet."""
     monkeypatch.chdir(tmp_path)
-    small = "zoo:t2b:layers=2,d=512,heads=8,head=64,ffn=2048,vocab=1024,batch=32,seq=256"
+    small = "zoo:t2b:layers=2,d=256,heads=4,head=64,ffn=512,vocab=256,batch=16,seq=64"
     commands = [c.partition("#")[0].split() for b in blocks(ROOT / "README.md", "sh") for c in b.splitlines()]
     ours = [[small if word == "zoo:t2b:2b,remat" else word for word in c[1:]] for c in commands if c[0] == "shardwise"]
     where = ["--topology", "v5e:4x4", "--mesh", "data=4,model=4", "--evaluations", "100", "--output", "plan.json"]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -79,21 +80,40 @@ def inspect(folder: Path, target: str, *options: str, **environment: str) -> sub
     )
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
+#: Several commands in one process, since JAX takes a second to import.
+SEVERAL = """
+import contextlib, io, json, sys
+from shardwise.cli.main import main
+options, targets, results = sys.argv[1].split(), sys.argv[2:], []
+for target in targets:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["inspect", target, *options])
+    results.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(results))
+"""
+
+
+def inspect_several(folder: Path, targets: Sequence[str], options: str = "") -> list[tuple[int, str, str]]:
+    """The exit status, output and errors for each target."""
+    command = [sys.executable, "-P", "-c", SEVERAL, options, *targets]
+    done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+    return [tuple(result) for result in json.loads(done.stdout)]
+
+
+def test_targets_in_odd_places(folder: Path) -> None:
+    targets = (
         "targets.py:make",
         "./targets.py:make_jitted",
-        "../{folder}/targets.py:make_partial",
+        f"../{folder.name}/targets.py:make_partial",
         "targets.py:make_keywords",
         "targets.py:make_late",
         "package/inner/model.py:make",
-    ],
-)
-def test_targets_in_odd_places(folder: Path, target: str) -> None:
-    done = inspect(folder, target.format(folder=folder.name), "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["counts"]["colors"] >= 2
+    )
+    for target, (code, out, err) in zip(targets, inspect_several(folder, targets, "--json"), strict=True):
+        assert code == 0, (target, err)
+        assert json.loads(out)["counts"]["colors"] >= 2, target
 
 
 def test_what_a_target_prints_is_not_output(folder: Path) -> None:
@@ -108,20 +128,17 @@ def test_a_file_may_be_called_like_a_module(folder: Path) -> None:
     assert done.returncode == 0 and done.stdout.startswith("step: "), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ("make_exit", "targets.py:make_exit failed: it called sys.exit(0) (line 17 of targets.py)"),
-        ("make_argument", "takes arguments; a target is a function without any that returns"),
-        ("make_generator", "must return the function and its arguments"),
-        ("make_list", "must return the function and its arguments"),
-    ],
-)
-def test_targets_that_do_not_work(folder: Path, target: str, message: str) -> None:
-    done = inspect(folder, f"targets.py:{target}")
-    assert done.returncode == 1 and not done.stdout
-    assert done.stderr.startswith("shardwise: ") and message in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_targets_that_do_not_work(folder: Path) -> None:
+    messages = {
+        "targets.py:make_exit": "targets.py:make_exit failed: it called sys.exit(0) (line 17 of targets.py)",
+        "targets.py:make_argument": "takes arguments; a target is a function without any that returns",
+        "targets.py:make_generator": "must return the function and its arguments",
+        "targets.py:make_list": "must return the function and its arguments",
+    }
+    for message, (code, out, err) in zip(messages.values(), inspect_several(folder, [*messages]), strict=True):
+        assert code == 1 and not out
+        assert err.startswith("shardwise: ") and message in err
+        assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("options", [(), ("--program",), ("--json",), ("--why", "größe/{name}:0", "out/{name}:0")])
@@ -178,13 +195,14 @@ def test_an_error_nobody_listens_to_is_no_output(folder: Path) -> None:
 
 
 def test_the_whole_traceback_is_there_for_who_asks(folder: Path) -> None:
-    for target, raised in (
-        ("make_argument", "TypeError: missing a required argument: 'a'"),
-        ("make_exit", "SystemExit: 0"),
-    ):
-        done = inspect(folder, f"targets.py:{target}", "--verbose")
-        *lines, last = done.stderr.splitlines()
-        assert done.returncode == 1 and last.startswith("shardwise: targets.py:") and not done.stdout
+    raises = {
+        "targets.py:make_argument": "TypeError: missing a required argument: 'a'",
+        "targets.py:make_exit": "SystemExit: 0",
+    }
+    found = inspect_several(folder, [*raises], "--verbose")
+    for raised, (code, out, err) in zip(raises.values(), found, strict=True):
+        *lines, last = err.splitlines()
+        assert code == 1 and last.startswith("shardwise: targets.py:") and not out
         assert lines[0].startswith("Traceback") and lines[-1].startswith(raised)
 
 

@@ -134,12 +134,12 @@ def test_what_would_fit_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None
         line.strip().partition(":")[0].split(", ") for line in would if line.startswith(("  remat", "  micro"))
     )
     typed = [word.replace("True", "yes") for change in changes for word in f"--{change}".split("=")]
-    assert main([*words, *typed, "--evaluations", "300"]) == 0
+    assert main([*words, *typed, "--evaluations", "100"]) == 0
     assert "Best of" in capsys.readouterr().out
 
 
 def test_what_does_not_fit_is_made_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "zoo:t2b:layers=8,batch=64", "--topology", "v5e:2x4", "--mesh", "data=2,model=4"]
-    assert main([*words, "--evaluations", "400"]) == 0
+    assert main([*words, "--evaluations", "150"]) == 0
     text = capsys.readouterr().out
     assert "loops and repeated blocks keep their carry" in text and "note: as it is it does not fit: at least " in text

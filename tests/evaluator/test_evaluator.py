@@ -119,9 +119,9 @@ def test_costs_equal_the_specification(drawn: Drawn, seed: int) -> None:
             check(evaluator, rng, 3)
 
 
-@pytest.mark.parametrize("name", ["gpt", "mixtral", "gns", "itx", "ssm", "unet"])
+@pytest.mark.parametrize("name", ["gpt:tiny", "mixtral:tiny", "gns:tiny", "itx:tiny", "ssm:tiny", "unet:tiny,levels=1"])
 def test_costs_equal_the_specification_on_the_zoo(name: str) -> None:
-    program = zoo.load(name, "tiny")
+    program = zoo.parse(name)
     options = JitOptions(donate_argnums=program.donate_argnums)
     analysis = analyze_program(lower(trace(program.fn, program.args, {}, options)))
     rng = random.Random(7)

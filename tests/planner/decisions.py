@@ -22,5 +22,13 @@ def plan_decisions(
     decisions: Sequence[Decision],
     cost: HardwareCost | None = None,
 ) -> Plan:
-    inquiry = Inquiry(CostModel.of(analysis, cost or HardwareCost.of(mesh)))
+    return decided(traced, inquire(analysis, mesh, cost), decisions)
+
+
+def inquire(analysis: Analysis, mesh: MeshAxes, cost: HardwareCost | None = None) -> Inquiry:
+    """What several plans of one program on one mesh share."""
+    return Inquiry(CostModel.of(analysis, cost or HardwareCost.of(mesh)))
+
+
+def decided(traced: Traced, inquiry: Inquiry, decisions: Sequence[Decision]) -> Plan:
     return assemble(traced, inquiry, inquiry.settle(decisions), decisions)

@@ -30,12 +30,12 @@ def loses(plan: shardwise.Plan, rows: Any) -> list[str]:
     return [row.name for row in rows if rank(row) < (fits, figure * (1 - 1e-9))]
 
 
-SEARCHED = ("t2b", "gns", "gpt", "mlp", "t5", "ssm", "dlrm", "vit", "unet", "wresnet")
+SEARCHED = ("t2b", "gns", "gpt", "mlp", "t5", "ssm", "dlrm", "vit", "unet:tiny,levels=1", "wresnet")
 
 
 @pytest.mark.parametrize(
     ("name", "evaluations"),
-    [("t2b", 0), ("mixtral", 0), ("vit", 0), ("itx:tiny-step", 0), *((name, 40) for name in SEARCHED)],
+    [("mixtral", 0), ("itx:tiny-step", 0), *((name, 40) for name in SEARCHED)],
 )
 def test_no_strategy_of_compare_is_better(name: str, evaluations: int) -> None:
     program = zoo.parse(name if ":" in name else f"{name}:tiny")

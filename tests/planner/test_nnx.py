@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +148,16 @@ def losses(fn: Callable[..., Any], args: tuple[Any, ...]) -> np.ndarray:
     return np.array([jax.tree.leaves(jax.tree.map(jnp.mean, fn(*args))) for _ in range(10)])
 
 
+@cache
+def plain_losses(program: Callable[[], Program]) -> np.ndarray:
+    step, args = program()
+    return losses(nnx.jit(step), args)
+
+
 @pytest.mark.parametrize("program", [mlp, transformer, scanned, measured])
 @pytest.mark.parametrize("options", [{"tactics": "fsdp:data+model"}, {"budget_evals": 30}])
 def test_it_trains_as_under_nnx_jit(program: Callable[[], Program], options: dict[str, Any]) -> None:
-    step, args = program()
-    expected = losses(nnx.jit(step), args)
+    expected = plain_losses(program)
     step, args = program()
     found = losses(sw.jit(step, mesh=MESH, **options), args)
     assert expected[9, -1] < expected[0, -1]
@@ -159,8 +165,7 @@ def test_it_trains_as_under_nnx_jit(program: Callable[[], Program], options: dic
 
 
 def test_a_searched_plan_with_donation() -> None:
-    step, args = mlp()
-    expected = losses(nnx.jit(step), args)
+    expected = plain_losses(mlp)
     step, args = mlp()
     donated = dict(donate_argnames=("model", "optimizer"))
     found = losses(sw.jit(step, mesh={"data": 8}, budget_evals=50, **donated), args)
@@ -188,7 +193,7 @@ def test_a_plan_has_the_changed_state_as_outputs_and_places_objects(tmp_path: Pa
     plan.save(tmp_path / "plan.json")
     loaded = sw.load_plan(tmp_path / "plan.json")
     found = losses(loaded.jit(step), (loaded.shard(model), optimizer, batch))
-    np.testing.assert_allclose(found, losses(nnx.jit(step), mlp()[1]), rtol=2e-4)
+    np.testing.assert_allclose(found, plain_losses(mlp), rtol=2e-4)
     assert loaded.bind(step, model, optimizer, batch).in_specs[2] == plan.in_specs[2]
 
 

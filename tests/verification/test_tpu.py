@@ -83,7 +83,7 @@ def test_images_have_batch_and_features_minor(compiled: dict[str, Any]) -> None:
 
 @needs_libtpu
 def test_batched_products_have_other_dimensions_minor(compiled: dict[str, Any]) -> None:
-    """``shardwise.cost.layouts``: 27 x 27 scores are padded to 32 x 128, although 1,024 examples would pad nothing."""
+    """``shardwise.cost.layouts``: 27 x 27 scores are padded to 32 x 128, although 128 examples would pad nothing."""
     layouts = compiled["scores"]
     assert sum(layout == [1, 2] for layout in layouts) > len(layouts) / 2, layouts
 

@@ -132,6 +132,7 @@ class _Prepared:
         self._values = numbered(facts)
         self._read = [(*op.operands, *op.results) for op in s.program.ops]
         self.classes = self._make_classes()
+        del self._model  # it keeps this object
         readers: list[list[int]] = [[] for _ in dependencies.nodes]
         for number, same in enumerate(self.classes):
             for node in self._term_nodes(same.term):

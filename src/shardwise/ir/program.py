@@ -302,9 +302,11 @@ class Program:
     def barriers(self) -> tuple[tuple[int, ...], ...]:
         """By op: the scopes with a barrier that are around it in its region, the innermost first."""
 
+        scopes = self.scopes
+
         @cache
         def around(scope: int, region: int) -> tuple[int, ...]:
-            here = self.scopes[scope]
+            here = scopes[scope]
             if here.parent < 0 or here.region != region:
                 return ()
             return (scope,) * here.has_barrier + around(here.parent, region)

@@ -59,7 +59,8 @@ class ReshardTimes:
 
 
 class Lazy(dict[int, _T]):
-    """Items by number, each computed when it is first read."""
+    """Items by number, each computed when it is first read. ``compute`` must not refer to the owner of this table, so that
+    both are freed as soon as nobody refers to them; without that a plan waits for the garbage collector."""
 
     def __init__(self, compute: Callable[[int], _T]):
         self._compute = compute
@@ -79,26 +80,27 @@ class Endpoints:
 
     def arriving(self, given: Sharding, early: bool) -> dict[int, float]:
         """The times for an operand that comes in a sharding."""
-
-        def seconds(end: int) -> float:
-            need, passed = self._items[end]
-            return self._mover.seconds(self._array, given, partial_need(need, given, passed), early)
-
         times = self._times.get((given, early))
         if times is None:
+            items, array, mover = self._items, self._array, self._mover
+
+            def seconds(end: int) -> float:
+                need, passed = items[end]
+                return mover.seconds(array, given, partial_need(need, given, passed), early)
+
             times = self._times[given, early] = Lazy(seconds)
         return times
 
     def leaving(self, stored: Sharding, waiting: frozenset[int], stays: bool) -> dict[int, float]:
         """The times for a result (``target_sharding``)."""
-
-        def seconds(end: int) -> float:
-            computed = self._items[end]
-            return self._mover.seconds(self._array, computed, target_sharding(computed, *key))
-
         key = (stored, waiting, stays)
         times = self._times.get(key)
         if times is None:
+            items, array, mover = self._items, self._array, self._mover
+
+            def seconds(end: int) -> float:
+                return mover.seconds(array, items[end], target_sharding(items[end], *key))
+
             times = self._times[key] = Lazy(seconds)
         return times
 

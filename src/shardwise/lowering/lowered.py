@@ -24,6 +24,7 @@ plan, a few ops for the evaluator.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -84,9 +85,10 @@ class Lowered:
     def __init__(self, structure: Structure, state: State, cost: LocalCost, memo: Memo | None = None) -> None:
         self.structure, self.state, self.cost = structure, state, cost
         self.program, self.mesh = structure.program, state.mesh
-        self.storage: Lazy[Sharding] = Lazy(lambda v: self.stored(v)[0])
-        self.actual: Lazy[Sharding] = Lazy(self.actual_sharding)
-        self.computes: Lazy[Candidate] = Lazy(self.choose)
+        this = weakref.proxy(self)
+        self.storage: Lazy[Sharding] = Lazy(lambda v: this.stored(v)[0])
+        self.actual: Lazy[Sharding] = Lazy(lambda v: this.actual_sharding(v))
+        self.computes: Lazy[Candidate] = Lazy(lambda op: this.choose(op))
         self.memo = memo or Memo(Candidates(structure, state.mesh, cost))
         self.comparisons = 0  # how often consumers were compared (``stays``)
         self._consumers_s: dict[tuple[int, Sharding], float] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwise.cost.model import CostModel
 from shardwise.errors import DecisionError
@@ -53,5 +53,6 @@ class Auto(Listed):
             )
         searcher = context.searcher or Searcher.alone(CostModel.of(context.analysis, context.cost))
         only = [value.id for value in context.arguments(self.only)] if self.only else None
-        result = searcher.search(taken, axes, lambda: Combinations(context, axes, taken, only=only), only)
+        named = replace(context, searcher=None)  # which keeps the combinations: they must not refer to it
+        result = searcher.search(taken, axes, lambda: Combinations(named, axes, taken, only=only), only)
         return list(result.decisions) if result is not None else []

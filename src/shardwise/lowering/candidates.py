@@ -78,9 +78,9 @@ class Candidates:
     def __init__(self, structure: Structure, mesh: MeshAxes, cost: LocalCost):
         self.structure, self.mesh, self.cost = structure, mesh, cost
         self.program = structure.program
-        kinds = set(zip(structure.arrays, structure.overlapped, strict=True))
-        types = {(array, overlapped): array._replace(ring=cost.ring(array, overlapped)) for array, overlapped in kinds}
-        self.arrays = tuple(map(types.__getitem__, zip(structure.arrays, structure.overlapped, strict=True)))
+        kinds = dict(zip(structure.array_kinds, zip(structure.arrays, structure.overlapped, strict=True), strict=True))
+        types = {kind: array._replace(ring=cost.ring(array, late)) for kind, (array, late) in kinds.items()}
+        self.arrays = tuple([types[kind] for kind in structure.array_kinds])
         self._rounding = self.program.rounding if cost.rounds else frozenset[int]()
         self._candidates: dict[object, list[Candidate]] = {}
         self._one: dict[object, Candidate] = {}
@@ -163,8 +163,7 @@ class Candidates:
 
     def _candidate(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> Candidate:
         rule, values = op.factor_rule, self.program.values
-        needs = tuple([tensor_sharding(majors, assigned) for majors in rule.operand_majors])
-        results = tuple([result_sharding(rule, r, assigned, passed) for r in range(len(op.results))])
+        needs, results = self._shardings(op, assigned, passed)
         parts: tuple[float, ...] = tuple([sharding.shards(self.mesh) for sharding in (*needs, *results)])
         devices: float = self.mesh.pieces(itertools.chain(*assigned))
         uneven = self.uneven(op)
@@ -179,6 +178,17 @@ class Candidates:
         if rule.windows or op.kind in MANUAL:
             seconds += sum(self.cost.communication_s(halo.steps, False) for halo in self.halo_steps(op, assigned))
         return Candidate(assigned, passed, needs, results, seconds, parts, devices)
+
+    def _shardings(
+        self, op: Op, assigned: tuple[Axes, ...], passed: Axes
+    ) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
+        """The shardings of operands and results."""
+        computed, key = self.structure.computed, (self.structure.alike[op.id], assigned, passed)
+        if key not in computed:
+            rule = op.factor_rule
+            needs = tuple([tensor_sharding(majors, assigned) for majors in rule.operand_majors])
+            computed[key] = needs, tuple([result_sharding(rule, r, assigned, passed) for r in range(len(op.results))])
+        return computed[key]
 
     def fetches(self, op: Op, assigned: tuple[Axes, ...]) -> tuple[Fetch, ...] | None:
         """What a windowed op fetches from other devices; None where it cannot be computed with these axes."""

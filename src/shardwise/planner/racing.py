@@ -9,8 +9,8 @@ its states would be the best, if it gained as much from a search as the luckiest
 
 Variants change the program, so the one that changes least comes first, and arms are searched shortly before another variant
 gets a look. It gets one only if a state was seen that does not fit, whose arguments alone do, and that could be faster than the
-best that fits in as many micro-batches as it needs (``Arm.candidates``). If it is proven that nothing fits as it is, such states
-are looked for on the best mesh once something else fits: that takes less time than a look at micro-batches.
+best that fits in as many micro-batches as it needs (``Arm.candidates``). If it is proven that nothing fits as it is, such
+states are looked for on the best mesh once something else fits: that takes less time than a look at micro-batches.
 
 Everything is counted in evaluations, so that the result does not depend on the machine.
 

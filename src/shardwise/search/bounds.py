@@ -173,7 +173,8 @@ class _Least:
         np.add.at(change, kinds.ends[:, 0], blocks)
         np.add.at(change, kinds.ends[:, 1] + 1, -blocks)
         others = [a for v in {**life.windowed, **life.narrowed} for a in self.allocations(v) if a.what != "value"]
-        return np.cumsum(change)[:-1] + memory_curve(life.points, others)
+        curve: np.ndarray = np.cumsum(change)[:-1] + memory_curve(life.points, others)
+        return curve
 
     def allocations(self, value: int) -> Iterator[Allocation]:
         """Yields the allocations of a value (``value_allocations``), each as small as it can be."""

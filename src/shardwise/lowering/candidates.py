@@ -84,6 +84,7 @@ class Candidates:
         self._rounding = self.program.rounding if cost.rounds else frozenset[int]()
         self._candidates: dict[object, list[Candidate]] = {}
         self._one: dict[object, Candidate] = {}
+        self._nbytes: dict[int, tuple[list[int], str]] = {}  # of ``_arrays``
         self._divided: dict[tuple[int, int, int], bool] = {}
         self._uneven: dict[int, dict[int, frozenset[int]]] = {}
         self._fetched: dict[object, tuple[Fetch, ...] | None] = {}
@@ -135,8 +136,7 @@ class Candidates:
             if f is not None and f >= 0:
                 assigned[f] += (a,)
         for f, axes in enumerate(assigned):
-            pieces = self.mesh.pieces(axes)
-            even = pieces == 1 or self._divides(op, f, pieces)
+            even = not axes or self._divides(op, f, self.mesh.pieces(axes))
             if not even and (len(axes) > 1 or not can_pad(self.program, op, f)):
                 return ()
         chosen = tuple(assigned)
@@ -167,17 +167,26 @@ class Candidates:
         parts: tuple[float, ...] = tuple([sharding.shards(self.mesh) for sharding in (*needs, *results)])
         devices: float = self.mesh.pieces(itertools.chain(*assigned))
         uneven = self.uneven(op)
-        if not all(axes.isdisjoint(assigned[f]) for f, axes in uneven.items()):
+        if uneven and not all(axes.isdisjoint(assigned[f]) for f, axes in uneven.items()):
             shapes = [values[v].shape if v >= 0 else () for v in (*op.operands, *op.results)]
             parts = tuple(s.parts(shape, self.mesh) for s, shape in zip((*needs, *results), shapes, strict=True))
             devices = Sharding(assigned).parts([factor.size for factor in rule.factors], self.mesh)
-        used = [values[v] for v in op.operands if v >= 0]
-        moved = sum([values[v].nbytes / n for v, n in zip((*op.operands, *op.results), parts, strict=True) if v >= 0])
-        dtype = max(used, key=lambda value: value.itemsize).dtype if used else "float32"
+        nbytes, dtype = self._arrays(op)
+        moved = sum([size / n for size, n in zip(nbytes, parts, strict=True)])
         seconds = self.cost.compute_s(op.flops / devices, moved, op.unit, dtype)
         if rule.windows or op.kind in MANUAL:
             seconds += sum(self.cost.communication_s(halo.steps, False) for halo in self.halo_steps(op, assigned))
         return Candidate(assigned, passed, needs, results, seconds, parts, devices)
+
+    def _arrays(self, op: Op) -> tuple[list[int], str]:
+        """The bytes of operands and results, and the dtype of the operand with the largest elements."""
+        alike = self.structure.alike[op.id]
+        if alike not in self._nbytes:
+            values = [self.program.values[v] if v >= 0 else None for v in (*op.operands, *op.results)]
+            used = [value for value in values[: len(op.operands)] if value]
+            dtype = max(used, key=lambda value: value.itemsize).dtype if used else "float32"
+            self._nbytes[alike] = [value.nbytes if value else 0 for value in values], dtype
+        return self._nbytes[alike]
 
     def _shardings(
         self, op: Op, assigned: tuple[Axes, ...], passed: Axes

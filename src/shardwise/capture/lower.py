@@ -309,12 +309,22 @@ class Builder:
                 for k, v in enumerate(self.values[number] for number in value_ids)
             ),
             ops=tuple(
-                replace(
-                    op,
+                Op(
                     id=k,
+                    kind=op.kind,
                     operands=new(op.operands),
                     results=new(op.results),
-                    links=tuple(op_ids[link] for link in op.links if link in alive),
+                    rule=op.rule,
+                    region=op.region,
+                    source=op.source,
+                    scope=op.scope,
+                    equation=op.equation,
+                    flops=op.flops,
+                    unit=op.unit,
+                    regions=op.regions,
+                    links=tuple([op_ids[link] for link in op.links if link in alive]),
+                    opaque=op.opaque,
+                    attributes=op.attributes,
                 )
                 for k, op in enumerate(live)
             ),

@@ -97,7 +97,7 @@ class CostModel:
     def __init__(self, structure: Structure, cost: HardwareCost):
         self.structure, self.cost = structure, cost
         self.life: Lifetimes = Lifetimes(structure.program, cost.profile.calls_library)
-        self.prepared: dict[Hashable, Any] = {}  # what evaluators on all meshes share
+        self.prepared: dict[Hashable, Any] = {}  # what evaluators and bounds on all meshes share
 
     @staticmethod
     def of(analysis: Analysis, cost: HardwareCost) -> CostModel:

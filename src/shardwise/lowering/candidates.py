@@ -78,12 +78,13 @@ class Candidates:
     def __init__(self, structure: Structure, mesh: MeshAxes, cost: LocalCost):
         self.structure, self.mesh, self.cost = structure, mesh, cost
         self.program = structure.program
-        kinds = set(zip(structure.arrays, structure.overlapped, strict=True))
-        types = {(array, overlapped): array._replace(ring=cost.ring(array, overlapped)) for array, overlapped in kinds}
-        self.arrays = tuple(map(types.__getitem__, zip(structure.arrays, structure.overlapped, strict=True)))
+        kinds = dict(zip(structure.array_kinds, zip(structure.arrays, structure.overlapped, strict=True), strict=True))
+        types = {kind: array._replace(ring=cost.ring(array, late)) for kind, (array, late) in kinds.items()}
+        self.arrays = tuple([types[kind] for kind in structure.array_kinds])
         self._rounding = self.program.rounding if cost.rounds else frozenset[int]()
         self._candidates: dict[object, list[Candidate]] = {}
         self._one: dict[object, Candidate] = {}
+        self._nbytes: dict[int, tuple[list[int], str]] = {}  # of ``_arrays``
         self._divided: dict[tuple[int, int, int], bool] = {}
         self._uneven: dict[int, dict[int, frozenset[int]]] = {}
         self._fetched: dict[object, tuple[Fetch, ...] | None] = {}
@@ -135,8 +136,7 @@ class Candidates:
             if f is not None and f >= 0:
                 assigned[f] += (a,)
         for f, axes in enumerate(assigned):
-            pieces = self.mesh.pieces(axes)
-            even = pieces == 1 or self._divides(op, f, pieces)
+            even = not axes or self._divides(op, f, self.mesh.pieces(axes))
             if not even and (len(axes) > 1 or not can_pad(self.program, op, f)):
                 return ()
         chosen = tuple(assigned)
@@ -163,22 +163,41 @@ class Candidates:
 
     def _candidate(self, op: Op, assigned: tuple[Axes, ...], passed: Axes) -> Candidate:
         rule, values = op.factor_rule, self.program.values
-        needs = tuple([tensor_sharding(majors, assigned) for majors in rule.operand_majors])
-        results = tuple([result_sharding(rule, r, assigned, passed) for r in range(len(op.results))])
+        needs, results = self._shardings(op, assigned, passed)
         parts: tuple[float, ...] = tuple([sharding.shards(self.mesh) for sharding in (*needs, *results)])
         devices: float = self.mesh.pieces(itertools.chain(*assigned))
         uneven = self.uneven(op)
-        if not all(axes.isdisjoint(assigned[f]) for f, axes in uneven.items()):
+        if uneven and not all(axes.isdisjoint(assigned[f]) for f, axes in uneven.items()):
             shapes = [values[v].shape if v >= 0 else () for v in (*op.operands, *op.results)]
             parts = tuple(s.parts(shape, self.mesh) for s, shape in zip((*needs, *results), shapes, strict=True))
             devices = Sharding(assigned).parts([factor.size for factor in rule.factors], self.mesh)
-        used = [values[v] for v in op.operands if v >= 0]
-        moved = sum([values[v].nbytes / n for v, n in zip((*op.operands, *op.results), parts, strict=True) if v >= 0])
-        dtype = max(used, key=lambda value: value.itemsize).dtype if used else "float32"
+        nbytes, dtype = self._arrays(op)
+        moved = sum([size / n for size, n in zip(nbytes, parts, strict=True)])
         seconds = self.cost.compute_s(op.flops / devices, moved, op.unit, dtype)
         if rule.windows or op.kind in MANUAL:
             seconds += sum(self.cost.communication_s(halo.steps, False) for halo in self.halo_steps(op, assigned))
         return Candidate(assigned, passed, needs, results, seconds, parts, devices)
+
+    def _arrays(self, op: Op) -> tuple[list[int], str]:
+        """The bytes of operands and results, and the dtype of the operand with the largest elements."""
+        alike = self.structure.alike[op.id]
+        if alike not in self._nbytes:
+            values = [self.program.values[v] if v >= 0 else None for v in (*op.operands, *op.results)]
+            used = [value for value in values[: len(op.operands)] if value]
+            dtype = max(used, key=lambda value: value.itemsize).dtype if used else "float32"
+            self._nbytes[alike] = [value.nbytes if value else 0 for value in values], dtype
+        return self._nbytes[alike]
+
+    def _shardings(
+        self, op: Op, assigned: tuple[Axes, ...], passed: Axes
+    ) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
+        """The shardings of operands and results."""
+        computed, key = self.structure.computed, (self.structure.alike[op.id], assigned, passed)
+        if key not in computed:
+            rule = op.factor_rule
+            needs = tuple([tensor_sharding(majors, assigned) for majors in rule.operand_majors])
+            computed[key] = needs, tuple([result_sharding(rule, r, assigned, passed) for r in range(len(op.results))])
+        return computed[key]
 
     def fetches(self, op: Op, assigned: tuple[Axes, ...]) -> tuple[Fetch, ...] | None:
         """What a windowed op fetches from other devices; None where it cannot be computed with these axes."""

@@ -10,7 +10,7 @@ from shardwise.dims.analysis import Analysis, Group
 from shardwise.ir.program import HEAVY, Op, Origin, Program, Unit
 from shardwise.ir.traits import ADDING_SCATTERS, VIEWS, linear_operands
 from shardwise.lowering.padding import is_worth, product_sizes
-from shardwise.lowering.sharding import PAIRED, ArrayType
+from shardwise.lowering.sharding import PAIRED, ArrayType, Sharding
 from shardwise.lowering.storage import Clashes
 
 
@@ -42,9 +42,12 @@ class Structure:
         # By value: may it stay in the sharding in which it is computed?
         self.stays = tuple(v.id in movable for v in program.values)
         self.arrays = tuple(array_type(program, v.id) for v in program.values)  # what reshards depend on
+        self.array_kinds = numbered(zip(self.arrays, self.overlapped, strict=True))  # a number that equal ones share
         self.alike = _alike(self)  # a number that ops share if they differ only in their values
         self.sharers = _sharers(program)  # by op and operand: how many products of the region would share its reshard
         self.placed = _placed(self)  # a number that alike ops share if their operands have the same early and sharers
+        # The shardings in which ops that are alike need operands and compute results: a memo for candidates on all meshes.
+        self.computed: dict[Hashable, tuple[tuple[Sharding, ...], tuple[Sharding, ...]]] = {}
         # By op its section, by section its region, and the sections of edges between a link and a body.
         self.sections, self.runs_in, self._crossing = find_sections(program)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from shardwise.cost.memory import BLOCK, blocks
 from shardwise.cost.model import Cost, TermKind
@@ -52,6 +53,18 @@ class Candidate:
     in_parts_ps: int
 
 
+class _Repeated(NamedTuple):
+    """What each micro-batch does for the arguments, which take ``peak_bytes``: it gathers them, and reduces their gradients.
+    ``alone_ps``: the part of the reductions that overlaps as long as there is one batch. In a loop over several they end before
+    the next one starts, with nothing beside them."""
+
+    peak_bytes: int
+    compute_ps: int
+    comm_ps: int
+    overlapped_ps: int
+    alone_ps: int
+
+
 class Arm:
     """Tactics on one variant and mesh, applied again with larger budgets. A new arm has not searched yet: its best is the best
     named strategy, or with ``quick`` the best of a few; it stays ``quick`` until a search starts from all of them."""
@@ -68,7 +81,7 @@ class Arm:
         self._searcher = Searcher(self.inquiry.model, journal, self.inquiry.problems)
         self._context = replace(self.inquiry.context, searcher=self._searcher)
         self._states: list[tuple[Decision, ...]] = []  # those of other meshes
-        self._of_arguments: dict[tuple[Decision, ...], Cost] = {}
+        self._repeated: dict[tuple[Decision, ...], _Repeated] = {}
         self.least_bytes = peak_bound(self.inquiry.model, self._first).peak_bytes
         self.quick = quick
         self.best = self._decide(Budget(evaluations=0), quick)
@@ -121,36 +134,40 @@ class Arm:
 
     def candidates(self, faster_than_ps: float) -> list[Candidate]:
         """States that are faster, and do not fit, but whose arguments do. In micro-batches other memory shrinks in proportion
-        at best, and arguments are gathered for each of them."""
+        at best, and arguments are gathered for each of them, and their gradients reduced."""
         candidates = []
         for decisions, cost in self.states():
             if cost.time_ps >= faster_than_ps or cost.peak_bytes <= self.usable_bytes:
                 continue
-            if decisions not in self._of_arguments:
-                self._of_arguments[decisions] = self._arguments(decisions)
-            if (of := self._of_arguments[decisions]).peak_bytes < self.usable_bytes:
+            if decisions not in self._repeated:
+                self._repeated[decisions] = self._each_time(decisions)
+            if (of := self._repeated[decisions]).peak_bytes < self.usable_bytes:
                 shrink = (cost.peak_bytes - of.peak_bytes) / (self.usable_bytes - of.peak_bytes)
                 times = 2 ** math.ceil(math.log2(shrink))
                 in_parts = Cost(
                     cost.compute_ps + (times - 1) * of.compute_ps,
                     cost.comm_ps + (times - 1) * of.comm_ps,
-                    cost.overlapped_ps + (times - 1) * of.overlapped_ps,
+                    cost.overlapped_ps + (times - 1) * of.overlapped_ps - of.alone_ps,
                     cost.peak_blocks,
                 )
                 microbatches = times * self.captured.variant.microbatches
                 candidates.append(Candidate(cost.time_ps, microbatches, in_parts.time_ps))
         return candidates
 
-    def _arguments(self, decisions: tuple[Decision, ...]) -> Cost:
-        """The memory of a state's arguments, and the times to gather them."""
+    def _each_time(self, decisions: tuple[Decision, ...]) -> _Repeated:
+        """The memory of a state's arguments, and the times of what is done for them in each micro-batch."""
         model, program = self.inquiry.model, self.captured.analysis.program
-        early, parts = model.structure.early, self.captured.variant.microbatches
-        edges = [t for t in model.terms if t.kind is TermKind.EDGE and early[t.number]]
+        s, parts = model.structure, self.captured.variant.microbatches
+        edges = [t for t in model.terms if t.kind is TermKind.EDGE and (s.early[t.number] or s.late[t.number])]
         edges = [t for t in edges if program.runs[t.region] >= parts]
         lowered = self._context.lower(decisions, {op for t in edges for op in t.ops})
         values = (program.values[a.value] for a in program.arguments)
         used = sum(blocks(v, lowered.storage[v.id], lowered.mesh, model.cost.profile) for v in values)
-        gathers = (r for t in edges for r in model.edge_reshards(lowered, t) if r.operand >= 0)
-        times = ((0, 0, 0), *(step for gather in gathers for step in model.step_ps(gather)))
-        compute_ps, comm_ps, overlapped_ps = map(sum, zip(*times, strict=True))
-        return Cost(compute_ps, comm_ps, overlapped_ps, used)
+        moves = [r for t in edges for r in model.edge_reshards(lowered, t)]
+        gathers = (r for r in moves if r.operand >= 0 and s.early[r.value])
+        reductions = (r for r in moves if s.late[r.value] and r.source.partial)
+        gathered, reduced = (
+            [sum(times) for times in zip((0, 0, 0), *(ps for r in some for ps in model.step_ps(r)), strict=True)]
+            for some in (gathers, reductions)
+        )
+        return _Repeated(used * BLOCK, gathered[0] + reduced[0], gathered[1] + reduced[1], gathered[2], reduced[2])

@@ -9,7 +9,8 @@ its states would be the best, if it gained as much from a search as the luckiest
 
 Variants change the program, so the one that changes least comes first, and arms are searched shortly before another variant
 gets a look. It gets one only if a state was seen that does not fit, whose arguments alone do, and that could be faster than the
-best that fits in as many micro-batches as it needs (``Arm.candidates``).
+best that fits in as many micro-batches as it needs (``Arm.candidates``). If it is proven that nothing fits as it is, such
+states are looked for on the best mesh once something else fits: that takes less time than a look at micro-batches.
 
 Everything is counted in evaluations, so that the result does not depend on the machine.
 
@@ -240,11 +241,13 @@ class Race:
             if self.asked.searches:
                 self._search(self._short, short=True)  # what fits already is the limit for further variants
             remat = variant.remat
+            if not remat and not last[False] and self._limit_ps() < math.inf:
+                last[False] = self.look(AS_IS, self._best_meshes()[:1], anyway=True)
             arms = last.get(remat) or last.get(GATHERS) or last[False]
             if remat in stopped or variant.microbatches < self._needed(remat, last.get(remat, [])):
                 continue
-            if remat == GATHERS and not last[False]:
-                continue  # it does not fit for its stored values alone, and these are the same
+            if remat == GATHERS and replace(variant, remat=False) in self.hopeless:
+                continue  # the bound does not count copies of parameters
             placed = self._promising(arms, remat) if arms else self._best_meshes()
             near = self._near_best(arms) if not placed and variant.microbatches > 2 else []
             try:

@@ -20,12 +20,12 @@ Weak: the best sharding is chosen for each value separately, and the copies that
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwise.cost.memory import BLOCK, Allocation, blocks
+from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, blocks
 from shardwise.cost.model import CostModel, memory_curve
 from shardwise.cost.predict import Alive, alive
 from shardwise.hardware.mesh import MeshAxes
@@ -34,17 +34,29 @@ from shardwise.ir.traits import BORDERS
 from shardwise.lowering.decisions import Decision, State
 from shardwise.lowering.padding import block, is_inner
 from shardwise.lowering.sharding import Sharding
-from shardwise.lowering.storage import kept_axes
+from shardwise.lowering.storage import views
+from shardwise.lowering.structure import Structure
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bound:
-    """No state has a smaller peak. ``source`` is the line at which memory peaks, if it is in the user's program; ``alive`` has
-    the largest tensors there, and the rest as one."""
+    """No state has a smaller peak. ``at`` is the point at which memory peaks."""
 
     peak_bytes: int
-    source: str
-    alive: tuple[Alive, ...]
+    at: int
+    least: _Least
+
+    @property
+    def source(self) -> str:
+        """The line that runs at the peak, empty if it is not in the user's program."""
+        return _source(self.least.model, self.at)
+
+    @property
+    def alive(self) -> tuple[Alive, ...]:
+        """The largest tensors at the peak, and the rest as one."""
+        model = self.least.model
+        allocations = (a for value in model.life.values() for a in self.least.allocations(value))
+        return tuple(alive(model.structure.program, [a for a in allocations if a.first <= self.at <= a.last]))
 
 
 def peak_bound(model: CostModel, base: Sequence[Decision] = (), mesh: MeshAxes | None = None) -> Bound:
@@ -61,11 +73,9 @@ def peak_bound(model: CostModel, base: Sequence[Decision] = (), mesh: MeshAxes |
     (9.125, [('x', 4.0), ('w', 1.0)])
     """
     least = _Least(model, mesh or model.cost.placement.mesh, base)
-    allocations = [a for value in model.life.values() for a in least.allocations(value)]
-    curve = memory_curve(model.life.points, allocations)
+    curve = least.curve()
     at = int(np.argmax(curve))
-    at_peak = [a for a in allocations if a.first <= at <= a.last]
-    return Bound(int(curve[at]) * BLOCK, _source(model, at), tuple(alive(model.structure.program, at_peak)))
+    return Bound(int(curve[at]) * BLOCK, at, least)
 
 
 def finest(devices: int) -> MeshAxes:
@@ -84,13 +94,62 @@ def finest(devices: int) -> MeshAxes:
     return MeshAxes(tuple(map(str, range(len(sizes)))), tuple(sizes))
 
 
+class _Kinds:
+    """Values of one kind have the same shardings to choose from, on every mesh, unless they are pinned or kept. ``values``: the
+    first of each kind; ``kind`` and ``ends`` (first and last point) by stored value, in the order of ``live``; ``lost``: by
+    value the dimensions that cannot be sharded."""
+
+    def __init__(self, structure: Structure, life: Lifetimes):
+        program = structure.program
+        self.lost = _inconsistent(structure)
+        numbers: dict[Hashable, int] = {}
+        self.values: list[int] = []
+        self.live = {v: n for n, v in enumerate(life.live)}
+        kinds = []
+        for number in life.live:
+            v = program.values[number]
+            key = (
+                v.shape,
+                v.itemsize,
+                v.origin,
+                v.dtype.startswith("key"),
+                structure.colors[number],
+                self.lost.get(number),
+            )
+            kind = numbers.setdefault(key, len(numbers))
+            if kind == len(self.values):
+                self.values.append(number)
+            kinds.append(kind)
+        self.kind = np.array(kinds, np.int64)
+        self.ends = np.array(list(life.live.values()), np.int64).reshape(-1, 2)
+
+
+def _inconsistent(structure: Structure) -> dict[int, tuple[int, ...]]:
+    """By value the dimensions that no state shards: those of a conflict that cannot be resolved."""
+    lost: dict[int, tuple[int, ...]] = {}
+    for value, (op, _) in structure.program.definitions.items():
+        if op in structure.clashes.by_op:
+            nodes = structure.nodes[value]
+            pairs = [(a, b) for a, b, bit in structure.clashes.by_op[op] if bit < 0 and a in nodes and b in nodes]
+            lost[value] = tuple(d for d, n in enumerate(nodes) if any(n in pair for pair in pairs))
+    return lost
+
+
 class _Least:
     """The smallest allocations that values can have."""
 
     def __init__(self, model: CostModel, mesh: MeshAxes, base: Sequence[Decision]):
         self.model, self.mesh = model, mesh
+        structure, program = model.structure, model.structure.program
         self._state = State(mesh, tuple(base))
-        groups = model.structure.analysis.groups
+        self._kept: dict[int, frozenset[int]] = {}  # by value: the axes on which the base keeps it replicated
+        for axis, values in enumerate(self._state.kept):
+            for v in views(program, values) if values else ():
+                self._kept[v] = self._kept.get(v, frozenset()) | {axis}
+        if _Kinds not in model.prepared:
+            model.prepared[_Kinds] = _Kinds(structure, model.life)
+        self._kinds: _Kinds = model.prepared[_Kinds]
+        groups = structure.analysis.groups
         every = frozenset(range(len(mesh.sizes)))
         self._axes = {color: every for group in groups if group.matters for color in group.colors}
         for color, axis in self._state.order:
@@ -98,10 +157,24 @@ class _Least:
         # The axes of another mesh may be products of these.
         divisors = [k for k in range(1, mesh.devices + 1) if mesh.devices % k == 0]
         parts = mesh.sizes if mesh == model.cost.placement.mesh else divisors
-        able = (g for g in groups if g.matters and any(model.structure.padded_sizes(g, k) for k in parts))
+        able = (g for g in groups if g.matters and any(structure.padded_sizes(g, k) for k in parts))
         self._padded = {c for group in able for c in group.colors} | {c for c, _ in self._state.padded}
         self._cut = functools.cache(functools.partial(_cut, mesh.sizes))
         self._sizes: dict[object, int] = {}
+
+    def curve(self) -> np.ndarray:
+        """Blocks at each point that are alive in every state."""
+        life, kinds, values = self.model.life, self._kinds, self.model.structure.program.values
+        by_kind = [self._least(values[v], self._local_shapes(v, free=True)) for v in kinds.values]
+        blocks = np.array(by_kind, np.int64)[kinds.kind]
+        for v in {*self._state.pinned, *self._kept} & kinds.live.keys():
+            blocks[kinds.live[v]] = self._least(values[v], self._local_shapes(v))
+        change = np.zeros(life.points + 1, np.int64)
+        np.add.at(change, kinds.ends[:, 0], blocks)
+        np.add.at(change, kinds.ends[:, 1] + 1, -blocks)
+        others = [a for v in {**life.windowed, **life.narrowed} for a in self.allocations(v) if a.what != "value"]
+        curve: np.ndarray = np.cumsum(change)[:-1] + memory_curve(life.points, others)
+        return curve
 
     def allocations(self, value: int) -> Iterator[Allocation]:
         """Yields the allocations of a value (``value_allocations``), each as small as it can be."""
@@ -123,16 +196,15 @@ class _Least:
             self._sizes[key] = min(blocks(replace(value, shape=s), replicated, self.mesh, profile) for s in shapes)
         return self._sizes[key]
 
-    def _local_shapes(self, value: int) -> tuple[tuple[int, ...], ...]:
-        """Returns the local shapes that a value may have. More shards are not always smaller: tiles are padded."""
+    def _local_shapes(self, value: int, free: bool = False) -> tuple[tuple[int, ...], ...]:
+        """Returns the local shapes that a value may have, or might if it were neither pinned nor kept (``free``). More shards
+        are not always smaller: tiles are padded."""
         s, shape = self.model.structure, self.model.structure.program.values[value].shape
-        kept, pinned = kept_axes(s.program, self._state, value), self._state.pinned.get(value)
+        kept = frozenset[int]() if free else self._kept.get(value, frozenset())
+        pinned = None if free else self._state.pinned.get(value)
         able = [self._axes.get(c, frozenset()) - kept for c in s.colors[value]]
-        for first, second, bit in s.clashes.by_op.get(s.program.definitions[value][0], ()):
-            if bit < 0 and first in s.nodes[value] and second in s.nodes[value]:
-                able = [
-                    a if n not in (first, second) else frozenset() for a, n in zip(able, s.nodes[value], strict=True)
-                ]
+        for d in self._kinds.lost.get(value, ()):
+            able[d] = frozenset()
         shards = [1] * len(shape)
         if pinned is not None:
             fixed = (*pinned, *((),) * (len(shape) - len(pinned)))

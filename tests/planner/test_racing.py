@@ -1,0 +1,51 @@
+"""Which variants of a program the race looks at, and what it expects of micro-batches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import shardwise
+from shardwise import zoo
+from shardwise.planner.arms import Arm
+from shardwise.planner.asked import candidate_meshes
+from shardwise.planner.inquiry import Variants
+from shardwise.planner.planning import asked_of
+from shardwise.search.searcher import Journal
+from shardwise.transforms.variants import AS_IS
+
+
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize(("strategy", "share"), [("fsdp:data", 0.97), ("dp:data", 0.8)])
+def test_the_time_of_a_state_in_micro_batches_is_known_before_they_are_traced(
+    strategy: str, share: float, scan: bool
+) -> None:
+    """Data parallelism needs so many that a device has one example in each: products of few rows take longer."""
+    program = zoo.load("gpt", "2.6b", layers=2, batch=256, scan=scan)
+    options: dict[str, Any] = {"mesh": {"data": 16}, "topology": "v5e:4x4", "tactics": strategy}
+    options |= {"roles": {"batch": "batch", "params": "params"}, "donate_argnums": program.donate_argnums}
+    defaults = {name: value for name, value in shardwise.plan.__kwdefaults__.items() if name != "kwargs"}
+    asked = asked_of(**defaults | options | {"memory_limit": "5GiB"})
+    captured = Variants(program.fn, program.args, {}, asked.jit)[AS_IS]
+    arm = Arm(captured, candidate_meshes(asked)[0][0], asked, Journal(asked.search), quick=True)
+    (candidate,) = arm.candidates(math.inf)
+    plan = shardwise.plan(program.fn, *program.args, microbatches=candidate.microbatches, **options)
+    assert candidate.microbatches > 1
+    assert share * plan.predicted.time_s < candidate.in_parts_ps * 1e-12 < 1.03 * plan.predicted.time_s
+
+
+def test_micro_batches_are_looked_at_only_if_they_could_win() -> None:
+    """Neither program fits as it is, which is proven, and both fit rematerialized."""
+
+    def tried(name: str, config: str, topology: str, devices: int) -> tuple[list[str], str]:
+        program = zoo.load(name, config)
+        options: dict[str, Any] = {"topology": topology, "donate_argnums": program.donate_argnums}
+        options |= {"mesh": {"fsdp": devices}, "microbatches": "auto", "remat": "auto"}
+        plan = shardwise.plan(program.fn, *program.args, **options)
+        assert plan.search is not None and plan.predicted.fits
+        return [t.variant for t in plan.search.variants], str(plan.variant)
+
+    assert tried("t2b", "2b", "v5e:2x4", 8) == (["as it is", "rematerialized"], "rematerialized")
+    assert tried("gpt", "6.7b", "v5p:4x4x4", 64)[1] == "4 micro-batches"

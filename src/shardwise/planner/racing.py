@@ -246,8 +246,6 @@ class Race:
             arms = last.get(remat) or last.get(GATHERS) or last[False]
             if remat in stopped or variant.microbatches < self._needed(remat, last.get(remat, [])):
                 continue
-            if remat == GATHERS and replace(variant, remat=False) in self.hopeless:
-                continue  # the bound does not count copies of parameters
             placed = self._promising(arms, remat) if arms else self._best_meshes()
             near = self._near_best(arms) if not placed and variant.microbatches > 2 else []
             try:
@@ -280,7 +278,8 @@ class Race:
 
     def _needed(self, remat: bool | str, arms: Sequence[Arm]) -> float:
         """The fewest micro-batches in which a state could fit that is faster than the best so far."""
-        counts = [v.microbatches * share for v, share in self.hopeless.items() if v.remat == remat]
+        bounded = (False, GATHERS) if remat == GATHERS else (remat,)  # the bound does not count copies of parameters
+        counts = [v.microbatches * share for v, share in self.hopeless.items() if v.remat in bounded]
         limit = self._limit_ps()
         parts = [c.microbatches for arm in arms for c in arm.candidates(limit) if c.in_parts_ps < limit]
         return max([*counts, min(parts, default=0)])

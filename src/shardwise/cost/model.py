@@ -116,6 +116,10 @@ class CostModel:
     def usable_blocks(self) -> int:
         return self.cost.profile.usable_bytes // BLOCK
 
+    @property
+    def on_chip_blocks(self) -> int:
+        return self.cost.profile.on_chip_bytes // BLOCK
+
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
         return kernels(self.life.clusters, self.cost.profile.transposes)
@@ -179,7 +183,8 @@ class CostModel:
         life = self.life
         if term.kind is TermKind.VALUE:
             narrowed, minor = life.narrowed.get(term.number, (0.0,))[0], life.layouts.minor.get(term.number)
-            return term.number in life.live, term.number in life.windowed, narrowed, minor
+            temporary = term.number in life.temporary
+            return term.number in life.live, temporary, term.number in life.windowed, narrowed, minor
         if term.kind is TermKind.EDGE:
             maker, minor = self.structure.program.definitions[term.number][0], life.layouts.minor.get(term.number)
             return term.number in life.returned, maker in term.ops, tuple(k in life.point for k in term.ops), minor
@@ -225,7 +230,8 @@ class CostModel:
 
 def total(model: CostModel, figures: Sequence[Figures]) -> tuple[Cost, np.ndarray]:
     """The sum of the figures of all terms, and the blocks that are alive at each point."""
-    curve = memory_curve(model.life.points, [a for f in figures for a in f.allocations])
+    allocations = [a for f in figures for a in f.allocations]
+    curve = memory_curve(model.life.points, allocations, model.on_chip_blocks)
     times = (sum(f.compute_ps for f in figures), sum(f.comm_ps for f in figures), sum(f.overlapped_ps for f in figures))
     return Cost(*times, int(curve.max(initial=0))), curve
 
@@ -250,10 +256,19 @@ def _kernel_shape(kernel: Kernel, term: Term) -> Hashable:
     )
 
 
-def memory_curve(points: int, allocations: Sequence[Allocation]) -> np.ndarray:
-    """Blocks alive at each point."""
-    change = np.zeros(points + 1, np.int64)
+def memory_curve(points: int, allocations: Sequence[Allocation], on_chip_blocks: int = 0) -> np.ndarray:
+    """Blocks of memory in use at each point."""
+    changes = np.zeros(2 * (points + 1), np.int64)
     blocks = np.array([a.blocks for a in allocations], np.int64)
-    np.add.at(change, np.array([a.first for a in allocations], np.int64), blocks)
-    np.add.at(change, np.array([a.last + 1 for a in allocations], np.int64), -blocks)
-    return np.cumsum(change)[:points]
+    start = np.array([a.on_chip for a in allocations], np.int64) * (points + 1)
+    np.add.at(changes, start + np.array([a.first for a in allocations], np.int64), blocks)
+    np.add.at(changes, start + np.array([a.last + 1 for a in allocations], np.int64), -blocks)
+    return in_use(changes, on_chip_blocks)
+
+
+def in_use(changes: np.ndarray, on_chip_blocks: int) -> np.ndarray:
+    """Blocks of memory in use at each point; ``changes``: at each point first those of arrays in memory, then those of arrays
+    that may be on the chip. All of these are, where they fit; where they do not, they evict one another and share the chip
+    with copies of what is in memory, so that half of it is left for them."""
+    memory, small = np.cumsum(changes.reshape(2, -1), axis=1)[:, :-1]
+    return memory + np.maximum(np.minimum(small - on_chip_blocks // 2, 2 * (small - on_chip_blocks)), 0)

@@ -271,7 +271,7 @@ class Program:
     @cached_property
     def rounding(self) -> frozenset[int]:
         """Products of float32 arrays that some devices compute from operands rounded to bfloat16."""
-        return frozenset(op.id for op in self.ops if op.attribute("rounds"))
+        return frozenset(op.id for op in self.ops if op.unit is Unit.MATRIX and op.attribute("rounds"))
 
     @cached_property
     def uniform(self) -> frozenset[int]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwise.cost.memory import BLOCK, Allocation, blocks
+from shardwise.cost.memory import BLOCK, Allocation, blocks, may_be_on_chip
 from shardwise.cost.model import CostModel, memory_curve
 from shardwise.cost.predict import Alive, alive
 from shardwise.hardware.mesh import MeshAxes
@@ -62,10 +62,10 @@ def peak_bound(model: CostModel, base: Sequence[Decision] = (), mesh: MeshAxes |
     """
     least = _Least(model, mesh or model.cost.placement.mesh, base)
     allocations = [a for value in model.life.values() for a in least.allocations(value)]
-    curve = memory_curve(model.life.points, allocations)
+    curve = memory_curve(model.life.points, allocations, model.on_chip_blocks)
     at = int(np.argmax(curve))
     at_peak = [a for a in allocations if a.first <= at <= a.last]
-    return Bound(int(curve[at]) * BLOCK, _source(model, at), tuple(alive(model.structure.program, at_peak)))
+    return Bound(int(curve[at]) * BLOCK, _source(model, at), tuple(alive(model.structure.program, at_peak, int(curve[at]))))
 
 
 def finest(devices: int) -> MeshAxes:
@@ -108,7 +108,9 @@ class _Least:
         life, tile = self.model.life, self.model.cost.profile.vector_tile
         v, shapes = self.model.structure.program.values[value], self._local_shapes(value)
         if value in life.live:
-            yield Allocation("value", value, self._least(v, shapes), *life.live[value])
+            least = self._least(v, shapes)
+            on_chip = value in life.temporary and may_be_on_chip(least, self.model.cost.profile)
+            yield Allocation("value", value, least, *life.live[value], on_chip)
         if value in life.windowed and all(shape[0] < tile[0] for shape in shapes):
             yield Allocation("operand", value, self._least(v, shapes), *life.windowed[value])
         if value in life.narrowed:

@@ -5,7 +5,8 @@ A *term* is what one small part of the program costs under a state:
 - a **kernel**: ops that run as one (``shardwise.cost.compute``);
 - an **edge**: the reshards of one value in one section of a region, each different need once, with the halos of windowed
   consumers, and the copies that live meanwhile;
-- a **value**: the memory it takes while it lives (``shardwise.cost.memory``).
+- a **value**: the memory it takes while it lives (``shardwise.cost.memory``);
+- a **lookup**: the copies that a gather or a scatter makes (``shardwise.cost.copies``).
 
 A term reads how its ops compute and the shardings of its values, nothing else. Time is counted in whole picoseconds and memory
 in blocks of 512 bytes, so that sums do not depend on their order: ``shardwise.evaluator.evaluator`` adds the same terms from
@@ -27,6 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardwise.cost.compute import kernel_s
+from shardwise.cost.copies import looks_up, row_major_copies
 from shardwise.cost.kernels import Edge, Kernel, Tensor, kernels
 from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, copy_allocations, value_allocations
 from shardwise.dims.analysis import Analysis
@@ -40,6 +42,7 @@ class TermKind(enum.Enum):
     KERNEL = "kernel"
     EDGE = "edge"
     VALUE = "value"
+    LOOKUP = "lookup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,9 @@ class CostModel:
         for value in life.values():
             points = [*life.live.get(value, ()), *life.windowed.get(value, ()), *life.narrowed.get(value, ())[1:]]
             yield Term(TermKind.VALUE, value, 0, (), (value,), tuple(points))
+        for op in (op for op in program.ops if looks_up(op) and life.runs[op.id] and not life.clusters.by_library):
+            values = tuple(dict.fromkeys(v for v in (*op.operands, *op.results) if v >= 0))
+            yield Term(TermKind.LOOKUP, op.id, 0, (op.id,), values, (min(life.runs[op.id]), max(life.runs[op.id])))
 
     def figures(self, lowered: Lowered, term: Term) -> Figures:
         """What a term costs under a state."""
@@ -170,6 +176,9 @@ class CostModel:
             return Figures(compute_ps=runs * round(kernel_s(lowered, kernel, profile, self.life.layouts) * 1e12))
         if term.kind is TermKind.VALUE:
             return Figures(allocations=tuple(value_allocations(lowered, self.life, term.number, profile)))
+        if term.kind is TermKind.LOOKUP:
+            copies = row_major_copies(lowered, self.life, self.structure.program.ops[term.number], profile)
+            return Figures(allocations=tuple(allocation for allocation, known in copies if known))
         reshards = tuple(self.edge_reshards(lowered, term))
         if not reshards:
             return _NOTHING
@@ -188,6 +197,8 @@ class CostModel:
         if term.kind is TermKind.EDGE:
             maker, minor = self.structure.program.definitions[term.number][0], life.layouts.minor.get(term.number)
             return term.number in life.returned, maker in term.ops, tuple(k in life.point for k in term.ops), minor
+        if term.kind is TermKind.LOOKUP:
+            return self.structure.program.ops[term.number].kind
         layouts = tuple([life.layouts.of_op[k] for k in term.ops])
         return layouts, _kernel_shape(self.kernels[term.number], term)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwise.cost.copies import looks_up, row_major_copies
+from shardwise.cost.copies import looks_up, lookup_copies, output_copies, reordered_outputs
 from shardwise.cost.memory import BLOCK
 from shardwise.hardware.load import load_profile
 from tests.cost.test_memory import made
@@ -22,7 +22,7 @@ def copies(fn: Callable[..., Any], *args: Any, hardware: str = "v5e") -> list[tu
     """The bytes of the row-major copies of the only gather or scatter, and whether they are known."""
     lowered, life = made(fn, args)
     (op,) = filter(looks_up, life.program.ops)
-    return [(a.blocks * BLOCK, known) for a, known in row_major_copies(lowered, life, op, load_profile(hardware))]
+    return [(a.blocks * BLOCK, known) for a, known in lookup_copies(lowered, life, op, load_profile(hardware))]
 
 
 def indices(*sizes: int) -> jax.ShapeDtypeStruct:
@@ -65,3 +65,16 @@ def test_indices_of_several_dimensions_are_copied(sizes: tuple[int, ...], expect
 
 def test_without_tiles_nothing_is_copied() -> None:
     assert copies(rows_of_each, p.shape(N, 33, 18), indices(N), hardware="h100") == []
+
+
+@pytest.mark.parametrize(("sizes", "copied"), [((256, 16), True), ((16, 256), False)])
+def test_an_output_whose_rows_a_product_reorders_is_copied(sizes: tuple[int, int], copied: bool) -> None:
+    lowered, life = made(lambda x, w: x @ w + 1.0, [p.shape(*sizes, 1024), p.shape(1024, 4096)])
+    (output,) = (op for op in life.program.ops if op.kind == "output")
+    found = list(output_copies(lowered, life, output, reordered_outputs(life)[output.id], load_profile("v5e")))
+    assert len(found) == copied
+
+
+def test_an_output_in_the_place_of_an_argument_is_not_copied() -> None:
+    _, life = made(lambda x, w: x @ w, [p.shape(256, 16, 1024), p.shape(1024, 1024)], donate=0)
+    assert reordered_outputs(life) == {}

@@ -328,7 +328,9 @@ def test_temporaries_are_on_the_chip_as_far_as_they_fit() -> None:
 
 
 def test_the_peak_is_explained() -> None:
-    found = made(lambda x, w: jnp.sum(jnp.sort(jnp.sin(x @ w)) + jnp.sort(x)), [p.shape(4096, 2048), p.shape(2048, 2048)])
+    found = made(
+        lambda x, w: jnp.sum(jnp.sort(jnp.sin(x @ w)) + jnp.sort(x)), [p.shape(4096, 2048), p.shape(2048, 2048)]
+    )
     lowered = found[0]
     memory = predict(CostModel(lowered.structure, HardwareCost.of(lowered.mesh)), lowered)
     assert sum(a.nbytes for a in memory.alive) == memory.peak_bytes == max(memory.curve) < blocks(found) * BLOCK

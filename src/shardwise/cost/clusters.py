@@ -170,7 +170,9 @@ class Clusters:
             if v < 0 or self.base[v] != v:
                 continue
             self.heavy[v] = role is Role.PRODUCT or any(self.heavy[s] and self.through[s] for s in sources)
-            self._joined[v] = op.kind in ("pad", "concatenate") or any(self._joined[s] and self.through[s] for s in sources)
+            self._joined[v] = op.kind in ("pad", "concatenate") or any(
+                self._joined[s] and self.through[s] for s in sources
+            )
             self._inside[v] = tuple(read)
             self.through[v] = self._joins(v, role)
             self.stored[v] = not self.through[v] or any(not self._takes(self.program.ops[u]) for u in self.uses[v])

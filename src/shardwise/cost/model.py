@@ -6,7 +6,7 @@ A *term* is what one small part of the program costs under a state:
 - an **edge**: the reshards of one value in one section of a region, each different need once, with the halos of windowed
   consumers, and the copies that live meanwhile;
 - a **value**: the memory it takes while it lives (``shardwise.cost.memory``);
-- a **lookup**: the copies that a gather or a scatter makes (``shardwise.cost.copies``).
+- a **copy**: what a gather, a scatter or an output copies to row-major order (``shardwise.cost.copies``).
 
 A term reads how its ops compute and the shardings of its values, nothing else. Time is counted in whole picoseconds and memory
 in blocks of 512 bytes, so that sums do not depend on their order: ``shardwise.evaluator.evaluator`` adds the same terms from
@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardwise.cost.compute import kernel_s
-from shardwise.cost.copies import looks_up, row_major_copies
+from shardwise.cost.copies import looks_up, lookup_copies, output_copies, reordered_outputs
 from shardwise.cost.kernels import Edge, Kernel, Tensor, kernels
 from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, copy_allocations, value_allocations
 from shardwise.dims.analysis import Analysis
@@ -42,7 +42,7 @@ class TermKind(enum.Enum):
     KERNEL = "kernel"
     EDGE = "edge"
     VALUE = "value"
-    LOOKUP = "lookup"
+    COPY = "copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,10 @@ class CostModel:
         return kernels(self.life.clusters, self.cost.profile.transposes)
 
     @cached_property
+    def reordered(self) -> dict[int, tuple[int, int]]:
+        return reordered_outputs(self.life)
+
+    @cached_property
     def terms(self) -> tuple[Term, ...]:
         return tuple(self._terms())
 
@@ -163,9 +167,11 @@ class CostModel:
         for value in life.values():
             points = [*life.live.get(value, ()), *life.windowed.get(value, ()), *life.narrowed.get(value, ())[1:]]
             yield Term(TermKind.VALUE, value, 0, (), (value,), tuple(points))
-        for op in (op for op in program.ops if looks_up(op) and life.runs[op.id] and not life.clusters.by_library):
-            values = tuple(dict.fromkeys(v for v in (*op.operands, *op.results) if v >= 0))
-            yield Term(TermKind.LOOKUP, op.id, 0, (op.id,), values, (min(life.runs[op.id]), max(life.runs[op.id])))
+        for op in (op for op in program.ops if looks_up(op) or op.id in self.reordered):
+            if life.runs[op.id] and not life.clusters.by_library:
+                values = tuple(dict.fromkeys(v for v in (*op.operands, *op.results) if v >= 0))
+                points = (min(life.runs[op.id]), max(life.runs[op.id]))
+                yield Term(TermKind.COPY, op.id, 0, (op.id,), values, points)
 
     def figures(self, lowered: Lowered, term: Term) -> Figures:
         """What a term costs under a state."""
@@ -176,8 +182,11 @@ class CostModel:
             return Figures(compute_ps=runs * round(kernel_s(lowered, kernel, profile, self.life.layouts) * 1e12))
         if term.kind is TermKind.VALUE:
             return Figures(allocations=tuple(value_allocations(lowered, self.life, term.number, profile)))
-        if term.kind is TermKind.LOOKUP:
-            copies = row_major_copies(lowered, self.life, self.structure.program.ops[term.number], profile)
+        if term.kind is TermKind.COPY:
+            op, rows = self.structure.program.ops[term.number], self.reordered.get(term.number)
+            if rows is not None:
+                return Figures(allocations=tuple(output_copies(lowered, self.life, op, rows, profile)))
+            copies = lookup_copies(lowered, self.life, op, profile)
             return Figures(allocations=tuple(allocation for allocation, known in copies if known))
         reshards = tuple(self.edge_reshards(lowered, term))
         if not reshards:
@@ -197,8 +206,8 @@ class CostModel:
         if term.kind is TermKind.EDGE:
             maker, minor = self.structure.program.definitions[term.number][0], life.layouts.minor.get(term.number)
             return term.number in life.returned, maker in term.ops, tuple(k in life.point for k in term.ops), minor
-        if term.kind is TermKind.LOOKUP:
-            return self.structure.program.ops[term.number].kind
+        if term.kind is TermKind.COPY:
+            return self.structure.program.ops[term.number].kind, self.reordered.get(term.number)
         layouts = tuple([life.layouts.of_op[k] for k in term.ops])
         return layouts, _kernel_shape(self.kernels[term.number], term)
 

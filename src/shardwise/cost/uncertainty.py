@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from shardwise.cost.copies import PADS, looks_up, row_major_copies
+from shardwise.cost.copies import PADS, looks_up, lookup_copies
 from shardwise.cost.layouts import padded_elements, row_major_elements
 from shardwise.cost.memory import BLOCK, Allocation
 from shardwise.cost.model import CostModel, memory_curve
@@ -39,7 +39,7 @@ def upper_bytes(model: CostModel, lowered: Lowered, curve: tuple[int, ...]) -> i
 def _possible_copies(model: CostModel, lowered: Lowered) -> Iterator[Allocation]:
     for op in lowered.program.ops:
         if looks_up(op):
-            copies = row_major_copies(lowered, model.life, op, model.cost.profile)
+            copies = lookup_copies(lowered, model.life, op, model.cost.profile)
             yield from (allocation for allocation, known in copies if not known)
         for r in lowered.operand_reshards(op) if op.rule is not None else ():
             if {s.purpose for s in r.steps} == {Kind.SLICE}:

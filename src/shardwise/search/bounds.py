@@ -65,7 +65,9 @@ def peak_bound(model: CostModel, base: Sequence[Decision] = (), mesh: MeshAxes |
     curve = memory_curve(model.life.points, allocations, model.on_chip_blocks)
     at = int(np.argmax(curve))
     at_peak = [a for a in allocations if a.first <= at <= a.last]
-    return Bound(int(curve[at]) * BLOCK, _source(model, at), tuple(alive(model.structure.program, at_peak, int(curve[at]))))
+    return Bound(
+        int(curve[at]) * BLOCK, _source(model, at), tuple(alive(model.structure.program, at_peak, int(curve[at])))
+    )
 
 
 def finest(devices: int) -> MeshAxes:

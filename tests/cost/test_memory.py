@@ -219,6 +219,23 @@ def test_a_carry_is_one_array() -> None:
     assert carry.last == found[1].points - 1
 
 
+@pytest.mark.parametrize("kind", ["scan", "while", "cond"])
+def test_what_enters_a_loop_or_a_branch_is_no_second_array(kind: str) -> None:
+    def fn(x, w):
+        if kind == "scan":
+            return lax.scan(lambda c, _: (jnp.sin(c @ w), None), x, None, length=10)[0]
+        if kind == "while":
+            return lax.while_loop(lambda c: c[0, 0] < 1, lambda c: jnp.sin(c @ w), x)
+        return lax.cond(x[0, 0] < 1, lambda c: jnp.sin(c @ w), lambda c: jnp.cos(c @ w), x)
+
+    found = made(fn, [p.shape(64, 128), p.shape(128, 128)])
+    arrays = [a for a in of(found, "value") if a.blocks >= ARRAY]
+    program = found[0].program
+    kinds = {program.ops[program.definitions[a.value][0]].kind for a in arrays}
+    assert not kinds & {"scan.const", "while.const", "cond.input"}
+    assert sum(program.values[a.value].shape == (128, 128) for a in arrays) == 1
+
+
 def test_a_carry_that_is_still_read_has_a_second_array() -> None:
     def body(c, w):
         new = c @ w

@@ -52,6 +52,8 @@ class Role(enum.Enum):
 _VIEWS: Final = frozenset(
     {*PASSING, "reshape", "squeeze", "expand_dims", "transpose", "broadcast_in_dim", "reduce_sum"}
 )
+#: Links by which a value enters a loop, a branch or a ``shard_map`` as it is.
+_ENTERING: Final = frozenset({"scan.const", "while.const", "cond.input", "shard_map.input"})
 #: Ops that are fused like elementwise ones.
 _FUSED: Final = frozenset(
     "broadcast_in_dim iota slice dynamic_slice concatenate split rev scan.input reshape transpose".split()
@@ -114,7 +116,7 @@ class Clusters:
         return any(self.program.ops[u].kind == "scan.output" for u in self.uses[value])
 
     def _role(self, op: Op) -> Role:
-        if op.kind in ("scan.const", "shard_map.input", "shard_map.output"):
+        if op.kind in _ENTERING or op.kind == "shard_map.output":
             return Role.VIEW
         if op.kind == "scan.input":
             return Role.ELEMENTWISE
@@ -288,7 +290,7 @@ class _Ordering:
         """Stored bases that an op reads; a loop, also in its body."""
         c, op = self.c, self.program.ops[k]
         reads = {b for part in self._parts(k) for b in c.reads[part.id]}
-        reads |= {c.base[part.operands[0]] for part in self._parts(k) if part.kind == "scan.const"}
+        reads |= {c.base[part.operands[0]] for part in self._parts(k) if part.kind in _ENTERING}
         inner = (b for part in c.inner_ops(op) for b in c.reads[part.id])
         return reads.union(b for b in inner if self.program.home[b] == op.region)
 

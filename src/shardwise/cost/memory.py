@@ -369,9 +369,9 @@ def value_allocations(lowered: Lowered, life: Lifetimes, value: int, profile: Pr
     if value in life.windowed and sharding.local_shape(v.shape, mesh)[0] < profile.vector_tile[0]:
         allocations.append(Allocation("operand", value, stored, *life.windowed[value]))
     if value in life.narrowed:
-        itemsize, *span = life.narrowed[value]
+        itemsize, first, last = life.narrowed[value]
         narrow = replace(v, itemsize=itemsize, origin=Origin.RESULT)
-        allocations.append(Allocation("narrow copy", value, blocks(narrow, sharding, mesh, profile), *span))
+        allocations.append(Allocation("narrow copy", value, blocks(narrow, sharding, mesh, profile), first, last))
     return allocations
 
 

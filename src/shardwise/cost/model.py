@@ -169,9 +169,9 @@ class CostModel:
             yield Term(TermKind.VALUE, value, 0, (), (value,), tuple(points))
         for op in (op for op in program.ops if looks_up(op) or op.id in self.reordered):
             if life.runs[op.id] and not life.clusters.by_library:
-                values = tuple(dict.fromkeys(v for v in (*op.operands, *op.results) if v >= 0))
-                points = (min(life.runs[op.id]), max(life.runs[op.id]))
-                yield Term(TermKind.COPY, op.id, 0, (op.id,), values, points)
+                read = tuple(dict.fromkeys(v for v in (*op.operands, *op.results) if v >= 0))
+                span = (min(life.runs[op.id]), max(life.runs[op.id]))
+                yield Term(TermKind.COPY, op.id, 0, (op.id,), read, span)
 
     def figures(self, lowered: Lowered, term: Term) -> Figures:
         """What a term costs under a state."""
@@ -291,4 +291,5 @@ def in_use(changes: np.ndarray, on_chip_blocks: int) -> np.ndarray:
     that may be on the chip. All of these are, where they fit; where they do not, they evict one another and share the chip
     with copies of what is in memory, so that half of it is left for them."""
     memory, small = np.cumsum(changes.reshape(2, -1), axis=1)[:, :-1]
-    return memory + np.maximum(np.minimum(small - on_chip_blocks // 2, 2 * (small - on_chip_blocks)), 0)
+    left = np.minimum(small - on_chip_blocks // 2, 2 * (small - on_chip_blocks))
+    return np.add(memory, np.maximum(left, 0))

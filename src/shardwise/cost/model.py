@@ -292,4 +292,5 @@ def in_use(changes: np.ndarray, on_chip_blocks: int) -> np.ndarray:
     with copies of what is in memory, so that half of it is left for them."""
     memory, small = np.cumsum(changes.reshape(2, -1), axis=1)[:, :-1]
     left = np.minimum(small - on_chip_blocks // 2, 2 * (small - on_chip_blocks))
-    return np.add(memory, np.maximum(left, 0))
+    used: np.ndarray = memory + np.maximum(left, 0)
+    return used

@@ -24,7 +24,7 @@ from typing import Final
 
 from shardwise.cost.clusters import Role
 from shardwise.cost.layouts import padded_elements, row_major_elements
-from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, blocks, may_be_on_chip
+from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, blocks, on_chip_blocks
 from shardwise.hardware.profile import Profile
 from shardwise.ir.program import Op
 from shardwise.ir.traits import SCATTERS
@@ -56,7 +56,7 @@ def lookup_copies(lowered: Lowered, life: Lifetimes, op: Op, profile: Profile) -
             continue
         sharding = lowered.need(op, number) if number < len(op.operands) else lowered.computed(op, 0)
         copied, padding = _row_major(lowered, value, sharding, profile, is_index=number == 1)
-        on_chip = may_be_on_chip(copied, profile)
+        on_chip = copied <= on_chip_blocks(profile)
         allocation = Allocation("row-major copy", value, copied, min(points), max(points), on_chip)
         if padding < PADS:
             continue

@@ -30,7 +30,7 @@ import numpy as np
 from shardwise.cost.compute import kernel_s
 from shardwise.cost.copies import looks_up, lookup_copies, output_copies, reordered_outputs
 from shardwise.cost.kernels import Edge, Kernel, Tensor, kernels
-from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, copy_allocations, value_allocations
+from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, copy_allocations, on_chip_blocks, value_allocations
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.traits import MANUAL
 from shardwise.lowering.local_cost import HardwareCost
@@ -121,7 +121,7 @@ class CostModel:
 
     @property
     def on_chip_blocks(self) -> int:
-        return self.cost.profile.on_chip_bytes // BLOCK
+        return on_chip_blocks(self.cost.profile)
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -276,21 +276,21 @@ def _kernel_shape(kernel: Kernel, term: Term) -> Hashable:
     )
 
 
-def memory_curve(points: int, allocations: Sequence[Allocation], on_chip_blocks: int = 0) -> np.ndarray:
-    """Blocks of memory in use at each point."""
+def memory_curve(points: int, allocations: Sequence[Allocation], room: int = 0) -> np.ndarray:
+    """Blocks of memory in use at each point; ``room``: blocks on the chip."""
     changes = np.zeros(2 * (points + 1), np.int64)
     blocks = np.array([a.blocks for a in allocations], np.int64)
     start = np.array([a.on_chip for a in allocations], np.int64) * (points + 1)
     np.add.at(changes, start + np.array([a.first for a in allocations], np.int64), blocks)
     np.add.at(changes, start + np.array([a.last + 1 for a in allocations], np.int64), -blocks)
-    return in_use(changes, on_chip_blocks)
+    return in_use(changes, room)
 
 
-def in_use(changes: np.ndarray, on_chip_blocks: int) -> np.ndarray:
+def in_use(changes: np.ndarray, room: int) -> np.ndarray:
     """Blocks of memory in use at each point; ``changes``: at each point first those of arrays in memory, then those of arrays
-    that may be on the chip. All of these are, where they fit; where they do not, they evict one another and share the chip
-    with copies of what is in memory, so that half of it is left for them."""
+    that may be on the chip. All of these are, where they fit; where they do not, they evict one another, and as much as half
+    of the room is saved."""
     memory, small = np.cumsum(changes.reshape(2, -1), axis=1)[:, :-1]
-    left = np.minimum(small - on_chip_blocks // 2, 2 * (small - on_chip_blocks))
+    left = np.minimum(small - room // 2, 2 * (small - room))
     used: np.ndarray = memory + np.maximum(left, 0)
     return used

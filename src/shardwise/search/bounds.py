@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwise.cost.memory import BLOCK, Allocation, blocks, may_be_on_chip
+from shardwise.cost.memory import BLOCK, Allocation, blocks
 from shardwise.cost.model import CostModel, memory_curve
 from shardwise.cost.predict import Alive, alive
 from shardwise.hardware.mesh import MeshAxes
@@ -111,7 +111,7 @@ class _Least:
         v, shapes = self.model.structure.program.values[value], self._local_shapes(value)
         if value in life.live:
             least = self._least(v, shapes)
-            on_chip = value in life.temporary and may_be_on_chip(least, self.model.cost.profile)
+            on_chip = value in life.temporary and least <= self.model.on_chip_blocks
             yield Allocation("value", value, least, *life.live[value], on_chip)
         if value in life.windowed and all(shape[0] < tile[0] for shape in shapes):
             yield Allocation("operand", value, self._least(v, shapes), *life.windowed[value])

@@ -122,10 +122,10 @@ class Clusters:
             return Role.ELEMENTWISE
         if op.rule is None or "." in op.kind:
             return Role.LINK
+        if op.only_multiplies:
+            return Role.ELEMENTWISE
         if op.unit is Unit.MATRIX:
             return Role.OTHER if op.kind.startswith("ragged_dot") else Role.PRODUCT
-        if op.kind == "dot_general":  # without a sum
-            return Role.ELEMENTWISE
         unary = len(op.operands) == 1 and op.operands[0] >= 0
         if op.kind in _VIEWS and unary and self._elements[op.operands[0]] == self._elements[op.results[0]]:
             return Role.VIEW

@@ -79,7 +79,7 @@ def _minor(program: Program) -> dict[int, Minor]:
     left out: they are stored in the order that pads least, and copied."""
     minor: dict[int, Minor] = {}
     for op in program.ops:
-        if op.unit is Unit.MATRIX and op.rule is not None:
+        if op.unit is Unit.MATRIX and op.rule is not None and not op.only_multiplies:
             for value, dims in _of_product(op).items():
                 minor.setdefault(value, dims)
 

@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from shardwise.ir.program import Unit
-from shardwise.ir.rule import Kind, Rule
+from shardwise.ir.rule import Rule
 from shardwise.rules.call import OpCall
 from shardwise.rules.reduction import CUMULATIVE
 from shardwise.rules.tables import ELEMENTWISE, LINEAR_ALGEBRA
@@ -21,8 +21,6 @@ def count_flops(call: OpCall, rule: Rule) -> tuple[float, Unit]:
     if kind in ("dot_general", "scaled_dot", "ragged_dot_general"):
         # Each row of a ragged product is multiplied with the matrix of one group only.
         groups = call.operands[2][-1] if kind == "ragged_dot_general" else 1
-        if kind == "dot_general" and all(f.size == 1 for f in rule.factors if f.kind is Kind.REDUCTION):
-            return float(math.prod(call.results[0])), Unit.VECTOR  # nothing is summed: a multiplication
         return 2.0 * math.prod(f.size for f in rule.factors) / max(groups, 1), Unit.MATRIX
     if kind == "conv_general_dilated":
         numbers = call.params["dimension_numbers"]

@@ -78,3 +78,17 @@ def test_an_output_whose_rows_a_product_reorders_is_copied(sizes: tuple[int, int
 def test_an_output_in_the_place_of_an_argument_is_not_copied() -> None:
     _, life = made(lambda x, w: x @ w, [p.shape(256, 16, 1024), p.shape(1024, 1024)], donate=0)
     assert reordered_outputs(life) == {}
+
+
+def test_what_a_loop_looks_up_is_copied_before_the_loop() -> None:
+    def walk(tables: jax.Array, at: jax.Array) -> jax.Array:
+        def step(at: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return jnp.argmax(rows_of_each(tables, at), -1).astype(jnp.int32), None
+
+        return jax.lax.scan(step, at, None, length=5)[0]
+
+    lowered, life = made(walk, [p.shape(N, 33, 18), indices(N)])
+    (op,) = filter(looks_up, life.program.ops)
+    table, result = (a for a, known in lookup_copies(lowered, life, op, load_profile("v5e")) if known)
+    assert (table.first, table.last) == life.span[op.region] and op.region > 0
+    assert result.first == result.last == life.point[op.id]

@@ -13,7 +13,7 @@ The idea. Where row-major order pads much, the compiler is known (``tests/verifi
   the product makes the longer one minor. An output that takes the place of an argument is not copied.
 
 Other copies are seen now and then, in no order that we know. They are in the upper end of the peak only
-(``shardwise.cost.uncertainty``). Weak: a copy in a loop lives for the whole loop if its array is from outside.
+(``shardwise.cost.uncertainty``). A copy for a lookup in a loop is made before the loop if the array is from outside.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def looks_up(op: Op) -> bool:
 
 def lookup_copies(lowered: Lowered, life: Lifetimes, op: Op, profile: Profile) -> Iterator[tuple[Allocation, bool]]:
     """The arrays of a gather or a scatter that row-major order pads, and whether the compiler is known to copy them."""
-    rule, data, points = op.factor_rule, len(op.operands) if op.kind == "gather" else 2, life.runs[op.id]
+    rule, data = op.factor_rule, len(op.operands) if op.kind == "gather" else 2
     sets = [
         {f for dim in tensor for f in dim if rule.factors[f].size > 1} for tensor in (*rule.operands, *rule.results)
     ]
@@ -52,12 +52,12 @@ def lookup_copies(lowered: Lowered, life: Lifetimes, op: Op, profile: Profile) -
     rows, batched = bool((target & parts) - indices), bool(target & indices & parts)
     for number in (0, 1, data):
         value = (*op.operands, *op.results)[number]
-        if value < 0 or not points:
+        if value < 0 or not life.runs[op.id]:
             continue
         sharding = lowered.need(op, number) if number < len(op.operands) else lowered.computed(op, 0)
         copied, padding = _row_major(lowered, value, sharding, profile, is_index=number == 1)
         on_chip = copied <= on_chip_blocks(profile)
-        allocation = Allocation("row-major copy", value, copied, min(points), max(points), on_chip)
+        allocation = Allocation("row-major copy", value, copied, *copy_span(life, op, value), on_chip)
         if padding < PADS:
             continue
         if number == 1:
@@ -65,6 +65,14 @@ def lookup_copies(lowered: Lowered, life: Lifetimes, op: Op, profile: Profile) -
         else:
             wide = padding <= NARROW and (op.kind == "gather" or number == data)
             yield allocation, rows and (batched or wide)
+
+
+def copy_span(life: Lifetimes, op: Op, value: int) -> tuple[int, int]:
+    """The first and the last point of a copy of a value that an op reads or computes."""
+    span, region = (min(life.runs[op.id]), max(life.runs[op.id])), op.region
+    while region > 0 and region != life.program.home[life.clusters.base[value]]:
+        span, region = life.span[region], life.program.regions[region].parent
+    return span
 
 
 def _row_major(

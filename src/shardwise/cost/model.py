@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardwise.cost.compute import kernel_s
-from shardwise.cost.copies import looks_up, lookup_copies, output_copies, reordered_outputs
+from shardwise.cost.copies import copy_span, looks_up, lookup_copies, output_copies, reordered_outputs
 from shardwise.cost.kernels import Edge, Kernel, Tensor, kernels
 from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, copy_allocations, on_chip_blocks, value_allocations
 from shardwise.dims.analysis import Analysis
@@ -170,8 +170,8 @@ class CostModel:
         for op in (op for op in program.ops if looks_up(op) or op.id in self.reordered):
             if life.runs[op.id] and not life.clusters.by_library:
                 read = tuple(dict.fromkeys(v for v in (*op.operands, *op.results) if v >= 0))
-                span = (min(life.runs[op.id]), max(life.runs[op.id]))
-                yield Term(TermKind.COPY, op.id, 0, (op.id,), read, span)
+                spans = [p for v in read for p in copy_span(life, op, v)]
+                yield Term(TermKind.COPY, op.id, 0, (op.id,), read, tuple(spans))
 
     def figures(self, lowered: Lowered, term: Term) -> Figures:
         """What a term costs under a state."""

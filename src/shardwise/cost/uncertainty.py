@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -37,13 +38,19 @@ def upper_bytes(model: CostModel, lowered: Lowered, curve: tuple[int, ...]) -> i
 
 
 def _possible_copies(model: CostModel, lowered: Lowered) -> Iterator[Allocation]:
+    """Copies that are not in the peak. Those of a loop may all be there as long as it runs."""
+    in_loops: dict[tuple[int, int], Allocation] = {}
     for op in lowered.program.ops:
-        if looks_up(op):
-            copies = lookup_copies(lowered, model.life, op, model.cost.profile)
-            yield from (allocation for allocation, known in copies if not known)
+        for copy, known in lookup_copies(lowered, model.life, op, model.cost.profile) if looks_up(op) else ():
+            if op.region > 0:
+                first, last = model.life.span[op.region]
+                in_loops[op.region, copy.value] = replace(copy, first=first, last=last)
+            elif not known:
+                yield copy
         for r in lowered.operand_reshards(op) if op.rule is not None else ():
             if {s.purpose for s in r.steps} == {Kind.SLICE}:
                 yield from _slice_copies(model, lowered, op, r)
+    yield from in_loops.values()
 
 
 def _slice_copies(model: CostModel, lowered: Lowered, op: Op, r: Reshard) -> Iterator[Allocation]:

@@ -11,6 +11,7 @@ from jax import lax
 
 import shardwise
 from shardwise.cost.clusters import Clusters, Role, kernel_order
+from shardwise.cost.kernels import kernels
 from tests.dims import programs as p
 
 
@@ -113,6 +114,30 @@ def test_a_pad_at_the_edges_is_made_in_its_only_use() -> None:
     args = p.shape(64, 128), p.shape(128, 128)
     assert stored(clusters(once, *args)) == ["add"]
     assert stored(clusters(twice, *args))[0] == "pad"
+
+
+def test_a_concatenation_is_not_made_again_in_each_use() -> None:
+    def twice(x, y):
+        both = jnp.concatenate([x, y]) * 2.0
+        return jnp.sin(both).sum(), jnp.cos(both).sum()
+
+    args = p.shape(64, 128), p.shape(64, 128)
+    assert stored(clusters(twice, *args))[0] == "mul"
+    assert "concatenate" not in stored(clusters(lambda x, y: jnp.sin(jnp.concatenate([x, y])).sum(), *args))
+
+
+def test_a_product_without_a_sum_is_a_multiplication() -> None:
+    """The gradients of each example in DP-SGD: an outer product, which is made where it is read."""
+
+    def fn(x, y):
+        outer = jnp.einsum("bi,bj->bij", x, y)
+        norms = jnp.sum(outer**2, (1, 2))
+        return jnp.sum(outer * norms[:, None, None], 0)
+
+    c = clusters(fn, p.shape(64, 128), p.shape(64, 256))
+    (product,) = (op for op in c.program.ops if op.kind == "dot_general")
+    assert c.roles[product.id] is Role.ELEMENTWISE and "dot_general" not in stored(c)
+    assert not any(kernel.products for kernel in kernels(c))
 
 
 def test_a_pad_between_elements_is_a_kernel_but_on_gpus() -> None:

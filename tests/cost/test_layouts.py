@@ -54,6 +54,18 @@ def test_batched_products_have_other_dimensions_minor() -> None:
     assert found.in_memory(result, (1024, 8, 27, 27), TILE) == 32 * 128 / 27**2
 
 
+def test_an_update_in_place_keeps_the_order_of_a_product() -> None:
+    """The gradient of a gather of scores: zeros, a scatter into them, and a product that reads them."""
+
+    def fn(q: jax.Array, k: jax.Array, chosen: jax.Array) -> jax.Array:
+        scores = jnp.zeros((1024, 27, 27)).at[:, 3, :].add(chosen)
+        return jnp.einsum("bst,btd->bsd", scores, k) + q
+
+    found, program = layouts(fn, array(1024, 27, 128), array(1024, 27, 128), array(1024, 27))
+    scatter = next(op for op in program.ops if op.kind.startswith("scatter"))
+    assert found.minor[scatter.operands[0]] == found.minor[scatter.results[0]] == (1, 2)
+
+
 def test_other_arrays_are_in_the_order_that_pads_least() -> None:
     found, program = layouts(lambda x, w: jnp.tanh(x @ w), array(64, 256, 64), array(64, 64))
     assert not found.minor

@@ -130,6 +130,29 @@ def test_costs_equal_the_specification_on_the_zoo(name: str) -> None:
     check(evaluator, rng, 4)  # starts from what the first left
 
 
+def test_costs_equal_the_specification_with_copies_and_on_chip() -> None:
+    """Layers that are equal but for where they look up: before a loop, in it, and after it; an output that is copied."""
+
+    def rows(tables: jax.Array, at: jax.Array) -> jax.Array:
+        return jax.vmap(lambda table, k: table.at[k].get(mode="promise_in_bounds"))(tables, at)
+
+    def fn(tables: jax.Array, at: jax.Array, x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = rows(tables, at) * 2.0
+        z, _ = jax.lax.scan(lambda c, _: (jnp.sin(c + rows(tables, at)), None), y, None, length=3)
+        z = jnp.concatenate([z, rows(tables, at)], 1)
+        return z.sum(0), x @ w + 1.0
+
+    def array(*sizes: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, dtype)
+
+    shapes = [array(65536, 33, 64), array(65536, dtype="int32"), array(512, 128, 256), array(256, 1024)]
+    rng = random.Random(3)
+    evaluator = build(analyzed(fn, shapes), MeshAxes.of({"x": 2, "y": 4}), rng)
+    assert any(term.kind is TermKind.COPY for term in evaluator.model.terms)
+    for _ in range(3):
+        check(evaluator, rng, 4)
+
+
 @pytest.mark.parametrize("name", ["mlp", "gpt"])
 def test_costs_equal_the_specification_on_a_measured_host(name: str) -> None:
     """Its profile has a rate for transposed reads, which other profiles do not have: they are separate kernels."""

@@ -62,6 +62,10 @@ def cost(where: str | Topology = "v5e:2x2", **mesh: int) -> HardwareCost:
     return HardwareCost(place(MeshAxes.of(mesh or {"x": 4}), topology(where) if isinstance(where, str) else where))
 
 
+#: Enough memory for everything, and none on the chip.
+LARGE = small_memory("v5e:2x2", 2**34)
+
+
 def random_base(analysis: Analysis, mesh: MeshAxes, rng: random.Random) -> list[Decision]:
     """A value that is pinned and one that is kept, or neither."""
     program, made = analysis.program, list[Decision]()
@@ -217,7 +221,7 @@ def said(nbytes: float, analysis: Analysis | None = None, ended: Ended = Ended.C
 
 
 def bound() -> Bound:
-    return peak_bound(CostModel.of(trained(), cost()))
+    return peak_bound(CostModel.of(trained(), cost(LARGE)))
 
 
 def section(text: str, heading: str) -> list[str]:
@@ -285,7 +289,7 @@ def test_checks_start_from_the_named_strategies(monkeypatch: pytest.MonkeyPatch)
 
 def test_moments_in_bfloat16_may_do() -> None:
     analysis = trained(8192, 512)
-    model = CostModel.of(analysis, cost())
+    model = CostModel.of(analysis, cost(LARGE))
     least, smaller = peak_bound(model).peak_bytes, with_small_moments(model.structure)
     assert smaller is not None
     text = said(0.95 * least, analysis)

@@ -51,10 +51,10 @@ def shapes(width: int = 1024, batch: int = 65536, inner: int = 1024) -> list[Any
 
 
 def small_memory(text: str, nbytes: float) -> Topology:
-    """A topology whose devices have that much usable memory."""
+    """A topology whose devices have that much usable memory, and none on the chip, where small programs fit as a whole."""
     found = topology(text)
     memory = int(nbytes / found.profile.usable_share)
-    return replace(found, profile=replace(found.profile, memory_bytes=memory))
+    return replace(found, profile=replace(found.profile, memory_bytes=memory, on_chip_bytes=0))
 
 
 def planned(*, args: list[Any] | None = None, **asked: Any) -> shardwise.Plan:

@@ -39,6 +39,12 @@ def test_the_better_state_comes_first(goal: Goal, order: list[Cost]) -> None:
     assert sorted((order[k] for k in (2, 0, 3, 1)), key=lambda c: goal.rank(c, 100)) == order
 
 
+def test_room_in_memory_is_worth_a_little_time() -> None:
+    tight, roomy, slow = cost(1, 95), cost(1.02, 80), cost(1.05, 80)
+    assert FASTEST.rank(roomy, 100) < FASTEST.rank(tight, 100) < FASTEST.rank(slow, 100)
+    assert FASTEST.rank(tight, 200) < FASTEST.rank(roomy, 200)
+
+
 def test_nearly_equal_peaks_are_ties() -> None:
     slow, quick, larger = cost(2, 10_000), cost(1, 10_001), cost(1, 10_100)
     goal = Goal(memory=True)

@@ -20,7 +20,7 @@ from shardwise.lowering.sharding import ArrayType, Kind, Ring, Sharding, reshard
 from shardwise.verification.compiled import make_mesh, tpu_environment
 from tests.verification import fresh
 from tests.verification.host_programs import B, D, F, L
-from tests.verification.tpu_programs import NARROW, STREAMED
+from tests.verification.tpu_programs import COPIED, NARROW, ON_CHIP, STREAMED
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 needs_libtpu = pytest.mark.skipif(not LIBTPU, reason='needs libtpu: pip install "shardwise[tpu]"')
@@ -109,6 +109,25 @@ def test_what_may_be_padded_around_a_gather_is_not_said_to_fit(compiled: dict[st
     assert not plan.predicted.fits or any(note.startswith("tight") for note in plan.notes), plan.predicted
     roomy = shardwise.plan(fn, *args, memory_limit=4 * compiled["narrow"][name], **asked)
     assert not any(note.startswith("tight") for note in roomy.notes), roomy.notes
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", COPIED)
+def test_row_major_copies_of_lookups_are_predicted(compiled: dict[str, Any], name: str) -> None:
+    """``shardwise.cost.copies``."""
+    fn, size, rows = COPIED[name]
+    args = (jax.ShapeDtypeStruct(size, jnp.float32), jax.ShapeDtypeStruct(rows, jnp.int32))
+    plan = shardwise.plan(fn, *args, topology="v5e:1x1", allow_infeasible=True)
+    assert plan.predicted.peak_bytes == pytest.approx(compiled["copied"][name], rel=0.15)
+
+
+@needs_libtpu
+def test_temporaries_that_fit_on_the_chip_take_no_memory(compiled: dict[str, Any]) -> None:
+    """``shardwise.cost.model.in_use``: the arrays of 16 MiB between the products."""
+    fn, size, rows = ON_CHIP
+    args = (jax.ShapeDtypeStruct(size, jnp.float32), jax.ShapeDtypeStruct(rows, jnp.int32))
+    plan = shardwise.plan(fn, *args, topology="v5e:1x1")
+    assert plan.predicted.peak_bytes == pytest.approx(compiled["on chip"], rel=0.05)
 
 
 @needs_libtpu

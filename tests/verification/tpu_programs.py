@@ -71,6 +71,12 @@ def chosen(tables: jax.Array, rows: jax.Array) -> jax.Array:
     return jax.vmap(lambda table, row: table[row])(tables, rows)
 
 
+def squared(x: jax.Array, rows: jax.Array) -> jax.Array:
+    """The first product is read by the second, and the second once more after it."""
+    y = x @ x
+    return jnp.sum(jnp.tanh(y) @ y * rows[:, None], 0)
+
+
 def pixels(images: jax.Array, rows: jax.Array) -> jax.Array:
     return jax.vmap(lambda image, row: image[row, row])(images, rows)
 
@@ -85,6 +91,13 @@ NARROW: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
     "pixels": (pixels, (64, 64, 64, 3), (64, 64, 64)),
     "elements": (rows_of, (2**18,), (2**18, 5)),
 }
+#: Lookups whose arrays are copied to row-major order, too large for on-chip memory; and a program whose temporaries fit there.
+COPIED: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
+    "rows of 64": (rows_of, (2**20, 64), (2**20,)),
+    "rows of each table": (chosen, (2**16, 33, 64), (2**16,)),
+    "elements": (rows_of, (2**16,), (2**20, 8)),
+}
+ON_CHIP: tuple[Any, tuple[int, ...], tuple[int, ...]] = (squared, (2**11, 2**11), (2**11,))
 
 
 def minor_dimensions(text: str, shape: str) -> list[list[int]]:
@@ -174,12 +187,16 @@ def main() -> None:
     results["streamed"] = [[streamed_cycles(compiled_text(lambda x: x * 2 + 1, s)) for s in pair] for pair in STREAMED]
     plan = shardwise.plan(checked, shape(64, 8), mesh=GRID, topology="v5e:4x4", tactics=[]).on_mesh(mesh)
     results["received"] = plan.jit(checked).lower(shape(64, 8)).as_text().count("stablehlo.recv")
-    for name, (fn, size, rows) in NARROW.items():
+
+    def taken(fn: Any, size: tuple[int, ...], rows: tuple[int, ...]) -> int:
         dtypes = ((size, jnp.float32), (rows, jnp.int32))
         args = [jax.ShapeDtypeStruct(s, dtype, sharding=alone) for s, dtype in dtypes]
         m = jax.jit(fn).lower(*args).compile().memory_analysis()
-        sizes = (m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes)
-        results.setdefault("narrow", {})[name] = sum(sizes)
+        return int(m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes)
+
+    results["narrow"] = {name: taken(*program) for name, program in NARROW.items()}
+    results["copied"] = {name: taken(*program) for name, program in COPIED.items()}
+    results["on chip"] = taken(*ON_CHIP)
     for mesh, backend in (
         ({"data": 4}, "v5e:4x4"),
         ({"a": 8, "b": 8}, "v5p:4x4x4"),

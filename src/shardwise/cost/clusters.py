@@ -7,7 +7,7 @@ The idea. One walk in program order; each value is decided by its consumers:
 
 - a view (reshape, transpose, a broadcast that does not grow …) is its operand: both have one *base*;
 - what elementwise ops compute is fused into the only consumer. With several consumers it is computed again in each, if that
-  reads at most one array of its size: a softmax's exponentials come from the scores every time;
+  reads at most one array of its size: a softmax's exponentials come from the scores every time. A concatenation is not;
 - a product (or a convolution) takes a chain of elementwise ops behind it into its kernel (``_is_epilogue``);
 - gathers, scatters, sorts, loops and outputs read their operands from memory. What is stored for them only is still computed
   again by elementwise consumers. The operand of a barrier is in memory, and its result is the same array;
@@ -52,6 +52,8 @@ class Role(enum.Enum):
 _VIEWS: Final = frozenset(
     {*PASSING, "reshape", "squeeze", "expand_dims", "transpose", "broadcast_in_dim", "reduce_sum"}
 )
+#: Links by which a value enters a loop, a branch or a ``shard_map`` as it is.
+_ENTERING: Final = frozenset({"scan.const", "while.const", "cond.input", "shard_map.input"})
 #: Ops that are fused like elementwise ones.
 _FUSED: Final = frozenset(
     "broadcast_in_dim iota slice dynamic_slice concatenate split rev scan.input reshape transpose".split()
@@ -85,7 +87,7 @@ class Clusters:
                     self.uses[b].append(op.id)
         self.reads: list[tuple[int, ...]] = [()] * len(program.ops)
         self.stored, self.through, self.heavy = ([False] * count for _ in range(3))
-        self._padded = [False] * count  # has a pad in its kernel
+        self._joined = [False] * count  # has a pad or a concatenation in its kernel
         self._inside: list[tuple[int, ...]] = [()] * count  # what a kernel that computes the value reads
         barriers = (op for op in program.ops if op.kind == "optimization_barrier")
         self._barred = {self.base[op.operands[0]] for op in barriers if op.operands[0] >= 0}
@@ -114,12 +116,14 @@ class Clusters:
         return any(self.program.ops[u].kind == "scan.output" for u in self.uses[value])
 
     def _role(self, op: Op) -> Role:
-        if op.kind in ("scan.const", "shard_map.input", "shard_map.output"):
+        if op.kind in _ENTERING or op.kind == "shard_map.output":
             return Role.VIEW
         if op.kind == "scan.input":
             return Role.ELEMENTWISE
         if op.rule is None or "." in op.kind:
             return Role.LINK
+        if op.only_multiplies:
+            return Role.ELEMENTWISE
         if op.unit is Unit.MATRIX:
             return Role.OTHER if op.kind.startswith("ragged_dot") else Role.PRODUCT
         unary = len(op.operands) == 1 and op.operands[0] >= 0
@@ -168,7 +172,9 @@ class Clusters:
             if v < 0 or self.base[v] != v:
                 continue
             self.heavy[v] = role is Role.PRODUCT or any(self.heavy[s] and self.through[s] for s in sources)
-            self._padded[v] = op.kind == "pad" or any(self._padded[s] and self.through[s] for s in sources)
+            self._joined[v] = op.kind in ("pad", "concatenate") or any(
+                self._joined[s] and self.through[s] for s in sources
+            )
             self._inside[v] = tuple(read)
             self.through[v] = self._joins(v, role)
             self.stored[v] = not self.through[v] or any(not self._takes(self.program.ops[u]) for u in self.uses[v])
@@ -182,7 +188,7 @@ class Clusters:
         if len(self.uses[value]) == 1:
             return True
         large = sum(self._elements[b] >= self._elements[value] / 2 for b in self._inside[value])
-        return not self._padded[value] and large <= 1
+        return not self._joined[value] and large <= 1
 
     def _is_epilogue(self, value: int) -> bool:
         """Does the value go on inside the kernel of its product? It does along a chain of elementwise ops up to a value that
@@ -284,7 +290,7 @@ class _Ordering:
         """Stored bases that an op reads; a loop, also in its body."""
         c, op = self.c, self.program.ops[k]
         reads = {b for part in self._parts(k) for b in c.reads[part.id]}
-        reads |= {c.base[part.operands[0]] for part in self._parts(k) if part.kind == "scan.const"}
+        reads |= {c.base[part.operands[0]] for part in self._parts(k) if part.kind in _ENTERING}
         inner = (b for part in c.inner_ops(op) for b in c.reads[part.id])
         return reads.union(b for b in inner if self.program.home[b] == op.region)
 

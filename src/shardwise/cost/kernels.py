@@ -278,7 +278,7 @@ def _cluster(clusters: Clusters, op: Op, region: int) -> _Cluster:
                 todo.append(maker)
     updates = clusters.roles[op.id] is Role.UPDATE  # a scatter into the other addend, which writes no array
     results = [] if updates else [(r, v) for r, v in enumerate(op.results) if v >= 0 and clusters.stored[v]]
-    products = sorted(o for o, inner in members.items() if inner.unit is Unit.MATRIX)
+    products = sorted(o for o, inner in members.items() if inner.unit is Unit.MATRIX and not inner.only_multiplies)
     if products:
         sizes = [program.values[v].elements for v in program.ops[products[-1]].results if v >= 0]
     else:

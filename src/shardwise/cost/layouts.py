@@ -33,6 +33,8 @@ Minor = tuple[int, ...]
 _KEEP_ORDER = frozenset(
     {"concatenate", "optimization_barrier", "pad", "scan.carry", "scan.output", *IN_PLACE, *READ_PARTS}
 )
+#: Of these the ones that a product's order of dimensions is passed on through.
+_CONNECTING = frozenset({"concatenate", "pad", *IN_PLACE})
 
 
 class Layouts:
@@ -77,7 +79,7 @@ def _minor(program: Program) -> dict[int, Minor]:
     left out: they are stored in the order that pads least, and copied."""
     minor: dict[int, Minor] = {}
     for op in program.ops:
-        if op.unit is Unit.MATRIX and op.rule is not None:
+        if op.unit is Unit.MATRIX and op.rule is not None and not op.only_multiplies:
             for value, dims in _of_product(op).items():
                 minor.setdefault(value, dims)
 
@@ -89,18 +91,23 @@ def _minor(program: Program) -> dict[int, Minor]:
 
     connecting = [op for op in program.schedule if minor and _connects(program, op)]
     for op in connecting:
-        spread(op.operands, op.results)
+        spread(_ordered(op), op.results)
     for op in reversed(connecting):
-        spread(op.results, op.operands)
+        spread(op.results, _ordered(op))
     arguments = {a.value for a in program.arguments}
     return {v: dims for v, dims in minor.items() if v not in arguments}
 
 
 def _connects(program: Program, op: Op) -> bool:
-    """Do operands and results of an op have one order of dimensions?"""
+    """Do operands (``_ordered``) and results of an op have one order of dimensions?"""
     pools = op.unit is not Unit.MATRIX and op.rule is not None and bool(op.rule.windows)
-    ranks = {len(program.values[v].shape) for v in (*op.operands, *op.results) if v >= 0}
-    return len(ranks) == 1 and (pools or op.kind in ELEMENTWISE or op.kind in ("concatenate", "pad"))
+    ranks = {len(program.values[v].shape) for v in (*_ordered(op), *op.results) if v >= 0}
+    return len(ranks) == 1 and (pools or op.kind in ELEMENTWISE or op.kind in _CONNECTING)
+
+
+def _ordered(op: Op) -> tuple[int, ...]:
+    """The operands that have the order of dimensions of the result: of an op in place the first."""
+    return op.operands[:1] if op.kind in IN_PLACE else op.operands
 
 
 def _of_product(op: Op) -> dict[int, Minor]:

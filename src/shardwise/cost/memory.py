@@ -19,14 +19,15 @@ When values live:
 - a stack that a loop only reads in a narrower type is converted before the loop;
 - a gathered copy lives to the last use of that sharding in its region, from the first one or, if it overlaps, from the product
   before. A reduction to shards has both sides at once; a ring that overlaps, from when the array can be computed until as many
-  products have run as it has hops, at most until the next loop;
+  products have run as it has hops, also across a loop;
   An all-reduce is in place. Outputs that are gathered at the end do not take their argument's place.
 
 How much they take: tiles of the two minor dimensions (``shardwise.cost.layouts``), and a thirty-second more for the gaps that
-XLA's heap leaves (the median of ``benchmarks/fidelity`` is 2 %, the mean 4 %).
+XLA's heap leaves (the median of ``benchmarks/fidelity`` is 2 %, the mean 4 %). Temporaries are in on-chip memory as far as they
+fit (``shardwise.cost.model.in_use``).
 
-Weak. XLA rematerializes when memory runs short: what does not fit is overestimated, and so are small programs, since XLA keeps
-them in on-chip memory. XLA may gather unrolled layers ahead of time.
+Weak. XLA rematerializes when memory runs short: what does not fit is overestimated. XLA may gather unrolled layers ahead of
+time. Which temporaries are on the chip is not known, only how much they are together.
 """
 
 from __future__ import annotations
@@ -53,26 +54,31 @@ GAPS: Final = 32
 #: XLA copies some arguments whose outputs are gathered at the end, for the whole step: a sixth to three quarters of them in the
 #: cases seen, in no order that we know. One in this many is counted.
 COPIED: Final = 3
+#: One part in this many of the on-chip memory holds temporaries, the rest copies of what is in memory. Of 1, 2 and 3 this has
+#: the smallest error on programs of the fit set that take 500 MB or more (``benchmarks.fidelity.corpus``).
+SHARED: Final = 2
 #: The powers of two of hops that are distinguished.
 _HOPS: Final = 13
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Blocks that are alive from point ``first`` to point ``last``, both included."""
+    """Blocks that are alive from point ``first`` to point ``last``, both included; ``on_chip``: they may be there."""
 
     what: str
     value: int
     blocks: int
     first: int
     last: int
+    on_chip: bool = False
 
 
 class Lifetimes:
     """When everything lives, whatever the state. ``point`` is that of each kernel, ``runs`` the first and last point of each
     op, ``span`` those of each region. ``live``: the stored values, from point to point; ``narrowed``: stacks that are converted
     before a loop: the item size, and the points; ``windowed``: images that convolutions compute in their kernels; ``returned``:
-    values that take the place of a donated argument, and the end; ``loops`` and ``products`` by region: their points."""
+    values that take the place of a donated argument, and the end; ``temporary``: live values that are neither arguments nor
+    outputs; ``loops`` and ``products`` by region: their points."""
 
     def __init__(self, program: Program, by_library: bool = False):
         self.program, self.clusters, self.layouts = program, Clusters(program, by_library), Layouts(program)
@@ -108,12 +114,15 @@ class Lifetimes:
             self._output(op)
         self._live |= {v: [0, self._end] for v in self._arguments}
         self.live = {v: (first, last) for v, (first, last) in self._live.items()}
+        returned = (op.operands[0] for op in program.ops if op.kind == "output")
+        outputs = {self._root(self.clusters.base[v]) for v in returned if v >= 0}
+        self.temporary = frozenset(self.live) - self._arguments - outputs
         self.narrowed = self._narrowed()
         self.windowed = self._windowed()
 
     def beside_span(self, op: int, hops: int) -> tuple[int, int]:
         """From when to when the result of an op is there unreduced, while a ring reduces it: for as many products as it has
-        hops (in powers of two), at most until the next loop or the end."""
+        hops (in powers of two), at most until the end of its region. Hops before a loop and after it may be of one ring."""
         points = self.beside_points(op)
         return points[0], points[min((hops - 1).bit_length() + 1, len(points) - 1)]
 
@@ -125,10 +134,10 @@ class Lifetimes:
         makers = [self.program.definitions[b][0] for b in self.clusters.reads[op]]
         before = [self.point[k] for k in makers if k in self.point] + loops
         first = max([start, *(p for p in before if p < point)]) + 2
-        last, products = min([end, *(p for p in loops if p > point)]), self.products.get(region, [])
+        products = self.products.get(region, [])
         at = bisect_right(products, point) - 1
-        ends = [products[at + 2**k] if at + 2**k < len(products) else last for k in range(_HOPS)]
-        return [min(first, point), *(min(p, last) for p in ends)]
+        ends = [products[at + 2**k] if at + 2**k < len(products) else end for k in range(_HOPS)]
+        return [min(first, point), *ends]
 
     def ahead(self, region: int, point: int) -> int:
         """The point at which a gather starts whose result is needed at ``point``: it overlaps with the product before."""
@@ -345,19 +354,25 @@ def blocks(value: Value, sharding: Sharding, mesh: MeshAxes, profile: Profile, m
     return size if value.origin is Origin.ARGUMENT else size + size // GAPS
 
 
+def on_chip_blocks(profile: Profile) -> int:
+    """The on-chip memory for temporaries. What is larger is not kept there."""
+    return profile.on_chip_bytes // (SHARED * BLOCK)
+
+
 def value_allocations(lowered: Lowered, life: Lifetimes, value: int, profile: Profile) -> list[Allocation]:
     """The memory that a value takes where it is stored."""
     v, sharding, mesh, allocations = lowered.program.values[value], lowered.actual[value], lowered.mesh, []
     stored = blocks(v, sharding, mesh, profile, life.layouts.minor.get(value))
     if value in life.live:
-        allocations.append(Allocation("value", value, stored, *life.live[value]))
+        on_chip = value in life.temporary and stored <= on_chip_blocks(profile)
+        allocations.append(Allocation("value", value, stored, *life.live[value], on_chip))
     # With fewer examples than a tile has rows XLA folds space into the batch, and nothing is computed inside a convolution.
     if value in life.windowed and sharding.local_shape(v.shape, mesh)[0] < profile.vector_tile[0]:
         allocations.append(Allocation("operand", value, stored, *life.windowed[value]))
     if value in life.narrowed:
-        itemsize, *span = life.narrowed[value]
+        itemsize, first, last = life.narrowed[value]
         narrow = replace(v, itemsize=itemsize, origin=Origin.RESULT)
-        allocations.append(Allocation("narrow copy", value, blocks(narrow, sharding, mesh, profile), *span))
+        allocations.append(Allocation("narrow copy", value, blocks(narrow, sharding, mesh, profile), first, last))
     return allocations
 
 

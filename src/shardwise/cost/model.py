@@ -5,7 +5,8 @@ A *term* is what one small part of the program costs under a state:
 - a **kernel**: ops that run as one (``shardwise.cost.compute``);
 - an **edge**: the reshards of one value in one section of a region, each different need once, with the halos of windowed
   consumers, and the copies that live meanwhile;
-- a **value**: the memory it takes while it lives (``shardwise.cost.memory``).
+- a **value**: the memory it takes while it lives (``shardwise.cost.memory``);
+- a **copy**: what a gather, a scatter or an output copies to row-major order (``shardwise.cost.copies``).
 
 A term reads how its ops compute and the shardings of its values, nothing else. Time is counted in whole picoseconds and memory
 in blocks of 512 bytes, so that sums do not depend on their order: ``shardwise.evaluator.evaluator`` adds the same terms from
@@ -27,8 +28,9 @@ from typing import Any, Final
 import numpy as np
 
 from shardwise.cost.compute import kernel_s
+from shardwise.cost.copies import copy_span, looks_up, lookup_copies, output_copies, reordered_outputs
 from shardwise.cost.kernels import Edge, Kernel, Tensor, kernels
-from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, copy_allocations, value_allocations
+from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, copy_allocations, on_chip_blocks, value_allocations
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.traits import MANUAL
 from shardwise.lowering.local_cost import HardwareCost
@@ -40,6 +42,7 @@ class TermKind(enum.Enum):
     KERNEL = "kernel"
     EDGE = "edge"
     VALUE = "value"
+    COPY = "copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +119,17 @@ class CostModel:
     def usable_blocks(self) -> int:
         return self.cost.profile.usable_bytes // BLOCK
 
+    @property
+    def on_chip_blocks(self) -> int:
+        return on_chip_blocks(self.cost.profile)
+
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
         return kernels(self.life.clusters, self.cost.profile.transposes)
+
+    @cached_property
+    def reordered(self) -> dict[int, tuple[int, int]]:
+        return reordered_outputs(self.life)
 
     @cached_property
     def terms(self) -> tuple[Term, ...]:
@@ -156,6 +167,11 @@ class CostModel:
         for value in life.values():
             points = [*life.live.get(value, ()), *life.windowed.get(value, ()), *life.narrowed.get(value, ())[1:]]
             yield Term(TermKind.VALUE, value, 0, (), (value,), tuple(points))
+        for op in (op for op in program.ops if looks_up(op) or op.id in self.reordered):
+            if life.runs[op.id] and not life.clusters.by_library:
+                read = tuple(dict.fromkeys(v for v in (*op.operands, *op.results) if v >= 0))
+                spans = [p for v in read for p in copy_span(life, op, v)]
+                yield Term(TermKind.COPY, op.id, 0, (op.id,), read, tuple(spans))
 
     def figures(self, lowered: Lowered, term: Term) -> Figures:
         """What a term costs under a state."""
@@ -166,6 +182,12 @@ class CostModel:
             return Figures(compute_ps=runs * round(kernel_s(lowered, kernel, profile, self.life.layouts) * 1e12))
         if term.kind is TermKind.VALUE:
             return Figures(allocations=tuple(value_allocations(lowered, self.life, term.number, profile)))
+        if term.kind is TermKind.COPY:
+            op, rows = self.structure.program.ops[term.number], self.reordered.get(term.number)
+            if rows is not None:
+                return Figures(allocations=tuple(output_copies(lowered, self.life, op, rows, profile)))
+            copies = lookup_copies(lowered, self.life, op, profile)
+            return Figures(allocations=tuple(allocation for allocation, known in copies if known))
         reshards = tuple(self.edge_reshards(lowered, term))
         if not reshards:
             return _NOTHING
@@ -179,10 +201,13 @@ class CostModel:
         life = self.life
         if term.kind is TermKind.VALUE:
             narrowed, minor = life.narrowed.get(term.number, (0.0,))[0], life.layouts.minor.get(term.number)
-            return term.number in life.live, term.number in life.windowed, narrowed, minor
+            temporary = term.number in life.temporary
+            return term.number in life.live, temporary, term.number in life.windowed, narrowed, minor
         if term.kind is TermKind.EDGE:
             maker, minor = self.structure.program.definitions[term.number][0], life.layouts.minor.get(term.number)
             return term.number in life.returned, maker in term.ops, tuple(k in life.point for k in term.ops), minor
+        if term.kind is TermKind.COPY:
+            return self.structure.program.ops[term.number].kind, self.reordered.get(term.number)
         layouts = tuple([life.layouts.of_op[k] for k in term.ops])
         return layouts, _kernel_shape(self.kernels[term.number], term)
 
@@ -225,7 +250,8 @@ class CostModel:
 
 def total(model: CostModel, figures: Sequence[Figures]) -> tuple[Cost, np.ndarray]:
     """The sum of the figures of all terms, and the blocks that are alive at each point."""
-    curve = memory_curve(model.life.points, [a for f in figures for a in f.allocations])
+    allocations = [a for f in figures for a in f.allocations]
+    curve = memory_curve(model.life.points, allocations, model.on_chip_blocks)
     times = (sum(f.compute_ps for f in figures), sum(f.comm_ps for f in figures), sum(f.overlapped_ps for f in figures))
     return Cost(*times, int(curve.max(initial=0))), curve
 
@@ -250,10 +276,21 @@ def _kernel_shape(kernel: Kernel, term: Term) -> Hashable:
     )
 
 
-def memory_curve(points: int, allocations: Sequence[Allocation]) -> np.ndarray:
-    """Blocks alive at each point."""
-    change = np.zeros(points + 1, np.int64)
+def memory_curve(points: int, allocations: Sequence[Allocation], room: int = 0) -> np.ndarray:
+    """Blocks of memory in use at each point; ``room``: blocks on the chip."""
+    changes = np.zeros(2 * (points + 1), np.int64)
     blocks = np.array([a.blocks for a in allocations], np.int64)
-    np.add.at(change, np.array([a.first for a in allocations], np.int64), blocks)
-    np.add.at(change, np.array([a.last + 1 for a in allocations], np.int64), -blocks)
-    return np.cumsum(change)[:points]
+    start = np.array([a.on_chip for a in allocations], np.int64) * (points + 1)
+    np.add.at(changes, start + np.array([a.first for a in allocations], np.int64), blocks)
+    np.add.at(changes, start + np.array([a.last + 1 for a in allocations], np.int64), -blocks)
+    return in_use(changes, room)
+
+
+def in_use(changes: np.ndarray, room: int) -> np.ndarray:
+    """Blocks of memory in use at each point; ``changes``: at each point first those of arrays in memory, then those of arrays
+    that may be on the chip. All of these are, where they fit; where they do not, they evict one another, and as much as half
+    of the room is saved."""
+    memory, small = np.cumsum(changes.reshape(2, -1), axis=1)[:, :-1]
+    left = np.minimum(small - room // 2, 2 * (small - room))
+    used: np.ndarray = memory + np.maximum(left, 0)
+    return used

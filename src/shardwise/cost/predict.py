@@ -153,7 +153,7 @@ def predict(model: CostModel, lowered: Lowered) -> Predicted:
         utilization=_least_s(model) / lowered.mesh.devices / cost.time_s if cost.time_ps else 0.0,
         peak_bytes=cost.peak_bytes,
         usable_bytes=model.cost.profile.usable_bytes,
-        alive=tuple(alive(model.structure.program, peak)),
+        alive=tuple(alive(model.structure.program, peak, cost.peak_blocks)),
         collectives=tuple(_collectives(rows)),
         rows=tuple(sorted(rows, key=lambda row: row.point)),
         curve=tuple((curve * BLOCK).tolist()),
@@ -203,9 +203,9 @@ def _collectives(rows: Iterable[Row]) -> Iterable[Moved]:
         yield Moved(kind, axes, sum(r.count for r in same), sum(r.nbytes for r in same), sum(r.time_s for r in same))
 
 
-def alive(program: Program, allocations: Iterable[Allocation]) -> Iterable[Alive]:
-    """The largest allocations by name, the rest as one."""
-    ordered = sorted(allocations, key=lambda a: (-a.blocks, a.value, a.what))
+def alive(program: Program, allocations: Iterable[Allocation], blocks: int) -> Iterable[Alive]:
+    """The largest allocations by name, the rest as one: those in memory, which are so many ``blocks`` in sum."""
+    ordered = sorted(_in_memory(list(allocations), blocks), key=lambda a: (-a.blocks, a.value, a.what))
     for a in ordered[:_NAMED]:
         op = program.ops[program.definitions[a.value][0]]
         # A stacked result of a loop is named by the value in its body: the loop's line is that of all its results.
@@ -216,3 +216,13 @@ def alive(program: Program, allocations: Iterable[Allocation]) -> Iterable[Alive
     rest = sum(a.blocks for a in ordered[_NAMED:])
     if rest:
         yield Alive(f"{len(ordered) - _NAMED} more", rest * BLOCK, "")
+
+
+def _in_memory(allocations: list[Allocation], blocks: int) -> Iterable[Allocation]:
+    """The allocations that are in memory, so many ``blocks`` in sum: the smallest temporaries are on the chip, one in part."""
+    on_chip = sum(a.blocks for a in allocations) - blocks
+    for a in sorted(allocations, key=lambda a: (a.blocks, a.value, a.what)):
+        taken = min(on_chip, a.blocks) if a.on_chip else 0
+        on_chip -= taken
+        if taken < a.blocks:
+            yield replace(a, blocks=a.blocks - taken)

@@ -1,68 +1,63 @@
 """The upper end of a plan's peak memory: what it can be if the compiler chooses layouts that pad.
 
-The problem. For most arrays the compiler chooses the order of dimensions that pads least (``shardwise.cost.layouts``). Around
-gathers and scatters it often does not, in no order that we know: it copies their operands, their indices and what they return
-to row-major order, where the two last dimensions are padded to tiles. An array of vectors of three takes 43 times its size so.
-A slice of the last dimension is stored in that order too, or the whole array is copied into another one.
+The problem. The compiler copies some operands and results of gathers and scatters to row-major order, in no order that we know
+(``shardwise.cost.copies``). A slice of the last dimension is stored in that order too, or the whole array is copied into
+another one.
 
-The idea. The peak is predicted with the order that pads least. Its upper end has, at each gather, scatter and sharded slice,
-the arrays that would be padded once more, in row-major order, and a tenth for everything else. A plan of which only the lower
-end fits is called tight.
+The idea. The peak is predicted with the copies that the compiler is known to make. Its upper end has the others too, at each
+gather, scatter and sharded slice, and a tenth for everything else. A plan of which only the lower end fits is called tight.
 
-``tests/verification/test_tpu.py`` compares both ends with libtpu. Weak: these copies are not in the cost that is searched.
+``tests/verification/test_tpu.py`` compares both ends with libtpu. Weak: the upper end is not in the cost that is searched.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from shardwise.cost.copies import PADS, looks_up, lookup_copies
 from shardwise.cost.layouts import padded_elements, row_major_elements
 from shardwise.cost.memory import BLOCK, Allocation
 from shardwise.cost.model import CostModel, memory_curve
 from shardwise.ir.program import Op
-from shardwise.ir.traits import SCATTERS
-from shardwise.lowering.lowered import Lowered
-from shardwise.lowering.sharding import Kind, Sharding
+from shardwise.lowering.lowered import Lowered, Reshard
+from shardwise.lowering.sharding import Kind
 
 #: Compiled peaks are up to this share above the predicted one (docs/benchmarks/limits.md) where layouts are as predicted.
 ABOVE: Final = 0.1
-#: Row-major order is counted where it takes this many times the space of the order that pads least.
-PADS: Final = 1.5
 
 
 def upper_bytes(model: CostModel, lowered: Lowered, curve: tuple[int, ...]) -> int:
     """The upper end of the peak of a lowered state; ``curve``: the predicted bytes at each point."""
-    copies = memory_curve(model.life.points, list(_row_major_copies(model, lowered))) * BLOCK
+    copies = memory_curve(model.life.points, list(_possible_copies(model, lowered))) * BLOCK
     return int((np.array(curve) + copies).max(initial=0) * (1 + ABOVE))
 
 
-def _row_major_copies(model: CostModel, lowered: Lowered) -> Iterator[Allocation]:
-    program, life = lowered.program, model.life
-
-    def copy(
-        op: Op, value: int, sharding: Sharding, last: int | None = None, source: Sharding | None = None
-    ) -> Iterator[Allocation]:
-        """A row-major copy of an array, up to its ``last`` dimension, where that order pads; of a slice rather a copy of its
-        ``source``, if that is smaller."""
-        v, tile = program.values[value], model.cost.profile.vector_tile
-        shape = sharding.local_shape(v.shape, lowered.mesh)[:last]
-        padded, points = row_major_elements(shape, tile), life.runs[op.id]
-        if points and padded >= PADS * padded_elements(shape, tile):
-            if source is not None:
-                padded = min(padded, padded_elements(source.local_shape(v.shape, lowered.mesh), tile))
-            yield Allocation("copy", value, math.ceil(padded * v.itemsize / BLOCK), min(points), max(points))
-
-    for op in program.ops:
-        if op.kind == "gather" or op.kind in SCATTERS:
-            for k, v in enumerate(op.operands):
-                if v >= 0:
-                    yield from copy(op, v, lowered.need(op, k), -1 if k == 1 else None)
-            if op.kind == "gather":
-                yield from copy(op, op.results[0], lowered.computed(op, 0))
+def _possible_copies(model: CostModel, lowered: Lowered) -> Iterator[Allocation]:
+    """Copies that are not in the peak. Those of a loop may all be there as long as it runs."""
+    in_loops: dict[tuple[int, int], Allocation] = {}
+    for op in lowered.program.ops:
+        for copy, known in lookup_copies(lowered, model.life, op, model.cost.profile) if looks_up(op) else ():
+            if op.region > 0:
+                first, last = model.life.span[op.region]
+                in_loops[op.region, copy.value] = replace(copy, first=first, last=last)
+            elif not known:
+                yield copy
         for r in lowered.operand_reshards(op) if op.rule is not None else ():
             if {s.purpose for s in r.steps} == {Kind.SLICE}:
-                yield from copy(op, r.value, r.target, source=r.source)
+                yield from _slice_copies(model, lowered, op, r)
+    yield from in_loops.values()
+
+
+def _slice_copies(model: CostModel, lowered: Lowered, op: Op, r: Reshard) -> Iterator[Allocation]:
+    """A row-major copy of a slice where that order pads, or a copy of the array that it is from, if that is smaller."""
+    v, tile, points = lowered.program.values[r.value], model.cost.profile.vector_tile, model.life.runs[op.id]
+    part, whole = (s.local_shape(v.shape, lowered.mesh) for s in (r.target, r.source))
+    padded = row_major_elements(part, tile)
+    if points and padded >= PADS * padded_elements(part, tile):
+        padded = min(padded, padded_elements(whole, tile))
+        yield Allocation("copy", r.value, math.ceil(padded * v.itemsize / BLOCK), min(points), max(points))

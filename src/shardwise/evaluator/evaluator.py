@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardwise.cost.model import Cost, CostModel, Figures, Term
+from shardwise.cost.model import Cost, CostModel, Figures, Term, in_use
 from shardwise.evaluator.dependencies import Dependencies, Node, Situation
 from shardwise.evaluator.space import Action, Seen, Space
 from shardwise.lowering.candidates import NO_CANDIDATE, Candidates
@@ -39,7 +39,7 @@ _RECENT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What the terms of a class cost in sum: three times, and how the memory in use changes at some points."""
+    """What the terms of a class cost in sum: three times, and how the memory in use changes at some points (``in_use``)."""
 
     compute_ps: int
     comm_ps: int
@@ -51,10 +51,12 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Class:
     """Terms that are equal in every state: the first of them, their number, and for each of its points those of all of them.
-    ``read`` picks what the term reads from the results of all nodes."""
+    ``read`` picks what the term reads from the results of all nodes; ``width`` is the number of points of the program, and one
+    for the end."""
 
     term: Term
     count: int
+    width: int
     points: dict[int, Array]
     read: Callable[[Sequence[Any]], Hashable]
     parts: dict[Hashable, Part] = field(default_factory=dict)
@@ -63,7 +65,9 @@ class Class:
         times = (self.count * figures.compute_ps, self.count * figures.comm_ps, self.count * figures.overlapped_ps)
         if not figures.allocations:
             return Part(*times, _EMPTY, _EMPTY)
-        points = [p for a in figures.allocations for p in (self.points[a.first], self.points[a.last] + 1)]
+        starts = [self.width * a.on_chip for a in figures.allocations]
+        pairs = zip(figures.allocations, starts, strict=True)
+        points = [p for a, start in pairs for p in (self.points[a.first] + start, self.points[a.last] + start + 1)]
         blocks = [n for a in figures.allocations for n in (a.blocks, -a.blocks)]
         return Part(*times, np.concatenate(points), np.repeat(blocks, self.count))
 
@@ -116,10 +120,11 @@ class Snapshot:
     parts: list[Part]
     times_ps: tuple[int, int, int]
     changes: Array
+    on_chip_blocks: int
 
     @property
     def cost(self) -> Cost:
-        return Cost(*self.times_ps, int(np.cumsum(self.changes)[:-1].max(initial=0)))
+        return Cost(*self.times_ps, int(in_use(self.changes, self.on_chip_blocks).max(initial=0)))
 
 
 class _Prepared:
@@ -153,7 +158,8 @@ class _Prepared:
             all_points = np.array([t.points for t in terms], np.int64).reshape(len(terms), -1)
             points = {p: all_points[:, n] for n, p in reversed(list(enumerate(terms[0].points)))}
             nodes = self._term_nodes(terms[0])
-            classes.append(Class(terms[0], len(terms), points, itemgetter(*nodes)))
+            width = self._model.life.points + 1
+            classes.append(Class(terms[0], len(terms), width, points, itemgetter(*nodes)))
         return classes
 
     def _key(self, term: Term) -> Hashable:
@@ -194,8 +200,8 @@ class Evaluator:
             self._views.append(({n: what for n, what in seen if what is not None}, {}))
         # Recent snapshots, with what each decides by view and when it was last used. At first there is nothing.
         results: list[Any] = [*[None] * len(self._nodes), NO_CANDIDATE]  # the last, -1, is for ops without a rule
-        changes = np.zeros(model.life.points + 1, np.int64)
-        nothing = Snapshot([-1] * len(self._views), results, [_NO_PART] * len(self._classes), (0, 0, 0), changes)
+        parts, changes = [_NO_PART] * len(self._classes), np.zeros(2 * (model.life.points + 1), np.int64)
+        nothing = Snapshot([-1] * len(self._views), results, parts, (0, 0, 0), changes, model.on_chip_blocks)
         self._recent = [nothing] * _RECENT
         self._recent_seen = np.full((_RECENT, len(self._views)), -1)
         self._last_used = np.zeros(_RECENT, np.int64)
@@ -267,7 +273,7 @@ class Evaluator:
                 blocks = np.concatenate([part.blocks for part in some])
                 np.add.at(changes, np.concatenate([part.points for part in some]), sign * blocks)
         lowered.close()
-        return Snapshot(seen, results, parts, (compute, comm, hidden), changes)
+        return Snapshot(seen, results, parts, (compute, comm, hidden), changes, base.on_chip_blocks)
 
     def _seen(self, state: tuple[int, ...]) -> list[int]:
         """By view a number for what a state decides about its units, bits and keeps: equal for states that agree on them."""

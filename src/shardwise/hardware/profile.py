@@ -129,6 +129,8 @@ class Profile:
     - ``matrix_efficiency``, ``memory_efficiency``: the fraction of the peak that a large product and a long stream reach;
     - ``matrix_tile``: the (rows, columns, depth) to which a product is padded; ``vector_tile``: the same for the last two
       dimensions of any array;
+    - ``on_chip_bytes``: the memory of a chip in which the compiler keeps temporaries that fit; none on GPUs, whose caches the
+      compiler does not manage;
     - ``elements_per_s``: the cost of a kernel over an array beside its bytes, whatever is computed;
     - ``launch_s``, ``collective_s``: the fixed cost of a kernel and of a collective;
     - ``hidden``: by kind of collective, the fraction of its time that overlaps with compute where its operand is ready early
@@ -157,6 +159,7 @@ class Profile:
     minor_copies: bool = _figure("minor_copies", 0, 1, "1 if arrays are transposed to be gathered, else 0", False)
     memory_bytes: int = _figure("memory.bytes", 2**20, 2**50, "in bytes, not GB")
     usable_share: float = _figure("memory.usable_share", 1e-3, 1, _SHARE)
+    on_chip_bytes: int = _figure("memory.on_chip_bytes", 0, 2**40, "in bytes, not MB", 0)
     memory_bytes_per_s: float = _figure("memory.bytes_per_s", 1e6, 1e16, _FLOW)
     memory_efficiency: float = _figure("memory.efficiency", 1e-3, 1, _SHARE)
     transposed_bytes_per_s: float = _figure("memory.transposed_bytes_per_s", 1e6, 1e18, _FLOW, math.inf)

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardwise.ir.rule import Rule
+from shardwise.ir.rule import Kind, Rule
 from shardwise.ir.traits import SAME_ELEMENTS, VIEWS, WIDER
 
 #: Mesh axes by dimension, major first; None for an unconstrained dimension. Missing trailing dimensions are replicated.
@@ -95,6 +95,12 @@ class Op:
         """The rule of an op that is no loop or branch."""
         assert self.rule is not None
         return self.rule
+
+    @property
+    def only_multiplies(self) -> bool:
+        """Is the op a product without a sum? Compilers make it a multiplication."""
+        sums = (f for f in self.rule.factors if f.kind is Kind.REDUCTION) if self.rule is not None else ()
+        return self.kind == "dot_general" and all(f.size == 1 for f in sums)
 
     def attribute(self, name: str, default: Any = None) -> Any:
         return dict(self.attributes).get(name, default)

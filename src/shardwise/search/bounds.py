@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, blocks
-from shardwise.cost.model import CostModel, memory_curve
+from shardwise.cost.model import CostModel, in_use, memory_curve
 from shardwise.cost.predict import Alive, alive
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.program import Origin, Value
@@ -56,7 +56,8 @@ class Bound:
         """The largest tensors at the peak, and the rest as one."""
         model = self.least.model
         allocations = (a for value in model.life.values() for a in self.least.allocations(value))
-        return tuple(alive(model.structure.program, [a for a in allocations if a.first <= self.at <= a.last]))
+        at_peak = [a for a in allocations if a.first <= self.at <= a.last]
+        return tuple(alive(model.structure.program, at_peak, self.peak_bytes // BLOCK))
 
 
 def peak_bound(model: CostModel, base: Sequence[Decision] = (), mesh: MeshAxes | None = None) -> Bound:
@@ -96,8 +97,8 @@ def finest(devices: int) -> MeshAxes:
 
 class _Kinds:
     """Values of one kind have the same shardings to choose from, on every mesh, unless they are pinned or kept. ``values``: the
-    first of each kind; ``kind`` and ``ends`` (first and last point) by stored value, in the order of ``live``; ``lost``: by
-    value the dimensions that cannot be sharded."""
+    first of each kind; ``kind``, ``ends`` (first and last point) and ``temporary`` by stored value, in the order of ``live``;
+    ``lost``: by value the dimensions that cannot be sharded."""
 
     def __init__(self, structure: Structure, life: Lifetimes):
         program = structure.program
@@ -122,6 +123,7 @@ class _Kinds:
             kinds.append(kind)
         self.kind = np.array(kinds, np.int64)
         self.ends = np.array(list(life.live.values()), np.int64).reshape(-1, 2)
+        self.temporary = np.array([v in life.temporary for v in life.live], bool)
 
 
 def _inconsistent(structure: Structure) -> dict[int, tuple[int, ...]]:
@@ -169,11 +171,13 @@ class _Least:
         blocks = np.array(by_kind, np.int64)[kinds.kind]
         for v in {*self._state.pinned, *self._kept} & kinds.live.keys():
             blocks[kinds.live[v]] = self._least(values[v], self._local_shapes(v))
-        change = np.zeros(life.points + 1, np.int64)
-        np.add.at(change, kinds.ends[:, 0], blocks)
-        np.add.at(change, kinds.ends[:, 1] + 1, -blocks)
+        room = self.model.on_chip_blocks
+        start = (kinds.temporary & (blocks <= room)) * (life.points + 1)
+        changes = np.zeros(2 * (life.points + 1), np.int64)
+        np.add.at(changes, start + kinds.ends[:, 0], blocks)
+        np.add.at(changes, start + kinds.ends[:, 1] + 1, -blocks)
         others = [a for v in {**life.windowed, **life.narrowed} for a in self.allocations(v) if a.what != "value"]
-        curve: np.ndarray = np.cumsum(change)[:-1] + memory_curve(life.points, others)
+        curve: np.ndarray = in_use(changes, room) + memory_curve(life.points, others)
         return curve
 
     def allocations(self, value: int) -> Iterator[Allocation]:
@@ -181,7 +185,9 @@ class _Least:
         life, tile = self.model.life, self.model.cost.profile.vector_tile
         v, shapes = self.model.structure.program.values[value], self._local_shapes(value)
         if value in life.live:
-            yield Allocation("value", value, self._least(v, shapes), *life.live[value])
+            least = self._least(v, shapes)
+            on_chip = value in life.temporary and least <= self.model.on_chip_blocks
+            yield Allocation("value", value, least, *life.live[value], on_chip)
         if value in life.windowed and all(shape[0] < tile[0] for shape in shapes):
             yield Allocation("operand", value, self._least(v, shapes), *life.windowed[value])
         if value in life.narrowed:

@@ -3,7 +3,8 @@
 A state that fits is better than one that does not. Of two that fit the faster is better, or with ``objective="memory"`` the
 smaller, as long as its step takes at most ``step_time_s``. Of two that do not fit the smaller is better. Ties go to the other
 figure. Peaks of states that fit are equal if their first bits are: a state that is smaller by less than a percent is not worth
-a step that takes twice as long.
+a step that takes twice as long. A state that fits by the lower end of its peak only (``shardwise.cost.uncertainty``) may be
+refused by the compiler: one with more room is better if it is nearly as fast.
 
 ``pareto`` is the front of time and memory: the states that no other beats in both.
 """
@@ -16,9 +17,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardwise.cost.model import Cost
+from shardwise.cost.uncertainty import ABOVE
 
 #: The bits of a peak that count, so that peaks that differ by less than 0.8% may be equal.
 _BITS: Final = 8
+#: A state that may not fit has to be faster by this share than one that has room.
+_TIGHT: Final = 0.03
 #: States that differ by less than this in time and memory are shown as one.
 _SAME: Final = 0.001
 
@@ -50,7 +54,10 @@ class Goal:
             return 2, cost.peak_blocks, cost.time_ps
         if cost.time_s > self.step_time_s:
             return 1, cost.time_ps, cost.peak_blocks
-        return 0, self.figure(cost), cost.time_ps if self.memory else cost.peak_blocks
+        if self.memory:
+            return 0, self.figure(cost), cost.time_ps
+        is_tight = cost.peak_blocks * (1 + ABOVE) > usable_blocks
+        return 0, int(cost.time_ps * (1 + _TIGHT * is_tight)), cost.peak_blocks
 
 
 FASTEST: Final = Goal()

@@ -50,11 +50,11 @@ class Role(enum.Enum):
 
 #: Views of their first operand, if they have as many elements.
 _VIEWS: Final = frozenset(
-    {*PASSING, "reshape", "squeeze", "expand_dims", "transpose", "broadcast_in_dim", "reduce_sum"}
+    {*PASSING, *"bitcast_convert_type broadcast_in_dim expand_dims reduce_sum reshape squeeze transpose".split()}
 )
 #: Ops that are fused like elementwise ones.
 _FUSED: Final = frozenset(
-    "broadcast_in_dim iota slice dynamic_slice concatenate split rev scan.input reshape transpose".split()
+    "broadcast_in_dim iota slice dynamic_slice concatenate split random_bits rev scan.input reshape transpose".split()
 )
 #: Smaller arrays may be computed ahead of time for a kernel that runs early.
 _LITTLE_BYTES: Final = 1 << 20
@@ -128,7 +128,7 @@ class Clusters:
         if op.kind == "pad":
             spreads = any(inner > 0 for _, _, inner in op.attribute("padding", ()))
             return Role.OTHER if spreads and not self.by_library else Role.ELEMENTWISE
-        if op.kind in _FUSED or op.kind in ELEMENTWISE:
+        if op.kind in _FUSED or op.kind in ELEMENTWISE or op.kind == "dot_general":  # one that sums over nothing
             return Role.ELEMENTWISE
         if op.kind.startswith(("reduce_", "arg")) and op.kind != "argument":
             return Role.REDUCTION

@@ -21,6 +21,10 @@ from shardwise.lowering.sharding import REDUCING, ArrayType, Axes, Collective, K
 #: XLA puts before or after them (libtpu's cycles, benchmarks/fidelity).
 CROSSING: Final = {Kind.ALL_GATHER: 3.0, Kind.ALL_TO_ALL: 1.5}
 
+#: How many times as long as a plain copy of a piece a ring of permutes takes to add it: 1.5 by the bytes (float32), and about
+#: as much again to pack bfloat16, the type of most gradients (as ``CROSSING``).
+RING_COPIES: Final = 2.5
+
 
 class LocalCost(Protocol):
     """Seconds on one device."""
@@ -72,9 +76,10 @@ class HardwareCost:
         return self.profile.rounds
 
     def link(self, step: Collective) -> AlphaBeta:
-        key = (step.purpose, step.axes, step.near)
+        near = step.near or step.hops > 0
+        key = (step.purpose, step.axes, near)
         if key not in self._links:
-            self._links[key] = collective("halo" if step.near else step.purpose.value, step.axes, self.placement)
+            self._links[key] = collective("halo" if near else step.purpose.value, step.axes, self.placement)
         return self._links[key]
 
     def ring(self, array: ArrayType, overlapped: bool) -> Ring:
@@ -97,13 +102,13 @@ class HardwareCost:
             return 0.0
         if late and step.kind in self._combined:
             return self.profile.collective_s + self.link(step).s_per_byte * step.nbytes
-        return self.link(step).time_s(_moved(step))
+        return step.count * self.link(step).time_s(step.nbytes)
 
     def copy_s(self, step: Collective) -> float:
         """The copies that bring pieces of several dimensions into the order of the array, and those that turn both sides of a
         gather round (``Profile.minor_copies``): along the last dimension by the element, along others by the row."""
-        if step.hops:  # what arrives is added
-            return 1.5 * step.hops * step.nbytes * self._plain_copy
+        if step.hops:  # what arrives is added, and short types are packed again
+            return step.hops * (self.profile.launch_s + RING_COPIES * step.nbytes * self._plain_copy)
         crossing = self._crossing.get(step.kind, 0.0) * step.nbytes if step.crossing else 0.0
         if self._copy and step.minor and step.kind is Kind.ALL_GATHER:
             return crossing + (self._turn if step.last else self._copy) * (step.bytes_in + step.bytes_out)
@@ -116,7 +121,7 @@ class HardwareCost:
         if kind is Kind.REDUCE_SCATTER and self.profile.rings and not step.hops:
             return 0.0
         share = self._hidden[kind] if (late if kind in REDUCING else early) else 0.0
-        return share * self.link(step).s_per_byte * _moved(step) if share else 0.0
+        return share * self.link(step).s_per_byte * step.count * step.nbytes if share else 0.0
 
     def communication_s(self, steps: Iterable[Collective], early: bool) -> float:
         total = 0.0
@@ -124,7 +129,9 @@ class HardwareCost:
             if step.kind is not Kind.SLICE:
                 # How much there is to hide behind is not known here: a ring counts as an early gather does.
                 hidden = self._early[Kind.ALL_GATHER if step.hops else step.kind] if early or step.beside else 0.0
-                total += self.profile.collective_s + self.link(step).s_per_byte * _moved(step) * (1 - hidden)
+                total += self.profile.collective_s + self.link(step).s_per_byte * step.count * step.nbytes * (
+                    1 - hidden
+                )
                 total += self.copy_s(step)
         return total
 
@@ -136,8 +143,3 @@ class HardwareCost:
         else:
             rate = self.profile.vector_flops_per_s
         return max(flops / rate, nbytes / self._memory_bytes_per_s)
-
-
-def _moved(step: Collective) -> float:
-    """Bytes as the formulas of collectives count them: those of the whole array, where a ring moves it piece by piece."""
-    return step.nbytes * (step.hops + 1) if step.hops else step.nbytes

@@ -32,7 +32,7 @@ from collections.abc import Iterator, Set
 from typing import Final
 
 from shardwise.ir.program import Op, Program, Unit
-from shardwise.ir.traits import ADDING_SCATTERS, BORDERS, SUMS
+from shardwise.ir.traits import ADDING_SCATTERS, BORDERS, SUMS, is_outer
 from shardwise.rules.tables import ELEMENTWISE, PASSING
 
 
@@ -120,7 +120,7 @@ class Clusters:
             return Role.ELEMENTWISE
         if op.rule is None or "." in op.kind:
             return Role.LINK
-        if op.unit is Unit.MATRIX:
+        if op.unit is Unit.MATRIX and not is_outer(op):
             return Role.OTHER if op.kind.startswith("ragged_dot") else Role.PRODUCT
         unary = len(op.operands) == 1 and op.operands[0] >= 0
         if op.kind in _VIEWS and unary and self._elements[op.operands[0]] == self._elements[op.results[0]]:
@@ -128,7 +128,7 @@ class Clusters:
         if op.kind == "pad":
             spreads = any(inner > 0 for _, _, inner in op.attribute("padding", ()))
             return Role.OTHER if spreads and not self.by_library else Role.ELEMENTWISE
-        if op.kind in _FUSED or op.kind in ELEMENTWISE or op.kind == "dot_general":  # one that sums over nothing
+        if op.kind in _FUSED or op.kind in ELEMENTWISE or is_outer(op):
             return Role.ELEMENTWISE
         if op.kind.startswith(("reduce_", "arg")) and op.kind != "argument":
             return Role.REDUCTION

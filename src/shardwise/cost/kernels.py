@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from shardwise.cost.clusters import Clusters, Role
 from shardwise.ir.program import Op, Program, Unit, Value
-from shardwise.ir.traits import BORDERS, LOOP_SLICES, READ_PARTS, WRITE_PARTS
+from shardwise.ir.traits import BORDERS, LOOP_SLICES, READ_PARTS, WRITE_PARTS, is_outer
 
 #: Roles of ops that can share a kernel.
 _PLAIN: Final = (Role.VIEW, Role.ELEMENTWISE, Role.REDUCTION, Role.PRODUCT)
@@ -301,7 +301,7 @@ def _cluster(clusters: Clusters, op: Op, region: int) -> _Cluster:
                 todo.append(maker)
     updates = clusters.roles[op.id] is Role.UPDATE  # a scatter into the other addend, which writes no array
     results = [] if updates else [(r, v) for r, v in enumerate(op.results) if v >= 0 and clusters.stored[v]]
-    products = sorted(o for o, inner in members.items() if inner.unit is Unit.MATRIX)
+    products = sorted(o for o, inner in members.items() if inner.unit is Unit.MATRIX and not is_outer(inner))
     if products:
         sizes = [program.values[v].elements for v in program.ops[products[-1]].results if v >= 0]
     else:

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 from shardwise.ir.program import Op, Program, Unit
-from shardwise.ir.traits import IN_PLACE, READ_PARTS
+from shardwise.ir.traits import IN_PLACE, READ_PARTS, is_outer
 from shardwise.rules.tables import ELEMENTWISE
 
 #: The dimensions of an array that can be minor, two of them at a time.
@@ -77,7 +77,7 @@ def _minor(program: Program) -> dict[int, Minor]:
     left out: they are stored in the order that pads least, and copied."""
     minor: dict[int, Minor] = {}
     for op in program.ops:
-        if op.unit is Unit.MATRIX and op.rule is not None:
+        if op.unit is Unit.MATRIX and op.rule is not None and not is_outer(op):
             for value, dims in _of_product(op).items():
                 minor.setdefault(value, dims)
 

@@ -98,3 +98,11 @@ def linear_operands(program: Program, op: Op) -> tuple[int, ...] | None:
 
 def _number_kind(dtype: str) -> str:
     return "real" if "float" in dtype else "integer" if "int" in dtype else dtype
+
+
+def is_outer(op: Op) -> bool:
+    """Returns whether an op is a product that sums over nothing: compilers multiply elements then."""
+    if op.kind != "dot_general":
+        return False
+    kept = {f for dim in op.factor_rule.results[0] for f in dim}
+    return all(f.size == 1 for n, f in enumerate(op.factor_rule.factors) if n not in kept)

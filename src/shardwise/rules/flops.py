@@ -24,9 +24,6 @@ def count_flops(call: OpCall, rule: Rule) -> tuple[float, Unit]:
     if kind in ("dot_general", "scaled_dot", "ragged_dot_general"):
         # Each row of a ragged product is multiplied with the matrix of one group only.
         groups = call.operands[2][-1] if kind == "ragged_dot_general" else 1
-        kept = {f for dim in rule.results[0] for f in dim}
-        if kind == "dot_general" and all(f.size == 1 for n, f in enumerate(rule.factors) if n not in kept):
-            return float(math.prod(call.results[0])), Unit.VECTOR  # compilers multiply elements where nothing is summed
         return 2.0 * math.prod(f.size for f in rule.factors) / max(groups, 1), Unit.MATRIX
     if kind == "conv_general_dilated":
         numbers = call.params["dimension_numbers"]

@@ -142,7 +142,7 @@ def _while_trips(equation: Any) -> int:
     first, last = before(counter), before(limit)
     if first is None or last is None or step(counter) != 1 or step(limit) != 0:
         return 1
-    return max(1, last - first + (test.eqns[0].primitive.name == "le"))
+    return max(1, last - first + int(test.eqns[0].primitive.name == "le"))
 
 
 def cond(b: Builder, equation: Any, operands: list[int]) -> list[int]:

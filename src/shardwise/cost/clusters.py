@@ -7,7 +7,7 @@ The idea. One walk in program order; each value is decided by its consumers:
 
 - a view (reshape, transpose, a broadcast that does not grow …) is its operand: both have one *base*;
 - what elementwise ops compute is fused into the only consumer. With several consumers it is computed again in each, if that
-  reads at most one array of its size: a softmax's exponentials come from the scores every time;
+  reads at most one array of its size: a softmax's exponentials come from the scores every time. Random numbers are not;
 - a product (or a convolution) takes a chain of elementwise ops behind it into its kernel (``_is_epilogue``);
 - gathers, scatters, sorts, loops and outputs read their operands from memory. What is stored for them only is still computed
   again by elementwise consumers. The operand of a barrier is in memory, and its result is the same array;
@@ -85,7 +85,7 @@ class Clusters:
                     self.uses[b].append(op.id)
         self.reads: list[tuple[int, ...]] = [()] * len(program.ops)
         self.stored, self.through, self.heavy = ([False] * count for _ in range(3))
-        self._padded = [False] * count  # has a pad in its kernel
+        self._once = [False] * count  # has a pad or random numbers in its kernel
         self._inside: list[tuple[int, ...]] = [()] * count  # what a kernel that computes the value reads
         barriers = (op for op in program.ops if op.kind == "optimization_barrier")
         self._barred = {self.base[op.operands[0]] for op in barriers if op.operands[0] >= 0}
@@ -168,7 +168,8 @@ class Clusters:
             if v < 0 or self.base[v] != v:
                 continue
             self.heavy[v] = role is Role.PRODUCT or any(self.heavy[s] and self.through[s] for s in sources)
-            self._padded[v] = op.kind == "pad" or any(self._padded[s] and self.through[s] for s in sources)
+            once = op.kind in ("pad", "random_bits")
+            self._once[v] = once or any(self._once[s] and self.through[s] for s in sources)
             self._inside[v] = tuple(read)
             self.through[v] = self._joins(v, role)
             self.stored[v] = not self.through[v] or any(not self._takes(self.program.ops[u]) for u in self.uses[v])
@@ -182,7 +183,7 @@ class Clusters:
         if len(self.uses[value]) == 1:
             return True
         large = sum(self._elements[b] >= self._elements[value] / 2 for b in self._inside[value])
-        return not self._padded[value] and large <= 1
+        return not self._once[value] and large <= 1
 
     def _is_epilogue(self, value: int) -> bool:
         """Does the value go on inside the kernel of its product? It does along a chain of elementwise ops up to a value that

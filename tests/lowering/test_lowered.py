@@ -158,7 +158,7 @@ def test_what_hides() -> None:
 
 
 def test_late_sums_go_round_where_permutes_hide_and_scatters_do_not() -> None:
-    """On a row of links a ring takes as long as a reduce-scatter, apart from starting each hop, and most of that hides."""
+    """A ring takes as long as a reduce-scatter, one hop after another, and most of that hides."""
     cost, plain = costing(rings=True, hidden=(("reduce-scatter", 0.9),)), costing(rings=False)
     assert cost.ring(MEBI, True) is Ring.ALWAYS and plain.ring(MEBI, True) is Ring.NEVER
     assert cost.ring(MEBI, False) is Ring.MISSING, "nothing runs beside it"
@@ -166,8 +166,8 @@ def test_late_sums_go_round_where_permutes_hide_and_scatters_do_not() -> None:
     partial, split = sharding((), (), partial=(0,)), sharding((0,), ())
     (native,), (ring,) = (reshard(MEBI._replace(ring=ring), partial, split, MESH) for ring in (Ring.NEVER, Ring.ALWAYS))
     assert (ring.kind, ring.purpose, ring.hops, ring.nbytes) == (Kind.PERMUTE, Kind.REDUCE_SCATTER, 3, MEBI.nbytes / 4)
-    assert cost.step_s(ring) == pytest.approx(cost.step_s(native) + 2 * cost.profile.collective_s)
-    assert cost.hidden_s(ring, False, True) > 0.65 * cost.step_s(ring) and cost.hidden_s(native, False, True) == 0
+    assert cost.step_s(ring) == cost.step_s(native)
+    assert cost.hidden_s(ring, False, True) > 0.7 * cost.step_s(ring) and cost.hidden_s(native, False, True) == 0
     assert cost.copy_s(ring) > cost.copy_s(native) == 0, "what arrives is added"
 
 

@@ -134,6 +134,29 @@ def test_a_carry_has_one_sharding() -> None:
     assert analysis.color_of("x", 0) == analysis.color_of("y", 0) == analysis.color_of("out", 0)
 
 
+@pytest.mark.parametrize(
+    ("first", "test", "trips"),
+    [
+        (2, lambda c: c[0] < 10, 8),
+        (2, lambda c: c[0] <= 10, 9),
+        (2, lambda c: (c[0] < 10) & (c[1].sum() > 0), 1),
+        (2, lambda c: c[1].sum() < 10, 1),
+    ],
+)
+def test_trips_of_a_while_that_counts_to_a_constant(first, test, trips) -> None:
+    def fn(x):
+        return jax.lax.while_loop(test, lambda c: (c[0] + 1, c[1] * 2), (first, x))[1]
+
+    assert {r.trips for r in capture(fn, shape(8)).regions[1:]} == {trips}
+
+
+def test_the_limit_of_a_loop_may_be_carried() -> None:
+    def fn(x):
+        return jax.lax.fori_loop(0, jnp.asarray(7), lambda i, c: c * 2, x)
+
+    assert {r.trips for r in capture(fn, shape(8)).regions[1:]} == {7}
+
+
 def test_while_links_condition_and_body() -> None:
     def fn(x):
         return jax.lax.while_loop(lambda c: c.sum() < 100, lambda c: c * 2, x)

@@ -19,6 +19,7 @@ from shardwise.cost.clusters import Clusters
 from shardwise.cost.compute import Product, kernel_s, product_s, stream_s
 from shardwise.cost.kernels import Kernel, kernels
 from shardwise.cost.layouts import Layouts
+from shardwise.cost.model import CostModel
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.load import load_profile
 from shardwise.hardware.mesh import MeshAxes
@@ -40,6 +41,7 @@ UNIT = replace(
     vector_flops_per_s=1e30,
     elements_per_s=1e30,
     launch_s=0.0,
+    kept_bytes=0,
 )
 
 
@@ -114,6 +116,26 @@ def test_a_product_takes_its_epilogue() -> None:
 def test_two_products_are_two_passes() -> None:
     made = predicted(lambda x, v, w: (x @ v) @ w, [p.shape(8, 16), p.shape(16, 32), p.shape(32, 4)])
     assert [sorted(w.products) == list(w.products) and len(w.products) for w in made[1]] == [1, 1]
+
+
+def test_pooling_is_a_pass_beside_its_convolution() -> None:
+    def fn(x, w):
+        y = jnp.maximum(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")), 0.0)
+        return lax.reduce_window(y, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+    lowered, work = predicted(fn, [p.shape(8, 16, 16, 128), p.shape(3, 3, 128, 128)])
+    assert [lowered.program.ops[w.main].kind for w in work] == ["conv_general_dilated", "reduce_window_max"]
+
+
+def test_an_outer_product_is_computed_where_it_is_used() -> None:
+    made = predicted(lambda x, y: jnp.einsum("bi,bj->bij", x, y).sum(0), [p.shape(64, 32), p.shape(64, 16)])
+    assert seconds(made, UNIT) == [(64 * 32 + 64 * 16 + 32 * 16) * 4.0]
+
+
+def test_random_numbers_are_made_where_they_are_used() -> None:
+    made = predicted(lambda key, x: x + jax.random.normal(jax.random.key(key), (64, 128)), [0, p.shape(64, 128)])
+    key, sweep = seconds(made, UNIT)
+    assert (key, sweep) == (4.0 + 8.0, 2 * 64 * 128 * 4.0 + 8.0)
 
 
 def test_of_a_stacked_value_only_the_slice_is_read() -> None:
@@ -299,7 +321,7 @@ def test_a_pass_depends_on_its_own_ops_only() -> None:
 )
 def test_a_better_device_is_never_slower(better: dict[str, Any]) -> None:
     def fn(w, x):
-        return x @ w, jnp.tanh(x) * 2.0
+        return x @ w, (jnp.tanh(x) * 2.0).astype(jnp.bfloat16)
 
     made = predicted(fn, [p.shape(1024, 4096), p.shape(8192, 1024)], [("x", 0)])
     before, after = seconds(made, V5E), seconds(made, replace(V5E, **better))
@@ -311,6 +333,50 @@ def test_seconds_are_whole_picoseconds() -> None:
     made = predicted(lambda x: jnp.tanh(x) * 3.0, [p.shape(63, 127)])
     (found,) = seconds(made, V5E)
     assert round(found * 1e12) / 1e12 == found > V5E.launch_s
+
+
+def test_higher_precision_takes_several_products() -> None:
+    def times(precision: str) -> float:
+        made = predicted(lambda x, w: jnp.dot(x, w, precision=precision), [p.shape(512, 512)] * 2)
+        return seconds(made, replace(V5E, launch_s=0.0, memory_bytes_per_s=1e30))[0]
+
+    assert [round(times(precision) / times("default")) for precision in ("high", "highest")] == [3, 6]
+
+
+def test_a_product_with_one_row_is_a_stream() -> None:
+    """``tests/verification/test_tpu.py`` compares with libtpu."""
+    device = replace(UNIT, elements_per_s=0.5)
+    (vector,) = seconds(predicted(lambda x, w: x @ w, [p.shape(64), p.shape(64, 32)]), device)
+    assert vector == (64 + 64 * 32 + 32) * 4.0 + 2 * 64 * 32
+    (matrix,) = seconds(predicted(lambda x, w: x @ w, [p.shape(64, 64), p.shape(64, 32)]), device)
+    assert matrix == 2.0 * 64 * 64 * 32
+
+
+def test_what_is_used_soon_stays_on_chip() -> None:
+    made = predicted(lambda x, v, w: (x @ v) @ w, [p.shape(8, 16), p.shape(16, 32), p.shape(32, 4)])
+    device = replace(UNIT, matrix_flops_per_s=(("f32", 1e30),))
+    assert seconds(made, device) == [(8 * 16 + 16 * 32 + 8 * 32) * 4.0, (8 * 32 + 32 * 4 + 8 * 4) * 4.0]
+    kept = replace(device, kept_bytes=8 * 32 * 4)
+    assert seconds(made, kept)[0] == (8 * 16 + 16 * 32) * 4.0
+    assert seconds(made, kept)[1] == pytest.approx((32 * 4 + 8 * 4) * 4.0)
+    assert seconds(made, replace(kept, kept_bytes=8 * 32 * 4 - 1)) == seconds(made, device)
+
+
+def test_a_stream_of_32_bit_results_costs_by_the_byte() -> None:
+    device = replace(UNIT, elements_per_s=0.5)
+    for dtype, by_element in (("float32", 0.0), ("bfloat16", 2.0)):
+        x = p.shape(64, 128, dtype=dtype)
+        (one,) = seconds(predicted(lambda x: x * 2 + 1, [x]), device)
+        assert one == (2 * jnp.dtype(dtype).itemsize + by_element) * 64 * 128
+
+
+def test_only_what_is_outside_of_a_loop_overlaps_with_a_collective_around_it() -> None:
+    def fn(x, w, ws):
+        return lax.scan(lambda c, v: (c @ v, None), x @ w, ws)[0]
+
+    analysis = shardwise.analyze(fn, p.shape(64, 64), p.shape(64, 64), p.shape(3, 64, 64))
+    model = CostModel.of(analysis, HardwareCost.of(MeshAxes.of({"a": 4})))
+    assert model._outside == (0.25, 1.0)
 
 
 def test_a_stream_costs_by_element_and_byte_or_by_flops() -> None:

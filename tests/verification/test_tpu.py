@@ -20,7 +20,7 @@ from shardwise.lowering.sharding import ArrayType, Kind, Ring, Sharding, reshard
 from shardwise.verification.compiled import make_mesh, tpu_environment
 from tests.verification import fresh
 from tests.verification.host_programs import B, D, F, L
-from tests.verification.tpu_programs import COPIED, NARROW, ON_CHIP, STREAMED
+from tests.verification.tpu_programs import COPIED, NARROW, ON_CHIP, STREAM, STREAMED
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 needs_libtpu = pytest.mark.skipif(not LIBTPU, reason='needs libtpu: pip install "shardwise[tpu]"')
@@ -96,6 +96,18 @@ def test_few_rows_take_the_time_of_whole_registers(compiled: dict[str, Any]) -> 
         ratio, elements = narrow_rows(few, 2, profile.vector_tile), math.prod(few)
         times = [stream_s(4.0 * elements, share * elements, 0.0, profile) for share in (ratio, 1.0)]
         assert cycles / full == pytest.approx(times[0] / times[1], rel=0.1)
+
+
+@needs_libtpu
+def test_streams_cost_by_the_byte_and_by_the_element_unless_they_write_32_bits(compiled: dict[str, Any]) -> None:
+    """``shardwise.cost.compute``: float32, bfloat16, and a row times a matrix, which the matrix unit does not compute."""
+    profile, elements = load_profile("v5e"), math.prod(STREAM)
+    times = [
+        stream_s(8.0 * elements, 0.0, 0.0, profile),
+        stream_s(4.0 * elements, elements, 0.0, profile),
+        stream_s(4.0 * elements, elements, 0.0, profile),
+    ]
+    assert [cycles / profile.clock_hz for cycles in compiled["streams"]] == pytest.approx(times, rel=0.1)
 
 
 @needs_libtpu

@@ -111,6 +111,7 @@ def streamed_cycles(text: str) -> int:
 
 #: Images by number of examples and features, and arrays that are streamed: few rows, and as many elements in eight rows.
 IMAGES = ((16, 64), (128, 64))
+STREAM = (4096, 4096)
 STREAMED = (((16384, 2, 128), (4096, 8, 128)), ((8192, 4, 128), (4096, 8, 128)), ((4096, 8, 128), (4096, 8, 128)))
 
 #: Sizes and the dimension that is scattered.
@@ -185,6 +186,10 @@ def main() -> None:
     scores = compiled_text(scored, (128, 27, 128), (128, 27, 128), (128, 27, 128))
     results["scores"] = minor_dimensions(scores, "128,27,27")
     results["streamed"] = [[streamed_cycles(compiled_text(lambda x: x * 2 + 1, s)) for s in pair] for pair in STREAMED]
+    wide = [jax.ShapeDtypeStruct(STREAM, dtype, sharding=alone) for dtype in (jnp.float32, jnp.bfloat16)]
+    row = jax.ShapeDtypeStruct(STREAM[:1], jnp.float32, sharding=alone)
+    streams = [((lambda x: x * 2 + 1), (x,)) for x in wide] + [((lambda x, r: r @ x), (wide[0], row))]
+    results["streams"] = [streamed_cycles(jax.jit(fn).lower(*args).compile().as_text()) for fn, args in streams]
     plan = shardwise.plan(checked, shape(64, 8), mesh=GRID, topology="v5e:4x4", tactics=[]).on_mesh(mesh)
     results["received"] = plan.jit(checked).lower(shape(64, 8)).as_text().count("stablehlo.recv")
 

@@ -97,8 +97,9 @@ def while_(b: Builder, equation: Any, operands: list[int]) -> list[int]:
     cond_consts, body_consts = p["cond_nconsts"], p["body_nconsts"]
     loop = _Loop(b, equation)
     cond_inputs, body_inputs = _inputs(b, p["cond_jaxpr"]), _inputs(b, p["body_jaxpr"])
-    test = loop.region(p["cond_jaxpr"], "cond", cond_inputs)
-    outputs = loop.region(p["body_jaxpr"], "body", body_inputs)
+    trips = _while_trips(equation)
+    test = loop.region(p["cond_jaxpr"], "cond", cond_inputs, trips)
+    outputs = loop.region(p["body_jaxpr"], "body", body_inputs, trips)
     for k in range(cond_consts):
         loop.link("const", [operands[k]], [cond_inputs[k]])
     for k in range(body_consts):
@@ -107,6 +108,41 @@ def while_(b: Builder, equation: Any, operands: list[int]) -> list[int]:
         initial = operands[cond_consts + body_consts + k]
         loop.link("carry", [initial, outputs[k]], [cond_inputs[cond_consts + k], body_inputs[body_consts + k], result])
     return loop.close(needs=test)
+
+
+def _while_trips(equation: Any) -> int:
+    """Returns how often the body of a ``while`` runs, where its condition compares a counter that starts at a literal and grows
+    by one with a literal; 1 where that is not known."""
+    p = equation.params
+    test, body = (internals.split_jaxpr(p[key])[0] for key in ("cond_jaxpr", "body_jaxpr"))
+    consts, start = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+    if len(test.eqns) != 1 or test.eqns[0].primitive.name not in ("lt", "le"):
+        return 1
+
+    def before(atom: Any) -> int | None:
+        """Returns what an operand of the comparison is before the first trip."""
+        if not internals.is_literal(atom):
+            place = test.invars.index(atom)
+            atom = equation.invars[place if place < consts else start + place - consts]
+        return int(atom.val) if internals.is_literal(atom) and not internals.shape_of(atom.aval) else None
+
+    def step(atom: Any) -> int | None:
+        """Returns what a trip adds to it."""
+        if internals.is_literal(atom) or test.invars.index(atom) < consts:
+            return 0
+        carry = test.invars.index(atom) - consts
+        old, new = body.invars[p["body_nconsts"] + carry], body.outvars[carry]
+        if new is old:
+            return 0
+        makers = (e for e in body.eqns if e.primitive.name == "add" and new in e.outvars)
+        added = (x.val for e in makers for x in e.invars if old in e.invars and internals.is_literal(x))
+        return next((int(n) for n in added), None)
+
+    counter, limit = test.eqns[0].invars
+    first, last = before(counter), before(limit)
+    if first is None or last is None or step(counter) != 1 or step(limit) != 0:
+        return 1
+    return max(1, last - first + int(test.eqns[0].primitive.name == "le"))
 
 
 def cond(b: Builder, equation: Any, operands: list[int]) -> list[int]:

@@ -25,6 +25,8 @@ CAPTURE_FOLDER: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _BOUNDARY: Final = CAPTURE_FOLDER + "trace.py"
 #: Precisions with which a device may compute a product as fast as it can.
 _DEFAULT_PRECISIONS: Final = (None, jax.lax.Precision.DEFAULT, jax.lax.DotAlgorithmPreset.DEFAULT)
+#: Products of bfloat16 parts that a product of float32 arrays takes, by the end of a precision's name.
+_PASSES: Final = {"HIGH": 3, "X3": 3, "HIGHEST": 6, "X6": 6, "F32_F32_F32": 6, "X9": 9}
 
 #: Parameters with the sharding of the result.
 _STATING: Final = ("sharding", "out_sharding", "dst_sharding")
@@ -117,8 +119,10 @@ def equation_attributes(equation: Any) -> tuple[tuple[str, Any], ...]:
     if name in ("dot_general", "conv_general_dilated"):
         precision = params["precision"] if isinstance(params["precision"], tuple) else (params["precision"],)
         default = all(p in _DEFAULT_PRECISIONS for p in precision)
-        rounds = default and all(v.aval.dtype == np.float32 for v in equation.invars)
-        return ((("rounds", True),) if rounds else ()) + _stated(equation)
+        single = all(v.aval.dtype == np.float32 for v in equation.invars)
+        passes = max(n if str(p).endswith(name) else 1 for p in precision for name, n in _PASSES.items())
+        more = {"rounds": True} if default and single else {"passes": passes} if passes > 1 and single else {}
+        return (*more.items(), *_stated(equation))
     if name == "pad":
         return (("padding", tuple(tuple(map(int, d)) for d in params["padding_config"])),)
     return _stated(equation)

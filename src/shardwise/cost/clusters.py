@@ -7,7 +7,8 @@ The idea. One walk in program order; each value is decided by its consumers:
 
 - a view (reshape, transpose, a broadcast that does not grow …) is its operand: both have one *base*;
 - what elementwise ops compute is fused into the only consumer. With several consumers it is computed again in each, if that
-  reads at most one array of its size: a softmax's exponentials come from the scores every time. A concatenation is not;
+  reads at most one array of its size: a softmax's exponentials come from the scores every time. Concatenations and random
+  numbers are not;
 - a product (or a convolution) takes a chain of elementwise ops behind it into its kernel (``_is_epilogue``);
 - gathers, scatters, sorts, loops and outputs read their operands from memory. What is stored for them only is still computed
   again by elementwise consumers. The operand of a barrier is in memory, and its result is the same array;
@@ -50,13 +51,13 @@ class Role(enum.Enum):
 
 #: Views of their first operand, if they have as many elements.
 _VIEWS: Final = frozenset(
-    {*PASSING, "reshape", "squeeze", "expand_dims", "transpose", "broadcast_in_dim", "reduce_sum"}
+    {*PASSING, *"bitcast_convert_type broadcast_in_dim expand_dims reduce_sum reshape squeeze transpose".split()}
 )
 #: Links by which a value enters a loop, a branch or a ``shard_map`` as it is.
 _ENTERING: Final = frozenset({"scan.const", "while.const", "cond.input", "shard_map.input"})
 #: Ops that are fused like elementwise ones.
 _FUSED: Final = frozenset(
-    "broadcast_in_dim iota slice dynamic_slice concatenate split rev scan.input reshape transpose".split()
+    "broadcast_in_dim iota slice dynamic_slice concatenate split random_bits rev scan.input reshape transpose".split()
 )
 #: Smaller arrays may be computed ahead of time for a kernel that runs early.
 _LITTLE_BYTES: Final = 1 << 20
@@ -87,7 +88,7 @@ class Clusters:
                     self.uses[b].append(op.id)
         self.reads: list[tuple[int, ...]] = [()] * len(program.ops)
         self.stored, self.through, self.heavy = ([False] * count for _ in range(3))
-        self._joined = [False] * count  # has a pad or a concatenation in its kernel
+        self._once = [False] * count  # has a pad, a concatenation or random numbers in its kernel
         self._inside: list[tuple[int, ...]] = [()] * count  # what a kernel that computes the value reads
         barriers = (op for op in program.ops if op.kind == "optimization_barrier")
         self._barred = {self.base[op.operands[0]] for op in barriers if op.operands[0] >= 0}
@@ -172,9 +173,8 @@ class Clusters:
             if v < 0 or self.base[v] != v:
                 continue
             self.heavy[v] = role is Role.PRODUCT or any(self.heavy[s] and self.through[s] for s in sources)
-            self._joined[v] = op.kind in ("pad", "concatenate") or any(
-                self._joined[s] and self.through[s] for s in sources
-            )
+            once = op.kind in ("pad", "concatenate", "random_bits")
+            self._once[v] = once or any(self._once[s] and self.through[s] for s in sources)
             self._inside[v] = tuple(read)
             self.through[v] = self._joins(v, role)
             self.stored[v] = not self.through[v] or any(not self._takes(self.program.ops[u]) for u in self.uses[v])
@@ -188,7 +188,7 @@ class Clusters:
         if len(self.uses[value]) == 1:
             return True
         large = sum(self._elements[b] >= self._elements[value] / 2 for b in self._inside[value])
-        return not self._joined[value] and large <= 1
+        return not self._once[value] and large <= 1
 
     def _is_epilogue(self, value: int) -> bool:
         """Does the value go on inside the kernel of its product? It does along a chain of elementwise ops up to a value that

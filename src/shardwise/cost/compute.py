@@ -7,7 +7,10 @@ products) + Σ breaks`` (``kernel_s``), where
   the time to read its operands' sources and to write its result, if that is more (``product_s``). Rows and columns of several
   dimensions are padded in one, where that costs least. Laying out the operands is added where it was measured;
 - a stream costs by the element and by the byte, or its vector FLOPs if these take longer (``stream_s``). Only what is touched
-  counts: of a stacked value the slice, of an update in place the update;
+  counts: of a stacked value the slice, of an update in place the update. On TPUs a stream that writes an array of its size with
+  32-bit elements costs by the byte only, and a product with a single row or column is a stream;
+- small arrays that are used soon stay in on-chip memory (``Profile.kept_bytes``, ``kernels._mark_brief``). Writing them is
+  free, and so is reading them for a product; a stream takes as long to read them as from memory;
 - a break is a collective inside the kernel: what comes after it is another sweep (``break_s``).
 
 A result of a collective that takes the place of a donated argument is copied (``copy_s``): ZeRO's parameters. So is a stack
@@ -19,7 +22,7 @@ dilated inputs skip the zeros; and a loop's stacks are filled with zeros first, 
 
 Times are whole picoseconds, so that sums are exact in any order. The model is the roofline of Williams and others (2009); its
 rates fit the cycles that TPU compilers estimate (``docs/benchmarks/fidelity.md``). Weak: copies from one layout to another are
-missing; nor is known what stays in on-chip memory, or what the compiler computes twice.
+missing; nor is known what the compiler fetches into on-chip memory ahead of time, or what it computes twice.
 """
 
 from __future__ import annotations
@@ -45,16 +48,26 @@ def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layout
     if kernel.transposed is not None:
         return _whole_ps(sizes.transposed_s(kernel.transposed))
     reads = [max([sizes.elements(t.op, t.number) * t.itemsize for t in places]) for places in kernel.reads]
-    streamed = sum(reads) + sum([sizes.elements(t.op, t.number) * t.itemsize for t in kernel.writes])
-    others = [sizes.local(o) for o in kernel.others]
-    elements = 0.0 if kernel.products else max([x.largest for x in others], default=0.0)
-    seconds = profile.launch_s
+    writes = [sizes.elements(t.op, t.number) * t.itemsize for t in kernel.writes]
+    kept_bytes, others = profile.kept_bytes, [sizes.local(o) for o in kernel.others]
+    stored = sum([n for n, t in zip(writes, kernel.writes, strict=True) if not t.brief or n > kept_bytes])
+    seconds, elements, streamed = profile.launch_s, 0.0, sum(reads) + stored
     if kernel.products:
-        operands = sum(nbytes for nbytes, feeds in zip(reads, kernel.feeds, strict=True) if feeds)
-        results = sum(sizes.result_bytes(o) for o in kernel.products)
+        sources = [(n, t[0].brief) for n, t, feeds in zip(reads, kernel.reads, kernel.feeds, strict=True) if feeds]
+        operands, results = sum([n for n, _ in sources]), sum([sizes.result_bytes(o) for o in kernel.products])
+        kept = sum([n for n, brief in sources if brief and n <= kept_bytes])
+        share = 1.0 - kept / operands if kept else 1.0
+        written = results if stored or not writes else 0.0
         for number in kernel.products:
-            seconds += sizes.product_s(number, operands / len(kernel.products))
-        streamed = max(0.0, streamed - operands - results)
+            seconds += sizes.product_s(number, operands / len(kernel.products), share, written / len(kernel.products))
+        streamed = max(0.0, sum(reads) + sum(writes) - operands - results)
+    else:
+        elements = max([x.largest for x in others], default=0.0)
+        widest = max(
+            [n / t.itemsize for n, t in zip(writes, kernel.writes, strict=True) if t.itemsize >= 4], default=0.0
+        )
+        if 2 * widest > elements and not profile.calls_library:
+            elements = 0.0
     vector = sum([x.flops for x in others if not x.dtype])
     matrix_s = sum([x.flops / (profile.matrix_rate(x.dtype) * profile.matrix_efficiency) for x in others if x.dtype])
     seconds += max(stream_s(streamed, elements, vector, profile), matrix_s)
@@ -70,7 +83,8 @@ def _whole_ps(seconds: float) -> float:
 @dataclass(frozen=True, slots=True)
 class Product:
     """A product on one device: the sizes of the dimensions of each role, and its type. In a convolution of a dilated input,
-    ``zeros`` is the number of taps of which only one reads an element of the input."""
+    ``zeros`` is the number of taps of which only one reads an element of the input; ``passes``: the products of bfloat16 parts
+    that a higher precision takes where products of float32 arrays read bfloat16."""
 
     batch: int
     rows: tuple[int, ...]
@@ -78,6 +92,12 @@ class Product:
     depth: tuple[int, ...]
     dtype: str
     zeros: int = 1
+    passes: int = 1
+
+    @property
+    def is_vector(self) -> bool:
+        """Is an operand one row or column? Then elements are multiplied and added up, without the matrix unit."""
+        return self.batch == 1 and 1 in (math.prod(self.rows), math.prod(self.columns))
 
     @property
     def flops(self) -> float:
@@ -102,6 +122,8 @@ def product_s(product: Product, nbytes: float, profile: Profile, operands: float
     ) * _waste((math.prod(product.depth),), depth)
     if profile.calls_library:
         waste /= product.zeros
+    if profile.rounds:
+        waste *= product.passes
     rate = profile.matrix_rate(product.dtype) * profile.matrix_efficiency
     compute_s = product.flops * waste / rate + operands / profile.operand_bytes_per_s
     return max(compute_s, nbytes / (profile.memory_bytes_per_s * profile.memory_efficiency))
@@ -169,6 +191,8 @@ class _Sizes:
 
     def is_resharded(self, edge: Edge) -> bool:
         """Is there a collective on an edge inside a kernel?"""
+        if self.lowered.structure.arrays[edge.value].uniform:
+            return False  # each device makes the part that it needs
         actual, computes = self.lowered.actual[edge.value], self.lowered.computes
         computed, user = computes[edge.maker].results[edge.result], computes[edge.user]
         if computed is actual is user.needs[edge.operand]:
@@ -199,12 +223,15 @@ class _Sizes:
         swept = min((n for n in (written, read) if n), default=0.0)
         return stream_s((written + read) * self.program.values[edge.value].itemsize, swept, 0.0, self.profile)
 
-    def product_s(self, op: int, read: float) -> float:
-        """The time of a product whose operands are computed from ``read`` bytes."""
+    def product_s(self, op: int, read: float, share: float, written: float) -> float:
+        """The time of a product whose operands are computed from ``read`` bytes, a ``share`` of them in memory."""
         operands = self._bytes(op, 0) + self._bytes(op, 1)
         product = self.local(op).product
         assert product is not None
-        return product_s(product, max(read, operands) + self.result_bytes(op), self.profile, operands)
+        nbytes = max(read, operands) * share + written
+        if product.is_vector and not self.profile.calls_library:
+            return stream_s(nbytes, max(self.elements(op, 0), self.elements(op, 1)), 0.0, self.profile)
+        return product_s(product, nbytes, self.profile, operands)
 
     def _bytes(self, op: int, number: int) -> float:
         node = self.program.ops[op]
@@ -231,7 +258,7 @@ class _Sizes:
                 depth.append(size)
         zeros = math.prod(w.dilation for w in rule.windows)
         dtype = widest_dtype(self.program, op.operands[:2])
-        return Product(batch, tuple(rows), tuple(columns), tuple(depth), dtype, zeros)
+        return Product(batch, tuple(rows), tuple(columns), tuple(depth), dtype, zeros, op.attribute("passes", 1))
 
     def _size(self, op: Op, factor: int) -> int:
         """A factor's size. That of a window differs from tensor to tensor: in the result, or else in the kernel, counts."""

@@ -4,7 +4,7 @@ array and nothing has to be complete between them, as XLA joins them into kernel
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from shardwise.cost.clusters import Clusters, Role
@@ -13,6 +13,8 @@ from shardwise.ir.traits import BORDERS, LOOP_SLICES, READ_PARTS, WRITE_PARTS
 
 #: Roles of ops that can share a kernel.
 _PLAIN: Final = (Role.VIEW, Role.ELEMENTWISE, Role.REDUCTION, Role.PRODUCT)
+#: A value stays on chip over at most so many clusters.
+_SOON: Final = 8
 #: Kinds that do nothing at run time.
 _FREE: Final = BORDERS | {"literal"}
 #: Views through which a transposed read is followed to its product.
@@ -21,11 +23,13 @@ _FOLLOWED: Final = ("transpose", "reshape", "convert_element_type")
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One operand or result of an op, numbered operands first; ``itemsize`` as it is in memory."""
+    """One operand or result of an op, numbered operands first; ``itemsize`` as it is in memory. ``brief``: the value is used
+    soon after it is computed, so that it can stay in on-chip memory."""
 
     op: int
     number: int
     itemsize: float
+    brief: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ def kernels(clusters: Clusters, transposed: bool = False) -> tuple[Kernel, ...]:
     body = {link: op.regions[0] for op in program.ops if op.regions for link in op.links}
     parts = [_cluster(clusters, op, body.get(op.id, op.region)) for op in program.schedule if _begins(clusters, op)]
     writer = {v: n for n, part in enumerate(parts) for v in part.op.results if v >= 0 and clusters.stored[v]}
+    _mark_brief(clusters, parts, writer)
     loops = _loops(clusters)
     groups: list[list[int]] = []
     readers: dict[tuple[int, int, int], int] = {}
@@ -132,6 +137,24 @@ def kernels(clusters: Clusters, transposed: bool = False) -> tuple[Kernel, ...]:
     joined = [_joined(clusters, [parts[n] for n in sorted(group)], seen) for group in groups if group]
     reads = (kernel for part in parts for kernel in _transposed(clusters, part)) if transposed else ()
     return (*joined, *_returned(clusters), *reads)
+
+
+def _mark_brief(clusters: Clusters, parts: list[_Cluster], writer: dict[int, int]) -> None:
+    """Marks what is read by the next few clusters of its region only."""
+    last = dict(writer)
+    for n, part in enumerate(parts):
+        last |= dict.fromkeys((b for b in part.reads if b in writer), n)
+    ops = clusters.program.ops
+    brief = {
+        b
+        for b, n in writer.items()
+        if last[b] - n <= _SOON
+        and parts[last[b]].region == parts[n].region
+        and not any(clusters.roles[u] is Role.LINK or ops[u].kind in BORDERS for u in clusters.uses[b])
+    }
+    for part in parts:
+        part.writes = {b: replace(t, brief=b in brief) for b, t in part.writes.items()}
+        part.reads = {b: [replace(t, brief=b in brief) for t in places] for b, places in part.reads.items()}
 
 
 class _Loop(NamedTuple):
@@ -292,8 +315,14 @@ def _cluster(clusters: Clusters, op: Op, region: int) -> _Cluster:
         reads=reads,
         writes={v: Tensor(op.id, len(op.operands) + r, program.values[v].itemsize) for r, v in results},
         elements=max(sizes, default=0),
-        plain=not separate and all(clusters.roles[o] in _PLAIN or members[o].kind == "scan.output" for o in members),
+        plain=not separate and all(_is_plain(clusters, inner) for inner in members.values()),
     )
+
+
+def _is_plain(clusters: Clusters, op: Op) -> bool:
+    """Can a sweep over an array take this op in? Windows that slide over it are a kernel of their own."""
+    pools = op.kind.startswith(("reduce_window", "select_and"))
+    return not pools and (clusters.roles[op.id] in _PLAIN or op.kind == "scan.output")
 
 
 def touched(op: Op, number: int) -> int:

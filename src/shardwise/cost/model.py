@@ -145,6 +145,18 @@ class CostModel:
                     users.setdefault((v, self.structure.section(op.id, v)), {})[op.id] = None
         return {key: tuple(ops) for key, ops in users.items()}
 
+    @cached_property
+    def _outside(self) -> tuple[float, ...]:
+        """By region: the share of its FLOPs outside of the loops in it. A loop does not run beside a collective around it."""
+        program = self.structure.program
+        own = [0.0] * len(program.regions)
+        for op in program.ops:
+            own[op.region] += op.flops * float(program.runs[op.region])
+        inside = list(own)
+        for region in reversed(program.regions[1:]):
+            inside[region.parent] += inside[region.id]
+        return tuple(mine / every if every else 1.0 for mine, every in zip(own, inside, strict=True))
+
     def _terms(self) -> Iterable[Term]:
         program, life, section = self.structure.program, self.life, self.structure.section
         for n, kernel in enumerate(self.kernels):
@@ -238,7 +250,7 @@ class CostModel:
             (
                 runs * round(cost.copy_s(step) * 1e12),
                 runs * round(cost.step_s(step, late) * 1e12),
-                runs * round(cost.hidden_s(step, early, late) * 1e12),
+                runs * round(cost.hidden_s(step, early, late) * self._outside[move.region] * 1e12),
             )
             for step in move.steps
         ]
@@ -263,7 +275,7 @@ def _kernel_shape(kernel: Kernel, term: Term) -> Hashable:
 
     def shape(part: object) -> Hashable:
         if isinstance(part, Tensor):
-            return ops[part.op], part.number, part.itemsize
+            return ops[part.op], part.number, part.itemsize, part.brief
         if isinstance(part, Edge):
             return values[part.value], ops[part.maker], part.result, ops[part.user], part.operand, part.stored
         return tuple(map(shape, part)) if isinstance(part, tuple) else part

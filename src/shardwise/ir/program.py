@@ -121,8 +121,8 @@ class Region:
 
     @property
     def trips_known(self) -> bool:
-        """False for a ``while``, which is counted once."""
-        return not self.kind.startswith("while.")
+        """False for a ``while`` that is counted once."""
+        return not self.kind.startswith("while.") or self.trips > 1
 
 
 @dataclass(frozen=True, slots=True)

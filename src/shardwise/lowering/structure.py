@@ -211,7 +211,8 @@ def _alike(s: Structure) -> tuple[int, ...]:
 
     def key(op: Op) -> Hashable:
         every = [types[v] for v in (*op.operands, *op.results)]
-        return op.rule, op.kind, op.flops, *every, op.attribute("axes"), op.id in s.program.rounding
+        precision = op.id in s.program.rounding, op.attribute("passes")
+        return op.rule, op.kind, op.flops, *every, op.attribute("axes"), precision
 
     return numbered(map(key, s.program.ops))
 

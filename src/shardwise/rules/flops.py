@@ -14,6 +14,9 @@ from shardwise.rules.tables import ELEMENTWISE, LINEAR_ALGEBRA
 #: Sorting networks and searches compare each element about log2(n) times.
 _SORTS: Final = ("sort", "top_k", "approx_top_k")
 
+#: Random numbers and keys: a Threefry hash of 20 rounds and 5 key schedules for each.
+_HASHES: Final = ("random_bits", "random_split", "random_fold_in")
+
 
 def count_flops(call: OpCall, rule: Rule) -> tuple[float, Unit]:
     """Returns the FLOPs of the unsharded op, and its unit. A product counts a multiplication and an addition."""
@@ -27,9 +30,12 @@ def count_flops(call: OpCall, rule: Rule) -> tuple[float, Unit]:
         kernel = call.operands[1]
         per_output = math.prod(kernel) / max(kernel[numbers.rhs_spec[0]], 1)
         return 2.0 * math.prod(call.results[0]) * per_output, Unit.MATRIX
-    if kind in ("triangular_solve", *LINEAR_ALGEBRA):
+    if kind == "triangular_solve":
+        return 1.0 * math.prod(call.operands[1]) * call.operands[0][-1], Unit.VECTOR
+    if kind in LINEAR_ALGEBRA:
         matrix = call.operands[0]
-        return 1.0 * math.prod(matrix) * (matrix[-1] if matrix else 1), Unit.VECTOR
+        share = 1 / 3 if kind == "cholesky" else 1.0
+        return share * math.prod(matrix) * (matrix[-1] if matrix else 1), Unit.VECTOR
     size = sum(math.prod(shape) for shape in call.results)
     inputs = math.prod(call.operands[0]) if call.operands else 0
     if kind in ELEMENTWISE:
@@ -43,8 +49,8 @@ def count_flops(call: OpCall, rule: Rule) -> tuple[float, Unit]:
         return inputs * math.log2(max(inputs, 2)), Unit.VECTOR
     if kind == "fft":
         return 5.0 * size * math.log2(max(math.prod(call.params["fft_lengths"]), 2)), Unit.VECTOR
-    if kind == "random_bits":
-        return 80.0 * size, Unit.VECTOR
+    if kind in _HASHES:
+        return 120.0 * size, Unit.VECTOR
     if kind.startswith("scatter"):
         return float(math.prod(call.operands[-1])), Unit.VECTOR
     return 0.0, Unit.NONE

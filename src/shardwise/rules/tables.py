@@ -35,7 +35,7 @@ ELEMENTWISE: Final[dict[str, int]] = {
         100,
     ),
     # Hashes per element.
-    **dict.fromkeys("threefry2x32 threefry4x32 philox2x32 philox4x32".split(), 80),
+    **dict.fromkeys("threefry2x32 threefry4x32 philox2x32 philox4x32".split(), 120),
     **dict.fromkeys([*PASSING, "shard_alike"], 0),
 }
 

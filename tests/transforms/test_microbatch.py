@@ -32,7 +32,7 @@ ROLES = {"batch": "batch", "params": "params"}
 def parts(fn: Callable[..., Any], args: tuple[Any, ...], count: int, roles: Any = ROLES) -> Any:
     """The jaxpr of a function in micro-batches."""
     plain = trace_variant(fn, args, {}, JitOptions(), Variant())
-    (variant,) = Wanted(count).variants(
+    (variant,) = Wanted(count, remat=False).variants(
         plain, {role: (p,) if isinstance(p, str) else tuple(p) for role, p in roles.items()}
     )
     return trace_variant(fn, args, {}, JitOptions(), variant).jaxpr
@@ -257,7 +257,7 @@ def test_arguments_that_are_no_batch() -> None:
     [
         ({"microbatches": 0}, "microbatches is a whole number above zero or 'auto', not 0"),
         ({"microbatches": True}, "microbatches is a whole number"),
-        ({"microbatches": "all", "remat": "yes"}, "microbatches .*; remat is True, False or 'auto', not 'yes'"),
+        ({"microbatches": "all", "remat": "yes"}, "microbatches .*; remat is True, False, 'gathers' or 'auto', not 'yes'"),
     ],
 )
 def test_options_that_cannot_be_used(option: dict[str, Any], message: str) -> None:

@@ -362,14 +362,6 @@ def test_what_is_used_soon_stays_on_chip() -> None:
     assert seconds(made, replace(kept, kept_bytes=8 * 32 * 4 - 1)) == seconds(made, device)
 
 
-def test_a_stream_of_32_bit_results_costs_by_the_byte() -> None:
-    device = replace(UNIT, elements_per_s=0.5)
-    for dtype, by_element in (("float32", 0.0), ("bfloat16", 2.0)):
-        x = p.shape(64, 128, dtype=dtype)
-        (one,) = seconds(predicted(lambda x: x * 2 + 1, [x]), device)
-        assert one == (2 * jnp.dtype(dtype).itemsize + by_element) * 64 * 128
-
-
 def test_only_what_is_outside_of_a_loop_overlaps_with_a_collective_around_it() -> None:
     def fn(x, w, ws):
         return lax.scan(lambda c, v: (c @ v, None), x @ w, ws)[0]

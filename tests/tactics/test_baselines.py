@@ -14,7 +14,6 @@ from shardwise.cost.model import CostModel
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.hardware.topology import topology
 from shardwise.lowering.decisions import State
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import lower_state
@@ -26,6 +25,7 @@ from shardwise.tactics.baselines import MENU, Baseline, Combinations, baselines
 from shardwise.tactics.named import PARTS
 from shardwise.tactics.places import Places, find_places
 from shardwise.tactics.tactic import Context
+from tests.planner.test_plan_search import small_memory
 
 MESH = {"data": 2, "model": 4}
 
@@ -40,7 +40,7 @@ def analyzed(name: str) -> tuple[Analysis, tuple[str, ...]]:
 def setting(name: str, mesh: dict[str, int], **roles: Any) -> tuple[Context, CostModel]:
     analysis, known = analyzed(name)
     axes = MeshAxes.of(mesh)
-    cost = HardwareCost(place(axes, topology("v5e:2x4")))
+    cost = HardwareCost(place(axes, small_memory("v5e:2x4", 2**34)))  # nothing is kept on the chip
     return Context(analysis, axes, cost, roles or {r: (r,) for r in known}), CostModel.of(analysis, cost)
 
 

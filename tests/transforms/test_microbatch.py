@@ -257,7 +257,10 @@ def test_arguments_that_are_no_batch() -> None:
     [
         ({"microbatches": 0}, "microbatches is a whole number above zero or 'auto', not 0"),
         ({"microbatches": True}, "microbatches is a whole number"),
-        ({"microbatches": "all", "remat": "yes"}, "microbatches .*; remat is True, False, 'gathers' or 'auto', not 'yes'"),
+        (
+            {"microbatches": "all", "remat": "yes"},
+            "microbatches .*; remat is True, False, 'gathers' or 'auto', not 'yes'",
+        ),
     ],
 )
 def test_options_that_cannot_be_used(option: dict[str, Any], message: str) -> None:

@@ -7,8 +7,8 @@ products) + Σ breaks`` (``kernel_s``), where
   the time to read its operands' sources and to write its result, if that is more (``product_s``). Rows and columns of several
   dimensions are padded in one, where that costs least. Laying out the operands is added where it was measured;
 - a stream costs by the element and by the byte, or its vector FLOPs if these take longer (``stream_s``). Only what is touched
-  counts: of a stacked value the slice, of an update in place the update. On TPUs a stream that writes an array of its size with
-  32-bit elements costs by the byte only, and a product with a single row or column is a stream;
+  counts: of a stacked value the slice, of an update in place the update. On TPUs a product with a single row or column is a
+  stream;
 - small arrays that are used soon stay in on-chip memory (``Profile.kept_bytes``, ``kernels._mark_brief``). Writing them is
   free, and so is reading them for a product; a stream takes as long to read them as from memory;
 - a break is a collective inside the kernel: what comes after it is another sweep (``break_s``).
@@ -63,11 +63,6 @@ def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layout
         streamed = max(0.0, sum(reads) + sum(writes) - operands - results)
     else:
         elements = max([x.largest for x in others], default=0.0)
-        widest = max(
-            [n / t.itemsize for n, t in zip(writes, kernel.writes, strict=True) if t.itemsize >= 4], default=0.0
-        )
-        if 2 * widest > elements and not profile.calls_library:
-            elements = 0.0
     vector = sum([x.flops for x in others if not x.dtype])
     matrix_s = sum([x.flops / (profile.matrix_rate(x.dtype) * profile.matrix_efficiency) for x in others if x.dtype])
     seconds += max(stream_s(streamed, elements, vector, profile), matrix_s)

@@ -21,10 +21,6 @@ from shardwise.lowering.sharding import REDUCING, ArrayType, Axes, Collective, K
 #: XLA puts before or after them (libtpu's cycles, benchmarks/fidelity).
 CROSSING: Final = {Kind.ALL_GATHER: 3.0, Kind.ALL_TO_ALL: 1.5}
 
-#: How many times as long as a plain copy of a piece a ring of permutes takes to add it: 1.5 by the bytes (float32), and about
-#: as much again to pack bfloat16, the type of most gradients (as ``CROSSING``).
-RING_COPIES: Final = 2.5
-
 
 class LocalCost(Protocol):
     """Seconds on one device."""
@@ -106,8 +102,8 @@ class HardwareCost:
     def copy_s(self, step: Collective) -> float:
         """The copies that bring pieces of several dimensions into the order of the array, and those that turn both sides of a
         gather round (``Profile.minor_copies``): along the last dimension by the element, along others by the row."""
-        if step.hops:  # what arrives is added, and short types are packed again
-            return RING_COPIES * step.hops * step.nbytes * self._plain_copy
+        if step.hops:  # what arrives is added
+            return 1.5 * step.hops * step.nbytes * self._plain_copy
         crossing = self._crossing.get(step.kind, 0.0) * step.nbytes if step.crossing else 0.0
         if self._copy and step.minor and step.kind is Kind.ALL_GATHER:
             return crossing + (self._turn if step.last else self._copy) * (step.bytes_in + step.bytes_out)

@@ -291,8 +291,10 @@ class Race:
         fastest: dict[Placement, float] = {}
         limit = self._limit_ps()
         for arm in arms:
-            same = arm.captured.variant.remat == remat
-            time = min((c.in_parts_ps if same else c.time_ps for c in arm.candidates(limit)), default=limit)
+            gathers = remat == GATHERS != arm.captured.variant.remat
+            same = arm.captured.variant.remat == remat or gathers  # gathering again saves memory, not time
+            times = (c.in_parts_ps if same else c.time_ps for c in arm.candidates(limit, gathers))
+            time = min(times, default=limit)
             if time < limit:
                 fastest[arm.placement] = min(time, fastest.get(arm.placement, time))
         return sorted(fastest, key=fastest.__getitem__)[:_MOST_MESHES]

@@ -52,7 +52,8 @@ _MOST_PLACEMENTS: Final = 5
 _LARGER: Final = 0.2
 #: A variant must promise to be faster by this.
 _LITTLE: Final = 0.005
-#: More micro-batches than are needed are looked at as long as the last number of them is slower than the best by less.
+#: Micro-batches are looked at if they are expected to be slower than the best by less, since the expectation may be too high;
+#: more of them than are needed, as long as the last number of them is slower than the best by less.
 _NEAR: Final = 0.01
 #: The share of time above that of perfect scaling from which parts of mesh axes are tried.
 _IMPERFECT: Final = 0.05
@@ -280,7 +281,7 @@ class Race:
         """The fewest micro-batches in which a state could fit that is faster than the best so far."""
         bounded = (False, GATHERS) if remat == GATHERS else (remat,)  # the bound does not count copies of parameters
         counts = [v.microbatches * share for v, share in self.hopeless.items() if v.remat in bounded]
-        limit = self._limit_ps()
+        limit = (1 + _NEAR) * self._limit_ps()
         parts = [c.microbatches for arm in arms for c in arm.candidates(limit) if c.in_parts_ps < limit]
         return max([*counts, min(parts, default=0)])
 
@@ -289,7 +290,7 @@ class Race:
         if self.asked.search.goal.memory:  # as long as the last variant needed less memory than those before it
             return self._best_meshes() if self.best_arm in arms else []
         fastest: dict[Placement, float] = {}
-        limit = self._limit_ps()
+        limit = (1 + _NEAR) * self._limit_ps()
         for arm in arms:
             gathers = remat == GATHERS != arm.captured.variant.remat
             same = arm.captured.variant.remat == remat or gathers  # gathering again saves memory, not time

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardwise.cost.compute import kernel_s
+from shardwise.cost.compute import kernel_s, transferred_bytes
 from shardwise.cost.copies import copy_span, looks_up, lookup_copies, output_copies, reordered_outputs
 from shardwise.cost.kernels import Edge, Kernel, Tensor, kernels
 from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, copy_allocations, on_chip_blocks, value_allocations
@@ -191,7 +191,13 @@ class CostModel:
         if term.kind is TermKind.KERNEL:
             kernel = self.kernels[term.number]
             runs = int(self.structure.program.runs[kernel.region])
-            return Figures(compute_ps=runs * round(kernel_s(lowered, kernel, profile, self.life.layouts) * 1e12))
+            compute_ps = runs * round(kernel_s(lowered, kernel, profile, self.life.layouts) * 1e12)
+            if not kernel.transfers:
+                return Figures(compute_ps)
+            # Transfers are asynchronous copies.
+            nbytes = transferred_bytes(lowered, kernel, profile, self.life.layouts)
+            moved_ps = runs * round(nbytes / profile.host_bytes_per_s * 1e12)
+            return Figures(compute_ps, moved_ps, round(moved_ps * self._outside[kernel.region]))
         if term.kind is TermKind.VALUE:
             return Figures(allocations=tuple(value_allocations(lowered, self.life, term.number, profile)))
         if term.kind is TermKind.COPY:
@@ -280,7 +286,7 @@ def _kernel_shape(kernel: Kernel, term: Term) -> Hashable:
             return values[part.value], ops[part.maker], part.result, ops[part.user], part.operand, part.stored
         return tuple(map(shape, part)) if isinstance(part, tuple) else part
 
-    work = tuple(tuple(ops[k] for k in numbers) for numbers in (kernel.products, kernel.others))
+    work = tuple(tuple(ops[k] for k in numbers) for numbers in (kernel.products, kernel.others, kernel.transfers))
     return (
         work,
         kernel.feeds,

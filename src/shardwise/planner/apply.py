@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwise.capture import jax_internals as internals
-from shardwise.capture.leaves import explicit_mesh
+from shardwise.capture.leaves import as_host, explicit_mesh, in_host_memory
 from shardwise.capture.lower import lower
 from shardwise.capture.objects import Objects, apart
 from shardwise.capture.trace import JitOptions, Traced
@@ -253,6 +253,12 @@ class PlannedFunction:
             return leaf
         like = self._types[number] if number < len(self._types) else leaf
         aval = internals.plain_shape(leaf.aval if hasattr(leaf, "aval") else leaf)
+        host = self.plan.arguments[number].host if number < len(self.plan.arguments) else False
+        if host != in_host_memory(aval):
+            struct: Any = jax.ShapeDtypeStruct
+            aval = as_host(aval) if host else struct(aval.shape, aval.dtype, weak_type=internals.is_weak(aval))
+        if host:
+            return aval
         sharding = getattr(like, "sharding", None) if explicit_mesh([like]) else None
         if sharding is None and internals.is_explicit(self._current):
             sharding = jax.sharding.NamedSharding(self._current, jax.P(*[None] * len(aval.shape)))

@@ -329,7 +329,7 @@ def assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequ
 
     def array(value: int) -> ArrayPlan:
         v, colors, spec = program.values[value], lowered.structure.colors[value], lowered.storage[value].spec(mesh)
-        return ArrayPlan(v.path, v.shape, v.dtype, spec, donated.get(value, False), colors)
+        return ArrayPlan(v.path, v.shape, v.dtype, spec, donated.get(value, False), colors, v.host)
 
     return Plan(
         function=traced.name,

@@ -253,7 +253,7 @@ class PlannedFunction:
             return leaf
         like = self._types[number] if number < len(self._types) else leaf
         aval = internals.plain_shape(leaf.aval if hasattr(leaf, "aval") else leaf)
-        host = self.plan.arguments[number].host if number < len(self.plan.arguments) else False
+        host = any(a.host for a in self.plan.arguments[number : number + 1]) and not self._is_offloaded(number)
         if host != in_host_memory(aval):
             struct: Any = jax.ShapeDtypeStruct
             aval = as_host(aval) if host else struct(aval.shape, aval.dtype, weak_type=internals.is_weak(aval))
@@ -263,6 +263,11 @@ class PlannedFunction:
         if sharding is None and internals.is_explicit(self._current):
             sharding = jax.sharding.NamedSharding(self._current, jax.P(*[None] * len(aval.shape)))
         return aval.update(sharding=sharding)
+
+    def _is_offloaded(self, number: int) -> bool:
+        """Is an argument in the memory of the host because the plan's variant moves it there?"""
+        path = f"{self.plan.arguments[number].path}/"
+        return any(path.startswith(f"{state}/") for state in self.plan.variant.offload)
 
     def _find(self, flat: Flat) -> _Call:
         call = self._calls.get((flat.tree, flat.static))

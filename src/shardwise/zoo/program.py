@@ -15,7 +15,7 @@ class ZooError(ShardwiseError, ValueError):
 class Config(SimpleNamespace):
     """The sizes and flags of a program, from `programs.toml`. Each is an option of `zoo.load`."""
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # type: ignore[override]
         return hash(repr(self))
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 gc.disable()
-#: New objects after which the collector runs; they take a gigabyte or two.
-_OBJECTS = 10_000_000
+#: New objects after which the collector runs; they take two gigabytes or so.
+_OBJECTS = 20_000_000
 
 
 @pytest.hookimpl(trylast=True)

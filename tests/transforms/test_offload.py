@@ -64,6 +64,7 @@ def test_the_state_of_stacks_and_the_outputs_that_replace_it_are_in_the_host(opt
     assert in_host(moved) == ({f"state/{p}" for p in paths}, {f"out/1/{p}" for p in paths})
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="XLA of JAX 0.9 cannot partition transfers")
 @pytest.mark.parametrize("options", [{}, {"microbatches": 2}, {"remat": True}], ids=str)
 @pytest.mark.parametrize("reports_norm", [False, True])
 def test_a_planned_step_trains_as_plain_jax(options: dict[str, Any], reports_norm: bool) -> None:

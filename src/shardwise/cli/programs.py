@@ -133,9 +133,9 @@ def _next(arguments: argparse.Namespace) -> str:
     """Returns text with the files that were written, and what to do next."""
     text = f"\nDrawn in {arguments.report}\n" if arguments.report is not None else ""
     if arguments.output is not None:
-        return (
-            f"{text}\nsaved; next:\n  {shlex.join(['shardwise', 'verify', str(arguments.output), arguments.target])}\n"
-        )
+        plan = str(arguments.output)
+        commands = (["code", plan], ["verify", plan, arguments.target])
+        return f"{text}\nsaved; next:\n" + "".join(f"  {shlex.join(['shardwise', *words])}\n" for words in commands)
     hints = {"output": "--output plan.json saves it", "report": "--report plan.html draws it", "all": "--all lists all"}
     return f"{text}\nnext: {', '.join(hint for option, hint in hints.items() if not getattr(arguments, option))}\n"
 

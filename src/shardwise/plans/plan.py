@@ -194,7 +194,16 @@ class Plan(Execution):
 
         if self.asked is None or self.jaxpr is None:
             return ()
-        return stated_constraints(self.asked.settle(self.choices).lowered, self.jaxpr)
+        return stated_constraints(self.settled.lowered, self.jaxpr)
+
+    @cached_property
+    def settled(self) -> Any:
+        """The lowered program, and its prediction with all rows.
+
+        >>> plan.settled.predicted.time_s == plan.predicted.time_s
+        True
+        """
+        return self.inquiry.settle(self.choices)
 
     # For people.
 
@@ -240,15 +249,21 @@ class Plan(Execution):
 
         return diff_text(self, other)
 
-    def code(self) -> str:
-        """Returns the specs and constraints as Python to paste into a model.
+    def code(self, style: str = "jax", file: str = "plan.json") -> str:
+        """Returns a Python file: the mesh, nested PartitionSpecs of arguments and outputs, and functions that place arguments
+        and run the step as planned.
 
-        >>> print(plan.code().splitlines()[4])
-            "x": P("data"),
+        Args:
+          style: ``"jax"``; ``"flax"``, logical axis rules and the names of all dimensions; ``"maxtext"``, the same as the YAML
+            of a MaxText configuration.
+          file: where the plan is saved.
+
+        >>> "IN_SPECS" in plan.code(), "logical_to_mesh_axes" in plan.code("flax")
+        (True, True)
         """
-        from shardwise.report.plan_text import code_text
+        from shardwise.report.code import code_text
 
-        return code_text(self)
+        return code_text(self, style, file)
 
     def rules(self, names: Mapping[str, Sequence[str | None]] | None = None) -> Rules:
         """Returns the specs as rules from logical axes to mesh axes, as Flax and MaxText have them.

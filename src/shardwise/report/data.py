@@ -13,7 +13,7 @@ from shardwise.plans.codec import encode
 from shardwise.plans.plan import ArrayPlan, Plan
 from shardwise.report.plan_text import decided, evidence_lines, schedule_rows, shards, spec_text
 from shardwise.report.program_text import listing_data
-from shardwise.report.units import si
+from shardwise.report.units import binary
 
 SCHEMA: Final = 1
 #: A curve has no more points than a wide screen can show.
@@ -84,7 +84,7 @@ def _array(plan: Plan, array: ArrayPlan, role: str) -> dict[str, Any]:
         "text": spec_text(array),
         "shards": count,
         "device_bytes": nbytes,
-        "device_bytes_text": "?" if nbytes is None else si(nbytes, "B"),
+        "device_bytes_text": "?" if nbytes is None else binary(nbytes),
     }
 
 

@@ -151,7 +151,7 @@ def verification_text(verified: Verification, width: int = 80) -> str:
     if not compiled.fits:
         page.print(f"does not fit: {compiled.out_of_memory}")
         return page.text()
-    rows = [[r.kind, "·".join(r.axes), si(r.predicted_bytes, "B"), si(r.compiled_bytes, "B")] for r in verified.rows]
+    rows = [[r.kind, "·".join(r.axes), binary(r.predicted_bytes), binary(r.compiled_bytes)] for r in verified.rows]
     page.print()
     if rows:
         page.table(["kind", "axes", ">predicted", ">compiled"], rows)

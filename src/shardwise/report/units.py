@@ -36,13 +36,13 @@ def seconds(value: float) -> str:
 def binary(nbytes: float) -> str:
     """Memory, as devices have it.
 
-    >>> binary(16 * 2**30), binary(380928)
-    ('16.00 GiB', '372.00 KiB')
+    >>> binary(16 * 2**30), binary(380928), binary(12), binary(3 * 2**41)
+    ('16.00 GiB', '372.00 KiB', '12 B', '6.00 TiB')
     """
-    for power, unit in ((30, "GiB"), (20, "MiB")):
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if nbytes >= 2**power:
             return f"{nbytes / 2**power:.2f} {unit}"
-    return f"{nbytes / 2**10:.2f} KiB"
+    return f"{nbytes:.0f} B"
 
 
 def change(value: float, show: Callable[[float], str]) -> str:

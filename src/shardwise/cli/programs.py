@@ -91,7 +91,7 @@ def _planned(arguments: argparse.Namespace, plan: Callable[..., Plan], **more: A
     if arguments.output is not None:
         planned.save(arguments.output)
     if arguments.report is not None:
-        planned.report(arguments.report)
+        planned.report(arguments.report, arguments.typed)
     if arguments.json:
         text = planned.to_json()
     else:

@@ -236,5 +236,5 @@ def _report(arguments: argparse.Namespace) -> Result:
     output = arguments.output or arguments.plan.with_suffix(".html")
     if output.exists() and output.samefile(arguments.plan):
         raise ShardwiseError(f"the page would take the place of the plan {output}: give another --output")
-    plan.report(output)
+    plan.report(output, arguments.typed)
     return f"written to {output}\n"

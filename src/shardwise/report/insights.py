@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -62,10 +62,10 @@ class Memory:
 def memory_by_kind(plan: Plan) -> Memory:
     """Returns what a plan's memory consists of over the program."""
     model, allocations = plan.inquiry.model, plan.settled.predicted.allocations
-    kinds_of = _argument_kinds(plan)
+    kind_for = kind_of(plan)
     by_kind: dict[str, list[Allocation]] = {kind: [] for kind in KINDS}
     for a in allocations:
-        by_kind[kinds_of.get(a.value, VALUES) if a.what == "value" else COPIES].append(a)
+        by_kind[kind_for(a)].append(a)
     curves = {kind: memory_curve(model.life.points, some) * BLOCK for kind, some in by_kind.items() if some}
     whole = np.array(plan.settled.predicted.curve, np.int64)
     # What is on the chip is not in memory: temporaries give way first, as in the model.
@@ -77,12 +77,13 @@ def memory_by_kind(plan: Plan) -> Memory:
     return Memory(curves, whole)
 
 
-def _argument_kinds(plan: Plan) -> dict[int, str]:
+def kind_of(plan: Plan) -> Callable[[Allocation], str]:
+    """Returns a function that gives the kind of an allocation."""
     context, program = plan.inquiry.context, plan.inquiry.analysis.program
     kinds = {a.value: INPUTS for a in program.arguments}
     for role, kind in (("params", PARAMETERS), ("optimizer", OPTIMIZER)):
         kinds |= {v.id: kind for v in context.arguments(plan.roles.get(role, ()))}
-    return kinds
+    return lambda a: kinds.get(a.value, VALUES) if a.what == "value" else COPIES
 
 
 def insights(plan: Plan) -> tuple[str, ...]:

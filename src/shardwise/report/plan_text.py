@@ -126,7 +126,11 @@ def _not_here(plan: Plan, array: ArrayPlan, dim: int, axis: str) -> str:
 
 
 def _decided(plan: Plan, color: int, axis: str) -> str:
-    """Returns the decision that gave a color an axis, and the cost of the plan without it."""
+    return decision_of(plan, color, axis) or "follows from its operands"
+
+
+def decision_of(plan: Plan, color: int, axis: str) -> str:
+    """Returns the decision that gave a color an axis, and the cost of the plan without it; nothing if there is none."""
     for k, choice in enumerate(plan.choices):
         pinned = isinstance(choice, Pin) and any(
             c == color and axis in (axes or ()) for c, axes in zip(choice.colors, choice.spec, strict=False)
@@ -141,7 +145,7 @@ def _decided(plan: Plan, color: int, axis: str) -> str:
                 f"{text}; without it step time {seconds(effect.time_s)} instead of {seconds(now.time_s)}, "
                 f"peak memory {binary(effect.peak_bytes)} instead of {binary(now.peak_bytes)}{fits}"
             )
-    return "follows from its operands"
+    return ""
 
 
 def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:

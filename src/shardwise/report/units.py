@@ -20,6 +20,17 @@ def si(value: float, unit: str = "") -> str:
     return f"{value:.{digits}f} {prefix}{unit}".rstrip()
 
 
+def count(value: int) -> str:
+    """
+    >>> count(2506172416), count(70 * 10**6), count(512)
+    ('2.51 billion', '70 million', '512')
+    """
+    for power, word in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
+        if value >= power:
+            return si(value / power) + f" {word}"
+    return f"{value:,}"
+
+
 def seconds(value: float) -> str:
     """
     >>> seconds(0.4123), seconds(3.2e-6), seconds(12.0), seconds(1130), seconds(0)

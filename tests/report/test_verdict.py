@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import shardwise
 from shardwise import zoo
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
+from shardwise.report.data import report_data
 from shardwise.report.insights import insights, memory_by_kind
 from shardwise.report.plan_text import plan_page
 from shardwise.report.units import binary, seconds
@@ -93,8 +95,9 @@ def test_dimensions_are_named_by_structure_alone(plan: Plan) -> None:
 
 def test_the_same_words_in_terminal_notebook_and_page(plan: Plan) -> None:
     lines = [*verdict(plan).lines, *insights(plan)]
+    assert report_data(plan)["verdict"] + report_data(plan)["insights"] == lines
     text = " ".join(plan_page(plan).text().split())
-    shown = re.sub(r"\s+", " ", plan._repr_html_())
+    shown = html.unescape(re.sub(r"\s+", " ", re.sub(r"</?span[^>]*>", "", plan._repr_html_())))
     for line in lines:
         assert line in text, line
         assert line in shown, line

@@ -95,7 +95,7 @@ def _planned(arguments: argparse.Namespace, plan: Callable[..., Plan], **more: A
     if arguments.json:
         text = planned.to_json()
     else:
-        text = plan_page(planned, options.width(), arguments.all).text()
+        text = plan_page(planned, options.width(), arguments.all).text(options.colored())
         if arguments.topology is None:
             text += f"\nNo --topology was given: this is for {planned.predicted.hardware}.\n"
         text += _next(arguments)

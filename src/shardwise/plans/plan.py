@@ -232,7 +232,7 @@ class Plan(Execution):
         collective where it runs, and source lines. A loaded plan has one after :meth:`bind`.
 
         >>> print(next(line for line in plan.program(80).splitlines() if line.startswith(">")))
-        > %9.a  f32[64,64]         = psum(%9, data)                              16.4 kB
+        > %9.a  f32[64,64]         = psum(%9, data)                            16.00 KiB
         """
         from shardwise.report.program_text import program_text
 

@@ -7,9 +7,10 @@ import datetime
 from typing import Final, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from shardwise.plans.plan import Plan
-from shardwise.report.colors import AXIS_COLORS
+from shardwise.report.colors import AXIS_COLORS, axis_spans
 from shardwise.report.data import report_data
 from shardwise.report.page import Page
 from shardwise.report.units import binary, change, count, plural, seconds
@@ -40,7 +41,7 @@ def page_html(plan: Plan, command: str = "") -> str:
 
 def notebook_html(page: Page) -> str:
     """Returns a page of text as HTML that brings its style and takes the colors of the notebook."""
-    return _rendered("notebook.html", items=page.items, folded=_FOLDED, most=_MOST)
+    return _rendered("notebook.html", items=page.items, axes=page.axes, folded=_FOLDED, most=_MOST)
 
 
 def _rendered(template: str, **values: object) -> str:
@@ -55,10 +56,23 @@ def _rendered(template: str, **values: object) -> str:
     environment.filters |= {f.__name__: f for f in (seconds, binary, plural, change, count)} | {
         "axes": "·".join,
         "share": _share,
+        "painted": _painted,
     }
     environment.globals |= {"seconds": seconds, "binary": binary, "axis_colors": AXIS_COLORS}
     # A path may hold half a surrogate pair, which no file can.
     return environment.get_template(template).render(values).encode("utf-8", "replace").decode("utf-8")
+
+
+def _painted(text: str, axes: tuple[str, ...]) -> Markup:
+    """Returns text with the names of mesh axes in their colors."""
+    shown, done = Markup(), 0
+    for begin, end, axis in axis_spans(text, axes):
+        color = AXIS_COLORS[axis % len(AXIS_COLORS)]
+        shown += Markup(escape(text[done:begin])) + Markup('<span style="border-bottom:3px solid {}">{}</span>').format(
+            color, text[begin:end]
+        )
+        done = end
+    return shown + escape(text[done:])
 
 
 def _share(part: float, total: float) -> float:

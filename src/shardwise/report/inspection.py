@@ -75,7 +75,7 @@ def _conflict_lines(analysis: Analysis, family: CompatibilitySet) -> list[str]:
 def analysis_page(analysis: Analysis, width: int = 80, everything: bool = False) -> Page:
     """Returns the analysis for a terminal of ``width`` columns; ``everything`` includes groups that do not matter."""
     page, data = Page(width), _program_data(analysis.program)
-    arguments = f"{plural(data['arguments'], 'argument')} of {si(data['argument_bytes'], 'B')}"
+    arguments = f"{plural(data['arguments'], 'argument')} of {binary(data['argument_bytes'])}"
     page.print(f"{data['name']}: {plural(data['ops'], 'op')}, {si(data['flops'], 'FLOP')}, {arguments}")
     if unknown := data["loops_of_unknown_trips"]:
         page.print(f"{plural(unknown, 'loop')} of unknown length counted as one trip")

@@ -150,7 +150,7 @@ def decision_of(plan: Plan, color: int, axis: str) -> str:
 
 def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
     """Returns the summary of a plan; ``every`` lists all arguments and collectives too."""
-    page, p = Page(width), plan.predicted
+    page, p = Page(width, plan.mesh.names), plan.predicted
     page.print(f"{plan.function} on {plan.mesh}: {p.hardware}\n")
     _print_verdict(page, plan)
     for line in (*plan.variant.lines(), *_roles(plan)):

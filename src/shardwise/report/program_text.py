@@ -88,7 +88,7 @@ def laid_out(lines: Sequence[Line], width: int) -> list[str]:
 
 
 def _size(line: Line) -> str:
-    """``16.4 kB ×4``: what a collective moves each time, and how often."""
+    """``16.00 KiB ×4``: what a collective moves each time, and how often."""
     runs = line.times * line.count
     times = f" ×{runs:g}" if runs != 1 else ""
     return f"{binary(line.nbytes)}{times}" if line.kind in MOVING else ""

@@ -69,11 +69,11 @@ def test_baselines_are_the_best_three_that_differ(plan: Plan) -> None:
 
 def test_what_is_sharded_is_said_by_role() -> None:
     text = verdict(planned(tactics="dp:data,megatron:model")).sharded
-    assert text.startswith("Batch over data. Parameters and optimizer state ")
+    assert text.startswith("Batch over data. Parameters and optimizer state: ")
     assert "inner width of params/layers/mlp over model" in text
     assert verdict(planned(tactics=[])).sharded == "Nothing is sharded: all 8 devices compute the same."
     zero = verdict(planned(tactics="zero1:data")).sharded
-    assert "Parameters replicated. Optimizer state by width over data" in zero or "Optimizer state" in zero
+    assert "Parameters: replicated. Optimizer state: width over data" in zero
 
 
 def test_dimensions_are_named_by_structure_alone(plan: Plan) -> None:

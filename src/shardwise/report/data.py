@@ -134,11 +134,11 @@ def _specs(arrays: Iterable[ArrayPlan]) -> list[list[str]]:
     return [list(row) for row in collapsed((a.path, spec_text(a)) for a in arrays)]
 
 
-def _colors(plan: Plan, shown: set[int]) -> dict[int, dict[str, str]]:
+def _colors(plan: Plan, shown: set[int]) -> dict[int, dict[str, Any]]:
     """Returns what the dimensions of a color are called, and why they are sharded as they are."""
     names = dimension_names(plan)
     return {
-        c: {"name": names.get(c, ""), "why": " ".join(decision_of(plan, c, axis) for axis in plan.mesh.names).strip()}
+        c: {"name": names.get(c, ""), "why": [text for axis in plan.mesh.names if (text := decision_of(plan, c, axis))]}
         for c in sorted(shown)
     }
 

@@ -124,7 +124,7 @@ def _sharded(plan: Plan) -> Iterator[str]:
             said.setdefault(_kinds(arrays, names), []).append(title)
     for kinds, titles in said.items():
         heading = " and ".join(t if k == 0 else t.lower() for k, t in enumerate(titles))
-        yield f"{heading} {_kinds_text(kinds, mesh)}"
+        yield f"{heading}: {_kinds_text(kinds, mesh)}"
     yield from _inner(plan, names)
 
 
@@ -160,8 +160,8 @@ def _kinds(arrays: list[ArrayPlan], names: dict[int, str]) -> Kinds:
 def _kinds_text(kinds: Kinds, mesh: MeshAxes) -> str:
     texts = []
     for kind, percent in kinds:
-        over = ", ".join(f"{name} over {axes_words(axes, mesh)}" for name, axes in kind)
-        texts.append((f"{percent}% " if percent < 100 else "") + (f"by {over}" if kind else "replicated"))
+        over = " and ".join(f"{name} over {axes_words(axes, mesh)}" for name, axes in kind) or "replicated"
+        texts.append(over + (f" ({percent}%)" if percent < 100 else ""))
     return "; ".join(texts)
 
 

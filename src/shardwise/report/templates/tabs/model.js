@@ -48,7 +48,7 @@ if (data.diagram.length) {
       element("p", {}, `Dimension ${d} of ${label || "an inner array"}: ${array.shape[d].toLocaleString("en")}, ` +
         `${array.local[d].toLocaleString("en")} on each device.`),
       element("p", {}, axes.length ? axesText(axes) : "Not sharded here."),
-      element("p", {}, known?.why || (axes.length ? "It follows from its operands." : "")),
+      ...(known?.why.length ? known.why : axes.length ? ["It follows from its operands."] : []).map((text) => element("p", {}, text)),
     );
   };
 
@@ -113,17 +113,22 @@ if (data.diagram.length) {
     });
     const gutter = Math.max(1, lanes.length) * LANE + 14;
     box.style.setProperty("--gutter", `${gutter}px`);
-    const height = arcs.parentElement.clientHeight;
-    arcs.setAttribute("width", gutter);
+    const { clientWidth: width, clientHeight: height } = arcs.parentElement;
+    arcs.setAttribute("width", width);
     arcs.setAttribute("height", height);
-    arcs.setAttribute("viewBox", `0 0 ${gutter} ${height}`);
-    const out = (k) => rows[k].offsetTop + rows[k].clientHeight - 18;
-    const into = (k) => rows[k].querySelector(".op").offsetTop + rows[k].offsetTop + 16;
+    arcs.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    const frame = arcs.parentElement.getBoundingClientRect();
+    const edge = (shown) => {
+      const own = shown.getBoundingClientRect();
+      return [own.right - frame.left + 3, (own.top + own.bottom) / 2 - frame.top];
+    };
     for (const { from, to, lane } of placed) {
-      const x = 8 + lane * LANE, r = 6;
-      const path = [`M0 ${out(from)}H${x - r}Q${x} ${out(from)} ${x} ${out(from) + r}V${into(to.at(-1)) - r}`];
-      for (const k of to) path.push(`M${x} ${into(k) - r}Q${x} ${into(k)} ${x - r} ${into(k)}H3`);
-      const tips = to.map((k) => drawn("path", { class: "tip", d: `M0 ${into(k)}l6 -4v8z` }));
+      const x = width - gutter + 14 + lane * LANE, r = 6;
+      const [left, start] = edge(rows[from].querySelector(".result .dims"));
+      const ends = to.map((k) => edge(rows[k].querySelector(".op")));
+      const path = [`M${left} ${start}H${x - r}Q${x} ${start} ${x} ${start + r}V${ends.at(-1)[1] - r}`];
+      for (const [right, end] of ends) path.push(`M${x} ${end - r}Q${x} ${end} ${x - r} ${end}H${right + 4}`);
+      const tips = ends.map(([right, end]) => drawn("path", { class: "tip", d: `M${right} ${end}l6 -4v8z` }));
       arcs.append(drawn("path", { class: "arc", d: path.join("") }), ...tips);
     }
     part.rows.forEach((row, k) => rows[k].classList.toggle("next", row.from.includes(k - 1)));

@@ -18,7 +18,7 @@ import shardwise
 from shardwise import zoo
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
-from shardwise.report.code import STYLES
+from shardwise.report.code import STYLES, code_text
 from shardwise.report.data import report_data
 from shardwise.report.html import TABS, page_html
 from shardwise.report.units import binary, seconds
@@ -231,7 +231,9 @@ def test_code_is_shown_in_each_style(plan: Plan, show: Any) -> None:
     page.click("#tab-code")
     for style in STYLES:
         page.select_option("#style", style)
-        assert page.evaluate("document.getElementById('pasted').textContent") == plan.code(style)
+        assert page.evaluate("document.getElementById('pasted').textContent") == code_text(
+            plan, style, constraints=False
+        )
     page.click("#copy")
     page.wait_for_function("document.getElementById('copied').textContent")
 
@@ -246,11 +248,10 @@ def test_a_loaded_plan_is_shown_too(plan: Plan, show: Any, tmp_path: Path) -> No
 
 def quick(shown: Plan, show: Any) -> str:
     """Written, opened, and every tab laid out and painted, not only asked for: each in two seconds."""
-    assert shown.effects is not None, "worked out once, before it is written"
-    shown.baselines, shown.settled, shown.constraints  # noqa: B018
-    start = time.perf_counter()
+    assert shown.effects is not None and shown.baselines is not None, "worked out once, before it is written"
+    start = time.process_time()
     text = page_html(shown)
-    assert time.perf_counter() - start < 2 * QUICK_S
+    assert time.process_time() - start < QUICK_S
     page = show(shown)
     assert page.evaluate("performance.now()") < 1000 * QUICK_S, "since it was asked for"
     for name in page.locator("[role=tab]").evaluate_all("all => all.map(t => t.getAttribute('aria-controls'))"):

@@ -124,6 +124,17 @@ def test_donation_is_advised_where_it_helps_and_checked() -> None:
     assert not any(line.startswith("Donating") for line in insights(donated))
 
 
+def test_rematerialization_is_checked_under_the_same_decisions() -> None:
+    program = zoo.load("t2b", "tiny", layers=12, seq=256, batch=64)
+    where: dict[str, Any] = {"topology": "v5e:2x4", "mesh": {"data": 2, "model": 4}, "tactics": "fsdp:data"}
+    where |= {"memory_limit": "200MiB", "allow_infeasible": True}
+    (said,) = [line for line in shardwise.plan(program.fn, *program.args, **where).insights if "remat=True" in line]
+    again = shardwise.plan(program.fn, *program.args, **where, remat=True)
+    assert not any("remat=True" in line for line in again.insights)
+    p = again.predicted
+    assert f"takes {seconds(p.time_s)} and the peak is {binary(p.peak_bytes)} instead of" in said
+
+
 def test_moments_in_bfloat16_are_checked() -> None:
     small = planned(memory_limit="4MiB", allow_infeasible=True, tactics="dp:data")
     (said,) = [line for line in insights(small) if "moments" in line]

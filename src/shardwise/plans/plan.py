@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shardwise.planner.what_if import Effect, WhatIf, Which
     from shardwise.report.compare import Row
     from shardwise.report.logical import Rules
+    from shardwise.report.verdict import Verdict
 
 SCHEMA: Final = 12
 
@@ -206,6 +207,30 @@ class Plan(Execution):
         return self.inquiry.settle(self.choices)
 
     # For people.
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The verdict in sentences: step time, MFU, how tightly it fits, how it compares with the best named strategies, which
+        are its ``baselines``, and what is sharded over what.
+
+        >>> plan.verdict.sharded
+        'Batch over all 4 devices. Parameters: replicated.'
+        """
+        from shardwise.report.verdict import verdict
+
+        return verdict(self)
+
+    @cached_property
+    def insights(self) -> tuple[str, ...]:
+        """What stands out, in sentences: what the peak consists of, what would lower it, and where the time goes. Each change
+        was checked with the cost model. Empty for a loaded plan.
+
+        >>> plan.insights[0].startswith("Peak memory: ")
+        True
+        """
+        from shardwise.report.insights import insights
+
+        return insights(self)
 
     def summary(self, width: int = 80) -> str:
         """Returns the plan on one screen: what is sharded over which axes, time, memory, the longest collectives, the search.

@@ -20,7 +20,6 @@ from shardwise.ir.paths import pattern
 from shardwise.plans.plan import ArrayPlan, Plan
 from shardwise.report.logical import in_comment, logical_rules
 from shardwise.report.plan_text import literal, spec_call
-from shardwise.report.verdict import verdict
 
 STYLES: Final = ("jax", "flax", "maxtext")
 #: Specs from which an equal subtree gets a name.
@@ -31,12 +30,12 @@ _WIDTH: Final = 118
 Tree = dict[str, Any]
 
 
-def code_text(plan: Plan, style: str = "jax", file: str = "plan.json") -> str:
-    """See :meth:`Plan.code`."""
+def code_text(plan: Plan, style: str = "jax", file: str = "plan.json", constraints: bool = True) -> str:
+    """See :meth:`Plan.code`; ``constraints`` take a while for a large program."""
     if style not in STYLES:
         raise PlanError(f"the style of the code is one of {', '.join(STYLES)}, not {style!r}")
     if style == "jax":
-        return _jax_text(plan, file)
+        return _jax_text(plan, file, _constraints(plan) if constraints else [])
     rules = logical_rules(plan, None)
     lines = [*_comment(plan), "# A name with a number at its end: the plan shards one dimension in several ways."]
     if style == "flax":
@@ -62,10 +61,10 @@ def _comment(plan: Plan) -> list[str]:
     """Returns what the plan is for, in comments."""
     version = plan.versions.get("shardwise", "?")
     head = f"Shardings of {plan.function} on {plan.mesh} ({plan.predicted.hardware}), by Shardwise {version}."
-    return [f"# {row}" for line in (head, *verdict(plan).lines) for row in textwrap.wrap(in_comment(line), _WIDTH - 2)]
+    return [f"# {row}" for line in (head, *plan.verdict.lines) for row in textwrap.wrap(in_comment(line), _WIDTH - 2)]
 
 
-def _jax_text(plan: Plan, file: str) -> str:
+def _jax_text(plan: Plan, file: str, constraints: list[str]) -> str:
     names = _Names()
     trees = {"IN_SPECS": _tree(plan.arguments), "OUT_SPECS": _tree(plan.outputs)}
     for tree in trees.values():
@@ -89,7 +88,7 @@ def _jax_text(plan: Plan, file: str) -> str:
         f"COMPILER_OPTIONS = {dict(plan.compiler_options)!r}",
     ]
     used = resources.files("shardwise.report").joinpath("templates/code.py.txt").read_text("utf-8")
-    return "\n".join([*head, *names.lines, *body, "", "", used.rstrip("\n"), *_constraints(plan)]) + "\n"
+    return "\n".join([*head, *names.lines, *body, "", "", used.rstrip("\n"), *constraints]) + "\n"
 
 
 def _constraints(plan: Plan) -> list[str]:

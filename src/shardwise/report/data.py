@@ -18,11 +18,11 @@ from shardwise.plans.codec import encode
 from shardwise.plans.plan import ArrayPlan, Plan
 from shardwise.report.code import STYLES, code_text
 from shardwise.report.diagram import colors_in, diagram
-from shardwise.report.insights import insights, kind_of, memory_by_kind
+from shardwise.report.insights import kind_of, memory_by_kind
 from shardwise.report.plan_text import decided, decision_of, evidence_lines, schedule_rows, shards, spec_text
 from shardwise.report.program_text import listing_data
 from shardwise.report.units import binary
-from shardwise.report.verdict import dimension_names, verdict
+from shardwise.report.verdict import dimension_names
 
 SCHEMA: Final = 2
 #: A curve has no more points than a wide screen can show.
@@ -44,7 +44,7 @@ def report_data(plan: Plan) -> dict[str, Any]:
     over the program."""
     p, search, program = plan.predicted, plan.search, plan.asked and plan.asked.analysis.program
     sharded, rest = decided(plan)
-    found, parts = verdict(plan), diagram(plan)
+    found, parts = plan.verdict, diagram(plan)
     return {
         "schema": SCHEMA,
         "function": plan.function,
@@ -59,7 +59,7 @@ def report_data(plan: Plan) -> dict[str, Any]:
             "device_order": list(plan.device_order or range(plan.mesh.devices)),
         },
         "verdict": list(found.lines),
-        "insights": list(insights(plan)),
+        "insights": list(plan.insights),
         "parameters": _elements(plan, "params"),
         "roles": {role: [path for (path,) in collapsed((p,) for p in paths)] for role, paths in plan.roles.items()},
         "variant": list(plan.variant.lines()),
@@ -93,7 +93,7 @@ def report_data(plan: Plan) -> dict[str, Any]:
         "specs": _specs(plan.arguments),
         "baselines": _baselines(plan),
         "search": search and encode(search) | {"ended_text": search.ended.value, "text": str(search)},
-        "code": {style: code_text(plan, style) for style in STYLES},
+        "code": {style: code_text(plan, style, constraints=False) for style in STYLES},
     }
 
 

@@ -79,7 +79,9 @@ class _Drawing:
                 yield from self._repeated(numbers)
 
     def _point(self, kernel: Kernel) -> int:
-        return max(self.model.life.point.get(k, 0) for k in (kernel.main, *kernel.roots))
+        """Where a kernel stands in the program as it is written."""
+        position = self.lowered.structure.position
+        return max(position[k] for k in (kernel.main, *kernel.roots))
 
     def _repeated(self, numbers: list[int]) -> Iterator[_Part]:
         """Splits a sequence of kernels where the same comes again and again."""

@@ -15,18 +15,25 @@ from typing import Any, Final
 
 import numpy as np
 
+from shardwise.capture.trace import JitOptions
 from shardwise.cost.memory import BLOCK, Allocation
 from shardwise.cost.model import CostModel, memory_curve
+from shardwise.errors import ShardwiseError
 from shardwise.ir.program import HEAVY, Program
+from shardwise.lowering.decisions import Shard as ShardDecision
 from shardwise.planner.infeasible import with_small_moments
-from shardwise.planner.inquiry import Inquiry
+from shardwise.planner.inquiry import Inquiry, Variants
 from shardwise.plans.plan import Plan
 from shardwise.report.units import binary, seconds
+from shardwise.tactics.strategies import Shard
+from shardwise.tactics.tactic import decide
 
 #: A change is named if it lowers the peak by this share at least.
 _FREED: Final = 0.05
 #: The share of the memory of a device from which it is said what would free some.
 _SCARCE: Final = 0.25
+#: The share of the peak from which it is checked what rematerialization would free.
+_STACKED: Final = 0.3
 #: Parts in which a line is thought to be computed.
 _CHUNKS: Final = 8
 #: The share of the step from which a part of it is named.
@@ -35,10 +42,11 @@ _MUCH: Final = 0.1
 _LARGE: Final = 8000
 
 #: What an allocation is, in the order in which the page stacks them.
-PARAMETERS, OPTIMIZER, INPUTS, VALUES, COPIES = KINDS = (
+PARAMETERS, OPTIMIZER, INPUTS, STACKS, VALUES, COPIES = KINDS = (
     "parameters",
     "optimizer state",
     "other arguments",
+    "stacks that loops keep",
     "activations and gradients",
     "copies and buffers",
 )
@@ -70,7 +78,7 @@ def memory_by_kind(plan: Plan) -> Memory:
     whole = np.array(plan.settled.predicted.curve, np.int64)
     # What is on the chip is not in memory: temporaries give way first, as in the model.
     over = sum(curves.values()) - whole if curves else whole
-    for kind in (VALUES, COPIES):
+    for kind in (VALUES, STACKS, COPIES):
         if kind in curves:
             taken = np.minimum(over, curves[kind])
             curves[kind], over = curves[kind] - taken, over - taken
@@ -83,6 +91,8 @@ def kind_of(plan: Plan) -> Callable[[Allocation], str]:
     kinds = {a.value: INPUTS for a in program.arguments}
     for role, kind in (("params", PARAMETERS), ("optimizer", OPTIMIZER)):
         kinds |= {v.id: kind for v in context.arguments(plan.roles.get(role, ()))}
+    made = (program.ops[program.definitions[v][0]] for v in plan.inquiry.model.life.temporary)
+    kinds |= {op.results[0]: STACKS for op in made if op.kind == "scan.output"}
     return lambda a: kinds.get(a.value, VALUES) if a.what == "value" else COPIES
 
 
@@ -101,14 +111,14 @@ def _of_memory(plan: Plan) -> Iterator[str]:
     parts = [f"{nbytes / total:.0%} {kind}" for kind, nbytes in peak.items() if nbytes >= 0.01 * total]
     yield f"Peak memory: {', '.join(parts)}."
     scarce = p.peak_bytes >= _SCARCE * p.usable_bytes
-    changes = sorted(_changes(plan), key=lambda change: change[1]) if scarce else []
+    changes = sorted(_changes(plan, peak.get(STACKS, 0) >= _STACKED * total), key=lambda c: c[1]) if scarce else []
     for text, peak_bytes in changes[:2]:
         if peak_bytes < (1 - _FREED) * p.peak_bytes:
             yield f"{text} the peak is {binary(peak_bytes)} instead of {binary(p.peak_bytes)} (checked)."
 
 
-def _changes(plan: Plan) -> Iterator[tuple[str, int]]:
-    """What would lower the peak, and the peak under the same decisions."""
+def _changes(plan: Plan, stacked: bool) -> Iterator[tuple[str, int]]:
+    """What would lower the peak, and the peak under the same decisions; ``stacked``: stacks of loops take much of it."""
     yield from _chunked(plan)
     model = plan.inquiry.model
     if len(model.structure.program.ops) > _LARGE:
@@ -121,6 +131,29 @@ def _changes(plan: Plan) -> Iterator[tuple[str, int]]:
     smaller = with_small_moments(model.structure)
     if smaller is not None:
         yield "With moments in bfloat16", _peak(plan, CostModel.of(smaller, model.cost))
+    if stacked and plan.call is not None and not plan.variant.remat:
+        yield from _rematerialized(plan)
+
+
+def _rematerialized(plan: Plan) -> Iterator[tuple[str, int]]:
+    """The step with layers that are computed again in the backward pass; its dimensions are those of the same arguments."""
+    call, variant = plan.call, replace(plan.variant, remat=True)
+    assert call is not None
+    try:
+        captured = Variants(call.fn, call.args, call.kwargs, JitOptions.of_static(plan.static))[variant]
+        donated = {a.path for a in plan.arguments if a.donated}
+        values = [a.value for a in captured.analysis.program.arguments]
+        values = [v for v in values if captured.analysis.program.values[v].path in donated]
+        model = _with_donated(CostModel.of(captured.analysis, plan.inquiry.cost), values)
+        inquiry = Inquiry(model, plan.roles)
+        tactics = []
+        for choice in (c for c in plan.choices if isinstance(c, ShardDecision)):
+            places = [p for c in choice.colors for p in plan.inquiry.analysis.colors[c].places]
+            tactics += [Shard(places[0].label, places[0].dim, choice.axis)] if places else []
+        predicted = inquiry.settle(decide(inquiry.context, tactics)).predicted
+    except ShardwiseError:  # there is no such variant, or it has other dimensions
+        return
+    yield f"With remat=True the step takes {seconds(predicted.time_s)} and", predicted.peak_bytes
 
 
 def _peak(plan: Plan, model: CostModel) -> int:

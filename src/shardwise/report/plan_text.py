@@ -13,11 +13,9 @@ from shardwise.ir.paths import collapsed
 from shardwise.lowering.decisions import Pin, Shard
 from shardwise.plans.evidence import Correction
 from shardwise.plans.plan import ArrayPlan, Plan, Spec
-from shardwise.report.insights import insights
 from shardwise.report.page import Page
 from shardwise.report.program_text import laid_out, touching
 from shardwise.report.units import binary, listed, plural, seconds
-from shardwise.report.verdict import verdict
 from shardwise.search.run import Ended
 from shardwise.spmd.text import program_lines
 
@@ -189,16 +187,24 @@ def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
 
 def _print_verdict(page: Page, plan: Plan) -> None:
     """Prints the verdict, the plan beside the best named strategies, and what stands out."""
-    found, p = verdict(plan), plan.predicted
+    found, p = plan.verdict, plan.predicted
     for line in found.lines:
         page.print(line)
     if found.baselines:
         rows = [["this plan", seconds(p.time_s), binary(p.peak_bytes), _fits(p.fits)]]
-        rows += [[row.text, seconds(row.time_s), binary(row.peak_bytes), _fits(row.fits)] for row in found.baselines]
+        rows += [
+            [
+                row.text.replace(",", ", ").replace(",  ", ", "),
+                seconds(row.time_s),
+                binary(row.peak_bytes),
+                _fits(row.fits),
+            ]
+            for row in found.baselines
+        ]
         heading = f"Beside the best of {plural(len(plan.baselines), 'named strategy', 'named strategies')}"
         page.table(["*plan or strategy", ">step time", ">peak memory", ""], rows, heading)
     page.print()
-    for line in insights(plan):
+    for line in plan.insights:
         page.print(f"- {line}")
     page.print()
 

@@ -41,8 +41,7 @@
       svg.append(drawn("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick) }),
         drawn("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, seconds(tick)));
     }
-    svg.append(drawn("text", { x: width - RIGHT, y: HIGH - 8, "text-anchor": "end" }, `peak memory, ${unitName}`),
-      drawn("text", { x: LEFT + 6, y: TOP + 10 }, "step time"));
+    svg.append(drawn("text", { x: width - RIGHT, y: HIGH - 8, "text-anchor": "end" }, `peak memory, ${unitName}`));
     const far = x(p.usable_bytes) > width / 2;
     if (p.usable_bytes <= high) {
       svg.append(drawn("line", { class: "limit", x1: x(p.usable_bytes), x2: x(p.usable_bytes), y1: TOP, y2: HIGH - BOTTOM }),

@@ -5,7 +5,7 @@ if (data.memory) {
   const limit = data.predicted.usable_bytes;
   const HIGH = 320, LEFT = 64, BOTTOM = 26, TOP = 12;
   const order = Object.keys(kinds);
-  const tone = (kind) => `var(--kind-${order.indexOf(kind) % 5})`;
+  const tone = (kind) => `var(--kind-${order.indexOf(kind) % 6})`;
   document.getElementById("kinds").append(...order.map((kind) => element("span", {}, element("i", { style: `background:${tone(kind)}` }), kind)));
   let width = 0, at = bytes.indexOf(Math.max(...bytes)), line = null;
   const top = 1.06 * Math.max(...bytes, Math.max(...bytes) >= 0.3 * limit ? limit : 0, 1);

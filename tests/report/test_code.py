@@ -46,9 +46,11 @@ def test_the_file_runs_the_step_as_planned(tmp_path: Path) -> None:
         assert array.sharding.is_equivalent_to(
             jax.sharding.NamedSharding(mesh, P(*[axes or None for axes in given.spec])), array.ndim
         )
-    done = code["planned"](program.fn, *args, mesh=mesh)(*placed.values())
-    for ours, plain in zip(jax.tree.leaves(done), jax.tree.leaves(jax.jit(program.fn)(*args)), strict=True):
-        np.testing.assert_allclose(ours, plain, rtol=1e-3, atol=1e-3)
+    named = tuple(code["shardings"](mesh, **dict(zip(names, args, strict=True))).values())
+    plain = jax.tree.leaves(jax.jit(program.fn)(*args))
+    for run in (code["planned"](program.fn, *args, mesh=mesh), jax.jit(program.fn, in_shardings=named)):
+        for ours, expected in zip(jax.tree.leaves(run(*placed.values())), plain, strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_specs_are_those_of_the_plan_and_layers_are_written_once() -> None:

@@ -93,7 +93,7 @@ class _Drawing:
             return
         if start:
             yield from self._repeated(numbers[:start])
-        yield _Part(numbers[start : start + period], count, "one of its repeated blocks")
+        yield _Part(numbers[start : start + period], count, "one of the repeated blocks")
         if rest := numbers[start + period * count :]:
             yield from self._repeated(rest)
 
@@ -117,7 +117,7 @@ class _Drawing:
         ops = [op for op in ops if op.unit in HEAVY] or ops
         backward = sum("transpose(" in self.program.source_of(op).names for op in ops) > len(ops) / 2
         time_s = sum(self.time_s.get(n, 0.0) for n in part.kernels) * (
-            part.times if part.what == "one of its repeated blocks" else 1
+            part.times if part.what == "one of the repeated blocks" else 1
         )
         return {
             "what": part.what,

@@ -209,7 +209,8 @@ def dimension_names(plan: Plan) -> dict[int, str]:
             names.setdefault(a.colors[0], "batch")
     if plan.asked is not None and plan.roles:
         names |= {c: n for c, n in _structural(plan.asked.context).items() if c not in names}
-    for a in sorted(plan.arguments, key=lambda a: -math.prod(a.shape)):
+    params = {a.path for a in _of_role(plan, "params")}
+    for a in sorted(plan.arguments, key=lambda a: (a.path not in params, -math.prod(a.shape))):
         for d, c in enumerate(a.colors):
             if c >= 0:
                 names.setdefault(c, f"{pattern(a.path)}[{d}]")

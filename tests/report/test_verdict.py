@@ -14,6 +14,7 @@ import pytest
 
 import shardwise
 from shardwise import zoo
+from shardwise.planner.asked import read_bytes
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
 from shardwise.report.data import report_data
@@ -133,6 +134,20 @@ def test_rematerialization_is_checked_under_the_same_decisions() -> None:
     assert not any("remat=True" in line for line in again.insights)
     p = again.predicted
     assert f"takes {seconds(p.time_s)} and the peak is {binary(p.peak_bytes)} instead of" in said
+
+
+def test_a_line_in_chunks_is_named_where_its_arrays_are_short_lived() -> None:
+    """The logits of a loss are; what unrolled layers keep for the backward pass is not, and chunks would not free it."""
+    where: dict[str, Any] = {"topology": "v5e:2x4", "mesh": {"data": 2, "model": 4}, "tactics": "dp:data"}
+    where |= {"memory_limit": "1GiB", "allow_infeasible": True}
+    wide = zoo.load("t2b", "tiny", vocab=2**17, batch=32, seq=128, scan=False)
+    (said,) = [line for line in shardwise.plan(wide.fn, *wide.args, **where).insights if "chunks" in line]
+    found = re.search(r"(\d+)% of .* is ([\d.]+ \wiB) instead of ([\d.]+ \wiB)", said)
+    assert found is not None and int(found[1]) >= 20
+    lower, before = read_bytes(found[2]), read_bytes(found[3])
+    assert before * (1 - (int(found[1]) + 1) / 100) < lower < before
+    deep = zoo.load("t2b", "tiny", layers=8, batch=64, seq=512, scan=False)
+    assert not any("chunks" in line for line in shardwise.plan(deep.fn, *deep.args, **where).insights)
 
 
 def test_moments_in_bfloat16_are_checked() -> None:

@@ -32,10 +32,15 @@ from shardwise.tactics.tactic import decide
 _FREED: Final = 0.05
 #: The share of the memory of a device from which it is said what would free some.
 _SCARCE: Final = 0.25
-#: The share of the peak from which it is checked what rematerialization would free.
+#: The shares of the peak and of the memory of a device from which it is checked what rematerialization would free: the step is
+#: traced again, which takes a while.
 _STACKED: Final = 0.3
+_TIGHT: Final = 0.5
 #: Parts in which a line is thought to be computed.
 _CHUNKS: Final = 8
+#: Arrays that live for a smaller share of the program are short-lived, and a line is named from this share of the peak on.
+_BRIEF: Final = 0.1
+_LEAST: Final = 0.2
 #: The share of the step from which a part of it is named.
 _MUCH: Final = 0.1
 #: Ops of a program beyond which no changed program is built, so that a verdict takes no seconds.
@@ -111,7 +116,8 @@ def _of_memory(plan: Plan) -> Iterator[str]:
     parts = [f"{nbytes / total:.0%} {kind}" for kind, nbytes in peak.items() if nbytes >= 0.01 * total]
     yield f"Peak memory: {', '.join(parts)}."
     scarce = p.peak_bytes >= _SCARCE * p.usable_bytes
-    changes = sorted(_changes(plan, peak.get(STACKS, 0) >= _STACKED * total), key=lambda c: c[1]) if scarce else []
+    stacked = peak.get(STACKS, 0) >= _STACKED * total and p.peak_bytes >= _TIGHT * p.usable_bytes
+    changes = sorted(_changes(plan, stacked), key=lambda change: change[1]) if scarce else []
     for text, peak_bytes in changes[:2]:
         if peak_bytes < (1 - _FREED) * p.peak_bytes:
             yield f"{text} the peak is {binary(peak_bytes)} instead of {binary(p.peak_bytes)} (checked)."
@@ -188,26 +194,34 @@ def _names(plan: Plan, values: Iterable[int]) -> str:
 
 
 def _chunked(plan: Plan) -> Iterator[tuple[str, int]]:
-    """The line whose short-lived arrays take most of the peak, and the peak if they were an eighth."""
+    """The line whose short-lived arrays take most of the peak, and the peak if they were an eighth. What lives long is kept for
+    the backward pass, and computing it in chunks would free nothing."""
     model, predicted = plan.inquiry.model, plan.settled.predicted
     program: Program = model.structure.program
     at = int(np.argmax(predicted.curve)) if predicted.curve else 0
     lines: defaultdict[str, list[Allocation]] = defaultdict(list)
     for a in predicted.allocations:
         op = program.ops[program.definitions[a.value][0]]
-        if a.first <= at <= a.last and a.what == "value" and a.value in model.life.temporary and not op.region:
+        short = a.last - a.first <= _BRIEF * model.life.points
+        if (
+            a.first <= at <= a.last
+            and short
+            and a.what == "value"
+            and a.value in model.life.temporary
+            and not op.region
+        ):
             place = program.source_of(op)
             if place.file and op.kind not in ("scan.output", "scan.carry"):
                 lines[str(place)].append(a)
     line, some = max(lines.items(), key=lambda item: sum(a.blocks for a in item[1]), default=("", []))
-    if not some:
+    share = sum(a.blocks for a in some) * BLOCK / max(1, predicted.peak_bytes)
+    if share < _LEAST:
         return
     largest = max(some, key=lambda a: a.blocks)
     value = program.values[largest.value]
     chosen = {id(a) for a in some}
     cut = [replace(a, blocks=math.ceil(a.blocks / _CHUNKS)) if id(a) in chosen else a for a in predicted.allocations]
     curve = memory_curve(model.life.points, cut, model.on_chip_blocks)
-    share = sum(a.blocks for a in some) * BLOCK / max(1, predicted.peak_bytes)
     text = f"{share:.0%} of the peak is what {line} computes ({value.type_text}); in {_CHUNKS} chunks"
     yield text, int(curve.max(initial=0)) * BLOCK
 

@@ -85,11 +85,11 @@ class ProgressLine:
             return self._words
         if journal is None:
             return f"tracing and analyzing, {elapsed:.0f} s"
-        parts = [f"{_bar(journal.share)} {journal.evaluated:,} evaluated", self._best, journal.stage]
         left = journal.budget.seconds
         limit = f", at most {left:.0f} s left" if math.isfinite(left) else ""
-        first = ", ".join(filter(None, [*parts, f"{elapsed:.0f} s{limit}"]))
-        return "\n".join(_short(line) for line in (first, self._words) if line)
+        figures = [f"{_bar(journal.share)} {journal.evaluated:,} evaluated", self._best, f"{elapsed:.0f} s{limit}"]
+        lines = (", ".join(filter(None, texts)) for texts in (figures, [journal.stage, self._words]))
+        return "\n".join(_short(line) for line in lines if line)
 
     def _show(self, text: str) -> None:
         if self._cell is None:
@@ -125,7 +125,7 @@ class ProgressLine:
 
 
 def _bar(share: float) -> str:
-    return f"[{'#' * round(20 * share):.<20}]"
+    return f"[{'#' * round(10 * share):.<10}]"
 
 
 def _width() -> int:

@@ -66,6 +66,13 @@ def test_specs_are_those_of_the_plan_and_layers_are_written_once() -> None:
         code["specs"]("params", {"other": 1})
 
 
+def test_arguments_may_have_the_names_of_the_code() -> None:
+    plan = shardwise.plan(lambda mesh, P: mesh @ P, jnp.ones((64, 8)), jnp.ones((8, 8)), mesh={"data": 4}, tactics=[])
+    code = executed(plan)
+    placed = code["place"](code["make_mesh"](), mesh=jnp.ones((64, 8)), P=jnp.ones((8, 8)))
+    assert placed["mesh"].sharding.spec == P() and code["ARGUMENTS"] == ("mesh", "P")
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_paths_stay_text(style: str) -> None:
     names = [

@@ -5,7 +5,8 @@ search, and there are dozens of them.
 
 The idea: a bandit with optimism. All meshes get a *look*: the best of the named strategies there, without a search. Then arms
 are searched, the best first, shortly and then thoroughly. An arm is searched as long as it could win: as long as the fastest of
-its states would be the best, if it gained as much from a search as the luckiest arm so far did, in time and in memory.
+its states would be the best, if it gained as much from a search as the luckiest arm so far did, in time and in memory. A second
+search of an arm gains less than its first, so the gains of both are kept apart.
 
 Variants change the program, so the one that changes least comes first, and arms are searched shortly before another variant
 gets a look. It gets one only if a state was seen that does not fit, whose arguments alone do, and that could be faster than the
@@ -114,7 +115,7 @@ class Race:
         self.journal = Journal(self.asked.search, decisions_text)
         self._short: set[Arm] = set()  # arms that had a search, short or thorough
         self._full: set[Arm] = set()
-        self._gains = _Gains()
+        self._gains = {False: _Gains(), True: _Gains()}  # by whether an arm was searched before
 
     def run(self, anyway: bool) -> Outcome:
         first, *others = self.asked.wanted.variants(self.variants[AS_IS].traced, self.asked.roles)
@@ -214,8 +215,8 @@ class Race:
             if short:
                 evaluations = math.ceil(budget.evaluations * _SHORT_SHARE / len(self.arms))
                 budget = replace(budget, evaluations=evaluations, patience=min(_SHORT, budget.patience))
-            before = arm.best
-            self._gains.note(before, arm.search(budget, quick=short))
+            before, again = arm.best, arm in self._short
+            self._gains[again].note(before, arm.search(budget, quick=short))
             done.add(arm)
             self._short.add(arm)
             self._carry_over(arm)
@@ -231,7 +232,7 @@ class Race:
         if arm.hopeless:
             return False
         usable = arm.inquiry.model.usable_blocks
-        hoped = (self._gains.applied(cost) for _, cost in arm.states())
+        hoped = (self._gains[arm in self._short].applied(cost) for _, cost in arm.states())
         return any(best.goal.rank(cost, usable) < best.rank for cost in hoped)
 
     # Variants.

@@ -98,7 +98,7 @@ def _constraints(plan: Plan) -> list[str]:
     ]
     for c in plan.constraints:
         what = {"used": f"operand {c.index}", "computed": "the computed result"}.get(c.place, "the result")
-        lines.append(f"#   {' '.join(c.source.split())}: {what} of {c.op} {list(c.shape)}: {spec_call(c.spec)}")
+        lines.append(f"#   {in_comment(c.source)}: {what} of {in_comment(c.op)} {list(c.shape)}: {spec_call(c.spec)}")
     return lines if plan.constraints else []
 
 

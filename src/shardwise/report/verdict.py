@@ -78,9 +78,9 @@ def _headline(plan: Plan) -> str:
 def fits_text(plan: Plan) -> str:
     """Returns whether a plan fits, and how tightly."""
     p = plan.predicted
-    of = f"{binary(p.peak_bytes)} of {binary(p.usable_bytes)}"
     if not p.fits:
-        return f"does not fit ({of})"
+        return f"does not fit ({binary(p.peak_bytes)}; a device has {binary(p.usable_bytes)})"
+    of = f"{binary(p.peak_bytes)} of {binary(p.usable_bytes)}"
     upper = p.peak_bytes * (1 + ABOVE)
     if plan.asked is not None:
         upper = upper_bytes(plan.asked.model, plan.settled.lowered, plan.settled.predicted.curve)
@@ -102,8 +102,9 @@ def _compared(plan: Plan, rows: tuple[Row, ...]) -> str:
     memory = f", with {binary(saved)} less memory" if saved > _LITTLE * p.peak_bytes else ""
     if abs(ratio - 1) <= _SAME:
         return f"As fast as the best baseline, {best.text}{memory}."
-    how, ratio = ("faster", ratio) if ratio > 1 else ("slower", 1 / ratio)
-    text = f"{ratio - 1:.0%} {how} than" if ratio < _TIMES else f"{ratio:.2f} times as {how[:4]} as"
+    faster, times = ("faster", "fast") if ratio > 1 else ("slower", "slow")
+    ratio = max(ratio, 1 / ratio)
+    text = f"{ratio - 1:.0%} {faster} than" if ratio < _TIMES else f"{ratio:.2f} times as {times} as"
     return f"{text} the best baseline, {best.text}{memory}."
 
 

@@ -15,7 +15,10 @@ if (data.diagram.length) {
       const axes = array.axes[d] ?? [];
       const color = array.colors[d] ?? -1;
       const name = data.colors[color]?.name ?? "";
-      const cell = element("button", { type: "button", class: "dim", "data-color": color, title: name },
+      const local = `${array.local[d].toLocaleString("en")} on each device`;
+      const why = axes.length ? ` (over ${over(axes)})` : "";
+      const title = [name, `${local}${why}`, ...(data.colors[color]?.why ?? [])].filter(Boolean).join("\n");
+      const cell = element("button", { type: "button", class: "dim", "data-color": color, title },
         size.toLocaleString("en"));
       if (axes.length) {
         cell.classList.add("cut");
@@ -75,7 +78,8 @@ if (data.diagram.length) {
     const list = element("ol", {});
     part.rows.forEach((row, number) => {
       const before = row.moves.filter((move) => move.before), after = row.moves.filter((move) => !move.before);
-      const head = element("button", { type: "button", class: "op" }, element("b", {}, row.op), " ",
+      const title = `${row.source} ${row.text}\nwrites ${row.out.dtype}[${row.out.shape}], [${row.out.local}] on each device`;
+      const head = element("button", { type: "button", class: "op", title }, element("b", {}, row.op), " ",
         element("span", { class: "quiet" }, `${row.source} · ${seconds(row.time_s)}`));
       head.addEventListener("click", () => choose(number));
       if (row.text) head.append(element("code", { class: "source" }, row.text));

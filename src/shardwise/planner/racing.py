@@ -133,6 +133,10 @@ class Race:
             if (self.asked.wanted.open or not fits) and not self.journal.interrupted:
                 self.vary(others)
                 self.search()
+            fits = self.best_arm is not None and self.best_arm.best.fits
+            if not fits and not self.journal.interrupted:
+                self.vary(self.asked.wanted.variants(self.variants[AS_IS].traced, self.asked.roles, offload=True))
+                self.search()
             if not self.arms and not self.failed:
                 if not anyway:
                     raise Hopeless(min(self.tried[variant].peak_bytes or 0 for variant in self.hopeless))
@@ -239,16 +243,17 @@ class Race:
 
     def vary(self, others: Sequence[Variant]) -> None:
         """Looks at further variants, with and without remat, as long as one could be faster than what fits."""
-        last: dict[bool | str, list[Arm]] = {False: list(self.arms)}  # the arms of the variant that was looked at last
+        like = [arm for arm in self.arms if any(arm.captured.variant.offload == other.offload for other in others)]
+        last: dict[bool | str, list[Arm]] = {False: like}  # the arms of the variant that was looked at last
         stopped: set[bool | str] = set()
         for variant in others:
             if self.asked.searches:
                 self._search(self._short, short=True)  # what fits already is the limit for further variants
             remat = variant.remat
-            if not remat and not last[False] and self._limit_ps() < math.inf:
+            if not remat and not variant.offload and not last[False] and self._limit_ps() < math.inf:
                 last[False] = self.look(AS_IS, self._best_meshes()[:1], anyway=True)
             arms = last.get(remat) or last.get(GATHERS) or last[False]
-            if remat in stopped or variant.microbatches < self._needed(remat, last.get(remat, [])):
+            if remat in stopped or variant.microbatches < self._needed(variant, last.get(remat, [])):
                 continue
             placed = self._promising(arms, remat) if arms else self._best_meshes()
             near = self._near_best(arms) if not placed and variant.microbatches > 2 else []
@@ -280,10 +285,12 @@ class Race:
         limit = (1 + _NEAR) * self._limit_ps()
         return self._best_meshes() if any(a.best.fits and a.best.total.time_ps < limit for a in arms) else []
 
-    def _needed(self, remat: bool | str, arms: Sequence[Arm]) -> float:
+    def _needed(self, variant: Variant, arms: Sequence[Arm]) -> float:
         """The fewest micro-batches in which a state could fit that is faster than the best so far."""
-        bounded = (False, GATHERS) if remat == GATHERS else (remat,)  # the bound does not count copies of parameters
-        counts = [v.microbatches * share for v, share in self.hopeless.items() if v.remat in bounded]
+        # The bound does not count copies of parameters.
+        bounded = (False, GATHERS) if variant.remat == GATHERS else (variant.remat,)
+        same = [v for v in self.hopeless if v.remat in bounded and v.offload == variant.offload]
+        counts = [v.microbatches * self.hopeless[v] for v in same]
         limit = self._limit_ps()
         parts = [c.microbatches for arm in arms for c in arm.candidates(limit) if c.in_parts_ps < limit]
         return max([*counts, min(parts, default=0)])

@@ -66,6 +66,18 @@ def test_specs_are_those_of_the_plan_and_layers_are_written_once() -> None:
         code["specs"]("params", {"other": 1})
 
 
+def test_arrays_in_the_memory_of_the_host_are_placed_there() -> None:
+    program = zoo.load("t2b", "tiny")
+    plan = shardwise.plan(program.fn, *program.args, **WHERE, tactics="dp:data", offload=True)
+    code = executed(plan)
+    assert code["IN_HOST_MEMORY"] == tuple(a.path for a in plan.arguments if a.host) != ()
+    named = dict(zip(code["ARGUMENTS"], program.args, strict=True))
+    ours = jax.tree.leaves(list(code["shardings"](code["make_mesh"](), **named).values()))
+    kinds = [{True: "pinned_host"}.get(a.host) for a in plan.arguments]
+    assert [s.memory_kind if s.memory_kind == "pinned_host" else None for s in ours] == kinds
+    assert plan.insights and "over  " not in " ".join(plan.insights)
+
+
 def test_arguments_may_have_the_names_of_the_code() -> None:
     plan = shardwise.plan(lambda mesh, P: mesh @ P, jnp.ones((64, 8)), jnp.ones((8, 8)), mesh={"data": 4}, tactics=[])
     code = executed(plan)

@@ -85,6 +85,7 @@ def _jax_text(plan: Plan, file: str, constraints: list[str]) -> str:
         f"DEVICE_ORDER = {order!r}  # numbers of the devices in the mesh's shape, where the topology asks for another",
         f"ARGUMENTS = {tuple(roots)!r}",
         f"DONATED = {tuple(donated)!r}",
+        f"IN_HOST_MEMORY = {tuple(a.path for a in plan.arguments if a.host)!r}",
         f"COMPILER_OPTIONS = {dict(plan.compiler_options)!r}",
     ]
     used = resources.files("shardwise.report").joinpath("templates/code.py.txt").read_text("utf-8")
@@ -166,7 +167,7 @@ class _Names:
             base = re.sub(r"\W+|^(?=\d)", "_", key, flags=re.ASCII).strip("_").upper() or "LAYER"
             base = f"LAYER_{base}" if base.isdigit() else base
             taken = {*self._name_of.values(), "P", "PLAN", "MESH", "ARGUMENTS", "DONATED", "IN_SPECS", "OUT_SPECS"}
-            taken |= {"DEVICE_ORDER", "COMPILER_OPTIONS"}
+            taken |= {"DEVICE_ORDER", "COMPILER_OPTIONS", "IN_HOST_MEMORY"}
             name, number = base, 2
             while name in taken:
                 name, number = f"{base}_{number}", number + 1

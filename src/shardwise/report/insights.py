@@ -237,10 +237,11 @@ def _of_time(plan: Plan) -> Iterator[str]:
             if row.kind != "compute":
                 rows[row.kind, row.axes, row.source] += row.time_s - row.overlapped_s
         (kind, axes, source), time_s = rows.most_common(1)[0]
-        where = f" at {source}" if source and source != "?" else ""
+        where = f" over {' × '.join(axes)}" if axes else ""
+        where += f" at {source}" if source and source != "?" else ""
         yield (
-            f"{exposed / p.time_s:.0%} of the step is exposed communication; the largest part is {kind} over "
-            f"{' × '.join(axes)}{where}: {seconds(time_s)}."
+            f"{exposed / p.time_s:.0%} of the step is exposed communication; the largest part is {kind}{where}: "
+            f"{seconds(time_s)}."
         )
     products = {op.kind for op in plan.inquiry.analysis.program.ops if op.unit in HEAVY}
     other = Counter[str]()

@@ -137,9 +137,9 @@ class Combinations:
                 self._baseline((*one.parts, *other.parts))
                 for one in before
                 for other in alone
-                if len({part for part, _ in (*one.parts, *other.parts)} & _SHARDED) <= 1
-                # The same on two axes is one strategy of a mesh with one axis less.
-                and not (quick and {part for part, _ in one.parts} & {part for part, _ in other.parts})
+                if len((_strategies(one) | _strategies(other)) & _SHARDED) <= 1
+                # A quick look has a strategy on several axes only where it is alone there.
+                and (not quick or _is_uniform_with(one, other, number) or not _strategies(one) & _strategies(other))
             ]
             partial += [self._cost(problem, baseline) for baseline in extended if baseline.applies]
         for baseline in sorted(partial, key=lambda b: len(b.parts)):
@@ -212,6 +212,15 @@ class Combinations:
 
 def _ordered(parts: Iterable[Part]) -> tuple[Part, ...]:
     return tuple(sorted(parts, key=lambda part: PARTS.index(part[0])))
+
+
+def _strategies(baseline: Baseline) -> set[str]:
+    return {part for part, _ in baseline.parts}
+
+
+def _is_uniform_with(one: Baseline, other: Baseline, axes: int) -> bool:
+    """Returns whether a combination uses the strategies of another one, and no others, on all of this number of axes."""
+    return _is_uniform(one, axes) and _strategies(one) == _strategies(other)
 
 
 def _is_uniform(baseline: Baseline, axes: int) -> bool:

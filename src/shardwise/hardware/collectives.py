@@ -48,6 +48,8 @@ from shardwise.hardware.layout import Placement, Run
 from shardwise.hardware.profile import COLLECTIVES
 
 KINDS: Final = ("slice", *COLLECTIVES)
+#: Reductions over so few devices can always be scattered.
+_FEW: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +81,20 @@ def collective(kind: str, axes: Iterable[int | str], placement: Placement) -> Al
     if kind == "slice" or not runs:
         return FREE
     profile = placement.topology.profile
-    if kind == "reduce-scatter" and not profile.scatters:
+    if kind == "reduce-scatter" and not (profile.scatters and _scatters(runs, placement)):
         kind = "all-reduce"
     tiers = [list(group) for _, group in itertools.groupby(sorted(runs, key=lambda r: r.tier), key=lambda r: r.tier)]
     alpha_s = profile.collective_s + sum(_latency_s(kind, run) for run in runs)
     return AlphaBeta(alpha_s, _s_per_byte(kind, tiers) / profile.link_share(kind))
+
+
+def _scatters(runs: tuple[Run, ...], placement: Placement) -> bool:
+    """Has the compiler a reduce-scatter over these runs? XLA's TPU compiler has none over all devices of a torus of three
+    dimensions, or of two that are equally long (tests/verification/test_tpu.py)."""
+    if len(runs) < 2 or any(run.kind == "switch" for run in runs):
+        return True
+    sizes = [run.size for run in runs]
+    return math.prod(sizes) < max(placement.mesh.devices, _FEW + 1) or (len(sizes) == 2 and sizes[0] != sizes[1])
 
 
 def _s_per_byte(kind: str, tiers: list[list[Run]]) -> float:

@@ -72,9 +72,10 @@ class HardwareCost:
         return self.profile.rounds
 
     def link(self, step: Collective) -> AlphaBeta:
-        key = (step.purpose, step.axes, step.near)
+        near = step.near or step.hops > 0
+        key = (step.purpose, step.axes, near)
         if key not in self._links:
-            self._links[key] = collective("halo" if step.near else step.purpose.value, step.axes, self.placement)
+            self._links[key] = collective("halo" if near else step.purpose.value, step.axes, self.placement)
         return self._links[key]
 
     def ring(self, array: ArrayType, overlapped: bool) -> Ring:
@@ -97,7 +98,7 @@ class HardwareCost:
             return 0.0
         if late and step.kind in self._combined:
             return self.profile.collective_s + self.link(step).s_per_byte * step.nbytes
-        return self.link(step).time_s(_moved(step))
+        return step.count * self.link(step).time_s(step.nbytes)
 
     def copy_s(self, step: Collective) -> float:
         """The copies that bring pieces of several dimensions into the order of the array, and those that turn both sides of a
@@ -116,7 +117,7 @@ class HardwareCost:
         if kind is Kind.REDUCE_SCATTER and self.profile.rings and not step.hops:
             return 0.0
         share = self._hidden[kind] if (late if kind in REDUCING else early) else 0.0
-        return share * self.link(step).s_per_byte * _moved(step) if share else 0.0
+        return share * step.count * self.link(step).s_per_byte * step.nbytes if share else 0.0
 
     def communication_s(self, steps: Iterable[Collective], early: bool) -> float:
         total = 0.0
@@ -124,7 +125,8 @@ class HardwareCost:
             if step.kind is not Kind.SLICE:
                 # How much there is to hide behind is not known here: a ring counts as an early gather does.
                 hidden = self._early[Kind.ALL_GATHER if step.hops else step.kind] if early or step.beside else 0.0
-                total += self.profile.collective_s + self.link(step).s_per_byte * _moved(step) * (1 - hidden)
+                moved_s = step.count * self.link(step).s_per_byte * step.nbytes
+                total += self.profile.collective_s + moved_s * (1 - hidden)
                 total += self.copy_s(step)
         return total
 
@@ -137,7 +139,3 @@ class HardwareCost:
             rate = self.profile.vector_flops_per_s
         return max(flops / rate, nbytes / self._memory_bytes_per_s)
 
-
-def _moved(step: Collective) -> float:
-    """Bytes as the formulas of collectives count them: those of the whole array, where a ring moves it piece by piece."""
-    return step.nbytes * (step.hops + 1) if step.hops else step.nbytes

@@ -211,9 +211,9 @@ class Profile:
         return dict(self.hidden).get(kind, 0.0)
 
     def link_share(self, kind: str) -> float:
-        """Returns the fraction of the links' rate that a kind of collective reaches; a halo is a permute to neighbors."""
+        """Returns the fraction of the links' rate that a kind of collective reaches; halos and hops are permutes to neighbors."""
         shares = dict(self.efficiency)
-        return shares.get(kind, shares.get("collective-permute", 1.0) if kind == "halo" else 1.0)
+        return shares.get(kind, shares.get("collective-permute", 1.0) if kind in ("halo", "hop") else 1.0)
 
     def source(self, figure: str) -> str:
         return dict(self.sources).get(figure, "not stated")

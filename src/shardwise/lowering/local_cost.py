@@ -72,10 +72,10 @@ class HardwareCost:
         return self.profile.rounds
 
     def link(self, step: Collective) -> AlphaBeta:
-        near = step.near or step.hops > 0
-        key = (step.purpose, step.axes, near)
+        key = (step.purpose, step.axes, step.near)
         if key not in self._links:
-            self._links[key] = collective("halo" if near else step.purpose.value, step.axes, self.placement)
+            kind = "hop" if step.hops else "halo" if step.near else step.kind.value
+            self._links[key] = collective(kind, step.axes, self.placement)
         return self._links[key]
 
     def ring(self, array: ArrayType, overlapped: bool) -> Ring:
@@ -117,7 +117,9 @@ class HardwareCost:
         if kind is Kind.REDUCE_SCATTER and self.profile.rings and not step.hops:
             return 0.0
         share = self._hidden[kind] if (late if kind in REDUCING else early) else 0.0
-        return share * step.count * self.link(step).s_per_byte * step.nbytes if share else 0.0
+        if step.hops:  # each starts when the last one has ended, beside the same work
+            return share * step.hops * self.link(step).time_s(step.nbytes)
+        return share * self.link(step).s_per_byte * step.nbytes if share else 0.0
 
     def communication_s(self, steps: Iterable[Collective], early: bool) -> float:
         total = 0.0

@@ -51,7 +51,8 @@ def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layout
     writes = [sizes.elements(t.op, t.number) * t.itemsize for t in kernel.writes]
     kept_bytes, others = profile.kept_bytes, [sizes.local(o) for o in kernel.others]
     stored = sum([n for n, t in zip(writes, kernel.writes, strict=True) if not t.brief or n > kept_bytes])
-    seconds, elements, streamed = profile.launch_s, 0.0, sum(reads) + stored
+    far = sum([n for n, t in zip(reads, kernel.reads, strict=True) if not t[0].brief or n > kept_bytes])
+    seconds, elements, streamed = profile.launch_s, 0.0, far + stored
     if kernel.products:
         sources = [(n, t[0].brief) for n, t, feeds in zip(reads, kernel.reads, kernel.feeds, strict=True) if feeds]
         operands, results = sum([n for n, _ in sources]), sum([sizes.result_bytes(o) for o in kernel.products])

@@ -104,7 +104,7 @@ class HardwareCost:
         """The copies that bring pieces of several dimensions into the order of the array, and those that turn both sides of a
         gather round (``Profile.minor_copies``): along the last dimension by the element, along others by the row."""
         if step.hops:  # what arrives is added
-            return 1.5 * step.hops * step.nbytes * self._plain_copy
+            return 2.5 * step.hops * step.nbytes * self._plain_copy
         crossing = self._crossing.get(step.kind, 0.0) * step.nbytes if step.crossing else 0.0
         if self._copy and step.minor and step.kind is Kind.ALL_GATHER:
             return crossing + (self._turn if step.last else self._copy) * (step.bytes_in + step.bytes_out)

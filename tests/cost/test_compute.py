@@ -41,7 +41,6 @@ UNIT = replace(
     vector_flops_per_s=1e30,
     elements_per_s=1e30,
     launch_s=0.0,
-    kept_bytes=0,
 )
 
 
@@ -356,10 +355,10 @@ def test_what_is_used_soon_stays_on_chip() -> None:
     made = predicted(lambda x, v, w: (x @ v) @ w, [p.shape(8, 16), p.shape(16, 32), p.shape(32, 4)])
     device = replace(UNIT, matrix_flops_per_s=(("f32", 1e30),))
     assert seconds(made, device) == [(8 * 16 + 16 * 32 + 8 * 32) * 4.0, (8 * 32 + 32 * 4 + 8 * 4) * 4.0]
-    kept = replace(device, kept_bytes=8 * 32 * 4)
+    kept = replace(device, on_chip_bytes=8 * 32 * 4)
     assert seconds(made, kept)[0] == (8 * 16 + 16 * 32) * 4.0
     assert seconds(made, kept)[1] == pytest.approx((32 * 4 + 8 * 4) * 4.0)
-    assert seconds(made, replace(kept, kept_bytes=8 * 32 * 4 - 1)) == seconds(made, device)
+    assert seconds(made, replace(kept, on_chip_bytes=8 * 32 * 4 - 1)) == seconds(made, device)
 
 
 def test_only_what_is_outside_of_a_loop_overlaps_with_a_collective_around_it() -> None:

@@ -9,7 +9,7 @@ products) + Σ breaks`` (``kernel_s``), where
 - a stream costs by the element and by the byte, or its vector FLOPs if these take longer (``stream_s``). Only what is touched
   counts: of a stacked value the slice, of an update in place the update. On TPUs a product with a single row or column is a
   stream;
-- small arrays that are used soon stay in on-chip memory (``Profile.kept_bytes``, ``kernels._mark_brief``). Writing them is
+- arrays that are used soon stay in on-chip memory where they fit (``Profile.on_chip_bytes``, ``kernels._mark_brief``). Writing them is
   free, and so is reading them for a product; a stream takes as long to read them as from memory;
 - a break is a collective inside the kernel: what comes after it is another sweep (``break_s``).
 
@@ -30,14 +30,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from shardwise.cost.kernels import Edge, Kernel, touched, touched_elements
+from shardwise.cost.kernels import Edge, Kernel, Tensor, touched, touched_elements
 from shardwise.cost.layouts import Layouts
 from shardwise.hardware.profile import Profile
 from shardwise.ir.program import Op, Program, Unit
 from shardwise.lowering.candidates import Candidate
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.padding import block
-from shardwise.lowering.sharding import is_moved
+from shardwise.lowering.sharding import ROUNDED_BYTES, is_moved
 
 
 def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layouts) -> float:
@@ -47,16 +47,16 @@ def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layout
         return _whole_ps(sizes.copy_s(kernel.returned))
     if kernel.transposed is not None:
         return _whole_ps(sizes.transposed_s(kernel.transposed))
-    reads = [max([sizes.elements(t.op, t.number) * t.itemsize for t in places]) for places in kernel.reads]
+    reads = [max([sizes.read_bytes(t) for t in places]) for places in kernel.reads]
     writes = [sizes.elements(t.op, t.number) * t.itemsize for t in kernel.writes]
-    kept_bytes, others = profile.kept_bytes, [sizes.local(o) for o in kernel.others]
-    stored = sum([n for n, t in zip(writes, kernel.writes, strict=True) if not t.brief or n > kept_bytes])
-    far = sum([n for n, t in zip(reads, kernel.reads, strict=True) if not t[0].brief or n > kept_bytes])
+    room, others = profile.on_chip_bytes, [sizes.local(o) for o in kernel.others]
+    stored = sum([n for n, t in zip(writes, kernel.writes, strict=True) if not t.brief or n > room])
+    far = sum([n for n, t in zip(reads, kernel.reads, strict=True) if not t[0].brief or n > room])
     seconds, elements, streamed = profile.launch_s, 0.0, far + stored
     if kernel.products:
-        sources = [(n, t[0].brief) for n, t, feeds in zip(reads, kernel.reads, kernel.feeds, strict=True) if feeds]
+        sources = [(n, t[0].brief or sizes.arrives(t)) for n, t, feeds in zip(reads, kernel.reads, kernel.feeds, strict=True) if feeds]
         operands, results = sum([n for n, _ in sources]), sum([sizes.result_bytes(o) for o in kernel.products])
-        kept = sum([n for n, brief in sources if brief and n <= kept_bytes])
+        kept = sum([n for n, brief in sources if brief and n <= room])
         share = 1.0 - kept / operands if kept else 1.0
         written = results if stored or not writes else 0.0
         for number in kernel.products:
@@ -93,7 +93,7 @@ class Product:
     @property
     def is_vector(self) -> bool:
         """Is an operand one row or column? Then elements are multiplied and added up, without the matrix unit."""
-        return self.batch == 1 and 1 in (math.prod(self.rows), math.prod(self.columns))
+        return 1 in (math.prod(self.rows), math.prod(self.columns))
 
     @property
     def flops(self) -> float:
@@ -185,6 +185,30 @@ class _Sizes:
     def elements(self, op: int, number: int) -> float:
         return self.local(op).elements[number]
 
+    def read_bytes(self, t: Tensor) -> float:
+        """The bytes that an op reads of an operand. One that is gathered for a product arrives rounded, if the product rounds."""
+        return self.elements(t.op, t.number) * min(t.itemsize, self.itemsize(t.op, t.number))
+
+    def itemsize(self, op: int, number: int) -> float:
+        node = self.program.ops[op]
+        if number >= len(node.operands) or node.operands[number] < 0:
+            return float("inf")
+        value = node.operands[number]
+        itemsize = self.program.values[value].itemsize
+        if node.unit is Unit.MATRIX and not node.only_multiplies and self.lowered.memo.candidates.rounds(node) and self.is_gathered(op, number):
+            return min(itemsize, ROUNDED_BYTES)
+        return itemsize
+
+    def arrives(self, places: tuple[Tensor, ...]) -> bool:
+        """Is an operand of a product a copy from other devices?"""
+        ops = self.program.ops
+        return any(ops[t.op].unit is Unit.MATRIX and t.number < 2 and self.is_gathered(t.op, t.number) for t in places)
+
+    def is_gathered(self, op: int, number: int) -> bool:
+        value = self.program.ops[op].operands[number]
+        actual = self.lowered.actual[value]
+        return is_moved(actual, self.lowered.computes[op].need(number, actual), self.mesh)
+
     def is_resharded(self, edge: Edge) -> bool:
         """Is there a collective on an edge inside a kernel?"""
         if self.lowered.structure.arrays[edge.value].uniform:
@@ -224,15 +248,17 @@ class _Sizes:
         operands = self._bytes(op, 0) + self._bytes(op, 1)
         product = self.local(op).product
         assert product is not None
-        nbytes = max(read, operands) * share + written
         if product.is_vector and not self.profile.calls_library:
-            return stream_s(nbytes, max(self.elements(op, 0), self.elements(op, 1)), 0.0, self.profile)
+            elements = max(self.elements(op, 0), self.elements(op, 1))
+            return stream_s(read * share + written, elements, 0.0, self.profile)
+        nbytes = max(read, operands) * share + written
         return product_s(product, nbytes, self.profile, operands)
 
     def _bytes(self, op: int, number: int) -> float:
         node = self.program.ops[op]
         value = (*node.operands, *node.results)[number]
-        return self.elements(op, number) * (self.program.values[value].itemsize if value >= 0 else 1)
+        itemsize = self.program.values[value].itemsize if value >= 0 else 1
+        return self.elements(op, number) * min(itemsize, self.itemsize(op, number))
 
     def result_bytes(self, op: int) -> float:
         return self._bytes(op, len(self.program.ops[op].operands))

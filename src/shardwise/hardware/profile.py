@@ -127,7 +127,6 @@ class Profile:
     """One kind of device.
 
     - ``matrix_efficiency``, ``memory_efficiency``: the fraction of the peak that a large product and a long stream reach;
-    - ``kept_bytes``: the largest array that stays in on-chip memory from one kernel to the next ones;
     - ``matrix_tile``: the (rows, columns, depth) to which a product is padded; ``vector_tile``: the same for the last two
       dimensions of any array;
     - ``on_chip_bytes``: the memory of a chip in which the compiler keeps temporaries that fit; none on GPUs, whose caches the
@@ -163,7 +162,6 @@ class Profile:
     on_chip_bytes: int = _figure("memory.on_chip_bytes", 0, 2**40, "in bytes, not MB", 0)
     memory_bytes_per_s: float = _figure("memory.bytes_per_s", 1e6, 1e16, _FLOW)
     memory_efficiency: float = _figure("memory.efficiency", 1e-3, 1, _SHARE)
-    kept_bytes: int = _figure("memory.kept_bytes", 0, 2**40, "in bytes, not MB", 0)
     transposed_bytes_per_s: float = _figure("memory.transposed_bytes_per_s", 1e6, 1e18, _FLOW, math.inf)
     matrix_flops_per_s: tuple[tuple[str, float], ...]
     matrix_efficiency: float = _figure("matrix.efficiency", 1e-3, 1, _SHARE)

@@ -52,7 +52,7 @@ def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layout
     room, others = profile.on_chip_bytes, [sizes.local(o) for o in kernel.others]
     stored = sum([n for n, t in zip(writes, kernel.writes, strict=True) if not t.brief or n > room])
     far = sum([n for n, t in zip(reads, kernel.reads, strict=True) if not t[0].brief or n > room])
-    seconds, elements, streamed = profile.launch_s, 0.0, far + stored
+    seconds, elements, streamed = profile.launch_s * (not kernel.products or profile.calls_library), 0.0, far + stored
     if kernel.products:
         sources = [(n, t[0].brief or sizes.arrives(t)) for n, t, feeds in zip(reads, kernel.reads, kernel.feeds, strict=True) if feeds]
         operands, results = sum([n for n, _ in sources]), sum([sizes.result_bytes(o) for o in kernel.products])

@@ -1,16 +1,16 @@
 """Compute time of a kernel under a lowered state.
 
 A kernel (``shardwise.cost.kernels``) is one sweep over an array. It takes ``launch + Σ product + stream(bytes beside the
-products) + Σ breaks`` (``kernel_s``), where
+products) + Σ breaks`` (``kernel_s``), on TPUs without the launch where it has products, where
 
 - a product of ``B`` times ``m × k`` with ``k × n`` has ``2·B·m·n·k`` FLOPs at the sizes to which the device pads it, or takes
   the time to read its operands' sources and to write its result, if that is more (``product_s``). Rows and columns of several
   dimensions are padded in one, where that costs least. Laying out the operands is added where it was measured;
 - a stream costs by the element and by the byte, or its vector FLOPs if these take longer (``stream_s``). Only what is touched
-  counts: of a stacked value the slice, of an update in place the update. On TPUs a product with a single row or column is a
-  stream;
-- arrays that are used soon stay in on-chip memory where they fit (``Profile.on_chip_bytes``, ``kernels._mark_brief``). Writing them is
-  free, and so is reading them for a product; a stream takes as long to read them as from memory;
+  counts: of a stacked value the slice, of an update in place the update. On TPUs products with a single row or column are
+  streams;
+- arrays that are used soon stay in on-chip memory where they fit (``Profile.on_chip_bytes``, ``kernels._mark_brief``), and so
+  do operands that other devices send. Writing and reading them is free;
 - a break is a collective inside the kernel: what comes after it is another sweep (``break_s``).
 
 A result of a collective that takes the place of a donated argument is copied (``copy_s``): ZeRO's parameters. So is a stack
@@ -52,9 +52,14 @@ def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layout
     room, others = profile.on_chip_bytes, [sizes.local(o) for o in kernel.others]
     stored = sum([n for n, t in zip(writes, kernel.writes, strict=True) if not t.brief or n > room])
     far = sum([n for n, t in zip(reads, kernel.reads, strict=True) if not t[0].brief or n > room])
-    seconds, elements, streamed = profile.launch_s * (not kernel.products or profile.calls_library), 0.0, far + stored
+    seconds = 0.0 if kernel.products and not profile.calls_library else profile.launch_s
+    elements, streamed = 0.0, far + stored
     if kernel.products:
-        sources = [(n, t[0].brief or sizes.arrives(t)) for n, t, feeds in zip(reads, kernel.reads, kernel.feeds, strict=True) if feeds]
+        sources = [
+            (n, places[0].brief or any(sizes.arrives(t.op, t.number) for t in places))
+            for n, places, feeds in zip(reads, kernel.reads, kernel.feeds, strict=True)
+            if feeds
+        ]
         operands, results = sum([n for n, _ in sources]), sum([sizes.result_bytes(o) for o in kernel.products])
         kept = sum([n for n, brief in sources if brief and n <= room])
         share = 1.0 - kept / operands if kept else 1.0
@@ -186,27 +191,20 @@ class _Sizes:
         return self.local(op).elements[number]
 
     def read_bytes(self, t: Tensor) -> float:
-        """The bytes that an op reads of an operand. One that is gathered for a product arrives rounded, if the product rounds."""
-        return self.elements(t.op, t.number) * min(t.itemsize, self.itemsize(t.op, t.number))
+        """The bytes that an op reads of an operand, which a product may get rounded."""
+        return self.elements(t.op, t.number) * min(t.itemsize, self.rounded(t.op, t.number))
 
-    def itemsize(self, op: int, number: int) -> float:
-        node = self.program.ops[op]
-        if number >= len(node.operands) or node.operands[number] < 0:
-            return float("inf")
-        value = node.operands[number]
-        itemsize = self.program.values[value].itemsize
-        if node.unit is Unit.MATRIX and not node.only_multiplies and self.lowered.memo.candidates.rounds(node) and self.is_gathered(op, number):
-            return min(itemsize, ROUNDED_BYTES)
-        return itemsize
+    def rounded(self, op: int, number: int) -> float:
+        """The item size to which an operand is rounded before other devices send it; infinite where it is not."""
+        rounds = self.lowered.memo.candidates.rounds(self.program.ops[op])
+        return ROUNDED_BYTES if rounds and self.arrives(op, number) else math.inf
 
-    def arrives(self, places: tuple[Tensor, ...]) -> bool:
+    def arrives(self, op: int, number: int) -> bool:
         """Is an operand of a product a copy from other devices?"""
-        ops = self.program.ops
-        return any(ops[t.op].unit is Unit.MATRIX and t.number < 2 and self.is_gathered(t.op, t.number) for t in places)
-
-    def is_gathered(self, op: int, number: int) -> bool:
-        value = self.program.ops[op].operands[number]
-        actual = self.lowered.actual[value]
+        node = self.program.ops[op]
+        if node.unit is not Unit.MATRIX or node.only_multiplies or number >= 2 or node.operands[number] < 0:
+            return False
+        actual = self.lowered.actual[node.operands[number]]
         return is_moved(actual, self.lowered.computes[op].need(number, actual), self.mesh)
 
     def is_resharded(self, edge: Edge) -> bool:
@@ -258,7 +256,7 @@ class _Sizes:
         node = self.program.ops[op]
         value = (*node.operands, *node.results)[number]
         itemsize = self.program.values[value].itemsize if value >= 0 else 1
-        return self.elements(op, number) * min(itemsize, self.itemsize(op, number))
+        return self.elements(op, number) * min(itemsize, self.rounded(op, number))
 
     def result_bytes(self, op: int) -> float:
         return self._bytes(op, len(self.program.ops[op].operands))

@@ -96,7 +96,9 @@ def kernels(
     the loops that read them, a kernel each."""
     program, narrowed = clusters.program, narrowed or {}
     body = {link: op.regions[0] for op in program.ops if op.regions for link in op.links}
-    parts = [_cluster(clusters, op, body.get(op.id, op.region), narrowed) for op in program.schedule if _begins(clusters, op)]
+    parts = [
+        _cluster(clusters, op, body.get(op.id, op.region), narrowed) for op in program.schedule if _begins(clusters, op)
+    ]
     writer = {v: n for n, part in enumerate(parts) for v in part.op.results if v >= 0 and clusters.stored[v]}
     _mark_brief(clusters, parts, writer)
     loops = _loops(clusters)

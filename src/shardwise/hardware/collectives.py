@@ -1,9 +1,9 @@
 """The cost of a collective on the links of its mesh axes: ``time = alpha_s + nbytes * s_per_byte``, exactly linear.
 
 ``nbytes`` is the larger side on one device: the result of an all-gather, the operand of a reduce-scatter, either side of the
-others; for a halo, the bytes to one neighbor; for a hop, those to the next member of a ring. A collective over mesh axes uses *runs* of devices
-(``shardwise.hardware.layout.Run``): rings, lines (a torus axis without wrap-around) and switches, of n members with one-way
-rate b and step latency a. N is the product of the members of a tier.
+others; for a halo, the bytes to one neighbor; for a hop, those to the next member of a ring. A collective over mesh axes uses
+*runs* of devices (``shardwise.hardware.layout.Run``): rings, lines (a torus axis without wrap-around) and switches, of n
+members with one-way rate b and step latency a. N is the product of the members of a tier.
 
 Seconds per byte of one tier:
 

@@ -209,7 +209,7 @@ class Profile:
         return dict(self.hidden).get(kind, 0.0)
 
     def link_share(self, kind: str) -> float:
-        """Returns the fraction of the links' rate that a kind of collective reaches; halos and hops are permutes to neighbors."""
+        """Returns the fraction of the links' rate that a kind of collective reaches; halos and hops are permutes."""
         shares = dict(self.efficiency)
         return shares.get(kind, shares.get("collective-permute", 1.0) if kind in ("halo", "hop") else 1.0)
 

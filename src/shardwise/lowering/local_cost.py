@@ -140,4 +140,3 @@ class HardwareCost:
         else:
             rate = self.profile.vector_flops_per_s
         return max(flops / rate, nbytes / self._memory_bytes_per_s)
-

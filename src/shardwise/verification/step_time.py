@@ -26,9 +26,9 @@ NO_CYCLES: Final = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Collectives of a kind (a permute around a ring is a ``hop``) over the same axes, which are all of the mesh where there are
-    none: the number of runs in a step, bytes of all of them on one device, and cycles of compute that the schedule puts beside
-    all of them."""
+    """Collectives of a kind (a permute around a ring is a ``hop``) over the same axes, which are all of the mesh where there
+    are none: the number of runs in a step, bytes of all of them on one device, and cycles of compute that the schedule puts
+    beside all of them."""
 
     kind: str
     axes: tuple[str, ...] | None

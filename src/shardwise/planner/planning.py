@@ -70,6 +70,7 @@ def plan(
     allow_infeasible: bool = False,
     microbatches: int | str | None = None,
     remat: bool | str | None = None,
+    offload: bool | str | None = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
     donate_argnums: Any = None,
@@ -112,6 +113,8 @@ def plan(
       remat: loops and repeated blocks (layers, scanned or unrolled) keep only what they carry, and the backward pass recomputes
         the rest; with ``"gathers"`` the backward pass only gathers parameters of unrolled layers again, instead of keeping
         the copies of the forward pass; ``"auto"`` tries both, and without ``remat`` the latter is tried if nothing fits.
+      offload: whether the stacked state of the optimizer is in the memory of the host, from which each layer's part is fetched
+        and sent back; ``"auto"`` tries it if nothing fits otherwise.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
 
     >>> import jax, shardwise
@@ -151,6 +154,7 @@ def plan(
         allow_infeasible=allow_infeasible,
         microbatches=microbatches,
         remat=remat,
+        offload=offload,
         static_argnums=static_argnums,
         static_argnames=static_argnames,
         donate_argnums=donate_argnums,
@@ -165,7 +169,7 @@ def asked_of(**options: Any) -> Asked:
     jit = JitOptions(
         **{f"{how}_arg{by}": options.pop(f"{how}_arg{by}") for how in ("static", "donate") for by in ("nums", "names")}
     )
-    wanted = Wanted(options.pop("microbatches"), options.pop("remat"))
+    wanted = Wanted(*(options.pop(name) for name in ("microbatches", "remat", "offload")))
     return Asked.of(search=search, jit=jit, wanted=wanted, **options)
 
 
@@ -329,7 +333,7 @@ def assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequ
 
     def array(value: int) -> ArrayPlan:
         v, colors, spec = program.values[value], lowered.structure.colors[value], lowered.storage[value].spec(mesh)
-        return ArrayPlan(v.path, v.shape, v.dtype, spec, donated.get(value, False), colors)
+        return ArrayPlan(v.path, v.shape, v.dtype, spec, donated.get(value, False), colors, v.host)
 
     return Plan(
         function=traced.name,

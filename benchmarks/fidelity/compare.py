@@ -184,7 +184,7 @@ def _transfers(record: Record) -> Iterator[Transfer]:
         runs = row["parts"] if row.get("op_name") == "smaller" else row["runs"]
         axes = None if row["axes"] is None else tuple(row["axes"])
         beside = row.get("beside", 0) * row["runs"]
-        one = Transfer(row["kind"], axes, runs, row["bytes"] * row["runs"], beside)
+        one = Transfer("hop" if row.get("hop") else row["kind"], axes, runs, row["bytes"] * row["runs"], beside)
         yield from [one] * row["count"]
 
 
@@ -350,6 +350,8 @@ def merged(rows: Iterable[Record]) -> Iterator[Record]:
         kept = {k: row[k] for k in ("kind", "axes", "bytes", "runs", "parts", "count")}
         if row.get("beside"):
             kept["beside"] = row["beside"]
+        if row.get("hop"):
+            kept["hop"] = True
         if row.get("op_name") == "smaller":
             kept["op_name"] = "smaller"
         known = found.setdefault(json.dumps(kept | {"count": 0}), kept | {"count": 0})

@@ -182,15 +182,15 @@ class Reader:
             axes = None if c.axes is None else tuple(c.axes)
             beside = self._schedule.beside_cycles(c) // max(1, c.runs)
             if c.nbytes * c.runs < little and not beside:
-                small.setdefault((c.kind, "+".join(kinds), axes, c.form, c.dtype), []).append(c)
+                small.setdefault((c.kind, "+".join(kinds), axes, c.form, c.dtype, c.hop), []).append(c)
                 continue
-            row = (c.kind, "+".join(kinds), axes, c.form, c.dtype, c.nbytes, logical, c.runs, beside)
+            row = (c.kind, "+".join(kinds), axes, c.form, c.dtype, c.hop, c.nbytes, logical, c.runs, beside)
             rows[(*row, len(c.parts), _short(c.op_name))] += 1
         for key, several in small.items():
             nbytes = sum(c.nbytes * c.runs for c in several)
             logical = sum(part.logical_bytes * c.runs for c in several for part in c.parts)
             rows[(*key, nbytes, logical, 1, 0, sum(c.runs for c in several), "smaller")] += 1
-        keys = "kind logical axes form dtype bytes logical_bytes runs beside parts op_name".split()
+        keys = "kind logical axes form dtype hop bytes logical_bytes runs beside parts op_name".split()
         table = [{**dict(zip(keys, row, strict=True)), "count": count} for row, count in rows.items()]
         return sorted(table, key=lambda r: -r["bytes"] * r["runs"] * r["count"])
 

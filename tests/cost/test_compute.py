@@ -19,6 +19,7 @@ from shardwise.cost.clusters import Clusters
 from shardwise.cost.compute import Product, kernel_s, product_s, stream_s
 from shardwise.cost.kernels import Kernel, kernels
 from shardwise.cost.layouts import Layouts
+from shardwise.cost.memory import Lifetimes
 from shardwise.cost.model import CostModel
 from shardwise.dims.analysis import analyze_program
 from shardwise.hardware.load import load_profile
@@ -41,7 +42,7 @@ UNIT = replace(
     vector_flops_per_s=1e30,
     elements_per_s=1e30,
     launch_s=0.0,
-    kept_bytes=0,
+    on_chip_bytes=0,
 )
 
 
@@ -301,7 +302,7 @@ def test_a_pass_depends_on_its_own_ops_only() -> None:
                 storage={v: lowered.storage[v] for v in near},
                 actual={v: lowered.actual[v] for v in near},
                 computes={o: lowered.computes[o] for o in w.ops},
-                memo=SimpleNamespace(local={}),
+                memo=SimpleNamespace(local={}, candidates=lowered.memo.candidates),
             )
             assert time_s(alone, w, V5E) == time_s(lowered, w, V5E)
 
@@ -356,10 +357,48 @@ def test_what_is_used_soon_stays_on_chip() -> None:
     made = predicted(lambda x, v, w: (x @ v) @ w, [p.shape(8, 16), p.shape(16, 32), p.shape(32, 4)])
     device = replace(UNIT, matrix_flops_per_s=(("f32", 1e30),))
     assert seconds(made, device) == [(8 * 16 + 16 * 32 + 8 * 32) * 4.0, (8 * 32 + 32 * 4 + 8 * 4) * 4.0]
-    kept = replace(device, kept_bytes=8 * 32 * 4)
+    kept = replace(device, on_chip_bytes=8 * 32 * 4)
     assert seconds(made, kept)[0] == (8 * 16 + 16 * 32) * 4.0
     assert seconds(made, kept)[1] == pytest.approx((32 * 4 + 8 * 4) * 4.0)
-    assert seconds(made, replace(kept, kept_bytes=8 * 32 * 4 - 1)) == seconds(made, device)
+    assert seconds(made, replace(kept, on_chip_bytes=8 * 32 * 4 - 1)) == seconds(made, device)
+
+
+def test_what_is_on_chip_is_read_for_free() -> None:
+    made = predicted(lambda x: x / jnp.sum(x, axis=1, keepdims=True), [p.shape(64, 128)])
+    assert seconds(made, replace(UNIT, on_chip_bytes=64 * 4)) == [64 * 128 * 4.0, 2 * 64 * 128 * 4.0]
+
+
+def test_products_start_with_the_kernel_before() -> None:
+    """Calls of a library do not."""
+    made = predicted(lambda x, w: x @ w, [p.shape(64, 64), p.shape(64, 32)])
+    (without,) = seconds(made, UNIT)
+    assert seconds(made, replace(UNIT, launch_s=7.0)) == [without]
+    library = replace(UNIT, vector_tile=(1, 32))
+    (call,) = seconds(made, library)
+    assert seconds(made, replace(library, launch_s=7.0)) == [call + 7.0]
+
+
+def test_batched_products_of_one_row_are_streams() -> None:
+    """They read what is broadcast inside of the kernel as it is in memory."""
+    device = replace(UNIT, elements_per_s=1.0)
+    made = predicted(lambda q, k: jnp.einsum("bd,btd->bt", q, k), [p.shape(4, 64), p.shape(4, 32, 64)])
+    elements = 4 * 32 * 64
+    assert seconds(made, device)[-1] == elements + (4 * 64 + elements + 4 * 32) * 4.0
+
+
+def test_a_stack_is_converted_once_before_the_loops_that_read_it_narrow() -> None:
+    def fn(x, ws):
+        return lax.scan(lambda c, w: (jnp.tanh(c @ w.astype(jnp.bfloat16)), None), x, ws)[0]
+
+    x, ws = p.shape(64, 64, dtype=jnp.bfloat16), p.shape(3, 64, 64)
+    lowered, _ = predicted(fn, [x, ws])
+    life = Lifetimes(lowered.program)
+    ((stack, (itemsize, _, _)),) = life.narrowed.items()
+    work = kernels(life.clusters, narrowed={stack: itemsize})
+    (conversion,) = (w for w in work if [lowered.program.ops[o].kind for o in w.ops] == ["scan.input"])
+    assert time_s(lowered, conversion, UNIT) == 64 * 64 * (4.0 + 2.0)
+    (product,) = (w for w in work if w.products)
+    assert time_s(lowered, product, replace(UNIT, matrix_flops_per_s=(("f32", 1e30),))) == 3 * 64 * 64 * 2.0
 
 
 def test_only_what_is_outside_of_a_loop_overlaps_with_a_collective_around_it() -> None:

@@ -28,7 +28,7 @@ def bytes_s(kind: str, axes: str, placement: Placement) -> float:
 
 
 def test_kinds_are_those_of_the_lowering() -> None:
-    assert {kind.value for kind in Kind} | {"halo"} == set(KINDS)
+    assert {kind.value for kind in Kind} | {"halo", "hop"} == set(KINDS)
 
 
 def test_a_line_of_four() -> None:
@@ -54,6 +54,25 @@ def test_a_ring_of_sixteen() -> None:
     assert bytes_s("collective-permute", "b", ring) == pytest.approx(V * 2 / 4.5e10)
     assert bytes_s("halo", "b", ring) == pytest.approx(V / 4.5e10)
     assert collective("all-gather", "b", ring).alpha_s == pytest.approx(1e-6 + 8 * 1e-6)
+
+
+def test_a_hop_of_a_ring_is_a_permute_to_a_neighbor() -> None:
+    """On a line the last member sends to the first, which is three links away."""
+    line, ring = on("v5e:4x4", 4, 4), on("v5e:16x16", 16, 16)
+    assert bytes_s("hop", "b", line) == pytest.approx(V / 4.5e10) == bytes_s("hop", "b", ring)
+    assert collective("hop", "b", line).alpha_s == pytest.approx(1e-6 + 3 * 1e-6)
+    assert collective("hop", "b", ring).alpha_s == pytest.approx(1e-6 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "scatters"),
+    [("v5e:4x4", (16,), False), ("v5e:4x4", (2, 8), True), ("v5e:2x4", (8,), True), ("v5e:2x2", (4,), True)],
+)
+def test_no_reduce_scatter_over_all_of_a_square(text: str, sizes: tuple[int, ...], scatters: bool) -> None:
+    placement = on(text, *sizes)
+    axis = "abc"[len(sizes) - 1]
+    times = [bytes_s(kind, axis, placement) for kind in ("reduce-scatter", "all-reduce")]
+    assert times[0] == pytest.approx(times[1] / (2 if scatters else 1))
 
 
 def test_several_torus_axes_at_once() -> None:
@@ -194,12 +213,14 @@ def test_relations_between_kinds(case: tuple[str, tuple[int, ...]], axes: tuple[
     text, sizes = case
     placement = place(dict(zip("abc", sizes, strict=False)), topology(text))
     costs = {kind: collective(kind, axes, placement) for kind in KINDS}
-    instead = "all-gather" if placement.topology.profile.scatters else "all-reduce"
-    assert costs["reduce-scatter"] == costs[instead]
+    assert costs["reduce-scatter"] in (costs["all-gather"], costs["all-reduce"])
+    if not placement.topology.profile.scatters:
+        assert costs["reduce-scatter"] == costs["all-reduce"]
     assert costs["all-reduce"].s_per_byte == pytest.approx(2 * costs["all-gather"].s_per_byte)
     start = placement.topology.profile.collective_s
     assert costs["all-reduce"].alpha_s == pytest.approx(2 * costs["all-gather"].alpha_s - start)
-    assert costs["halo"].time_s(nbytes) <= costs["collective-permute"].time_s(nbytes) * (1 + 1e-12)
+    assert costs["halo"].time_s(nbytes) <= costs["hop"].time_s(nbytes) * (1 + 1e-12)
+    assert costs["hop"].time_s(nbytes) <= costs["collective-permute"].time_s(nbytes) * (1 + 1e-12)
 
 
 def test_a_ring_is_never_slower_than_a_line() -> None:

@@ -10,6 +10,7 @@ from shardwise.errors import HloError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.verification.replica_groups import (
     group_axes,
+    is_hop,
     parse_groups,
     replica_groups,
     source_target_pairs,
@@ -81,6 +82,16 @@ def test_permutes() -> None:
     assert spanned_axes([(0, 5)], MESH) == ("data", "model")
     assert spanned_axes([(0, 0)], MESH) == ()
     assert spanned_axes([(0, 8)], MESH) is None
+
+
+def test_hops_of_rings() -> None:
+    """Every device sends to the next along ``model``, the last to the first."""
+    mesh = MeshAxes.of({"data": 2, "model": 4})
+    ring = [(d * 4 + k, d * 4 + (k + 1) % 4) for d in range(2) for k in range(4)]
+    assert is_hop(ring, mesh) and is_hop([(k, (k + 1) % 8) for k in range(8)], mesh)
+    assert not is_hop(ring[:-1], mesh), "one does not send"
+    assert not is_hop([(a, d) for d, a in ring[:4]] + ring[4:], mesh), "one of the rings turns the other way"
+    assert not is_hop([(k, (k + 2) % 8) for k in range(8)], mesh)
 
 
 @given(st.lists(st.integers(2, 4), min_size=1, max_size=4), st.data())

@@ -14,8 +14,11 @@ import shardwise
 from shardwise.cost.compute import stream_s
 from shardwise.cost.layouts import narrow_rows
 from shardwise.errors import CompileError
+from shardwise.hardware.collectives import collective
+from shardwise.hardware.layout import place
 from shardwise.hardware.load import load_profile
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.hardware.topology import topology
 from shardwise.lowering.sharding import ArrayType, Kind, Ring, Sharding, reshard
 from shardwise.verification.compiled import make_mesh, tpu_environment
 from tests.verification import fresh
@@ -71,6 +74,16 @@ def test_where_the_compiler_has_no_reduce_scatter_a_ring_is_emitted(compiled: di
         array = ArrayType(tuple(size), 2.0, ring=Ring.MISSING)
         (step,) = reshard(array, Sharding(whole.dims, (0,)), target, mesh)
         assert (step.kind is Kind.REDUCE_SCATTER) == native, (size, dim)
+
+
+@needs_libtpu
+def test_over_all_of_a_symmetric_torus_the_compiler_has_no_reduce_scatter(compiled: dict[str, Any]) -> None:
+    """``shardwise.hardware.collectives``: one costs as much as an all-reduce there."""
+    for backend, sizes, native in compiled["whole"]:
+        mesh = dict(zip(("data", "model")[-len(sizes) :], sizes, strict=True))
+        placement = place(MeshAxes.of(mesh), topology(backend))
+        scatter, reduce = (collective(kind, ["model"], placement) for kind in ("reduce-scatter", "all-reduce"))
+        assert (scatter.s_per_byte < reduce.s_per_byte) == native, (backend, sizes)
 
 
 @needs_libtpu

@@ -126,6 +126,8 @@ SCATTERS = (
     ((64, 1024), 1),
     ((64, 512), 0),
 )
+#: Topologies and the meshes on them over whose last axis is scattered.
+WHOLE = (("v5e:4x4", (16,)), ("v5e:4x4", (2, 8)), ("v5e:4x4", (4, 4)), ("v5e:2x4", (8,)), ("v5p:2x2x2", (8,)))
 WIDE = tuple(shape(512, 512, dtype=jnp.bfloat16) for _ in range(3))
 
 PROGRAMS: dict[str, dict[str, Any]] = {
@@ -174,6 +176,12 @@ def main() -> None:
         text = jax.jit(run).lower(shape(*size, dtype=jnp.bfloat16)).compile().as_text()
         native = " all-reduce(" not in text or "all-reduce-scatter" in text
         results.setdefault("scatters", []).append([size, dim, native])
+    for backend, sizes in WHOLE:
+        placed = make_mesh(dict(zip(("data", "model")[-len(sizes) :], sizes, strict=True)), backend)
+        run = jax.shard_map(scattered_along(0), mesh=placed, in_specs=P(), out_specs=P(), check_vma=False)
+        text = jax.jit(run).lower(shape(1024, 1024)).compile().as_text()
+        native = " all-reduce(" not in text or "all-reduce-scatter" in text
+        results.setdefault("whole", []).append([backend, sizes, native])
     alone = jax.sharding.SingleDeviceSharding(mesh.devices.flat[0])
 
     def compiled_text(fn: Any, *sizes: tuple[int, ...]) -> str:

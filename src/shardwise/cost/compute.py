@@ -1,16 +1,16 @@
 """Compute time of a kernel under a lowered state.
 
 A kernel (``shardwise.cost.kernels``) is one sweep over an array. It takes ``launch + Σ product + stream(bytes beside the
-products) + Σ breaks`` (``kernel_s``), where
+products) + Σ breaks`` (``kernel_s``), on TPUs without the launch where it has products, where
 
 - a product of ``B`` times ``m × k`` with ``k × n`` has ``2·B·m·n·k`` FLOPs at the sizes to which the device pads it, or takes
   the time to read its operands' sources and to write its result, if that is more (``product_s``). Rows and columns of several
   dimensions are padded in one, where that costs least. Laying out the operands is added where it was measured;
 - a stream costs by the element and by the byte, or its vector FLOPs if these take longer (``stream_s``). Only what is touched
-  counts: of a stacked value the slice, of an update in place the update. On TPUs a product with a single row or column is a
-  stream;
-- small arrays that are used soon stay in on-chip memory (``Profile.kept_bytes``, ``kernels._mark_brief``). Writing them is
-  free, and so is reading them for a product; a stream takes as long to read them as from memory;
+  counts: of a stacked value the slice, of an update in place the update. On TPUs products with a single row or column are
+  streams;
+- arrays that are used soon stay in on-chip memory where they fit (``Profile.on_chip_bytes``, ``kernels._mark_brief``), and so
+  do operands that other devices send. Writing and reading them is free;
 - a break is a collective inside the kernel: what comes after it is another sweep (``break_s``).
 
 A result of a collective that takes the place of a donated argument is copied (``copy_s``): ZeRO's parameters. So is a stack
@@ -30,14 +30,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from shardwise.cost.kernels import Edge, Kernel, touched, touched_elements
+from shardwise.cost.kernels import Edge, Kernel, Tensor, touched, touched_elements
 from shardwise.cost.layouts import Layouts
 from shardwise.hardware.profile import Profile
 from shardwise.ir.program import Op, Program, Unit
 from shardwise.lowering.candidates import Candidate
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.padding import block
-from shardwise.lowering.sharding import is_moved
+from shardwise.lowering.sharding import ROUNDED_BYTES, is_moved
 
 
 def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layouts) -> float:
@@ -47,15 +47,21 @@ def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layout
         return _whole_ps(sizes.copy_s(kernel.returned))
     if kernel.transposed is not None:
         return _whole_ps(sizes.transposed_s(kernel.transposed))
-    reads = [max([sizes.elements(t.op, t.number) * t.itemsize for t in places]) for places in kernel.reads]
+    reads = [max([sizes.read_bytes(t) for t in places]) for places in kernel.reads]
     writes = [sizes.elements(t.op, t.number) * t.itemsize for t in kernel.writes]
-    kept_bytes, others = profile.kept_bytes, [sizes.local(o) for o in kernel.others]
-    stored = sum([n for n, t in zip(writes, kernel.writes, strict=True) if not t.brief or n > kept_bytes])
-    seconds, elements, streamed = profile.launch_s, 0.0, sum(reads) + stored
+    room, others = profile.on_chip_bytes, [sizes.local(o) for o in kernel.others]
+    stored = sum([n for n, t in zip(writes, kernel.writes, strict=True) if not t.brief or n > room])
+    far = sum([n for n, t in zip(reads, kernel.reads, strict=True) if not t[0].brief or n > room])
+    seconds = 0.0 if kernel.products and not profile.calls_library else profile.launch_s
+    elements, streamed = 0.0, far + stored
     if kernel.products:
-        sources = [(n, t[0].brief) for n, t, feeds in zip(reads, kernel.reads, kernel.feeds, strict=True) if feeds]
+        sources = [
+            (n, places[0].brief or any(sizes.arrives(t.op, t.number) for t in places))
+            for n, places, feeds in zip(reads, kernel.reads, kernel.feeds, strict=True)
+            if feeds
+        ]
         operands, results = sum([n for n, _ in sources]), sum([sizes.result_bytes(o) for o in kernel.products])
-        kept = sum([n for n, brief in sources if brief and n <= kept_bytes])
+        kept = sum([n for n, brief in sources if brief and n <= room])
         share = 1.0 - kept / operands if kept else 1.0
         written = results if stored or not writes else 0.0
         for number in kernel.products:
@@ -97,7 +103,7 @@ class Product:
     @property
     def is_vector(self) -> bool:
         """Is an operand one row or column? Then elements are multiplied and added up, without the matrix unit."""
-        return self.batch == 1 and 1 in (math.prod(self.rows), math.prod(self.columns))
+        return 1 in (math.prod(self.rows), math.prod(self.columns))
 
     @property
     def flops(self) -> float:
@@ -189,6 +195,23 @@ class _Sizes:
     def elements(self, op: int, number: int) -> float:
         return self.local(op).elements[number]
 
+    def read_bytes(self, t: Tensor) -> float:
+        """The bytes that an op reads of an operand, which a product may get rounded."""
+        return self.elements(t.op, t.number) * min(t.itemsize, self.rounded(t.op, t.number))
+
+    def rounded(self, op: int, number: int) -> float:
+        """The item size to which an operand is rounded before other devices send it; infinite where it is not."""
+        rounds = self.lowered.memo.candidates.rounds(self.program.ops[op])
+        return ROUNDED_BYTES if rounds and self.arrives(op, number) else math.inf
+
+    def arrives(self, op: int, number: int) -> bool:
+        """Is an operand of a product a copy from other devices?"""
+        node = self.program.ops[op]
+        if node.unit is not Unit.MATRIX or node.only_multiplies or number >= 2 or node.operands[number] < 0:
+            return False
+        actual = self.lowered.actual[node.operands[number]]
+        return is_moved(actual, self.lowered.computes[op].need(number, actual), self.mesh)
+
     def is_resharded(self, edge: Edge) -> bool:
         """Is there a collective on an edge inside a kernel?"""
         if self.lowered.structure.arrays[edge.value].uniform:
@@ -228,15 +251,17 @@ class _Sizes:
         operands = self._bytes(op, 0) + self._bytes(op, 1)
         product = self.local(op).product
         assert product is not None
-        nbytes = max(read, operands) * share + written
         if product.is_vector and not self.profile.calls_library:
-            return stream_s(nbytes, max(self.elements(op, 0), self.elements(op, 1)), 0.0, self.profile)
+            elements = max(self.elements(op, 0), self.elements(op, 1))
+            return stream_s(read * share + written, elements, 0.0, self.profile)
+        nbytes = max(read, operands) * share + written
         return product_s(product, nbytes, self.profile, operands)
 
     def _bytes(self, op: int, number: int) -> float:
         node = self.program.ops[op]
         value = (*node.operands, *node.results)[number]
-        return self.elements(op, number) * (self.program.values[value].itemsize if value >= 0 else 1)
+        itemsize = self.program.values[value].itemsize if value >= 0 else 1
+        return self.elements(op, number) * min(itemsize, self.rounded(op, number))
 
     def result_bytes(self, op: int) -> float:
         return self._bytes(op, len(self.program.ops[op].operands))

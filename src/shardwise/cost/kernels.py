@@ -3,7 +3,7 @@ array and nothing has to be complete between them, as XLA joins them into kernel
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -89,13 +89,18 @@ class _Cluster:
     group: int = -1
 
 
-def kernels(clusters: Clusters, transposed: bool = False) -> tuple[Kernel, ...]:
+def kernels(
+    clusters: Clusters, transposed: bool = False, narrowed: Mapping[int, float] | None = None
+) -> tuple[Kernel, ...]:
     """The kernels of a program, in its order; ``transposed`` adds those that read a product's result transposed. Clusters that
     sweep over the same array are joined where one reads what another writes or both read the same, unless something must be
-    complete between them (a reduction, a product's operand)."""
-    program = clusters.program
+    complete between them (a reduction, a product's operand). ``narrowed``: the item sizes to which stacks are converted before
+    the loops that read them, a kernel each."""
+    program, narrowed = clusters.program, narrowed or {}
     body = {link: op.regions[0] for op in program.ops if op.regions for link in op.links}
-    parts = [_cluster(clusters, op, body.get(op.id, op.region)) for op in program.schedule if _begins(clusters, op)]
+    parts = [
+        _cluster(clusters, op, body.get(op.id, op.region), narrowed) for op in program.schedule if _begins(clusters, op)
+    ]
     writer = {v: n for n, part in enumerate(parts) for v in part.op.results if v >= 0 and clusters.stored[v]}
     _mark_brief(clusters, parts, writer)
     loops = _loops(clusters)
@@ -138,7 +143,7 @@ def kernels(clusters: Clusters, transposed: bool = False) -> tuple[Kernel, ...]:
     seen: set[int] = set()
     joined = [_joined(clusters, [parts[n] for n in sorted(group)], seen) for group in groups if group]
     reads = (kernel for part in parts for kernel in _transposed(clusters, part)) if transposed else ()
-    return (*joined, *_returned(clusters), *reads)
+    return (*joined, *_returned(clusters), *_conversions(clusters, narrowed, body), *reads)
 
 
 def _mark_brief(clusters: Clusters, parts: list[_Cluster], writer: dict[int, int]) -> None:
@@ -193,6 +198,17 @@ def _returned(clusters: Clusters) -> Iterator[Kernel]:
                     read, write = (Tensor(op.id, n, value.itemsize) for n in (0, 1))
                     ops = (op.id,)
                     yield Kernel(op.region, ops, others=ops, reads=((read,),), feeds=(False,), writes=(write,))
+
+
+def _conversions(clusters: Clusters, narrowed: Mapping[int, float], body: Mapping[int, int]) -> Iterator[Kernel]:
+    """The conversions of stacks before the first loop that reads them: slice by slice, as many as the loop has trips."""
+    converted: set[int] = set()
+    for op in clusters.program.schedule:
+        stack = op.operands[0] if op.kind == "scan.input" and op.id in body else -1
+        if stack in narrowed and stack not in converted and not clusters.program.values[stack].host:
+            converted.add(stack)
+            read, write = Tensor(op.id, 0, clusters.program.values[stack].itemsize), Tensor(op.id, 1, narrowed[stack])
+            yield Kernel(body[op.id], (op.id,), others=(op.id,), reads=((read,),), feeds=(False,), writes=(write,))
 
 
 def _transposed(clusters: Clusters, part: _Cluster) -> Iterator[Kernel]:
@@ -282,7 +298,7 @@ def _begins(clusters: Clusters, op: Op) -> bool:
     return op.kind == "scan.output" or any(v >= 0 and clusters.base[v] == v and clusters.stored[v] for v in op.results)
 
 
-def _cluster(clusters: Clusters, op: Op, region: int) -> _Cluster:
+def _cluster(clusters: Clusters, op: Op, region: int, narrowed: Mapping[int, float]) -> _Cluster:
     """The cluster of an op: walks from the op to the stored values that it reads."""
     program = clusters.program
     members: dict[int, Op] = {}
@@ -299,7 +315,9 @@ def _cluster(clusters: Clusters, op: Op, region: int) -> _Cluster:
             base, maker = clusters.base[v], program.ops[program.definitions[v][0]]
             if base in clusters.reads[inner.id] and clusters.stored[base]:
                 if clusters.roles[inner.id] is not Role.UPDATE and not program.values[base].host:
-                    reads.setdefault(base, []).append(Tensor(inner.id, k, program.values[base].itemsize))
+                    sliced = inner.kind == "scan.input" and v in narrowed
+                    itemsize = narrowed[v] if sliced else program.values[base].itemsize
+                    reads.setdefault(base, []).append(Tensor(inner.id, k, itemsize))
             elif maker.rule is not None and (clusters.roles[maker.id] is not Role.LINK or maker.kind in LOOP_SLICES):
                 todo.append(maker)
     updates = clusters.roles[op.id] is Role.UPDATE  # a scatter into the other addend, which writes no array

@@ -54,9 +54,6 @@ GAPS: Final = 32
 #: XLA copies some arguments whose outputs are gathered at the end, for the whole step: a sixth to three quarters of them in the
 #: cases seen, in no order that we know. One in this many is counted.
 COPIED: Final = 3
-#: One part in this many of the on-chip memory holds temporaries, the rest copies of what is in memory. Of 1, 2 and 3 this has
-#: the smallest error on programs of the fit set that take 500 MB or more (``benchmarks.fidelity.corpus``).
-SHARED: Final = 2
 #: The powers of two of hops that are distinguished.
 _HOPS: Final = 13
 
@@ -358,7 +355,7 @@ def blocks(value: Value, sharding: Sharding, mesh: MeshAxes, profile: Profile, m
 
 def on_chip_blocks(profile: Profile) -> int:
     """The on-chip memory for temporaries. What is larger is not kept there."""
-    return profile.on_chip_bytes // (SHARED * BLOCK)
+    return profile.on_chip_bytes // BLOCK
 
 
 def value_allocations(lowered: Lowered, life: Lifetimes, value: int, profile: Profile) -> list[Allocation]:

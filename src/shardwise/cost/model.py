@@ -126,7 +126,8 @@ class CostModel:
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
-        return kernels(self.life.clusters, self.cost.profile.transposes)
+        narrowed = {stack: itemsize for stack, (itemsize, _, _) in self.life.narrowed.items()}
+        return kernels(self.life.clusters, self.cost.profile.transposes, narrowed)
 
     @cached_property
     def reordered(self) -> dict[int, tuple[int, int]]:

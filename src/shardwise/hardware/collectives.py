@@ -1,9 +1,9 @@
 """The cost of a collective on the links of its mesh axes: ``time = alpha_s + nbytes * s_per_byte``, exactly linear.
 
 ``nbytes`` is the larger side on one device: the result of an all-gather, the operand of a reduce-scatter, either side of the
-others; for a halo, the bytes to one neighbor. A collective over mesh axes uses *runs* of devices
-(``shardwise.hardware.layout.Run``): rings, lines (a torus axis without wrap-around) and switches, of n members with one-way
-rate b and step latency a. N is the product of the members of a tier.
+others; for a halo, the bytes to one neighbor; for a hop, those to the next member of a ring. A collective over mesh axes uses
+*runs* of devices (``shardwise.hardware.layout.Run``): rings, lines (a torus axis without wrap-around) and switches, of n
+members with one-way rate b and step latency a. N is the product of the members of a tier.
 
 Seconds per byte of one tier:
 
@@ -13,7 +13,7 @@ Seconds per byte of one tier:
 | all-reduce | twice | twice | twice | a reduce-scatter and an all-gather |
 | all-to-all | (n²−[n odd])/8n / b | ⌊n/2⌋⌈n/2⌉/n / b | (n−1)/n / b | the slowest: all move at once |
 | collective-permute | max(1, n/8) / b | max(1, n/4) / b | 1 / b | the slowest |
-| halo | 1 / b | 1 / b | 1 / b | the slowest |
+| halo, hop | 1 / b | 1 / b | 1 / b | the slowest |
 
 Derivations. A device of a ring receives (N−1)/N of the result through two links, the end of a line through one. In an
 all-to-all each device sends nbytes/n to each other one: on a ring the mean distance n/4 fills 2n directed links evenly; on a
@@ -26,10 +26,10 @@ permutation and a halo the slowest tier.
 
 All of it is divided by the fraction of the links' rate that the kind reaches (``Profile.efficiency``), 1 unless measured.
 
-Where the compiler has no reduce-scatters (``Profile.scatters``), one costs as much as an all-reduce.
+Where the compiler has no reduce-scatters (``Profile.scatters``, ``_scatters``), one costs as much as an all-reduce.
 
 Latency: once a collective (``Profile.collective_s``) plus, for every run, its steps: ⌊n/2⌋ on a ring, n−1 on a line,
-⌈log₂ n⌉ on a switch; twice for an all-reduce, one step for a halo.
+⌈log₂ n⌉ on a switch; twice for an all-reduce; one step for a halo, and for a hop, but on a line its ends are n−1 apart.
 
 Rates that add over several torus axes follow "How to Scale Your Model" (jax-ml.github.io/scaling-book/sharding). Weak:
 twisted tori count as plain ones, and collectives that run at the same time do not affect each other.
@@ -47,7 +47,9 @@ from shardwise.errors import HardwareError
 from shardwise.hardware.layout import Placement, Run
 from shardwise.hardware.profile import COLLECTIVES
 
-KINDS: Final = ("slice", *COLLECTIVES)
+KINDS: Final = ("slice", *COLLECTIVES, "hop")
+#: Reductions over so few devices can always be scattered.
+_FEW: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +81,20 @@ def collective(kind: str, axes: Iterable[int | str], placement: Placement) -> Al
     if kind == "slice" or not runs:
         return FREE
     profile = placement.topology.profile
-    if kind == "reduce-scatter" and not profile.scatters:
+    if kind == "reduce-scatter" and not (profile.scatters and _scatters(runs, placement)):
         kind = "all-reduce"
     tiers = [list(group) for _, group in itertools.groupby(sorted(runs, key=lambda r: r.tier), key=lambda r: r.tier)]
     alpha_s = profile.collective_s + sum(_latency_s(kind, run) for run in runs)
     return AlphaBeta(alpha_s, _s_per_byte(kind, tiers) / profile.link_share(kind))
+
+
+def _scatters(runs: tuple[Run, ...], placement: Placement) -> bool:
+    """Has the compiler a reduce-scatter over these runs? XLA's TPU compiler has none over all devices of a torus of three
+    dimensions, or of two that are equally long (tests/verification/test_tpu.py)."""
+    if len(runs) < 2 or any(run.kind == "switch" for run in runs):
+        return True
+    sizes = [run.size for run in runs]
+    return math.prod(sizes) < max(placement.mesh.devices, _FEW + 1) or (len(sizes) == 2 and sizes[0] != sizes[1])
 
 
 def _s_per_byte(kind: str, tiers: list[list[Run]]) -> float:
@@ -102,7 +113,7 @@ def _s_per_byte(kind: str, tiers: list[list[Run]]) -> float:
 def _load(kind: str, run: Run) -> float:
     """Returns how many times the bytes of one device use the busiest link."""
     n = run.size
-    if kind == "halo":
+    if kind in ("halo", "hop"):
         return 1.0
     if kind == "collective-permute":
         return {"ring": max(1.0, n / 8), "line": max(1.0, n / 4), "switch": 1.0}[run.kind]
@@ -112,6 +123,6 @@ def _load(kind: str, run: Run) -> float:
 def _latency_s(kind: str, run: Run) -> float:
     n = run.size
     steps = {"ring": n // 2, "line": n - 1, "switch": math.ceil(math.log2(n))}[run.kind]
-    if kind == "halo":
+    if kind == "halo" or (kind == "hop" and run.kind != "line"):
         steps = 1
     return run.latency_s * steps * (2 if kind == "all-reduce" else 1)

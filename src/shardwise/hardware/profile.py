@@ -127,7 +127,6 @@ class Profile:
     """One kind of device.
 
     - ``matrix_efficiency``, ``memory_efficiency``: the fraction of the peak that a large product and a long stream reach;
-    - ``kept_bytes``: the largest array that stays in on-chip memory from one kernel to the next ones;
     - ``matrix_tile``: the (rows, columns, depth) to which a product is padded; ``vector_tile``: the same for the last two
       dimensions of any array;
     - ``on_chip_bytes``: the memory of a chip in which the compiler keeps temporaries that fit; none on GPUs, whose caches the
@@ -166,7 +165,6 @@ class Profile:
     memory_bytes_per_s: float = _figure("memory.bytes_per_s", 1e6, 1e16, _FLOW)
     memory_efficiency: float = _figure("memory.efficiency", 1e-3, 1, _SHARE)
     host_bytes_per_s: float = _figure("memory.host_bytes_per_s", 1e6, 1e16, _FLOW, math.inf)
-    kept_bytes: int = _figure("memory.kept_bytes", 0, 2**40, "in bytes, not MB", 0)
     transposed_bytes_per_s: float = _figure("memory.transposed_bytes_per_s", 1e6, 1e18, _FLOW, math.inf)
     matrix_flops_per_s: tuple[tuple[str, float], ...]
     matrix_efficiency: float = _figure("matrix.efficiency", 1e-3, 1, _SHARE)
@@ -214,9 +212,9 @@ class Profile:
         return dict(self.hidden).get(kind, 0.0)
 
     def link_share(self, kind: str) -> float:
-        """Returns the fraction of the links' rate that a kind of collective reaches; a halo is a permute to neighbors."""
+        """Returns the fraction of the links' rate that a kind of collective reaches; halos and hops are permutes."""
         shares = dict(self.efficiency)
-        return shares.get(kind, shares.get("collective-permute", 1.0) if kind == "halo" else 1.0)
+        return shares.get(kind, shares.get("collective-permute", 1.0) if kind in ("halo", "hop") else 1.0)
 
     def source(self, figure: str) -> str:
         return dict(self.sources).get(figure, "not stated")

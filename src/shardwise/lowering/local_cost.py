@@ -74,7 +74,8 @@ class HardwareCost:
     def link(self, step: Collective) -> AlphaBeta:
         key = (step.purpose, step.axes, step.near)
         if key not in self._links:
-            self._links[key] = collective("halo" if step.near else step.purpose.value, step.axes, self.placement)
+            kind = "hop" if step.hops else "halo" if step.near else step.kind.value
+            self._links[key] = collective(kind, step.axes, self.placement)
         return self._links[key]
 
     def ring(self, array: ArrayType, overlapped: bool) -> Ring:
@@ -97,13 +98,13 @@ class HardwareCost:
             return 0.0
         if late and step.kind in self._combined:
             return self.profile.collective_s + self.link(step).s_per_byte * step.nbytes
-        return self.link(step).time_s(_moved(step))
+        return step.count * self.link(step).time_s(step.nbytes)
 
     def copy_s(self, step: Collective) -> float:
         """The copies that bring pieces of several dimensions into the order of the array, and those that turn both sides of a
         gather round (``Profile.minor_copies``): along the last dimension by the element, along others by the row."""
         if step.hops:  # what arrives is added
-            return 1.5 * step.hops * step.nbytes * self._plain_copy
+            return 2.5 * step.hops * step.nbytes * self._plain_copy
         crossing = self._crossing.get(step.kind, 0.0) * step.nbytes if step.crossing else 0.0
         if self._copy and step.minor and step.kind is Kind.ALL_GATHER:
             return crossing + (self._turn if step.last else self._copy) * (step.bytes_in + step.bytes_out)
@@ -116,7 +117,9 @@ class HardwareCost:
         if kind is Kind.REDUCE_SCATTER and self.profile.rings and not step.hops:
             return 0.0
         share = self._hidden[kind] if (late if kind in REDUCING else early) else 0.0
-        return share * self.link(step).s_per_byte * _moved(step) if share else 0.0
+        if step.hops:  # each starts when the last one has ended, beside the same work
+            return share * step.hops * self.link(step).time_s(step.nbytes)
+        return share * self.link(step).s_per_byte * step.nbytes if share else 0.0
 
     def communication_s(self, steps: Iterable[Collective], early: bool) -> float:
         total = 0.0
@@ -124,7 +127,8 @@ class HardwareCost:
             if step.kind is not Kind.SLICE:
                 # How much there is to hide behind is not known here: a ring counts as an early gather does.
                 hidden = self._early[Kind.ALL_GATHER if step.hops else step.kind] if early or step.beside else 0.0
-                total += self.profile.collective_s + self.link(step).s_per_byte * _moved(step) * (1 - hidden)
+                moved_s = step.count * self.link(step).s_per_byte * step.nbytes
+                total += self.profile.collective_s + moved_s * (1 - hidden)
                 total += self.copy_s(step)
         return total
 
@@ -136,8 +140,3 @@ class HardwareCost:
         else:
             rate = self.profile.vector_flops_per_s
         return max(flops / rate, nbytes / self._memory_bytes_per_s)
-
-
-def _moved(step: Collective) -> float:
-    """Bytes as the formulas of collectives count them: those of the whole array, where a ring moves it piece by piece."""
-    return step.nbytes * (step.hops + 1) if step.hops else step.nbytes

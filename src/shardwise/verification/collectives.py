@@ -27,7 +27,14 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.profile import COLLECTIVES
 from shardwise.verification.dataflow import narrow_dtype, slice_count
 from shardwise.verification.hlo import Instruction, Module, bits
-from shardwise.verification.replica_groups import Axes, group_axes, replica_groups, source_target_pairs, spanned_axes
+from shardwise.verification.replica_groups import (
+    Axes,
+    group_axes,
+    is_hop,
+    replica_groups,
+    source_target_pairs,
+    spanned_axes,
+)
 
 KINDS: Final = ({*COLLECTIVES} - {"halo"}) | {"ragged-all-to-all", "collective-broadcast"}
 _OPCODES: Final = {opcode: kind for kind in KINDS for opcode in (kind, f"{kind}-start")}
@@ -58,7 +65,7 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Collective:
     """One collective. ``axes`` is ``None`` where its groups are no product of mesh axes; ``runs`` counts executions in one
-    call of the program; ``pairs`` are the sources and targets of a permute."""
+    call of the program; ``pairs`` are the sources and targets of a permute, which may be a ``hop`` of a ring."""
 
     name: str
     kind: str
@@ -70,6 +77,7 @@ class Collective:
     runs: int
     op_name: str
     instructions: tuple[str, ...]
+    hop: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -141,6 +149,7 @@ def _read(module: Module, mesh: MeshAxes, instruction: Instruction, kind: str) -
         runs=module.runs[instruction.computation],
         op_name=_op_name(module, instruction),
         instructions=(instruction.name,),
+        hop=is_hop(pairs, mesh),
     )
 
 

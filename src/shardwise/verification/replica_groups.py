@@ -73,6 +73,18 @@ def spanned_axes(groups: Groups, mesh: MeshAxes) -> Axes | None:
     return tuple(itertools.compress(mesh.names, spanned))
 
 
+def is_hop(pairs: Groups, mesh: MeshAxes) -> bool:
+    """Does a permute lead from every device to the next along the axes that it spans, and from the last to the first?"""
+    axes = spanned_axes(pairs, mesh)
+    if not axes or len(pairs) < mesh.devices:
+        return False
+    coordinates = np.argwhere(np.ones(mesh.sizes, bool))
+    place, count = np.zeros(len(coordinates), int), 1
+    for d in reversed([mesh.index(a) for a in axes]):
+        place, count = place + coordinates[:, d] * count, count * mesh.sizes[d]
+    return len({(place[target] - place[source]) % count for source, target in pairs} | {1}) == 1
+
+
 def group_axes(groups: Groups, mesh: MeshAxes) -> Axes | None:
     """Returns the axes whose product the groups are, ``None`` where they are no product of whole axes."""
     axes = spanned_axes(groups, mesh)

@@ -26,8 +26,9 @@ NO_CYCLES: Final = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Collectives of a kind over the same axes, which are all of the mesh where there are none: the number of runs in a step,
-    bytes of all of them on one device, and cycles of compute that the schedule puts beside all of them."""
+    """Collectives of a kind (a permute around a ring is a ``hop``) over the same axes, which are all of the mesh where there
+    are none: the number of runs in a step, bytes of all of them on one device, and cycles of compute that the schedule puts
+    beside all of them."""
 
     kind: str
     axes: tuple[str, ...] | None
@@ -78,7 +79,8 @@ class Schedule:
 
     def transfers(self, collectives: Iterable[Collective]) -> Iterator[Transfer]:
         for c in collectives:
-            yield Transfer(c.kind, c.axes, c.runs, c.nbytes * c.runs, self.beside_cycles(c))
+            kind = "hop" if c.hop else c.kind
+            yield Transfer(kind, c.axes, c.runs, c.nbytes * c.runs, self.beside_cycles(c))
 
     def beside_cycles(self, c: Collective) -> int:
         """Returns the cycles between start and end in all runs; what several steps share counts once."""

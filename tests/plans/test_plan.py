@@ -134,7 +134,7 @@ def edit(group: str, index: int, **changes):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (damage(schema=99), "has schema 99; this version of Shardwise reads schema 12: plan again"),
+        (damage(schema=99), "has schema 99; this version of Shardwise reads schema 13: plan again"),
         (damage(mesh={"data": 0}), "not a positive whole number"),
         (damage(arguments=3), "arguments: expected a list"),
         (
@@ -333,4 +333,4 @@ def test_explain_diff_and_code() -> None:
     assert plan.diff(made()) == "the plans are the same\n"
     scope: dict = {}
     exec(plan.code(), scope)
-    assert scope["in_specs"]["w/out"] == jax.sharding.PartitionSpec("model")
+    assert scope["IN_SPECS"]["w"]["out"] == jax.sharding.PartitionSpec("model")

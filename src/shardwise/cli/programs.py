@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardwise.plans.plan import Plan
 
 _REMAT: Final = {"yes": True, "no": None, "gathers": "gathers", "auto": "auto"}
+_OFFLOAD: Final = {"yes": True, "no": None, "auto": "auto"}
 _INTERRUPTED: Final = 130
 
 
@@ -42,6 +43,12 @@ _PLANNING: Final = (
         choices=tuple(_REMAT),
         default="auto",
         help="rematerialize layers, or gathered parameters alone (default: if needed to fit)",
+    ),
+    argument(
+        "--offload",
+        choices=tuple(_OFFLOAD),
+        default="auto",
+        help="keep the optimizer's stacked state in the memory of the host (default: if needed to fit)",
     ),
     flag("--allow-infeasible", "return the smallest plan if none fits"),
     argument("--output", metavar="FILE.json", type=Path, help="save the plan there"),
@@ -84,18 +91,22 @@ def _planned(arguments: argparse.Namespace, plan: Callable[..., Plan], **more: A
         "mesh topology tactics budget_s budget_evals seed objective step_time_s memory_limit allow_infeasible".split()
     )
     values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    values |= {"roles": options.roles(arguments), "remat": _REMAT[arguments.remat]}
+    values |= {
+        "roles": options.roles(arguments),
+        "remat": _REMAT[arguments.remat],
+        "offload": _OFFLOAD[arguments.offload],
+    }
     values["microbatches"] = None if arguments.microbatches == 1 else arguments.microbatches
     with ProgressLine(not arguments.quiet, lines=arguments.verbose) as show:
         planned = plan(target.fn, *target.args, **target.options, **values, **more, progress=show)
     if arguments.output is not None:
         planned.save(arguments.output)
     if arguments.report is not None:
-        planned.report(arguments.report)
+        planned.report(arguments.report, arguments.typed)
     if arguments.json:
         text = planned.to_json()
     else:
-        text = plan_page(planned, options.width(), arguments.all).text()
+        text = plan_page(planned, options.width(), arguments.all).text(options.colored())
         if arguments.topology is None:
             text += f"\nNo --topology was given: this is for {planned.predicted.hardware}.\n"
         text += _next(arguments)
@@ -133,9 +144,9 @@ def _next(arguments: argparse.Namespace) -> str:
     """Returns text with the files that were written, and what to do next."""
     text = f"\nDrawn in {arguments.report}\n" if arguments.report is not None else ""
     if arguments.output is not None:
-        return (
-            f"{text}\nsaved; next:\n  {shlex.join(['shardwise', 'verify', str(arguments.output), arguments.target])}\n"
-        )
+        plan = str(arguments.output)
+        commands = (["code", plan], ["verify", plan, arguments.target])
+        return f"{text}\nsaved; next:\n" + "".join(f"  {shlex.join(['shardwise', *words])}\n" for words in commands)
     hints = {"output": "--output plan.json saves it", "report": "--report plan.html draws it", "all": "--all lists all"}
     return f"{text}\nnext: {', '.join(hint for option, hint in hints.items() if not getattr(arguments, option))}\n"
 

@@ -18,6 +18,8 @@ from shardwise.lowering.sharding import Kind
 
 #: How many of the tensors alive at the peak are kept by name.
 _NAMED: Final = 20
+#: The kind of rows of what moves between the memories of host and device.
+TRANSFER: Final = "host-transfer"
 PARTS: Final = ("op", "source", "kind", "region")
 
 
@@ -45,7 +47,7 @@ class Moved:
 class Row:
     """A kernel or a collective: what it is, where it is from, and seconds in the whole step, overlapped ones included."""
 
-    kind: str  # "compute", or the kind of collective
+    kind: str  # "compute", "host-transfer", or the kind of collective
     op: str
     source: str
     region: str
@@ -61,8 +63,8 @@ class Row:
 @dataclass(frozen=True)
 class Predicted:
     """The prediction for a plan on hardware. The step time ``time_s`` is between ``overlapped_s`` (all communication overlaps
-    with compute) and ``serial_s`` (none does). ``utilization`` is the MFU. ``rows`` and ``curve`` (bytes at each point of the
-    program) are empty in a loaded plan."""
+    with compute) and ``serial_s`` (none does). ``utilization`` is the MFU. ``rows``, ``curve`` (bytes at each point of the
+    program) and ``allocations`` are empty in a loaded plan."""
 
     hardware: str
     time_s: float
@@ -77,6 +79,7 @@ class Predicted:
     collectives: tuple[Moved, ...]
     rows: tuple[Row, ...] = field(default=(), compare=False, repr=False)
     curve: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    allocations: tuple[Allocation, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def fits(self) -> bool:
@@ -131,8 +134,9 @@ class Predicted:
             raise PlanError("a loaded plan has the sums of its prediction only: plan again to take them apart")
 
     def to_json(self) -> dict[str, Any]:
-        data = asdict(replace(self, rows=(), curve=()))
-        del data["rows"], data["curve"]
+        data = asdict(replace(self, rows=(), curve=(), allocations=()))
+        for name in ("rows", "curve", "allocations"):
+            del data[name]
         return data
 
 
@@ -157,6 +161,7 @@ def predict(model: CostModel, lowered: Lowered) -> Predicted:
         collectives=tuple(_collectives(rows)),
         rows=tuple(sorted(rows, key=lambda row: row.point)),
         curve=tuple((curve * BLOCK).tolist()),
+        allocations=tuple(a for own in figures for a in own.allocations),
     )
 
 
@@ -181,7 +186,12 @@ def _rows(model: CostModel, term: Term, figures: Figures) -> Iterable[Row]:
         kernel = model.kernels[term.number]
         main = program.ops[kernel.main]
         point = max(life.point.get(k, 0) for k in (main.id, *kernel.roots))
-        yield Row("compute", main.kind, *place(main, kernel.region), figures.compute_ps * 1e-12, point=point)
+        where = place(main, kernel.region)
+        yield Row("compute", main.kind, *where, figures.compute_ps * 1e-12, point=point)
+        if kernel.transfers:
+            nbytes = figures.comm_ps * 1e-12 * model.cost.profile.host_bytes_per_s
+            times = figures.comm_ps * 1e-12, figures.overlapped_ps * 1e-12
+            yield Row(TRANSFER, main.kind, *where, *times, nbytes, point)
     for move in figures.reshards:
         op = program.ops[move.op]
         where, point = place(op, move.region), max(life.runs[op.id], default=0)

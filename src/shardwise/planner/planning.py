@@ -70,6 +70,7 @@ def plan(
     allow_infeasible: bool = False,
     microbatches: int | str | None = None,
     remat: bool | str | None = None,
+    offload: bool | str | None = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
     donate_argnums: Any = None,
@@ -99,7 +100,8 @@ def plan(
       method: ``"mcts"``, or one of ``shardwise.search.methods``: ``"beam"``, ``"greedy"``, ``"random"``, ``"exhaustive"``,
         ``"automap"``.
       progress: called with every improvement (``shardwise.search.run``) and the share of the budget that is spent;
-        ``"auto"`` shows them in a line of the terminal or notebook. An interrupt (Ctrl-C) keeps the best plan so far.
+        ``"auto"`` shows them in a line of the terminal, which moves while the search goes on, or in the notebook. An interrupt
+        (Ctrl-C) keeps the best plan so far.
       objective: what is minimized: ``"time"``, the step time of plans that fit; ``"memory"``, their peak memory; ``"devices"``,
         the number of devices, where slices of 1, 2, 4, ... devices of the topology's kind are tried.
       step_time_s: the longest step time, in seconds, of a plan for ``objective="memory"`` or ``"devices"``.
@@ -112,6 +114,8 @@ def plan(
       remat: loops and repeated blocks (layers, scanned or unrolled) keep only what they carry, and the backward pass recomputes
         the rest; with ``"gathers"`` the backward pass only gathers parameters of unrolled layers again, instead of keeping
         the copies of the forward pass; ``"auto"`` tries both, and without ``remat`` the latter is tried if nothing fits.
+      offload: whether the stacked state of the optimizer is in the memory of the host, from which each layer's part is fetched
+        and sent back; ``"auto"`` tries it if nothing fits otherwise.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
 
     >>> import jax, shardwise
@@ -151,6 +155,7 @@ def plan(
         allow_infeasible=allow_infeasible,
         microbatches=microbatches,
         remat=remat,
+        offload=offload,
         static_argnums=static_argnums,
         static_argnames=static_argnames,
         donate_argnums=donate_argnums,
@@ -165,7 +170,7 @@ def asked_of(**options: Any) -> Asked:
     jit = JitOptions(
         **{f"{how}_arg{by}": options.pop(f"{how}_arg{by}") for how in ("static", "donate") for by in ("nums", "names")}
     )
-    wanted = Wanted(options.pop("microbatches"), options.pop("remat"))
+    wanted = Wanted(*(options.pop(name) for name in ("microbatches", "remat", "offload")))
     return Asked.of(search=search, jit=jit, wanted=wanted, **options)
 
 
@@ -177,6 +182,8 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
         with ProgressLine() as line:
             return plan_asked(fn, args, kwargs, replace(asked, search=replace(asked.search, progress=line)))
+    if callable(begin := getattr(asked.search.progress, "begin", None)):
+        begin()
     with interruptible(), collector_paused(), under_explicit(asked.mesh):
         # 1. Trace and analyze the function; find the roles of its arguments.
         variants = Variants(fn, args, dict(kwargs), asked.jit)
@@ -329,7 +336,7 @@ def assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequ
 
     def array(value: int) -> ArrayPlan:
         v, colors, spec = program.values[value], lowered.structure.colors[value], lowered.storage[value].spec(mesh)
-        return ArrayPlan(v.path, v.shape, v.dtype, spec, donated.get(value, False), colors)
+        return ArrayPlan(v.path, v.shape, v.dtype, spec, donated.get(value, False), colors, v.host)
 
     return Plan(
         function=traced.name,

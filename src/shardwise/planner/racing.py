@@ -5,7 +5,8 @@ search, and there are dozens of them.
 
 The idea: a bandit with optimism. All meshes get a *look*: the best of the named strategies there, without a search. Then arms
 are searched, the best first, shortly and then thoroughly. An arm is searched as long as it could win: as long as the fastest of
-its states would be the best, if it gained as much from a search as the luckiest arm so far did, in time and in memory.
+its states would be the best, if it gained as much from a search as the luckiest arm so far did, in time and in memory. A second
+search of an arm gains less than its first, so the gains of both are kept apart.
 
 Variants change the program, so the one that changes least comes first, and arms are searched shortly before another variant
 gets a look. It gets one only if a state was seen that does not fit, whose arguments alone do, and that could be faster than the
@@ -114,7 +115,7 @@ class Race:
         self.journal = Journal(self.asked.search, decisions_text)
         self._short: set[Arm] = set()  # arms that had a search, short or thorough
         self._full: set[Arm] = set()
-        self._gains = _Gains()
+        self._gains = {False: _Gains(), True: _Gains()}  # by whether an arm was searched before
 
     def run(self, anyway: bool) -> Outcome:
         first, *others = self.asked.wanted.variants(self.variants[AS_IS].traced, self.asked.roles)
@@ -131,6 +132,10 @@ class Race:
             fits = self.best_arm is not None and self.best_arm.best.fits
             if (self.asked.wanted.open or not fits) and not self.journal.interrupted:
                 self.vary(others)
+                self.search()
+            fits = self.best_arm is not None and self.best_arm.best.fits
+            if not fits and not self.journal.interrupted:
+                self.vary(self.asked.wanted.variants(self.variants[AS_IS].traced, self.asked.roles, offload=True))
                 self.search()
             if not self.arms and not self.failed:
                 if not anyway:
@@ -166,9 +171,10 @@ class Race:
         captured = self.variants[variant]
         if not anyway and self._is_hopeless(captured):
             return new
-        for placement in placed:
+        for number, placement in enumerate(placed):
             if self.journal.interrupted:
                 break
+            self.journal.stage = f"looking at mesh {number + 1} of {len(placed)}" if len(placed) > 1 else ""
             try:
                 arm = Arm(captured, placement, self.asked, self.journal, quick)
             except ShardwiseError as error:
@@ -200,7 +206,9 @@ class Race:
             self._note(arm.captured.variant)
 
     def _search(self, done: set[Arm], short: bool) -> None:
-        for arm in sorted(self.arms, key=_rank):
+        order = sorted(self.arms, key=_rank)
+        for number, arm in enumerate(order):
+            self.journal.stage = f"{len(order) - number} of {len(order)} meshes left" if len(order) > 1 else ""
             best, shared = self.best_arm, self.journal.budget
             assert best is not None
             if self.journal.interrupted or (shared.empty and best.best.ended):
@@ -211,8 +219,8 @@ class Race:
             if short:
                 evaluations = math.ceil(budget.evaluations * _SHORT_SHARE / len(self.arms))
                 budget = replace(budget, evaluations=evaluations, patience=min(_SHORT, budget.patience))
-            before = arm.best
-            self._gains.note(before, arm.search(budget, quick=short))
+            before, again = arm.best, arm in self._short
+            self._gains[again].note(before, arm.search(budget, quick=short))
             done.add(arm)
             self._short.add(arm)
             self._carry_over(arm)
@@ -228,23 +236,24 @@ class Race:
         if arm.hopeless:
             return False
         usable = arm.inquiry.model.usable_blocks
-        hoped = (self._gains.applied(cost) for _, cost in arm.states())
+        hoped = (self._gains[arm in self._short].applied(cost) for _, cost in arm.states())
         return any(best.goal.rank(cost, usable) < best.rank for cost in hoped)
 
     # Variants.
 
     def vary(self, others: Sequence[Variant]) -> None:
         """Looks at further variants, with and without remat, as long as one could be faster than what fits."""
-        last: dict[bool | str, list[Arm]] = {False: list(self.arms)}  # the arms of the variant that was looked at last
+        like = [arm for arm in self.arms if any(arm.captured.variant.offload == other.offload for other in others)]
+        last: dict[bool | str, list[Arm]] = {False: like}  # the arms of the variant that was looked at last
         stopped: set[bool | str] = set()
         for variant in others:
             if self.asked.searches:
                 self._search(self._short, short=True)  # what fits already is the limit for further variants
             remat = variant.remat
-            if not remat and not last[False] and self._limit_ps() < math.inf:
+            if not remat and not variant.offload and not last[False] and self._limit_ps() < math.inf:
                 last[False] = self.look(AS_IS, self._best_meshes()[:1], anyway=True)
             arms = last.get(remat) or last.get(GATHERS) or last[False]
-            if remat in stopped or variant.microbatches < self._needed(remat, last.get(remat, [])):
+            if remat in stopped or variant.microbatches < self._needed(variant, last.get(remat, [])):
                 continue
             placed = self._promising(arms, remat) if arms else self._best_meshes()
             near = self._near_best(arms) if not placed and variant.microbatches > 2 else []
@@ -276,10 +285,12 @@ class Race:
         limit = (1 + _NEAR) * self._limit_ps()
         return self._best_meshes() if any(a.best.fits and a.best.total.time_ps < limit for a in arms) else []
 
-    def _needed(self, remat: bool | str, arms: Sequence[Arm]) -> float:
+    def _needed(self, variant: Variant, arms: Sequence[Arm]) -> float:
         """The fewest micro-batches in which a state could fit that is faster than the best so far."""
-        bounded = (False, GATHERS) if remat == GATHERS else (remat,)  # the bound does not count copies of parameters
-        counts = [v.microbatches * share for v, share in self.hopeless.items() if v.remat in bounded]
+        # The bound does not count copies of parameters.
+        bounded = (False, GATHERS) if variant.remat == GATHERS else (variant.remat,)
+        same = [v for v in self.hopeless if v.remat in bounded and v.offload == variant.offload]
+        counts = [v.microbatches * self.hopeless[v] for v in same]
         limit = self._limit_ps()
         parts = [c.microbatches for arm in arms for c in arm.candidates(limit) if c.in_parts_ps < limit]
         return max([*counts, min(parts, default=0)])

@@ -19,6 +19,7 @@ from shardwise.ir.paths import find_paths
 from shardwise.tactics.roles import NAME_THEM, Roles
 from shardwise.transforms.gathers import gather_again
 from shardwise.transforms.microbatch import microbatched
+from shardwise.transforms.offload import offload
 from shardwise.transforms.remat import rematerialize
 
 AUTO: Final = "auto"
@@ -32,11 +33,13 @@ _MOST_PARTS: Final = 64
 class Variant:
     """``microbatches``: the number of parts in which the batch is computed, one after the other; ``batch``: the paths of its
     arguments, whose first dimension is the examples. ``remat``: whether loops and repeated blocks are computed again in the
-    backward pass, or with ``GATHERS`` parameters are gathered again there."""
+    backward pass, or with ``GATHERS`` parameters are gathered again there. ``offload``: the paths of the optimizer's state, of
+    which the stacks are in the memory of the host."""
 
     microbatches: int = 1
     batch: tuple[str, ...] = ()
     remat: bool | str = False
+    offload: tuple[str, ...] = ()
 
     def lines(self) -> tuple[str, ...]:
         """Returns a description, empty for the unchanged program."""
@@ -48,12 +51,15 @@ class Variant:
             lines.append("the backward pass gathers parameters again")
         elif self.remat:
             lines.append("loops and repeated blocks keep their carry, and compute the rest again")
+        if self.offload:
+            lines.append("the optimizer's stacked state is in the memory of the host, and fetched layer by layer")
         return tuple(lines)
 
     def __str__(self) -> str:
         parts = [f"{self.microbatches} micro-batches"] if self.microbatches > 1 else []
         again = ["parameters gathered again"] if self.remat == GATHERS else ["rematerialized"] if self.remat else []
-        return ", ".join(parts + again) or "as it is"
+        host = ["state in host memory"] if self.offload else []
+        return ", ".join(parts + again + host) or "as it is"
 
 
 #: The unchanged program.
@@ -62,11 +68,12 @@ AS_IS: Final = Variant()
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The requested variants: a number or ``"auto"``; true, false, ``"gathers"`` or ``"auto"``. None is the unchanged
-    program, which may gather parameters again if it does not fit otherwise."""
+    """The requested variants: a number or ``"auto"``; true, false, ``"gathers"`` or ``"auto"``; true, false or ``"auto"``. None
+    is the unchanged program, which may gather parameters again if it does not fit otherwise."""
 
     microbatches: int | str | None = None
     remat: bool | str | None = None
+    offload: bool | str | None = None
 
     def __post_init__(self) -> None:
         count, problems = self.microbatches, []
@@ -74,16 +81,26 @@ class Wanted:
             problems.append(f"microbatches is a whole number above zero or 'auto', not {count!r}")
         if self.remat not in (None, False, True, GATHERS, AUTO):
             problems.append(f"remat is True, False, 'gathers' or 'auto', not {self.remat!r}")
+        if self.offload not in (None, False, True, AUTO):
+            problems.append(f"offload is True, False or 'auto', not {self.offload!r}")
         if problems:
             raise VariantError("; ".join(problems))
 
     @property
     def open(self) -> bool:
         """Whether the function may be changed as is best."""
-        return AUTO in (self.microbatches, self.remat)
+        return AUTO in (self.microbatches, self.remat, self.offload)
 
-    def variants(self, traced: Traced, roles: Roles) -> list[Variant]:
-        """Returns the variants to try, those with fewer parts first."""
+    def variants(self, traced: Traced, roles: Roles, offload: bool = False) -> list[Variant]:
+        """Returns the variants to try, those with fewer parts first; with ``offload`` those that are tried where none of them
+        fits."""
+        if offload and self.offload != AUTO:
+            return []
+        state = roles.get("optimizer", ()) if offload or self.offload is True else ()
+        if self.offload is True and not state:
+            raise VariantError(f"offload needs to know which arguments are the optimizer's state: {NAME_THEM}")
+        if offload and not state:
+            return []
         open_remat: dict[bool | str | None, list[bool | str]] = {None: [False, GATHERS], AUTO: [False, GATHERS, True]}
         remat = open_remat.get(self.remat) or [self.remat or False]
         counts, paths = [1], tuple[str, ...]()
@@ -95,7 +112,7 @@ class Wanted:
             except VariantError:
                 if self.microbatches != AUTO:
                     raise
-        return [Variant(count, paths if count > 1 else (), again) for count in counts for again in remat]
+        return [Variant(count, paths if count > 1 else (), again, state) for count in counts for again in remat]
 
 
 def batch_of(traced: Traced, roles: Roles) -> tuple[tuple[str, ...], int]:
@@ -132,6 +149,12 @@ def trace_variant(
         traces[variant.remat] = (gather_again if variant.remat == GATHERS else rematerialize)(traces[False])
     traced, count = traces[variant.remat], variant.microbatches
     try:
-        return microbatched(traced, variant.batch, count) if count > 1 else traced
+        traced = microbatched(traced, variant.batch, count) if count > 1 else traced
     except VariantError as error:
         raise VariantError(f"{traced.name} cannot be computed in {count} micro-batches: {error}") from None
+    if not variant.offload:
+        return traced
+    arguments = [leaf.path for leaf in traced.arguments]
+    return offload(
+        traced, {path for state in variant.offload for path in find_paths(state, arguments, what="argument")}
+    )

@@ -342,3 +342,15 @@ def test_empty_scalar_and_zero_sized_programs_are_fine(fn, args) -> None:
     check_program(analysis.program)
     assert str(analysis)
     assert analysis.to_json()["counts"]["conflicts"] == 0
+
+
+def test_a_device_put_of_a_tree_is_one_op_for_each_array() -> None:
+    """One op of 30 arrays would have a candidate for every pair of their dimensions on two axes."""
+
+    def copied(tree):
+        return jax.tree.map(jnp.sin, jax.device_put(tree))
+
+    arrays = [shape(8, 4 + k) for k in range(30)]
+    analysis = shardwise.analyze(copied, arrays)
+    puts = [op for op in analysis.program.ops if op.kind == "device_put"]
+    assert len(puts) == 30 and all(len(op.operands) == len(op.results) == 1 for op in puts)

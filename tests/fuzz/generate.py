@@ -314,7 +314,7 @@ class Drawn:
     def run(self, param: Param) -> list[Any]:
         """The values that no later step takes."""
         floats, ints = [param(s) for s in self.shapes], [param((6,), jnp.int32)]
-        used: set[int] = set()
+        used: dict[int, Any] = {}  # by number; held, or a later value could get the number of one that is gone
         made: list[Any] = []
         ops = Ops(param, self.graded)
         for kind, a, b, i, j in self.steps:
@@ -331,7 +331,7 @@ class Drawn:
             new = getattr(ops, kind)(x, y, n, i, j)
             if new is None or new.ndim > RANK or new.size > ELEMENTS or (new.size == 0 and x.size and n.size):
                 continue
-            used |= {id(x), id(y), id(n)}
+            used |= {id(v): v for v in (x, y, n)}
             (floats if new.dtype == jnp.float32 else ints).append(new)
             made.append(new)
         results = [v for v in made if id(v) not in used] or made

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import random
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -305,3 +306,14 @@ def test_slices_of_slices_clamp_each_start(starts: tuple[int, int]) -> None:
         decisions = [Shard(group.colors, "x", padded=padded) for group in analysis.groups if group.matters]
         plan = plan_decisions(traced, analysis, MeshAxes.of({"x": 4}), decisions)
         assert not differences(fn(*args), plan.jit(fn)(*args))
+
+
+def test_a_program_has_the_same_results_whenever_it_is_traced() -> None:
+    """Results are the values that no later step takes. Here a step takes a reshaped value, which nothing else holds."""
+    rng, results = random.Random(0), set()
+    for _ in range(60):
+        garbage = [object() for _ in range(rng.randrange(2000))]
+        del garbage[::2]
+        fn, shapes = draw(11482).function()
+        results.add(tuple(out.shape for out in jax.tree.leaves(jax.eval_shape(fn, *shapes))))
+    assert results == {((), (8,), (16,), (5,))}

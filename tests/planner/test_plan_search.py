@@ -274,3 +274,13 @@ def test_a_short_search_is_no_worse_than_the_named_strategies() -> None:
     assert shardwise.plan(program.fn, *program.args, budget_s=0, **where).search.evaluations <= 2
     longer = shardwise.plan(program.fn, *program.args, budget_evals=300, **where)
     assert longer.predicted.time_s < longer.baselines[0].time_s
+
+
+def test_a_step_that_takes_no_time_is_planned(tmp_path: Path) -> None:
+    """An identity has no kernel: nothing is divided by its step time."""
+    x = jax.ShapeDtypeStruct((64, 8), "float32")
+    made = shardwise.plan(lambda x: {"same": x}, x, mesh={"data": 2, "model": 4}, topology="v5e:2x4")
+    assert made.predicted.time_s == 0 and str(made)
+    made.timeline(tmp_path / "step.json")
+    made.report(tmp_path / "page.html")
+    assert json.loads((tmp_path / "step.json").read_text())["traceEvents"]

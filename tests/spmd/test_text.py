@@ -274,3 +274,12 @@ def test_a_loaded_plan_needs_its_function(plan: shardwise.Plan, tmp_path: Path) 
     assert "device-local" not in loaded.explain("up")
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in plan.arguments]
     assert loaded.bind(mlp, *shapes).program() == plan.program()
+
+
+def test_a_border_whose_path_leaves_no_room_has_a_row() -> None:
+    """An argument has nothing to show below its name."""
+    line = Line(
+        "argument", 0, "variables/" + "Attention_0/" * 3 + "key/kernel", "bf16[16·data,4,8·model]", source="model.py:8"
+    )
+    (row,) = laid_out([line], 60)
+    assert row.split() == [line.name, line.type, line.source]

@@ -115,3 +115,17 @@ def test_the_order_of_tactics_does_not_matter(target: str) -> None:
         plan = shardwise.plan(program.fn, *program.args, mesh={"data": 2, "model": 4}, tactics=tactics)
         specs.append({a.path: a.spec for a in plan.arguments})
     assert specs[0] == specs[1] and any(("model",) in spec for spec in specs[0].values())
+
+
+def test_a_part_of_a_parameter_is_nothing_to_shard() -> None:
+    """The second half of a dimension is made by one product and contracted by another, and no parameter has it alone."""
+
+    def loss(w, x):
+        first = w["a"].reshape(16, 8, 4)
+        h = jnp.einsum("bi,ijk->bjk", x, first)
+        return jnp.sum(jnp.einsum("bjk,jkl->bl", jax.nn.relu(h), w["b"].reshape(8, 4, 16)) ** 2)
+
+    w = {"a": shape(16, 32), "b": shape(32, 16)}
+    where = {"mesh": {"model": 4}, "tactics": [Megatron("model")], "roles": {"params": "w"}}
+    plan = shardwise.plan(jax.grad(loss), w, shape(8, 16), **where)
+    assert plan.array("w/a").spec == ((), ("model",)) and plan.array("w/b").spec == (("model",), ())

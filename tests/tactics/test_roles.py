@@ -231,7 +231,7 @@ def test_a_batch_that_is_stacked_for_a_loop() -> None:
 
 
 def test_nothing_to_go_by() -> None:
-    assert inferred(lambda x: x * 2, shape(64, 8)) == {"optimizer": ("x",)}
+    assert inferred(lambda x: x * 2, shape(64, 8)) == {}
     assert inferred(lambda x: x.sum(), shape(64, 8)) == {}
 
 
@@ -265,6 +265,42 @@ def test_a_plan_has_them(tmp_path: Any) -> None:
     with pytest.raises(sw.PlanError, match="no argument has the path 'nothing'"):
         sw.load_plan(tmp_path / "plan.json")
     assert sw.compare(step, PARAMS, MOMENTS, X, Y, mesh={"data": 4}, tactics="dp,fsdp").rows
+
+
+def test_a_batch_that_is_split_into_micro_batches() -> None:
+    def step(params, x, y):
+        def add(total, part):
+            return jax.tree.map(jnp.add, total, jax.grad(loss_of)(params, *part)), None
+
+        parts = tuple(a.astype("float32").reshape(4, -1, a.shape[-1]) for a in (x, y))
+        total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), parts)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, total)
+
+    args = PARAMS, shape(256, 16, dtype="bfloat16"), Y
+    assert inferred(step, *args) == {"batch": ("x", "y"), "params": ("params",)}
+    plan = sw.plan(step, *args, mesh={"data": 2, "model": 4}, tactics="dp:data,megatron:model")
+    assert plan["params/up"] == P(None, "model")
+    products = [op.id for op in plan.inquiry.analysis.program.ops if op.kind == "dot_general"]
+    assert products and all((0,) in plan.sharded.factors[op] for op in products)
+
+
+def test_without_gradients_the_batch_is_not_contracted() -> None:
+    def smooth(step, noise, x):
+        def predict(m, y):
+            m = step @ m + noise @ y
+            return m, m
+
+        return jax.vmap(lambda ys: jax.lax.scan(predict, jnp.zeros(4), ys)[1])(x)
+
+    assert inferred(smooth, shape(4, 4), shape(4, 4), shape(64, 30, 4))["batch"] == ("x",)
+
+
+def test_a_state_without_parameters_is_no_optimizer() -> None:
+    def simulate(x, v):
+        pull = jnp.sum(x[None] - x[:, None], 1)
+        return x + v, v + pull
+
+    assert inferred(simulate, shape(64, 3), shape(64, 3)) == {}
 
 
 def test_what_needs_a_role_that_nothing_has_says_so() -> None:

@@ -2,7 +2,8 @@
 
 Libraries define primitives to give a function other transformation rules (Equinox does so throughout); what they compute is
 ordinary JAX code, and their implementation can be traced. A ``while`` with one condition per example, from ``vmap``, is
-expanded as in JAX's lowering, a linear solve to its solve, and a ``scan`` of length one to its body.
+expanded as in JAX's lowering, a linear solve to its solve, a ``scan`` of length one to its body, and a ``device_put`` of many
+arrays to one of each.
 """
 
 from __future__ import annotations
@@ -101,8 +102,26 @@ def _one_trip(equation: Any) -> Any | None:
     return internals.ClosedJaxpr(expanded, internals.split_jaxpr(p["jaxpr"])[1])
 
 
+def _one_by_one(equation: Any) -> Any | None:
+    """Expands a ``device_put`` of several arrays, whose shardings have nothing to do with each other, to one of each; None for
+    a single one."""
+    if len(equation.invars) == 1:
+        return None
+
+    def run(*operands: Any) -> list[Any]:
+        each = [{name: (value[k],) for name, value in equation.params.items()} for k in range(len(operands))]
+        return [equation.primitive.bind(x, **params)[0] for x, params in zip(operands, each, strict=True)]
+
+    return internals.trace_in_place(equation, run)
+
+
 #: Primitives that are expanded, and how.
-EXPANDED: Final = {"while": _one_condition, "custom_linear_solve": _solve, "scan": _one_trip}
+EXPANDED: Final = {
+    "while": _one_condition,
+    "custom_linear_solve": _solve,
+    "scan": _one_trip,
+    "device_put": _one_by_one,
+}
 
 
 def implementation(equation: Any) -> Any | None:

@@ -193,6 +193,31 @@ class Analysis:
         return tuple(tuple(colors[n] if n >= 0 else -1 for n in nodes) for nodes in self.value_nodes)
 
     @cached_property
+    def leading_colors(self) -> dict[int, int]:
+        """By argument: the color of its first dimension that no loop runs over, -1 where there is none. Of a dimension that is
+        split for a loop, as a batch into micro-batches, it is the color of what one trip has.
+
+        >>> {analysis.program.label(v): color for v, color in analysis.leading_colors.items()}
+        {'x': 0, 'w': 1}
+        """
+        names, arguments = self.names, self.program.argument_of
+        trips = set(names.color[names.trip].tolist())
+        rest: dict[
+            tuple[int, int], int
+        ] = {}  # by argument and color of a loop: the color of the rest of that dimension
+        for op in self.program.ops:
+            if op.kind == "reshape" and op.rule is not None and op.operands[0] in arguments:
+                colors = names.factor_colors(op.id)
+                for major, *minor in (dim for dim in op.rule.operands[0] if dim):
+                    if minor and colors[major] in trips:
+                        rest[arguments[op.operands[0]], colors[major]] = colors[minor[0]]
+        leading = {}
+        for a in self.program.arguments:
+            dims = (rest.get((a.value, c), c) for c in self.value_colors[a.value])
+            leading[a.value] = next((c for c in dims if c not in trips), -1)
+        return leading
+
+    @cached_property
     def conflicts(self) -> tuple[Conflict, ...]:
         """All conflicts, in program order.
 

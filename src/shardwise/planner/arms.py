@@ -100,7 +100,9 @@ class Arm:
     def scaling(self) -> float:
         """The step time over that of perfect scaling: the compute of one device, divided by the number of devices."""
         cost = self._searcher.unsharded
-        return self.best.total.time_ps * self.placement.mesh.devices / cost.compute_ps if cost else 1.0
+        return (
+            self.best.total.time_ps * self.placement.mesh.devices / cost.compute_ps if cost and cost.compute_ps else 1.0
+        )
 
     def search(self, budget: Budget, quick: bool) -> Decided:
         """Applies the tactics with a budget, and returns the best result so far."""

@@ -121,4 +121,5 @@ def _row(line: Line, end: str, columns: tuple[int, int], room: int) -> str:
     below = textwrap.wrap(
         rights[1], room, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False
     )
-    return "\n".join([compact.rstrip(), *below[:-1], f"{below[-1]:<{room}}{end}"]).rstrip()
+    *above, last = [compact.rstrip(), *below]
+    return "\n".join([*above, f"{last:<{room}}{end}"]).rstrip()

@@ -3,14 +3,15 @@
 - An argument *comes back* if an output of its shape, dtype and colors depends on it. Outputs are matched once, in order; one
   floating-point scalar is always left over, for a loss.
 - The *batch* has one color in its first dimension that no loop runs over: of these dimensions of all arguments, the one that
-  most products have. A color of arguments that come back is not the batch's if a product contracts it: the gradient of a
-  parameter sums over the batch, and no parameter has the batch's dimension. Arrays that are addressed by the batch, and added
-  up by the same indices (nodes of a graph, by its edges), belong to it.
+  most products have; where no argument comes back, and no gradient is taken then, one that no product contracts. A color of
+  arguments that come back is not the batch's if a product contracts it: the gradient of a parameter sums over the batch, and
+  no parameter has the batch's dimension. Arrays that are addressed by the batch, and added up by the same indices (nodes of a
+  graph, by its edges), belong to it.
 - *Params* are floating-point arguments that come back, without the batch's dimension, and influence both a product and an
   output that replaces no argument. So are those that do not come back (inference, frozen layers): the operands of products,
   tables that a gather looks into, and arguments that have only dimensions of these.
 - A *cache* comes back and has the batch's dimension; integers that do are the batch, as the tokens that a decoding step returns
-  for the next one. The *optimizer* is whatever else comes back.
+  for the next one. The *optimizer* is whatever else comes back, where there are params.
 
 Weak: the batch of a step that carries a state with the batch's dimension and also takes gradients is not found. Where a step
 returns no loss, moments that are orthogonalized by products (Muon) look like parameters. A table of positions that is added to
@@ -74,16 +75,15 @@ def complete_roles(analysis: Analysis, stated: RolesLike | None) -> Roles:
 class _Inference:
     """Infers roles. A set of arguments is an integer, of which bit k is argument number k.
 
-    ``leading`` is, by argument, the color of its first dimension that no loop runs over, -1 where there is none; ``pairs``, by
-    argument, the output that replaces it; ``returned`` the colors of these arguments.
+    ``leading`` are the colors in which the batch is looked for (``Analysis.leading_colors``); ``pairs``, by argument, the
+    output that replaces it; ``returned`` the colors of these arguments.
     """
 
     def __init__(self, analysis: Analysis):
         self.analysis, self.program, self.colors = analysis, analysis.program, analysis.value_colors
         self.arguments = [self.program.values[a.value] for a in self.program.arguments]
         self.heavy = [op for op in self.program.ops if op.unit in HEAVY and op.rule is not None]
-        trips = set(analysis.names.color[analysis.names.trip].tolist())
-        self.leading = {v.id: next((c for c in self.colors[v.id] if c not in trips), -1) for v in self.arguments}
+        self.leading = analysis.leading_colors
         self.depends = self._depends()
         self.pairs = self._pairs()
         self.returned = {c for v in self.pairs for c in self.colors[v]}
@@ -129,9 +129,9 @@ class _Inference:
         shown = {self.colors[o][0] for o in self.program.outputs if self.colors[o]}
         conflicting = set(self.analysis.names.color[self.analysis.conflict_table.first].tolist())
 
-        def rank(color: int) -> tuple[int, bool, bool, bool, int]:
+        def rank(color: int) -> tuple[bool, int, bool, bool, bool, int]:
             plain = (color not in contracted, color in shown, color not in conflicting)
-            return products[color], *plain, leading.count(color)
+            return not self.pairs and plain[0], products[color], *plain, leading.count(color)
 
         able = [c for c in dict.fromkeys(leading) if products[c] and not (c in self.returned and c in contracted)]
         return max(able, key=rank) if able else None
@@ -184,7 +184,7 @@ class _Inference:
                 roles["params"].append(v.path)
             else:
                 roles["optimizer"].append(v.path)
-        return roles
+        return roles if roles["params"] else roles | {"optimizer": []}
 
     def _frozen(self, batch_colors: set[int]) -> set[int]:
         """Returns the arguments that look like parameters: they lack the batch's dimension and share those of products."""

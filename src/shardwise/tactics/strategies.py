@@ -177,7 +177,8 @@ class Megatron(Listed):
         inner = inner_colors(context, context.role("params", "Megatron"))
         groups: dict[int, int] = {}
         for color in sorted(inner):
-            groups.setdefault(context.analysis.colors[color].group, color)
+            if _covered(context, color):  # not of a part of a parameter alone, which is reshaped for its product
+                groups.setdefault(context.analysis.colors[color].group, color)
         return sorted(groups.values(), key=lambda color: -_covered_bytes(context, color))
 
     def _price(self, context: Context, color: int) -> tuple[float, int]:

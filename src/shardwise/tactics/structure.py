@@ -21,14 +21,12 @@ from shardwise.tactics.tactic import Context
 def batch_colors(context: Context, dim: int | None, tactic: str) -> list[int]:
     """Returns the colors of a dimension of the batch; without ``dim`` of the first that no loop runs over."""
     analysis = context.analysis
-    loops = set(analysis.names.color[analysis.names.trip].tolist())
     numbers: dict[int, None] = {}
     for value in context.role("batch", tactic):
-        dims = [
-            d for d, c in enumerate(analysis.value_colors[value.id]) if (c not in loops if dim is None else d == dim)
-        ]
-        colors = [analysis.color_of(value.path, d) for d in dims[:1]]
-        numbers |= dict.fromkeys(color.id for color in colors if color is not None)
+        colors = analysis.value_colors[value.id]
+        found = analysis.leading_colors[value.id] if dim is None else colors[dim] if dim < len(colors) else -1
+        if found >= 0:
+            numbers[found] = None
     if not numbers:
         which = "first dimension" if dim is None else f"dimension {dim}"
         raise DecisionError(f"{tactic}: no batch argument has a {which} larger than one")

@@ -89,7 +89,7 @@ def variant_changes(variants: Variants, variant: Variant, wanted: Wanted, roles:
 
     if wanted.remat is None:
         yield change("remat", "remat=True", replace(variant, remat=True))
-    if wanted.microbatches is not None:
+    if wanted.microbatches is not None or variant.stages > 1:
         return
     _, *others = Wanted(AUTO).variants(variants[AS_IS].traced, roles)
     parted = [replace(variant, microbatches=other.microbatches, batch=other.batch) for other in others]

@@ -31,9 +31,9 @@ from shardwise.hardware.layout import Placement, placements
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Pin
 from shardwise.planner.arms import Arm, Decided
-from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes
+from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes, with_stages
 from shardwise.planner.inquiry import Captured, Rival, Settled, Variants, decisions_text
-from shardwise.planner.mesh import carried_names, carried_over, cuts, exchanged, splits
+from shardwise.planner.mesh import carried_names, carried_over, cuts, exchanged, outer_sizes, splits
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.bounds import finest, peak_bound
 from shardwise.search.goal import thinned
@@ -111,17 +111,22 @@ class Race:
 
     def __post_init__(self) -> None:
         self.placed, self.is_open = candidate_meshes(self.asked)
+        self.asked = with_stages(self.asked, self.placed)
         self.journal = Journal(self.asked.search, decisions_text)
         self._short: set[Arm] = set()  # arms that had a search, short or thorough
         self._full: set[Arm] = set()
         self._gains = _Gains()
 
     def run(self, anyway: bool) -> Outcome:
-        first, *others = self.asked.wanted.variants(self.variants[AS_IS].traced, self.asked.roles)
+        wanted, traced, roles = self.asked.wanted, self.variants[AS_IS].traced, self.asked.roles
+        pipelines = wanted.pipelines(traced, roles, outer_sizes(self.placed))
+        first, *others = pipelines[:1] if wanted.piped else wanted.variants(traced, roles)
         captured = self.variants[first]
         check_manual_axes(captured.analysis.program, [p.mesh for p in self.placed])
         try:
             self.look(first, self.placed)
+            if wanted.piped:
+                self.pipe(pipelines[1:])
             self.search()
             if self._could_gain_by_splits():
                 parts = splits(self.placed[0], captured.analysis.groups)
@@ -131,6 +136,8 @@ class Race:
             fits = self.best_arm is not None and self.best_arm.best.fits
             if (self.asked.wanted.open or not fits) and not self.journal.interrupted:
                 self.vary(others)
+                if not wanted.piped:
+                    self.pipe(pipelines)
                 self.search()
             if not self.arms and not self.failed:
                 if not anyway:
@@ -262,6 +269,27 @@ class Race:
                 arm.search(Budget(evaluations=0), quick=False)  # all named strategies
             if self.journal.interrupted:
                 return
+
+    def pipe(self, pipelines: Sequence[Variant]) -> None:
+        """Looks at pipelines on meshes with an axis of their size: with more and more micro-batches as long as a look gets
+        better."""
+        last = {(arm.captured.variant.stages, arm.captured.variant.remat): arm.best.rank for arm in self.arms}
+        stopped: set[tuple[int, bool | str]] = set()
+        for variant in pipelines:
+            kind = variant.stages, variant.remat
+            placed = [p for p in self._best_meshes() if self.asked.wanted.piped or variant.stages in p.mesh.sizes]
+            if kind in stopped or not placed or self.journal.interrupted:
+                continue
+            try:
+                looked = self.look(variant, placed)
+            except VariantError as error:
+                self.tried[variant] = VariantTried(str(variant), why=str(error))
+                looked = []
+            best = min((arm.best.rank for arm in looked), default=None)
+            if best is None or best >= last.get(kind, (math.inf,)):
+                stopped.add(kind)
+            else:
+                last[kind] = best
 
     def _best_meshes(self) -> list[Placement]:
         best = dict.fromkeys(arm.placement for arm in sorted(self.arms, key=_rank))

@@ -20,6 +20,7 @@ from typing import Final
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.program import HEAVY, Value
 from shardwise.ir.rule import Kind
+from shardwise.ir.traits import STAGES
 from shardwise.lowering.storage import views
 
 #: A dimension of an argument: (path, dimension).
@@ -36,6 +37,12 @@ class Places:
     vocabularies: tuple[PathDim, ...] = ()
     experts: tuple[PathDim, ...] = ()
     edges: tuple[PathDim, ...] = ()
+
+
+def stage_colors(analysis: Analysis) -> list[int]:
+    """Returns the colors of the stages of a program's pipelines, which a name marks."""
+    marked = (op.results[0] for op in analysis.program.ops if op.kind == "name" and op.attribute("name") == STAGES)
+    return sorted({color for v in marked for color in analysis.value_colors[v] if color >= 0})
 
 
 def find_places(

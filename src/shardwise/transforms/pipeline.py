@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import Traced
+from shardwise.ir.traits import STAGES
 from shardwise.transforms.batch_roles import BatchAnalysis, BatchState, Role
 from shardwise.transforms.batch_walk import moved
 from shardwise.transforms.flat import Flat, emit, read_atoms, spliced, values_of
@@ -49,8 +50,6 @@ from shardwise.transforms.stages import Layers, Program
 
 #: In the loop over ticks: carries, sums of stacked results by layer, sums of carries that have left; None where there is none.
 _State = tuple[list[Any], list[Any], list[Any]]
-#: The name that marks the dimension of stages.
-STAGES: Final = "pipeline stages"
 
 
 def pipelined(traced: Traced, batch: Collection[str], parts: int, stages: int) -> Traced:

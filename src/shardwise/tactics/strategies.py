@@ -73,7 +73,7 @@ class Pipeline(Listed):
     >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(8, 512, 512), (4096, 512)])
     >>> plan = shardwise.plan(deep, w, x, mesh={"stage": 4}, tactics=[Pipeline("stage", microbatches=16)])
     >>> plan.spec("w"), [kind for kind, _ in plan.moved()]
-    (P('stage',), ['all-reduce', 'collective-permute'])
+    (P('stage',), ['collective-permute'])
     """
 
     microbatches: int | None

@@ -137,7 +137,7 @@ class _Pipeline:
             part = time - self._stage
             busy, part = (part >= 0) & (part < self._parts), jnp.clip(part, 0, self._parts - 1)
             carries = [
-                carry if k in layers.sums else self._sent(carry, enter(time))
+                carry if k in layers.staying else self._sent(carry, enter(time))
                 for k, (carry, enter) in enumerate(zip(carries, entering, strict=True))
             ]
             read = [old if row is None else row(part) for old, row in zip(residual, rows, strict=True)]

@@ -87,11 +87,17 @@ class Layers:
 
     @cached_property
     def sums(self) -> frozenset[int]:
-        """The carries to which every layer only adds: they need not be sent on."""
+        """The carries to which every layer only adds."""
         added = added_carries(self.step.equation)
-        return frozenset(
-            k for k, s in enumerate(self.carry_states) if s.role is Role.PARTIAL and added.get(k) == s.reducer
-        )
+        states = enumerate(self.carry_states)
+        return frozenset(k for k, s in states if s.role is Role.PARTIAL and added.get(k) == s.reducer)
+
+    @cached_property
+    def staying(self) -> frozenset[int]:
+        """The carries that are not sent on: sums, and those that are the same for every layer and micro-batch."""
+        inner = internals.split_jaxpr(self.step.equation.params["jaxpr"])[0]
+        ends = enumerate(zip(inner.invars[self.consts :], inner.outvars, self.carry_states, strict=False))
+        return self.sums.union(k for k, (old, new, s) in ends if old is new and s.role is Role.INVARIANT)
 
 
 def added_carries(equation: Any) -> dict[int, str]:

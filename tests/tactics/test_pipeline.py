@@ -61,6 +61,35 @@ def test_a_search_plans_the_other_axes() -> None:
     assert made.spec("w")[0] == "stage" and any(c.axes == ("data",) for c in made.collectives)
 
 
+def wide(params: Any, x: Any) -> Any:
+    def loss(params: Any) -> Any:
+        def layer(x: Any, p: Any) -> Any:
+            return x + jnp.tanh(x @ p[0]) @ p[1], None
+
+        return jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2)
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+
+@pytest.mark.parametrize("batch, piped", [(512, True), (2**17, False)])
+def test_a_search_keeps_a_pipeline_where_it_is_predicted_faster(batch: int, piped: bool) -> None:
+    """Over slow links: gradients of wide layers take longer than the activations of a small batch, and not of a large one."""
+    up, down = (jax.ShapeDtypeStruct(s, "float32") for s in [(8, 4096, 16384), (8, 16384, 4096)])
+    x = jax.ShapeDtypeStruct((batch, 4096), "float32")
+    options = dict(
+        topology="h100:8x4", mesh={"node": 4, "gpu": 8}, roles={"batch": "x", "params": "params"}, budget_evals=200
+    )
+    made = shardwise.plan(wide, (up, down), x, **options, pipeline="auto")
+    plain = shardwise.plan(wide, (up, down), x, **options)
+    assert (made.variant.stages == 4) == piped
+    assert (
+        (made.predicted.time_s < 0.8 * plain.predicted.time_s)
+        if piped
+        else made.spec("params/0") == plain.spec("params/0")
+    )
+    assert any("4 stages" in tried.variant for tried in made.search.variants)
+
+
 def test_what_cannot_be_done() -> None:
     with pytest.raises(PlanError, match="pipeline=2, but the axes of Pipeline have 4 devices"):
         plan("pipeline:stage", pipeline=2)

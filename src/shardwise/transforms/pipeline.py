@@ -27,7 +27,7 @@ micro-batch. Gradients are reduced over the batch in every tick.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -42,7 +42,7 @@ from shardwise.capture.trace import Traced
 from shardwise.ir.traits import STAGES
 from shardwise.transforms.batch_roles import BatchAnalysis, BatchState, Role
 from shardwise.transforms.batch_walk import moved
-from shardwise.transforms.flat import Flat, emit, read_atoms, spliced, values_of
+from shardwise.transforms.flat import Flat, Step, emit, read_atoms, spliced, values_of
 from shardwise.transforms.microbatch import cut_batch
 from shardwise.transforms.remat import read_elsewhere
 from shardwise.transforms.rows import REDUCERS, cut_rows, joined_rows
@@ -65,8 +65,17 @@ class _Pipelines:
 
     def __init__(self, program: Program):
         self._program, self._flat, self._layers = program, program.flat, program.layers
-        self._wanted = read_elsewhere(self._flat, self._layers, {})
         self._by_tick: dict[int, Any] = {}
+        # By operand of a loop and its role there: the number of its rows, where they are the same for every part.
+        self._repeated: dict[tuple[int, BatchState], int] = {}
+        for layers in self._layers.values():
+            states = (*layers.const_states, *layers.carry_states)
+            for atom, state in zip((*layers.constants, *layers.initial), states, strict=True):
+                if isinstance(atom, int) and state.role is Role.BATCH:
+                    rows = program.repeated(atom, state)
+                    self._repeated |= {} if rows is None else {(atom, state): rows}
+        self._rows = [step.part for step in program.steps]
+        self._wanted = read_elsewhere(self._flat, self._layers, {}).union(v for step in self._rows for v in step.reads)
 
     def run(self, *arrays: Any) -> list[Any]:
         """Returns the outputs of the function on arrays or tracers."""
@@ -82,12 +91,41 @@ class _Pipelines:
                     env |= self._pipelined(number, env)
         return read_atoms(env, flat.outputs)
 
+    def _repeated_rows(self, env: Mapping[int, Any], number: int) -> _Rows:
+        """Returns rows that are the same for every part."""
+        needed, steps = {number}, list[Step]()
+        for step in reversed(self._rows):
+            if needed.intersection(step.results):
+                steps.insert(0, step)
+                needed.update(step.reads)
+        made = {v for step in steps for v in step.results}
+
+        def compute(*sources: Any) -> Any:
+            values, given = dict[int, Any](), iter(sources)
+            for step in steps:
+                operands = [values[a] if isinstance(a, int) and a in made else next(given) for a in step.operands]
+                with step.inside_calls():
+                    values |= zip(step.results, internals.bind(step.equation, operands), strict=True)
+            return values[number]
+
+        outside = [a for step in steps for a in step.operands if not (isinstance(a, int) and a in made)]
+        return _Rows(tuple(map(jnp.asarray, read_atoms(env, outside))), compute)
+
     def _pipelined(self, number: int, env: Mapping[int, Any]) -> dict[int, Any]:
         """Returns the results of a loop over layers."""
         layers, program = self._layers[number], self._program
         needed = set(values_of(self._flat.outputs)) | self._flat.users.keys()
         ticked = {v: self._by_tick[v] for v in values_of(layers.scanned) if number in self._tick_readers(v)}
-        loop = _Pipeline(layers, program.analysis, program.stages)
+        operands = (
+            *zip(layers.constants, layers.const_states, strict=True),
+            *zip(layers.initial, layers.carry_states, strict=True),
+        )
+        repeated = {
+            (atom, state): self._repeated_rows(env, self._repeated[atom, state])
+            for atom, state in operands
+            if isinstance(atom, int) and (atom, state) in self._repeated
+        }
+        loop = _Pipeline(layers, program.analysis, program.stages, repeated)
         carried, stacked = loop.run(env, ticked, needed)
         results = dict(zip(layers.carried, carried, strict=True))
         for value, state, array in zip(layers.stacked, layers.stacked_states, stacked, strict=True):
@@ -102,14 +140,33 @@ class _Pipelines:
         return self._program.by_tick(value)[0] if value in self._by_tick else set()
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows that are the same for every part, computed from values without the batch."""
+
+    sources: tuple[Any, ...]
+    compute: Callable[..., Any]
+
+    def of_stages(self, stages: int) -> Any:
+        """Returns the rows once for each stage. It is the sources that are repeated: rows without a dimension of stages could
+        be sharded otherwise."""
+        return jax.vmap(self.compute)(*(jnp.broadcast_to(x, (stages, *x.shape)) for x in self.sources))
+
+
 class _Pipeline:
     """One loop over layers as a loop over ticks.
 
     Arrays are ``[stages, ...]`` and, where they differ from layer to layer of a stage, ``[layers of a stage, stages, ...]``.
     """
 
-    def __init__(self, layers: Layers, analysis: BatchAnalysis, stages: int):
-        self._layers, self._analysis = layers, analysis
+    def __init__(
+        self,
+        layers: Layers,
+        analysis: BatchAnalysis,
+        stages: int,
+        repeated: Mapping[tuple[int, BatchState], _Rows],
+    ):
+        self._layers, self._analysis, self._repeated = layers, analysis, repeated
         self._parts, self._stages = analysis.parts, stages
         self._depth = -(-layers.length // stages)
         self._stage = checkpoint_name(jnp.arange(stages, dtype=jnp.int32), STAGES)
@@ -122,8 +179,8 @@ class _Pipeline:
     ) -> tuple[list[Any], list[Any]]:
         """Returns the carried and the stacked results; those with the batch are stacked by tick, those not needed are None."""
         layers = self._layers
-        constants = list(map(self._constant, read_atoms(env, layers.constants), layers.const_states))
-        entering = list(map(self._entering, read_atoms(env, layers.initial), layers.carry_states))
+        constants = list(map(self._constant, layers.constants, read_atoms(env, layers.constants), layers.const_states))
+        entering = list(map(self._entering, layers.initial, read_atoms(env, layers.initial), layers.carry_states))
         is_ticked = [isinstance(atom, int) and atom in ticked for atom in layers.scanned]
         rows = [
             None if by_tick else self._rows(array, state)
@@ -141,8 +198,7 @@ class _Pipeline:
                 for k, (carry, enter) in enumerate(zip(carries, entering, strict=True))
             ]
             read = [old if row is None else row(part) for old, row in zip(residual, rows, strict=True)]
-            given = [constant(part) for constant in constants]
-            carries, sums, stacked = self._compute(given, carries, sums, read, busy, part)
+            carries, sums, stacked = self._compute(constants, carries, sums, read, busy, part)
             leaving = busy & (self._stage == self._last)
             totals = [
                 None if total is None else _where(leaving, REDUCERS[s.reducer][0](total, carry), total)
@@ -178,7 +234,7 @@ class _Pipeline:
 
     def _compute(
         self,
-        constants: list[Any],
+        constants: Sequence[Callable[[Any], Any] | _Rows],
         carries: list[Any],
         sums: list[Any],
         rows: list[Any],
@@ -187,13 +243,16 @@ class _Pipeline:
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Returns the carries, sums and stacked results of all stages after their layers."""
         layers = self._layers
+        # Rows that are the same for every part are computed by each layer, as the broadcasts that they are.
+        given = [x if isinstance(x, _Rows) else x(part) for x in constants]
         batched = [0 if s.role is Role.BATCH else None for s in layers.const_states]
         axes = (*batched, *(0 for _ in (*carries, *rows, part)))
         body: Callable[..., list[Any]] = jax.vmap(lambda *xs: internals.evaluate(self._body, xs), in_axes=axes)
 
         def layer(state: tuple[list[Any], list[Any]], row: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
             (carries, sums), (number, xs) = state, row
-            outputs = body(*constants, *carries, *xs, part)
+            operands = [x.of_stages(self._stages) if isinstance(x, _Rows) else x for x in given]
+            outputs = body(*operands, *carries, *xs, part)
             exists = self._stage * self._depth + number < layers.length if self._uneven else None
             adds = busy if exists is None else busy & exists
             masks = (adds if k in layers.sums else exists for k in range(layers.carries))
@@ -219,34 +278,42 @@ class _Pipeline:
             sides = (-1, 1, 0) if self._layers.reverse else (1, -1, 0)
             rest = [(0, 0, 0)] * (array.ndim - 1)
             shifted = jax.lax.pad(array, np.zeros((), array.dtype), [sides, *rest])
-        return _where(self._stage == self._first, entering[None], shifted)
+        return _where(self._stage == self._first, entering, shifted)
 
     # What comes in, and what goes out.
 
-    def _constant(self, array: Any, state: BatchState) -> Callable[[Any], Any]:
+    def _constant(self, atom: Any, array: Any, state: BatchState) -> Callable[[Any], Any] | _Rows:
         """Returns the function from the stages' micro-batches to what they read."""
+        if self._is_repeated(atom, state):
+            return self._repeated[atom, state]
         if state.role is not Role.BATCH:
-            return lambda part: array
+            return partial(_always, array)
         rows = cut_rows(self._analysis, jnp.asarray(array), state)
-        return lambda part: jax.vmap(partial(_index, rows))(part)
+        return jax.vmap(partial(_index, rows))
 
     def _rows(self, array: Any, state: BatchState) -> Callable[[Any], Any]:
         """Returns the function from the stages' micro-batches to what their layers scan over."""
         staged = self._staged(jnp.asarray(array))
         if state.role is not Role.BATCH:
-            return lambda part: staged
+            return partial(_always, staged)
         rows = cut_rows(self._analysis, staged, moved(state, 2))
-        return lambda part: jax.vmap(_index, in_axes=(2, 0), out_axes=1)(rows, part)
+        return partial(jax.vmap(_index, in_axes=(2, 0), out_axes=1), rows)
 
-    def _entering(self, array: Any, state: BatchState) -> Callable[[Any], Any]:
-        """Returns the function from a time to what then enters the first stage."""
+    def _is_repeated(self, atom: Any, state: BatchState) -> bool:
+        return isinstance(atom, int) and (atom, state) in self._repeated
+
+    def _entering(self, atom: Any, array: Any, state: BatchState) -> Callable[[Any], Any]:
+        """Returns the function from a time to what then enters the first stage, with a dimension of stages or of size one."""
+        if self._is_repeated(atom, state):
+            return lambda time: self._repeated[atom, state].of_stages(self._stages)
         array = jnp.asarray(array)
         if state.role is Role.BATCH:
             rows = cut_rows(self._analysis, array, state)
-            return lambda time: _index(rows, jnp.clip(time - self._first, 0, self._parts - 1))
+            return lambda time: _index(rows, jnp.clip(time - self._first, 0, self._parts - 1))[None]
+        array = array[None]
         if state.role is Role.PARTIAL and state.reducer == "sum":
             return lambda time: jnp.where(time == self._first, array, jnp.zeros_like(array))
-        return lambda time: array
+        return partial(_always, array)
 
     def _start(
         self, entering: Sequence[Callable[[Any], Any]], initial: Sequence[Any], needed: Collection[int]
@@ -258,8 +325,8 @@ class _Pipeline:
         for k, (enter, array, s) in enumerate(
             zip(entering, map(jnp.asarray, initial), layers.carry_states, strict=True)
         ):
-            value = array if k in layers.sums else enter(first_time)
-            every = jnp.broadcast_to(value, (self._stages, *value.shape))
+            value = array[None] if k in layers.sums else enter(first_time)
+            every = jnp.broadcast_to(value, (self._stages, *value.shape[1:]))
             if k in layers.sums and s.reducer == "sum":
                 every = _where(self._stage == 0, every, jnp.zeros_like(every))
             carries.append(every)
@@ -304,6 +371,10 @@ class _Pipeline:
     @property
     def _uneven(self) -> bool:
         return self._layers.length % self._stages > 0
+
+
+def _always(array: Any, _: Any) -> Any:
+    return array
 
 
 def _index(rows: Any, part: Any) -> Any:

@@ -148,6 +148,22 @@ class Program(Walk):
                 elsewhere = True
         return readers, elsewhere or value in values_of(self.flat.outputs)
 
+    def repeated(self, value: int, wanted: BatchState) -> int | None:
+        """Returns the number of the rows of a value, if they are the same for every part: a broadcast mask is computed for a
+        part, and not cut. ``steps`` has the steps for them."""
+        if self.states[value].role is not Role.INVARIANT:
+            return None
+        before, known = len(self.steps), dict(self._rows)
+        try:
+            return self._in_rows(value, wanted)
+        except VariantError:
+            del self.steps[before:]
+            self._rows = known
+            return None
+
+    def _cut(self, value: int, wanted: BatchState) -> int:
+        raise VariantError("its rows differ from part to part")
+
     def _return_rows(self, number: int) -> None:
         """Makes a loop return stacked values in rows if that is how all of their readers need them."""
         layers = self.layers[number]
@@ -178,6 +194,8 @@ class Program(Walk):
             results = [INVARIANT] * len(step.results)
         complete = (s if s.role is Role.BATCH or (s == ZERO and step.name != "scan") else INVARIANT for s in results)
         self.states |= zip(step.results, complete, strict=True)
+        if all(self.states[v].role is Role.INVARIANT for v in (*step.reads, *step.results)):
+            self._makers |= dict.fromkeys(step.results, PartStep(step, step, Role.INVARIANT))
 
     def _results(self, step: Step, states: list[BatchState]) -> Sequence[BatchState]:
         if step.name != "scan" or all(s.role is not Role.BATCH for s in states):

@@ -214,15 +214,18 @@ class Race:
                 return
             if arm in done or not (arm is best or self._could_win(arm, best.best)):
                 continue
-            budget = shared.part(1)
-            if short:
-                evaluations = math.ceil(budget.evaluations * _SHORT_SHARE / len(self.arms))
-                budget = replace(budget, evaluations=evaluations, patience=min(_SHORT, budget.patience))
-            before = arm.best
-            self._gains.note(before, arm.search(budget, quick=short))
+            self._search_arm(arm, short)
             done.add(arm)
-            self._short.add(arm)
-            self._carry_over(arm)
+
+    def _search_arm(self, arm: Arm, short: bool) -> None:
+        budget = self.journal.budget.part(1)
+        if short:
+            evaluations = math.ceil(budget.evaluations * _SHORT_SHARE / len(self.arms))
+            budget = replace(budget, evaluations=evaluations, patience=min(_SHORT, budget.patience))
+        before = arm.best
+        self._gains.note(before, arm.search(budget, quick=short))
+        self._short.add(arm)
+        self._carry_over(arm)
 
     def _carry_over(self, arm: Arm) -> None:
         """Finer meshes start from what was found: sharding over two axes is sharding over their product."""
@@ -271,8 +274,7 @@ class Race:
                 return
 
     def pipe(self, pipelines: Sequence[Variant]) -> None:
-        """Looks at pipelines on meshes with an axis of their size: with more and more micro-batches as long as a look gets
-        better."""
+        """Looks at pipelines, with more and more micro-batches as long as a look gets better, and searches the best."""
         last = {(arm.captured.variant.stages, arm.captured.variant.remat): arm.best.rank for arm in self.arms}
         stopped: set[tuple[int, bool | str]] = set()
         for variant in pipelines:
@@ -284,12 +286,17 @@ class Race:
                 looked = self.look(variant, placed)
             except VariantError as error:
                 self.tried[variant] = VariantTried(str(variant), why=str(error))
-                looked = []
-            best = min((arm.best.rank for arm in looked), default=None)
-            if best is None or best >= last.get(kind, (math.inf,)):
                 stopped.add(kind)
-            else:
-                last[kind] = best
+                continue
+            ranks = [arm.best.rank for arm in looked]
+            if ranks and kind in last and min(ranks) >= last[kind]:
+                stopped.add(kind)
+            elif ranks:
+                last[kind] = min(ranks)
+        new = set(self.arms) - self._short
+        piped = [arm for arm in self.arms if arm in new and arm.captured.variant.stages > 1 and not arm.hopeless]
+        if piped and self.asked.searches and not self.journal.interrupted:
+            self._search_arm(min(piped, key=_rank), short=True)
 
     def _best_meshes(self) -> list[Placement]:
         best = dict.fromkeys(arm.placement for arm in sorted(self.arms, key=_rank))

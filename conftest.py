@@ -1,26 +1,26 @@
 """What the examples in docstrings may use: those of methods continue that of their class, and those of tactics that of their
 module. Files that they write are in a temporary folder.
 
-Python's garbage collector runs after every few tests and not within them: it would scan all objects of JAX each
-time, a quarter of the time of the tests. What is alive afterwards is not scanned again.
+Python's garbage collector runs between tests, after some millions of new objects: it would scan all objects of JAX each time,
+a quarter of the time of the tests. What is alive afterwards is not scanned again.
 """
 
 from __future__ import annotations
 
 import doctest
 import gc
-import itertools
 from typing import Any
 
 import pytest
 
 gc.disable()
-_TESTS_RUN = itertools.count(1)
+#: New objects after which the collector runs; they take two gigabytes or so.
+_OBJECTS = 20_000_000
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    if next(_TESTS_RUN) % 20 == 0:
+    if gc.get_count()[0] > _OBJECTS:
         gc.collect()
         gc.freeze()
 

@@ -13,12 +13,14 @@ import pytest
 import shardwise
 from shardwise import zoo
 from shardwise.ir.program import format_program
+from shardwise.zoo import registry
 
 TARGETS = ("mixtral:tiny", "gns:tiny", "t2b:tiny,unrolled")
 
 
 def digest(target: str) -> str:
-    """Everything an analysis says, in short."""
+    """Everything an analysis says, in short, of a program that is built and traced anew."""
+    registry._built.cache_clear()
     program = zoo.parse(target)
     analysis = shardwise.analyze(program.fn, *program.args, donate_argnums=program.donate_argnums)
     told = [format_program(analysis.program), str(analysis), json.dumps(analysis.to_json())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,7 @@ def layer(x: Any, p: dict[str, Any]) -> Any:
     return x + jax.nn.gelu(x @ p["up"]) @ p["down"]
 
 
+@functools.cache
 def training(scan: bool) -> Callable[..., Any]:
     """A step of a language model with tied embeddings, whose last tokens have no targets."""
 

@@ -134,7 +134,7 @@ def edit(group: str, index: int, **changes):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (damage(schema=99), "has schema 99; this version of Shardwise reads schema 12: plan again"),
+        (damage(schema=99), "has schema 99; this version of Shardwise reads schema 13: plan again"),
         (damage(mesh={"data": 0}), "not a positive whole number"),
         (damage(arguments=3), "arguments: expected a list"),
         (

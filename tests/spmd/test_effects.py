@@ -55,6 +55,7 @@ def test_a_function_without_results() -> None:
     assert shardwise.plan(lambda x: (), draw(8, 8), mesh={"a": 2, "b": 4}).jit(lambda x: ())(draw(8, 8)) == ()
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="XLA of JAX 0.9 cannot partition transfers")
 @pytest.mark.parametrize("kind", ["pinned_host", "unpinned_host"])
 def test_an_argument_in_host_memory(kind: str) -> None:
     host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind=kind)

@@ -332,10 +332,10 @@ def test_where_there_is_nothing_to_compute_again(fn: Any) -> None:
         traced(fn, (layers(), batch()))
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama3", "mixtral"])
+@pytest.mark.parametrize("name", ["gpt", "mixtral"])
 def test_as_much_memory_as_with_checkpoint(name: str) -> None:
     """By XLA, and by the cost model: as for the program whose author wrote ``jax.checkpoint``."""
-    options: dict[str, Any] = {"scan": False, "layers": 4}
+    options: dict[str, Any] = {"scan": False, "layers": 3}
     plain, by_hand = zoo.load(name, "tiny", **options), zoo.load(name, "tiny", remat=True, **options)
     made = traced(plain.fn, plain.args).jaxpr
     before, want = (temporaries(traced(p.fn, p.args, remat=False).jaxpr) for p in (plain, by_hand))

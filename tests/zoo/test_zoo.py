@@ -128,6 +128,14 @@ def test_tiny_step_trains(name: str) -> None:
     assert all(jax.tree.leaves(changed)), changed
 
 
+def test_the_same_sizes_are_the_same_program() -> None:
+    program = zoo.load("mlp", "tiny", layers=3, remat=True)
+    assert zoo.parse("mlp:tiny,remat,layers=3") is program
+    assert zoo.load("mlp", "tiny", layers=4, remat=True).fn is not program.fn
+    with pytest.raises(zoo.ZooError, match="option 'remat' of mlp wants"):
+        zoo.load("mlp", "tiny", layers=3, remat=1)
+
+
 def test_make_args_follows_the_seed_and_keeps_indices_in_range() -> None:
     program = zoo.load("dlrm", "tiny")
     first, again, other = (program.make_args(seed)[2] for seed in (3, 3, 4))

@@ -257,8 +257,9 @@ def _plain(aval: Any) -> Any:
 
 
 def resized(aval: Any, shape: tuple[int, ...]) -> Any:
-    """Returns an abstract array of another shape."""
-    return jax.core.ShapedArray(shape, aval.dtype, weak_type=is_weak(aval))
+    """Returns an abstract array of another shape, in the same memory."""
+    same = {"memory_space": aval.memory_space} if hasattr(aval, "memory_space") else {}
+    return jax.core.ShapedArray(shape, aval.dtype, weak_type=is_weak(aval), **same)
 
 
 def standing_at(equation: Any) -> Any:
@@ -322,6 +323,8 @@ def trace_in_place(equation: Any, fn: Any) -> Any:
 def plain_shape(aval: Any, shape: tuple[int, ...] | None = None) -> Any:
     """Returns shape, or another shape, dtype and weak type of an abstract value, without its sharding."""
     struct: Any = jax.ShapeDtypeStruct
+    if getattr(aval, "memory_space", None) is jax.memory.Space.Host:
+        return resized(aval, aval.shape if shape is None else shape)
     return struct(aval.shape if shape is None else shape, aval.dtype, weak_type=is_weak(aval))
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import jax
 import numpy as np
 
 from shardwise.capture import jax_internals as internals
+
+#: JAX's name of the host's memory from which devices read.
+HOST_MEMORY: Final = "pinned_host"
 
 
 def unknown_argument(leaf: Any) -> str | None:
@@ -30,6 +33,18 @@ def unknown_argument(leaf: Any) -> str | None:
     return f"is of type {type(leaf).__name__}, not an array"
 
 
+def in_host_memory(leaf: Any) -> bool:
+    """Returns whether an array, or its type, is in the memory of the host, from where programs move it to the device."""
+    if getattr(leaf, "memory_space", None) is jax.memory.Space.Host:
+        return True
+    return getattr(getattr(leaf, "sharding", None), "memory_kind", None) == HOST_MEMORY
+
+
+def as_host(leaf: Any) -> Any:
+    """Returns the type of an array in the memory of the host."""
+    return internals.resized(leaf, leaf.shape).update(memory_space=jax.memory.Space.Host)
+
+
 def explicit_mesh(leaves: Sequence[Any]) -> Any:
     """Returns the abstract mesh of explicit axes that some arrays are sharded over, or None."""
     meshes = (getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in leaves)
@@ -38,9 +53,12 @@ def explicit_mesh(leaves: Sequence[Any]) -> Any:
 
 
 def abstract(leaf: Any) -> Any:
-    """Returns the leaf as a ``ShapeDtypeStruct``, with a sharding on explicit axes; Python scalars as they are."""
+    """Returns the leaf as a ``ShapeDtypeStruct``, with a sharding on explicit axes, or as a type in the memory of the host;
+    Python scalars as they are."""
     if isinstance(leaf, bool | int | float | complex):
         return leaf
+    if in_host_memory(leaf):
+        return as_host(leaf)
     struct: Any = jax.ShapeDtypeStruct
     sharding, current = getattr(leaf, "sharding", None), jax.sharding.get_abstract_mesh()
     if not internals.is_explicit(getattr(sharding, "mesh", None)):

@@ -20,7 +20,7 @@ import numpy as np
 from shardwise.capture import control, equations
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import called
-from shardwise.capture.leaves import dtype_of
+from shardwise.capture.leaves import dtype_of, in_host_memory
 from shardwise.capture.trace import Traced
 from shardwise.errors import CaptureError
 from shardwise.ir.collector import collector_paused
@@ -101,7 +101,8 @@ class Builder:
                 "array and return the new one"
             )
         dtype, itemsize = dtype_of(aval)
-        self.values.append(Value(len(self.values), internals.shape_of(aval), dtype, itemsize, origin, path))
+        host = in_host_memory(aval)
+        self.values.append(Value(len(self.values), internals.shape_of(aval), dtype, itemsize, origin, path, host))
         return len(self.values) - 1
 
     def op(self, kind: str, operands: Sequence[int], results: Sequence[int], rule: Rule | None, **more: Any) -> int:
@@ -305,7 +306,7 @@ class Builder:
         return Program(
             self.name,
             values=tuple(
-                Value(k, v.shape, v.dtype, v.itemsize, v.origin, v.path)  # faster than replace
+                Value(k, v.shape, v.dtype, v.itemsize, v.origin, v.path, v.host)  # faster than replace
                 for k, v in enumerate(self.values[number] for number in value_ids)
             ),
             ops=tuple(

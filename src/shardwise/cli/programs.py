@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardwise.plans.plan import Plan
 
 _REMAT: Final = {"yes": True, "no": None, "gathers": "gathers", "auto": "auto"}
+_OFFLOAD: Final = {"yes": True, "no": None, "auto": "auto"}
 _INTERRUPTED: Final = 130
 
 
@@ -43,6 +44,12 @@ _PLANNING: Final = (
         choices=tuple(_REMAT),
         default="auto",
         help="rematerialize layers, or gathered parameters alone (default: if needed to fit)",
+    ),
+    argument(
+        "--offload",
+        choices=tuple(_OFFLOAD),
+        default="auto",
+        help="keep the optimizer's stacked state in the memory of the host (default: if needed to fit)",
     ),
     flag("--allow-infeasible", "return the smallest plan if none fits"),
     argument("--output", metavar="FILE.json", type=Path, help="save the plan there"),
@@ -86,7 +93,11 @@ def _planned(arguments: argparse.Namespace, plan: Callable[..., Plan], **more: A
         "allow_infeasible".split()
     )
     values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    values |= {"roles": options.roles(arguments), "remat": _REMAT[arguments.remat]}
+    values |= {
+        "roles": options.roles(arguments),
+        "remat": _REMAT[arguments.remat],
+        "offload": _OFFLOAD[arguments.offload],
+    }
     values["microbatches"] = None if arguments.microbatches == 1 else arguments.microbatches
     with ProgressLine(not arguments.quiet, lines=arguments.verbose) as show:
         planned = plan(target.fn, *target.args, **target.options, **values, **more, progress=show)

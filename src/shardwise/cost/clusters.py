@@ -33,7 +33,7 @@ from collections.abc import Iterator, Set
 from typing import Final
 
 from shardwise.ir.program import Op, Program, Unit
-from shardwise.ir.traits import ADDING_SCATTERS, BORDERS, SUMS
+from shardwise.ir.traits import ADDING_SCATTERS, BORDERS, SUMS, is_transfer
 from shardwise.rules.tables import ELEMENTWISE, PASSING
 
 
@@ -127,6 +127,8 @@ class Clusters:
             return Role.ELEMENTWISE
         if op.unit is Unit.MATRIX:
             return Role.OTHER if op.kind.startswith("ragged_dot") else Role.PRODUCT
+        if is_transfer(self.program, op):
+            return Role.OTHER
         unary = len(op.operands) == 1 and op.operands[0] >= 0
         if op.kind in _VIEWS and unary and self._elements[op.operands[0]] == self._elements[op.results[0]]:
             return Role.VIEW

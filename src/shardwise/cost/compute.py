@@ -71,6 +71,11 @@ def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layout
     return _whole_ps(seconds)
 
 
+def transferred_bytes(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layouts) -> float:
+    """The bytes that one device exchanges with the memory of its host in one execution."""
+    return sum([_Sizes(lowered, profile, layouts).result_bytes(op) for op in kernel.transfers])
+
+
 def _whole_ps(seconds: float) -> float:
     return round(seconds * 1e12) / 1e12
 

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from shardwise.cost.clusters import Clusters, Role
 from shardwise.ir.program import Op, Program, Unit, Value
-from shardwise.ir.traits import BORDERS, LOOP_SLICES, READ_PARTS, WRITE_PARTS
+from shardwise.ir.traits import BORDERS, LOOP_SLICES, READ_PARTS, WRITE_PARTS, is_transfer
 
 #: Roles of ops that can share a kernel.
 _PLAIN: Final = (Role.VIEW, Role.ELEMENTWISE, Role.REDUCTION, Role.PRODUCT)
@@ -47,7 +47,8 @@ class Edge:
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """Ops that run as one kernel: what they compute, read and write. The time depends on how ``ops`` compute, nothing else.
-    ``roots`` are the ops whose results it writes; ``reads`` by stored value the places at which it is read; ``feeds``: whether
+    ``roots`` are the ops whose results it writes; ``transfers``: those that move an
+    array between the memories of host and device; ``reads`` by stored value the places at which it is read; ``feeds``: whether
     a product's operands are computed from it; ``inner``: the edges between its ops. A kernel with ``returned`` (a result takes
     the place of a donated argument) or ``transposed`` (a product's result is read transposed) is nothing else."""
 
@@ -56,6 +57,7 @@ class Kernel:
     roots: tuple[int, ...] = ()
     products: tuple[int, ...] = ()
     others: tuple[int, ...] = ()
+    transfers: tuple[int, ...] = ()
     reads: tuple[tuple[Tensor, ...], ...] = ()
     feeds: tuple[bool, ...] = ()
     writes: tuple[Tensor, ...] = ()
@@ -264,6 +266,7 @@ def _joined(clusters: Clusters, parts: list[_Cluster], seen: set[int]) -> Kernel
         roots=tuple(part.op.id for part in parts),
         products=tuple(products),
         others=tuple(o for o in sorted(members) if o not in products and clusters.roles[o] is not Role.VIEW),
+        transfers=tuple(o for o in sorted(members) if is_transfer(program, program.ops[o])),
         reads=tuple(tuple(reads[base]) for base in sorted(reads)),
         feeds=tuple(any(t.op in feeding for t in reads[base]) for base in sorted(reads)),
         writes=tuple(t for base in sorted(writes) for t in [writes[base]] * (1 + (base in twice))),
@@ -295,12 +298,13 @@ def _cluster(clusters: Clusters, op: Op, region: int) -> _Cluster:
                 continue  # what is written into is not read
             base, maker = clusters.base[v], program.ops[program.definitions[v][0]]
             if base in clusters.reads[inner.id] and clusters.stored[base]:
-                if clusters.roles[inner.id] is not Role.UPDATE:
+                if clusters.roles[inner.id] is not Role.UPDATE and not program.values[base].host:
                     reads.setdefault(base, []).append(Tensor(inner.id, k, program.values[base].itemsize))
             elif maker.rule is not None and (clusters.roles[maker.id] is not Role.LINK or maker.kind in LOOP_SLICES):
                 todo.append(maker)
     updates = clusters.roles[op.id] is Role.UPDATE  # a scatter into the other addend, which writes no array
     results = [] if updates else [(r, v) for r, v in enumerate(op.results) if v >= 0 and clusters.stored[v]]
+    results = [(r, v) for r, v in results if not program.values[v].host]
     products = sorted(o for o, inner in members.items() if inner.unit is Unit.MATRIX and not inner.only_multiplies)
     if products:
         sizes = [program.values[v].elements for v in program.ops[products[-1]].results if v >= 0]

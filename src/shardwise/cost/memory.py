@@ -159,7 +159,7 @@ class Lifetimes:
         matches = {}
         for op in (op for op in self.program.ops if op.kind == "output"):
             out = values[op.results[0]]
-            same = next((a for a in free if a.shape == out.shape and a.dtype == out.dtype), None)
+            same = next((a for a in free if a.type_text == out.type_text), None)
             if same is not None:
                 free.remove(same)
                 matches[op.id] = same.id
@@ -349,6 +349,8 @@ class Lifetimes:
 
 def blocks(value: Value, sharding: Sharding, mesh: MeshAxes, profile: Profile, minor: Minor | None = None) -> int:
     """The memory that one device's part of a value takes; ``minor``: see ``shardwise.cost.layouts``."""
+    if value.host:
+        return 0
     elements = padded_elements(sharding.local_shape(value.shape, mesh), profile.vector_tile, minor)
     size = max(1, math.ceil(elements * value.itemsize / BLOCK))
     return size if value.origin is Origin.ARGUMENT else size + size // GAPS

@@ -27,11 +27,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardwise.cost.compute import kernel_s
+from shardwise.cost.compute import kernel_s, transferred_bytes
 from shardwise.cost.copies import copy_span, looks_up, lookup_copies, output_copies, reordered_outputs
 from shardwise.cost.kernels import Edge, Kernel, Tensor, kernels
 from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, copy_allocations, on_chip_blocks, value_allocations
 from shardwise.dims.analysis import Analysis
+from shardwise.ir.program import HEAVY
 from shardwise.ir.traits import MANUAL
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, Reshard
@@ -146,6 +147,11 @@ class CostModel:
         return {key: tuple(ops) for key, ops in users.items()}
 
     @cached_property
+    def _with_products(self) -> frozenset[int]:
+        """The regions that have products of their own."""
+        return frozenset(op.region for op in self.structure.program.ops if op.unit in HEAVY)
+
+    @cached_property
     def _outside(self) -> tuple[float, ...]:
         """By region: the share of its FLOPs outside of the loops in it. A loop does not run beside a collective around it."""
         program = self.structure.program
@@ -191,7 +197,13 @@ class CostModel:
         if term.kind is TermKind.KERNEL:
             kernel = self.kernels[term.number]
             runs = int(self.structure.program.runs[kernel.region])
-            return Figures(compute_ps=runs * round(kernel_s(lowered, kernel, profile, self.life.layouts) * 1e12))
+            compute_ps = runs * round(kernel_s(lowered, kernel, profile, self.life.layouts) * 1e12)
+            if not kernel.transfers:
+                return Figures(compute_ps)
+            # Transfers are asynchronous copies, beside the products of their loop.
+            nbytes = transferred_bytes(lowered, kernel, profile, self.life.layouts)
+            moved_ps = runs * round(nbytes / profile.host_bytes_per_s * 1e12)
+            return Figures(compute_ps, moved_ps, moved_ps if kernel.region in self._with_products else 0)
         if term.kind is TermKind.VALUE:
             return Figures(allocations=tuple(value_allocations(lowered, self.life, term.number, profile)))
         if term.kind is TermKind.COPY:
@@ -280,7 +292,7 @@ def _kernel_shape(kernel: Kernel, term: Term) -> Hashable:
             return values[part.value], ops[part.maker], part.result, ops[part.user], part.operand, part.stored
         return tuple(map(shape, part)) if isinstance(part, tuple) else part
 
-    work = tuple(tuple(ops[k] for k in numbers) for numbers in (kernel.products, kernel.others))
+    work = tuple(tuple(ops[k] for k in numbers) for numbers in (kernel.products, kernel.others, kernel.transfers))
     return (
         work,
         kernel.feeds,

@@ -18,6 +18,8 @@ from shardwise.lowering.sharding import Kind
 
 #: How many of the tensors alive at the peak are kept by name.
 _NAMED: Final = 20
+#: The kind of rows of what moves between the memories of host and device.
+TRANSFER: Final = "host-transfer"
 PARTS: Final = ("op", "source", "kind", "region")
 
 
@@ -45,7 +47,7 @@ class Moved:
 class Row:
     """A kernel or a collective: what it is, where it is from, and seconds in the whole step, overlapped ones included."""
 
-    kind: str  # "compute", or the kind of collective
+    kind: str  # "compute", "host-transfer", or the kind of collective
     op: str
     source: str
     region: str
@@ -181,7 +183,12 @@ def _rows(model: CostModel, term: Term, figures: Figures) -> Iterable[Row]:
         kernel = model.kernels[term.number]
         main = program.ops[kernel.main]
         point = max(life.point.get(k, 0) for k in (main.id, *kernel.roots))
-        yield Row("compute", main.kind, *place(main, kernel.region), figures.compute_ps * 1e-12, point=point)
+        where = place(main, kernel.region)
+        yield Row("compute", main.kind, *where, figures.compute_ps * 1e-12, point=point)
+        if kernel.transfers:
+            nbytes = figures.comm_ps * 1e-12 * model.cost.profile.host_bytes_per_s
+            times = figures.comm_ps * 1e-12, figures.overlapped_ps * 1e-12
+            yield Row(TRANSFER, main.kind, *where, *times, nbytes, point)
     for move in figures.reshards:
         op = program.ops[move.op]
         where, point = place(op, move.region), max(life.runs[op.id], default=0)

@@ -235,9 +235,7 @@ class Dependencies:
         reads.keeps |= kept
         array = self.program.values[value]
         fixed = self._base_kept[value], self._base.pinned.get(value)
-        return self._node(
-            "stored", value, (array.dtype, array.shape, array.origin, colors, conflicts, kept, fixed), reads
-        )
+        return self._node("stored", value, (array.type_text, array.origin, colors, conflicts, kept, fixed), reads)
 
     def _computes(self, op: Op) -> int:
         """Of ``Lowered.computes``."""

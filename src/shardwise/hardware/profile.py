@@ -132,6 +132,8 @@ class Profile:
       dimensions of any array;
     - ``on_chip_bytes``: the memory of a chip in which the compiler keeps temporaries that fit; none on GPUs, whose caches the
       compiler does not manage;
+    - ``host_bytes_per_s``: the rate at which one device reads or writes the memory of its host
+      (infinite where unknown);
     - ``elements_per_s``: the cost of a kernel over an array beside its bytes, whatever is computed;
     - ``launch_s``, ``collective_s``: the fixed cost of a kernel and of a collective;
     - ``hidden``: by kind of collective, the fraction of its time that overlaps with compute where its operand is ready early
@@ -163,6 +165,7 @@ class Profile:
     on_chip_bytes: int = _figure("memory.on_chip_bytes", 0, 2**40, "in bytes, not MB", 0)
     memory_bytes_per_s: float = _figure("memory.bytes_per_s", 1e6, 1e16, _FLOW)
     memory_efficiency: float = _figure("memory.efficiency", 1e-3, 1, _SHARE)
+    host_bytes_per_s: float = _figure("memory.host_bytes_per_s", 1e6, 1e16, _FLOW, math.inf)
     kept_bytes: int = _figure("memory.kept_bytes", 0, 2**40, "in bytes, not MB", 0)
     transposed_bytes_per_s: float = _figure("memory.transposed_bytes_per_s", 1e6, 1e18, _FLOW, math.inf)
     matrix_flops_per_s: tuple[tuple[str, float], ...]

@@ -48,7 +48,8 @@ HEAVY: Final = (Unit.MATRIX, Unit.KERNEL)
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One array. ``path`` is the pytree path of an argument or output, empty for inner values."""
+    """One array. ``path`` is the pytree path of an argument or output, empty for inner values; ``host``: whether it is in the
+    memory of the host, and takes none of the device's."""
 
     id: int
     shape: tuple[int, ...]
@@ -56,6 +57,7 @@ class Value:
     itemsize: float
     origin: Origin
     path: str = ""
+    host: bool = False
 
     @property
     def elements(self) -> int:
@@ -67,7 +69,7 @@ class Value:
 
     @property
     def type_text(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        return f"{self.dtype}{'<host>' * self.host}[{','.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True, slots=True)

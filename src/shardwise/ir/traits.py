@@ -51,6 +51,9 @@ WRITE_PARTS: Final = {"scan.output": 0, "dynamic_update_slice": 1, **dict.fromke
 #: Ops whose result takes the memory of their first operand, if that is not used later.
 IN_PLACE: Final = frozenset({"dynamic_update_slice", *SCATTERS})
 
+#: Ops that can move an array between the memory of the host and that of the device (``is_transfer``).
+_MOVING: Final = frozenset({"device_put"})
+
 # Linearity.
 
 SUMS: Final = frozenset({"add", "add_any"})
@@ -82,6 +85,13 @@ WIDER: Final = {
     "uint16": ("uint32", "uint64", "int32", "int64"),
     "uint32": ("uint64", "int64"),
 }
+
+
+def is_transfer(program: Program, op: Op) -> bool:
+    """Returns whether an op moves an array between the memory of the host and that of the device."""
+    if op.kind not in _MOVING or op.operands[0] < 0:
+        return False
+    return program.values[op.operands[0]].host != program.values[op.results[0]].host
 
 
 def linear_operands(program: Program, op: Op) -> tuple[int, ...] | None:

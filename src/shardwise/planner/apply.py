@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwise.capture import jax_internals as internals
-from shardwise.capture.leaves import explicit_mesh
+from shardwise.capture.leaves import as_host, explicit_mesh, in_host_memory
 from shardwise.capture.lower import lower
 from shardwise.capture.objects import Objects, apart
 from shardwise.capture.trace import JitOptions, Traced
@@ -56,7 +56,8 @@ class Applied:
         self.program, self.mesh = program, mesh
         self.in_shardings = [named_sharding(a, mesh) for a in plan.arguments]
         self.out_shardings = [named_sharding(a, mesh) for a in plan.outputs]
-        self.donated = tuple(k for k, a in enumerate(plan.arguments) if a.donated)
+        # XLA updates a donated array in the memory of the host by a copy there: on an H200 that takes four times the transfers.
+        self.donated = tuple(k for k, a in enumerate(plan.arguments) if a.donated and not a.host)
         self._plan, self._traced = plan, traced
         self._rounds = mesh.devices.flat[0].platform == "tpu" if rounds is None else rounds
         self.partitioner = partitioner
@@ -253,10 +254,21 @@ class PlannedFunction:
             return leaf
         like = self._types[number] if number < len(self._types) else leaf
         aval = internals.plain_shape(leaf.aval if hasattr(leaf, "aval") else leaf)
+        host = any(a.host for a in self.plan.arguments[number : number + 1]) and not self._is_offloaded(number)
+        if host != in_host_memory(aval):
+            struct: Any = jax.ShapeDtypeStruct
+            aval = as_host(aval) if host else struct(aval.shape, aval.dtype, weak_type=internals.is_weak(aval))
+        if host:
+            return aval
         sharding = getattr(like, "sharding", None) if explicit_mesh([like]) else None
         if sharding is None and internals.is_explicit(self._current):
             sharding = jax.sharding.NamedSharding(self._current, jax.P(*[None] * len(aval.shape)))
         return aval.update(sharding=sharding)
+
+    def _is_offloaded(self, number: int) -> bool:
+        """Is an argument in the memory of the host because the plan's variant moves it there?"""
+        path = f"{self.plan.arguments[number].path}/"
+        return any(path.startswith(f"{state}/") for state in self.plan.variant.offload)
 
     def _find(self, flat: Flat) -> _Call:
         call = self._calls.get((flat.tree, flat.static))

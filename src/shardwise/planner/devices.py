@@ -14,6 +14,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.leaves import HOST_MEMORY
 from shardwise.capture.objects import Result, apart, pure
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
@@ -25,7 +26,8 @@ def named_sharding(array: ArrayPlan, mesh: Any) -> NamedSharding:
     """The sharding of an argument or output. Empty arrays of numbers are replicated: where ``jax.jit`` is asked for a sharded
     one, XLA returns it whole on every device, and JAX cannot read it."""
     blank = 0 in array.shape and not array.dtype.startswith("key")
-    return NamedSharding(mesh, equations.partition_spec(() if blank else array.spec))
+    spec = equations.partition_spec(() if blank else array.spec)
+    return NamedSharding(mesh, spec, memory_kind=HOST_MEMORY) if array.host else NamedSharding(mesh, spec)
 
 
 def placed_shape(array: ArrayPlan, mesh: Any) -> Any:

@@ -9,7 +9,8 @@ on every machine:
 
 - more devices: up to 16 times as many in their natural shape, on the same mesh axes, some of them longer;
 - moments in bfloat16, by structure: float32 arguments that outputs replace and that no product or lookup uses;
-- variants of the function that were not asked for: ``remat=True``, ``microbatches=4``, and both where nothing before fits.
+- variants of the function that were not asked for: ``remat=True``, ``offload=True``, ``microbatches=4``, and two of them where
+  nothing before fits.
 
 Weak: others are not combined, and a short search may miss a state that fits: then the next larger change is named.
 """
@@ -89,6 +90,11 @@ def variant_changes(variants: Variants, variant: Variant, wanted: Wanted, roles:
 
     if wanted.remat is None:
         yield change("remat", "remat=True", replace(variant, remat=True))
+    offloaded = replace(variant, offload=roles.get("optimizer", ()))
+    if wanted.offload is None and offloaded.offload:
+        yield change("offload", "offload=True", offloaded)
+        if wanted.remat is None:
+            yield change("both", "remat=True, offload=True", replace(offloaded, remat=True))
     if wanted.microbatches is not None or variant.stages > 1:
         return
     _, *others = Wanted(AUTO).variants(variants[AS_IS].traced, roles)

@@ -71,6 +71,7 @@ def plan(
     microbatches: int | str | None = None,
     remat: bool | str | None = None,
     pipeline: int | str | None = None,
+    offload: bool | str | None = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
     donate_argnums: Any = None,
@@ -116,6 +117,8 @@ def plan(
       pipeline: the number of stages of a pipeline through the loops over layers (``transforms/pipeline.py``), which some mesh
         axis has as its size; ``"auto"`` tries pipelines over the axes with the slowest links, and keeps one if it is faster.
         The tactic ``Pipeline`` says which axis has the stages.
+      offload: whether the stacked state of the optimizer is in the memory of the host, from which each layer's part is fetched
+        and sent back; ``"auto"`` tries it if nothing fits otherwise.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
 
     >>> import jax, shardwise
@@ -156,6 +159,7 @@ def plan(
         microbatches=microbatches,
         remat=remat,
         pipeline=pipeline,
+        offload=offload,
         static_argnums=static_argnums,
         static_argnames=static_argnames,
         donate_argnums=donate_argnums,
@@ -170,7 +174,7 @@ def asked_of(**options: Any) -> Asked:
     jit = JitOptions(
         **{f"{how}_arg{by}": options.pop(f"{how}_arg{by}") for how in ("static", "donate") for by in ("nums", "names")}
     )
-    wanted = Wanted(*(options.pop(name) for name in "microbatches remat pipeline".split()))
+    wanted = Wanted(*(options.pop(name) for name in ("microbatches", "remat", "offload", "pipeline")))
     return Asked.of(search=search, jit=jit, wanted=wanted, **options)
 
 
@@ -334,7 +338,7 @@ def assemble(traced: Traced, inquiry: Inquiry, settled: Settled, decisions: Sequ
 
     def array(value: int) -> ArrayPlan:
         v, colors, spec = program.values[value], lowered.structure.colors[value], lowered.storage[value].spec(mesh)
-        return ArrayPlan(v.path, v.shape, v.dtype, spec, donated.get(value, False), colors)
+        return ArrayPlan(v.path, v.shape, v.dtype, spec, donated.get(value, False), colors, v.host)
 
     return Plan(
         function=traced.name,

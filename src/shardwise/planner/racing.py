@@ -5,7 +5,8 @@ search, and there are dozens of them.
 
 The idea: a bandit with optimism. All meshes get a *look*: the best of the named strategies there, without a search. Then arms
 are searched, the best first, shortly and then thoroughly. An arm is searched as long as it could win: as long as the fastest of
-its states would be the best, if it gained as much from a search as the luckiest arm so far did, in time and in memory.
+its states would be the best, if it gained as much from a search as the luckiest arm so far did, in time and in memory. A second
+search of an arm gains less than its first, so the gains of both are kept apart.
 
 Variants change the program, so the one that changes least comes first, and arms are searched shortly before another variant
 gets a look. It gets one only if a state was seen that does not fit, whose arguments alone do, and that could be faster than the
@@ -27,13 +28,13 @@ from typing import Final, NamedTuple
 from shardwise.cost.memory import BLOCK
 from shardwise.cost.model import Cost
 from shardwise.errors import MeshError, ShardwiseError, VariantError
-from shardwise.hardware.layout import Placement, placements
+from shardwise.hardware.layout import Placement
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Pin
-from shardwise.planner.arms import Arm, Decided
+from shardwise.planner.arms import Arm, Decided, best_placement, suited
 from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes, with_stages
 from shardwise.planner.inquiry import Captured, Rival, Settled, Variants, decisions_text
-from shardwise.planner.mesh import carried_names, carried_over, cuts, exchanged, outer_sizes, splits
+from shardwise.planner.mesh import carried_names, carried_over, outer_sizes, splits
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.bounds import finest, peak_bound
 from shardwise.search.goal import thinned
@@ -46,8 +47,6 @@ _SHORT: Final = 2.0
 _SHORT_SHARE: Final = 0.5
 #: Meshes on which a further variant is looked at.
 _MOST_MESHES: Final = 3
-#: Placements of the best mesh that are tried.
-_MOST_PLACEMENTS: Final = 5
 #: The share of memory that a search is assumed to save before any search has shown more.
 _LARGER: Final = 0.2
 #: A variant must promise to be faster by this.
@@ -115,7 +114,7 @@ class Race:
         self.journal = Journal(self.asked.search, decisions_text)
         self._short: set[Arm] = set()  # arms that had a search, short or thorough
         self._full: set[Arm] = set()
-        self._gains = _Gains()
+        self._gains = {False: _Gains(), True: _Gains()}  # by whether an arm was searched before
 
     def run(self, anyway: bool) -> Outcome:
         wanted, traced, roles = self.asked.wanted, self.variants[AS_IS].traced, self.asked.roles
@@ -138,6 +137,10 @@ class Race:
                 self.vary(others)
                 if not wanted.piped:
                     self.pipe(pipelines)
+                self.search()
+            fits = self.best_arm is not None and self.best_arm.best.fits
+            if not fits and not self.journal.interrupted:
+                self.vary(wanted.variants(traced, roles, offload=True))
                 self.search()
             if not self.arms and not self.failed:
                 if not anyway:
@@ -222,8 +225,8 @@ class Race:
         if short:
             evaluations = math.ceil(budget.evaluations * _SHORT_SHARE / len(self.arms))
             budget = replace(budget, evaluations=evaluations, patience=min(_SHORT, budget.patience))
-        before = arm.best
-        self._gains.note(before, arm.search(budget, quick=short))
+        before, again = arm.best, arm in self._short
+        self._gains[again].note(before, arm.search(budget, quick=short))
         self._short.add(arm)
         self._carry_over(arm)
 
@@ -238,23 +241,24 @@ class Race:
         if arm.hopeless:
             return False
         usable = arm.inquiry.model.usable_blocks
-        hoped = (self._gains.applied(cost) for _, cost in arm.states())
+        hoped = (self._gains[arm in self._short].applied(cost) for _, cost in arm.states())
         return any(best.goal.rank(cost, usable) < best.rank for cost in hoped)
 
     # Variants.
 
     def vary(self, others: Sequence[Variant]) -> None:
         """Looks at further variants, with and without remat, as long as one could be faster than what fits."""
-        last: dict[bool | str, list[Arm]] = {False: list(self.arms)}  # the arms of the variant that was looked at last
+        like = [arm for arm in self.arms if any(arm.captured.variant.offload == other.offload for other in others)]
+        last: dict[bool | str, list[Arm]] = {False: like}  # the arms of the variant that was looked at last
         stopped: set[bool | str] = set()
         for variant in others:
             if self.asked.searches:
                 self._search(self._short, short=True)  # what fits already is the limit for further variants
             remat = variant.remat
-            if not remat and not last[False] and self._limit_ps() < math.inf:
+            if not remat and not variant.offload and not last[False] and self._limit_ps() < math.inf:
                 last[False] = self.look(AS_IS, self._best_meshes()[:1], anyway=True)
             arms = last.get(remat) or last.get(GATHERS) or last[False]
-            if remat in stopped or variant.microbatches < self._needed(remat, last.get(remat, [])):
+            if remat in stopped or variant.microbatches < self._needed(variant, last.get(remat, [])):
                 continue
             placed = self._promising(arms, remat) if arms else self._best_meshes()
             near = self._near_best(arms) if not placed and variant.microbatches > 2 else []
@@ -311,10 +315,12 @@ class Race:
         limit = (1 + _NEAR) * self._limit_ps()
         return self._best_meshes() if any(a.best.fits and a.best.total.time_ps < limit for a in arms) else []
 
-    def _needed(self, remat: bool | str, arms: Sequence[Arm]) -> float:
+    def _needed(self, variant: Variant, arms: Sequence[Arm]) -> float:
         """The fewest micro-batches in which a state could fit that is faster than the best so far."""
-        bounded = (False, GATHERS) if remat == GATHERS else (remat,)  # the bound does not count copies of parameters
-        counts = [v.microbatches * share for v, share in self.hopeless.items() if v.remat in bounded]
+        # The bound does not count copies of parameters.
+        bounded = (False, GATHERS) if variant.remat == GATHERS else (variant.remat,)
+        same = [v for v in self.hopeless if v.remat in bounded and v.offload == variant.offload]
+        counts = [v.microbatches * self.hopeless[v] for v in same]
         limit = self._limit_ps()
         parts = [c.microbatches for arm in arms for c in arm.candidates(limit) if c.in_parts_ps < limit]
         return max([*counts, min(parts, default=0)])
@@ -347,7 +353,7 @@ class Race:
     def outcome(self, arm: Arm, best: Decided) -> Outcome:
         """What is planned with decisions on an arm: the winner's, or those of a finalist."""
         if self.is_open and not self.journal.interrupted:
-            best = _best_placement(arm.captured, self.asked, best)
+            best = best_placement(arm.captured, self.asked, best)
         placement = best.inquiry.cost.placement
         mesh = placement.mesh
         best = replace(best, inquiry=best.inquiry.beside(self._rivals(arm, placement)))
@@ -357,7 +363,7 @@ class Race:
             inquiry, decisions = best.inquiry.renamed(best.decisions, names)
             best = replace(best, inquiry=inquiry, decisions=decisions)
         elif not self.is_open and self.asked.searches_all:
-            best = _suited(best)
+            best = suited(best)
         settled = best.inquiry.settle(best.decisions)
         tried = tuple(self.tried.values()) if self.asked.wanted.open or len(self.tried) > 1 else ()
         log = self._log(best, mesh) if self.asked.searches or self.is_open else None
@@ -426,25 +432,3 @@ class Race:
 
 def _rank(arm: Arm) -> tuple[int, ...]:
     return arm.best.rank
-
-
-def _suited(best: Decided) -> Decided:
-    """The same decisions with equal axes exchanged, so that they carry what their names say, where that costs nothing."""
-    inquiry = best.inquiry
-    for decisions in exchanged(inquiry.context, best.decisions):
-        total = inquiry.model.evaluate(inquiry.context.lower(decisions))
-        other = replace(best, decisions=decisions, total=total)
-        if other.rank <= best.rank:
-            return other
-    return best
-
-
-def _best_placement(captured: Captured, asked: Asked, best: Decided) -> Decided:
-    """The same decisions on the best placement of the same mesh, of those that cut no more rows."""
-    default = best.inquiry.cost.placement
-    others = placements(default.mesh, default.topology, limit=_MOST_PLACEMENTS)[1:]
-    for other in (p for p in others if cuts(p) <= cuts(default)):
-        inquiry = captured.inquiry(other, asked.roles)
-        total = inquiry.model.evaluate(inquiry.context.lower(best.decisions))
-        best = min(best, replace(best, inquiry=inquiry, total=total), key=lambda one: one.rank)
-    return best

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardwise.report.compare import Row
     from shardwise.report.logical import Rules
 
-SCHEMA: Final = 12
+SCHEMA: Final = 13
 
 #: Mesh axes by dimension, major first.
 Spec = tuple[tuple[str, ...], ...]
@@ -43,7 +43,8 @@ Spec = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class ArrayPlan:
-    """An argument or output and its sharding. Dimensions of the same color need the same sharding; -1 stands for no color."""
+    """An argument or output and its sharding. Dimensions of the same color need the same sharding; -1 stands for no color.
+    ``host``: whether it is in the memory of the host."""
 
     path: str
     shape: tuple[int, ...]
@@ -51,6 +52,7 @@ class ArrayPlan:
     spec: Spec
     donated: bool = False
     colors: tuple[int, ...] = ()
+    host: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def dims(array: ArrayPlan) -> Spec:
 def spec_text(array: ArrayPlan) -> str:
     """``float32[2048, 16384/model]``: the size of each dimension, and the axes that shard it."""
     sizes = [f"{s}/{'·'.join(axes)}" if axes else str(s) for s, axes in zip(array.shape, dims(array), strict=True)]
-    return f"{array.dtype}[{', '.join(sizes)}]"
+    return f"{array.dtype}[{', '.join(sizes)}]{' in host memory' * array.host}"
 
 
 def axes_text(spec: Spec) -> str:

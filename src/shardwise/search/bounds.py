@@ -113,6 +113,7 @@ class _Kinds:
                 v.shape,
                 v.itemsize,
                 v.origin,
+                v.host,
                 v.dtype.startswith("key"),
                 structure.colors[number],
                 self.lost.get(number),
@@ -196,7 +197,7 @@ class _Least:
             yield Allocation("narrow copy", value, self._least(narrow, shapes), first, last)
 
     def _least(self, value: Value, shapes: tuple[tuple[int, ...], ...]) -> int:
-        key = (id(shapes), value.itemsize, value.origin is Origin.ARGUMENT)  # ``_cut`` keeps the shapes
+        key = (id(shapes), value.itemsize, value.origin is Origin.ARGUMENT, value.host)  # ``_cut`` keeps the shapes
         if key not in self._sizes:
             replicated, profile = Sharding.whole(len(value.shape)), self.model.cost.profile
             self._sizes[key] = min(blocks(replace(value, shape=s), replicated, self.mesh, profile) for s in shapes)

@@ -27,7 +27,9 @@ Array = Any
 Form = Callable[["LocalOp", list[Array]], list[Array]]
 
 #: Primitives whose local form is used even where no factor is sharded.
-_ALWAYS: Final = frozenset({"dynamic_slice", "dynamic_update_slice", "fft", "io_callback", "pure_callback", *SCATTERS})
+_ALWAYS: Final = frozenset(
+    {"device_put", "dynamic_slice", "dynamic_update_slice", "fft", "io_callback", "pure_callback", *SCATTERS}
+)
 #: Local forms by primitive.
 FORMS: Final[dict[str, Form]] = {}
 

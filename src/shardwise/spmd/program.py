@@ -87,10 +87,15 @@ class LocalProgram(Walk):
             element = jax.lax.slice(arrays[0], (0,) * arrays[0].ndim, (1,) * arrays[0].ndim)
             return jnp.broadcast_to(element, target.local_shape(array.shape, self.mesh))
         steps, narrow = reshard(array, now, target, self.mesh), self._moved_dtype(value, now, rounded)
+        in_host = steps and self.program.values[value].host
+        if in_host:  # collectives are between devices
+            arrays = [jax.device_put(x, jax.memory.Space.Device) for x in arrays]
         if narrow and any(step.kind is not Kind.SLICE for step in steps):
             wide, arrays = arrays[0].dtype, [jax.lax.convert_element_type(arrays[0], jnp.dtype(narrow))]
         for step in steps:
             arrays, now = emit(arrays, step, now, array, self.mesh), step.after
+        if in_host and op.kind != "device_put":
+            arrays = [jax.device_put(x, jax.memory.Space.Host) for x in arrays]
         return arrays[0] if wide is None else jax.lax.convert_element_type(arrays[0], wide)
 
     # Ops.

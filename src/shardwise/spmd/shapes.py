@@ -23,6 +23,14 @@ def shaped(op: LocalOp, arrays: list[Array]) -> list[Array]:
     return op.bind(arrays, **{parameter: op.local_shape(op.out)})
 
 
+@form("device_put")
+def transferred(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """Moves blocks between the memories of host and device. The shardings that the op states are part of the plan."""
+    spaces = [v.aval.memory_space for v in op.equation.outvars]
+    pairs = zip(arrays, spaces, strict=True)
+    return [x if jax.typeof(x).memory_space is space else jax.device_put(x, space) for x, space in pairs]
+
+
 @form("fft")
 def fft(op: LocalOp, arrays: list[Array]) -> list[Array]:
     """States a layout: XLA's CPU compiler chooses one that it cannot compute where the operand was gathered."""

@@ -19,6 +19,7 @@ from shardwise.ir.paths import find_paths
 from shardwise.tactics.roles import NAME_THEM, Roles
 from shardwise.transforms.gathers import gather_again
 from shardwise.transforms.microbatch import microbatched
+from shardwise.transforms.offload import offload
 from shardwise.transforms.pipeline import pipelined
 from shardwise.transforms.remat import rematerialize
 
@@ -33,12 +34,14 @@ _MOST_PARTS: Final = 64
 class Variant:
     """``microbatches``: the number of parts in which the batch is computed, one after the other; ``batch``: the paths of its
     arguments, whose first dimension is the examples. With ``stages`` the micro-batches flow through a pipeline of as many
-    stages. ``remat``: whether loops and repeated blocks are computed again in the
-    backward pass, or with ``GATHERS`` parameters are gathered again there."""
+    stages. ``remat``: whether loops and repeated blocks are computed again in the backward pass, or with ``GATHERS`` parameters
+    are gathered again there. ``offload``: the paths of the optimizer's state, of which the stacks are in the memory of the
+    host."""
 
     microbatches: int = 1
     batch: tuple[str, ...] = ()
     remat: bool | str = False
+    offload: tuple[str, ...] = ()
     stages: int = 1
 
     @property
@@ -62,13 +65,16 @@ class Variant:
             lines.append("the backward pass gathers parameters again")
         elif self.remat:
             lines.append("loops and repeated blocks keep their carry, and compute the rest again")
+        if self.offload:
+            lines.append("the optimizer's stacked state is in the memory of the host, and fetched layer by layer")
         return tuple(lines)
 
     def __str__(self) -> str:
         parts = [f"{self.stages} stages"] if self.stages > 1 else []
         parts += [f"{self.microbatches} micro-batches"] if self.microbatches > 1 else []
         again = ["parameters gathered again"] if self.remat == GATHERS else ["rematerialized"] if self.remat else []
-        return ", ".join(parts + again) or "as it is"
+        host = ["state in host memory"] if self.offload else []
+        return ", ".join(parts + again + host) or "as it is"
 
 
 #: The unchanged program.
@@ -77,11 +83,13 @@ AS_IS: Final = Variant()
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The requested variants: a number or ``"auto"``; true, false, ``"gathers"`` or ``"auto"``; a number of stages or
-    ``"auto"``. None is the unchanged program, which may gather parameters again if it does not fit otherwise."""
+    """The requested variants: a number or ``"auto"``; true, false, ``"gathers"`` or ``"auto"``; true, false or ``"auto"``; a
+    number of stages or ``"auto"``. None is the unchanged program, which may gather parameters again if it does not fit
+    otherwise."""
 
     microbatches: int | str | None = None
     remat: bool | str | None = None
+    offload: bool | str | None = None
     stages: int | str | None = None
 
     def __post_init__(self) -> None:
@@ -94,13 +102,16 @@ class Wanted:
             problems.append("a pipeline needs at least two micro-batches")
         if self.remat not in (None, False, True, GATHERS, AUTO):
             problems.append(f"remat is True, False, 'gathers' or 'auto', not {self.remat!r}")
+        if self.offload not in (None, False, True, AUTO):
+            problems.append(f"offload is True, False or 'auto', not {self.offload!r}")
         if problems:
             raise VariantError("; ".join(problems))
 
     @property
     def open(self) -> bool:
         """Whether the function may be changed as is best."""
-        return AUTO in (self.microbatches, self.remat, self.stages) or (self.piped and self.microbatches is None)
+        undecided = self.piped and self.microbatches is None
+        return undecided or AUTO in (self.microbatches, self.remat, self.offload, self.stages)
 
     @property
     def piped(self) -> bool:
@@ -118,7 +129,7 @@ class Wanted:
             if self.piped:
                 raise
             return []
-        remat = [False, True] if self.remat == AUTO else [self.remat is True]
+        remat, state = [False, True] if self.remat == AUTO else [self.remat is True], self._state(roles)
         variants = []
         for stages in numbers:
             counts = [stages * 2**k for k in range(_MOST_PARTS.bit_length()) if size % (stages * 2**k) == 0]
@@ -129,11 +140,24 @@ class Wanted:
                     f"{stages} stages need a multiple of {stages} micro-batches to be busy, and the batch of {size} examples "
                     f"cannot be cut into {stages}: give microbatches=..."
                 )
-            variants += [Variant(count, paths, again, stages) for again in remat for count in counts]
+            variants += [Variant(count, paths, again, state, stages) for again in remat for count in counts]
         return variants
 
-    def variants(self, traced: Traced, roles: Roles) -> list[Variant]:
-        """Returns the variants without a pipeline to try, those with fewer parts first."""
+    def _state(self, roles: Roles) -> tuple[str, ...]:
+        """Returns the paths of the optimizer's state if it has to be in the memory of the host."""
+        state = roles.get("optimizer", ()) if self.offload is True else ()
+        if self.offload is True and not state:
+            raise VariantError(f"offload needs to know which arguments are the optimizer's state: {NAME_THEM}")
+        return state
+
+    def variants(self, traced: Traced, roles: Roles, offload: bool = False) -> list[Variant]:
+        """Returns the variants without a pipeline to try, those with fewer parts first; with ``offload`` those that are tried
+        where none of them fits."""
+        if offload and self.offload != AUTO:
+            return []
+        state = roles.get("optimizer", ()) if offload else self._state(roles)
+        if offload and not state:
+            return []
         open_remat: dict[bool | str | None, list[bool | str]] = {None: [False, GATHERS], AUTO: [False, GATHERS, True]}
         remat = open_remat.get(self.remat) or [self.remat or False]
         counts, paths = [1], tuple[str, ...]()
@@ -145,7 +169,7 @@ class Wanted:
             except VariantError:
                 if self.microbatches != AUTO:
                     raise
-        return [Variant(count, paths if count > 1 else (), again) for count in counts for again in remat]
+        return [Variant(count, paths if count > 1 else (), again, state) for count in counts for again in remat]
 
 
 def batch_of(traced: Traced, roles: Roles) -> tuple[tuple[str, ...], int]:
@@ -185,7 +209,14 @@ def trace_variant(
     try:
         if variant.stages > 1:
             what = f"a pipeline of {variant.stages} stages"
-            return pipelined(traced, variant.batch, count, variant.stages)
-        return microbatched(traced, variant.batch, count) if count > 1 else traced
+            traced = pipelined(traced, variant.batch, count, variant.stages)
+        elif count > 1:
+            traced = microbatched(traced, variant.batch, count)
     except VariantError as error:
         raise VariantError(f"{traced.name} cannot be computed in {what}: {error}") from None
+    if not variant.offload:
+        return traced
+    arguments = [leaf.path for leaf in traced.arguments]
+    return offload(
+        traced, {path for state in variant.offload for path in find_paths(state, arguments, what="argument")}
+    )

@@ -137,11 +137,13 @@ def read_compiled(executable: Any, mesh: Mesh, backend: str = HOST) -> Compiled:
 
 
 def read_memory(stats: Any, on_host: bool) -> Memory | None:
-    """Reads what ``memory_analysis()`` returns."""
+    """Reads what ``memory_analysis()`` returns. Its peak counts arrays in the memory of the host, donated ones once."""
     if stats is None:
         return None
     temp, argument = int(stats.temp_size_in_bytes), int(stats.argument_size_in_bytes)
     output, alias = int(stats.output_size_in_bytes), int(stats.alias_size_in_bytes)
     total = argument + output - alias + temp
+    in_host = {name: int(getattr(stats, f"host_{name}_size_in_bytes", 0)) for name in ("argument", "output", "alias")}
     peak = int(getattr(stats, "peak_memory_in_bytes", 0))
+    peak -= in_host["argument"] + in_host["output"] - in_host["alias"] if peak else 0
     return Memory(total if on_host or not peak else peak, temp, argument, output, alias)

@@ -25,7 +25,7 @@ from shardwise.interruption import in_background
 from shardwise.ir.program import Program
 from shardwise.planner.apply import Applied, Flat, static_split
 from shardwise.planner.bind import static_options
-from shardwise.planner.devices import under_explicit, under_mesh
+from shardwise.planner.devices import placed_shape, under_explicit, under_mesh
 from shardwise.plans.plan import Plan
 from shardwise.transforms.variants import trace_variant
 from shardwise.verification.collectives import totals
@@ -138,7 +138,8 @@ def verify(
         raise PlanError("only host devices can run the program, and all arguments must be arrays")
     with under_mesh(mesh):
         applied = Applied(plan, traced, program, mesh, rounds=True)
-        lowered = applied.jitted(donate=any(donated) and not arrays).lower(*leaves)
+        shapes = [placed_shape(a, mesh) if a.host else leaf for a, leaf in zip(plan.arguments, leaves, strict=True)]
+        lowered = applied.jitted(donate=any(donated) and not arrays).lower(*shapes)
     compiling = progress and functools.partial(progress, "compiling")
     compiled, executable = in_background(lambda: compile_lowered(lowered, mesh, backend), compiling)
     differences = None

@@ -15,6 +15,9 @@ class ZooError(ShardwiseError, ValueError):
 class Config(SimpleNamespace):
     """The sizes and flags of a program, from `programs.toml`. Each is an option of `zoo.load`."""
 
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(repr(self))
+
 
 def require_divisible(what: str, size: int, divisor: int) -> None:
     if size % divisor:

@@ -1,6 +1,7 @@
 """The programs of the zoo by name, and their options."""
 
 import difflib
+import functools
 import importlib
 import json
 import tomllib
@@ -47,7 +48,7 @@ def description(name: str) -> str:
 
 
 def load(name: str, config: str = "", **options: Any) -> ZooProgram:
-    """Returns a program of the zoo.
+    """Returns a program of the zoo; the same one for the same sizes, so that JAX traces and compiles it once.
 
     Args:
       name: one of `names()`.
@@ -66,7 +67,12 @@ def load(name: str, config: str = "", **options: Any) -> ZooProgram:
     (16, 24)
     """
     config = config or configs(name)[0]
-    program: ZooProgram = _module(name).build(config_of(name, config, **options))
+    return _built(name, config, config_of(name, config, **options))
+
+
+@functools.lru_cache(maxsize=32)
+def _built(name: str, config: str, sizes: Config) -> ZooProgram:
+    program: ZooProgram = _module(name).build(sizes)
     return replace(program, name=name, config=config, description=description(name))
 
 

@@ -64,6 +64,11 @@ def test_the_numbers_of_plain_jax(name: str, layers: int, mesh: Any, tactics: st
     check(fn, args, plan)
 
 
+def test_stages_are_no_experts() -> None:
+    *_, plan = planned("experts", 4, THREE, "pipeline:stage,expert:model", microbatches=4)
+    assert {a.path: a.spec for a in plan.arguments}["params/layers/in"] == (("stage",), ("model",), (), ())
+
+
 def test_stages_have_their_own_layers_and_send_activations_on() -> None:
     """Stacked parameters and moments are sharded over the layers. Each pass sends one carry, and its end is reduced once."""
     *_, plan = planned("decoder", 8, TWO, "pipeline:stage", microbatches=8)

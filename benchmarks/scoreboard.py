@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,12 @@ from benchmarks.fidelity.compare import exposed_s
 from benchmarks.fidelity.corpus import BY_XLA, SEARCH, TOPOLOGY, load
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "benchmarks" / "scoreboard.md"
+PICTURE: Final = Path(__file__).parents[1] / "docs" / "benchmarks" / "scoreboard.svg"
+#: The picture: its width, that of the names, the height of a bar, and the ticks of its logarithmic scale.
+_WIDTH: Final = 860
+_NAMES: Final = 190
+_HIGH: Final = 20
+_TICKS: Final = (0.5, 1, 2, 4, 8, 16)
 #: Times closer than this are equal.
 EQUAL: Final = 1.01
 HEAD: Final = f"""# Scoreboard
@@ -97,7 +104,7 @@ def summary(found: Sequence[Score]) -> str:
 
 
 def page(found: Sequence[Score]) -> str:
-    lines = [HEAD]
+    lines = [HEAD, "![The test set as bars](scoreboard.svg)", ""]
     for split, title in (("test", "Test set"), ("fit", "Fit set and zoo")):
         some = [s for s in found if s.split == split]
         if some:
@@ -124,9 +131,44 @@ def _gain(score: Score) -> str:
     return "fits" if math.isinf(score.gain) else "refused" if score.refused else f"{score.gain:.2f}"
 
 
+def picture(found: Sequence[Score]) -> str:
+    """The gains of some programs as bars on a logarithmic scale, from 1: what is slower goes to the left."""
+    low, high = math.log(_TICKS[0]), math.log(_TICKS[-1] * 1.35)
+
+    def x(gain: float) -> float:
+        return round(_NAMES + (_WIDTH - _NAMES - 12) * (math.log(gain) - low) / (high - low), 1)
+
+    height = 64 + _HIGH * len(found)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>',
+        '<text x="12" y="20" font-size="14" font-weight="bold">Times as fast as the fastest named strategy, by XLA\'s TPU '
+        "compiler for v5e:4x4</text>",
+    ]
+    for tick in _TICKS:
+        lines.append(f'<line x1="{x(tick)}" x2="{x(tick)}" y1="32" y2="{height - 22}" stroke="#dcd9d3"/>')
+        lines.append(f'<text x="{x(tick)}" y="{height - 8}" text-anchor="middle" fill="#59626b">{tick:g}×</text>')
+    for row, score in enumerate(sorted(found, key=lambda s: (s.refused, -s.gain))):
+        y = 38 + _HIGH * row
+        lines.append(
+            f'<text x="{_NAMES - 8}" y="{y + 11}" text-anchor="end" fill="#1f2429">{escape(score.program)}</text>'
+        )
+        if score.refused:
+            lines.append(f'<text x="{x(1) + 6}" y="{y + 11}" fill="#a92b20">refused for memory</text>')
+            continue
+        ends = sorted((x(1), x(max(score.gain, _TICKS[0]))))
+        color = "#a92b20" if score.gain < 1 / EQUAL else "#2b5f8f" if score.gain > EQUAL else "#9aa5af"
+        lines.append(
+            f'<rect x="{ends[0]}" y="{y}" width="{max(2.0, round(ends[1] - ends[0], 1))}" height="14" fill="{color}"/>'
+        )
+        lines.append(f'<text x="{ends[1] + 6}" y="{y + 11}" fill="#1f2429">{score.gain:.2f}</text>')
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
 def main() -> None:
     found = scores()
     PAGE.write_text(page(found))
+    PICTURE.write_text(picture([s for s in found if s.split == "test"]))
     for split in ("test", "fit"):
         print(f"{split}: {summary([s for s in found if s.split == split])}")
 

@@ -57,7 +57,7 @@ def test_what_the_readme_asks_a_plan_runs(
     ours = [[small if word == "zoo:t2b:2b,remat" else word for word in c[1:]] for c in commands if c[0] == "shardwise"]
     where = ["--topology", "v5e:4x4", "--mesh", "data=4,model=4", "--evaluations", "100", "--output", "plan.json"]
     assert main(["plan", small, *where]) == 0
-    assert [c[0] for c in ours] == ["explain", "what-if", "compare", "verify", "report"]
+    assert [c[0] for c in ours] == ["code", "explain", "what-if", "compare", "verify", "report"]
     for command in ours:
         if command[0] != "verify":
             assert main(command) == 0, capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from benchmarks.scoreboard import Score, compiled_s, page, scores, summary
+from benchmarks.scoreboard import PICTURE, Score, compiled_s, page, picture, scores, summary
 
 
 def test_gain_over_the_fastest_named_strategy() -> None:
@@ -30,3 +30,12 @@ def test_recorded_programs_have_scores_of_both_sets() -> None:
 
 def test_a_refused_record_takes_forever() -> None:
     assert math.isinf(compiled_s({"oom": {}, "mesh": {"data": 16}}))
+
+
+def test_the_picture_is_that_of_the_records() -> None:
+    some = [s for s in scores() if s.split == "test"]
+    assert PICTURE.read_text() == picture(some), "python -m benchmarks.scoreboard draws it anew"
+    shown = picture(
+        [Score("a<b", "test", {"search": 1.0, "dp": 4.0}), Score("c", "test", {"search": math.inf, "dp": 1.0})]
+    )
+    assert "a&lt;b" in shown and ">4.00<" in shown and "refused for memory" in shown

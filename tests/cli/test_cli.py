@@ -108,14 +108,16 @@ def test_files_that_do_not_import(tmp_path: Path, broken: str, capsys) -> None:
     ("words", "says"),
     [
         ("", "the following arguments are required: COMMAND; see 'shardwise --help'"),
-        ("nope", "invalid choice: 'nope'"),
+        ("nope", "argument COMMAND: there is no 'nope'; "),
+        ("pln zoo:mlp", "argument COMMAND: there is no 'pln'; did you mean plan"),
+        ("hardware lst", "argument ACTION: there is no 'lst'; did you mean list?"),
         ("inspect", "the following arguments are required: TARGET; see 'shardwise inspect --help'"),
         ("inspect zoo:mlp:tiny --why a", "argument --why: expected 2 arguments"),
         ("plan zoo:mlp:tiny --topolgy v5e:2x2", "unknown argument --topolgy (did you mean --topology?)"),
         ("plan zoo:mlp:tiny more", "unknown argument more; see 'shardwise plan --help'"),
         ("hardware show v5e --jsn=1", "unknown argument --jsn=1 (did you mean --json?)"),
         ("plan zoo:mlp:tiny --seed x", "argument --seed: invalid int value: 'x'"),
-        ("completion tcsh", "invalid choice: 'tcsh'"),
+        ("completion tcsh", "argument SHELL: there is no 'tcsh'; did you mean zsh"),
     ],
 )
 def test_wrong_commands_are_one_line_and_exit_with_two(words: str, says: str, capsys) -> None:

@@ -70,7 +70,9 @@ def test_nothing_is_searched_if_the_plan_cannot_be_kept(
 def test_what_comes_next_is_a_command_that_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "a plan.json"
     assert main([*TARGET, *SHORT, "--output", str(file)]) == 0
-    assert capsys.readouterr().out.endswith(f"saved; next:\n  shardwise verify '{file}' zoo:mlp:tiny\n")
+    assert capsys.readouterr().out.endswith(
+        f"saved; next:\n  shardwise code '{file}'\n  shardwise verify '{file}' zoo:mlp:tiny\n"
+    )
     assert main([*TARGET, *SHORT, "--all"]) == 0
     assert capsys.readouterr().out.endswith("next: --output plan.json saves it, --report plan.html draws it\n")
 
@@ -135,7 +137,7 @@ def test_what_would_fit_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None
     )
     typed = [word.replace("True", "yes") for change in changes for word in f"--{change}".split("=")]
     assert main([*words, *typed, "--evaluations", "100"]) == 0
-    assert "Best of" in capsys.readouterr().out
+    assert "Beside the best of" in capsys.readouterr().out
 
 
 def test_what_does_not_fit_is_made_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,3 +145,25 @@ def test_what_does_not_fit_is_made_to_fit(capsys: pytest.CaptureFixture[str]) ->
     assert main([*words, "--evaluations", "150"]) == 0
     text = capsys.readouterr().out
     assert "loops and repeated blocks keep their carry" in text and "note: as it is it does not fit: at least " in text
+
+
+def test_the_width_is_that_of_columns_also_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longest = {}
+    for columns in (80, 160):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert main([*TARGET, *SHORT, "--all"]) == 0
+        longest[columns] = max(map(len, capsys.readouterr().out.splitlines()))
+        assert longest[columns] <= columns
+    assert longest[80] < longest[160]
+
+
+def test_colors_are_for_terminals_that_show_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value, wanted in (("NO_COLOR", "1", False), ("FORCE_COLOR", "1", True)):
+        monkeypatch.delenv("FORCE_COLOR", raising=False)
+        monkeypatch.setenv(name, value)
+        assert main([*TARGET, *SHORT]) == 0
+        assert ("\x1b[" in capsys.readouterr().out) is wanted

@@ -121,11 +121,11 @@ def test_with_its_program_a_saved_plan_tells_what_a_new_one_does(capsys: pytest.
         assert main(command) == 0
         pages.append(json.loads(capsys.readouterr().out))
     bare, whole = pages
-    assert not bare["effects"] and not bare["baselines"] and bare["curve"] is None
+    assert not bare["effects"] and not bare["baselines"] and bare["memory"] is None
     assert (
         whole["effects"]
         and whole["baselines"]
-        and whole["curve"]["points"]
+        and whole["memory"]["points"]
         and len(whole["lines"]) > len(bare["lines"])
     )
     assert main(["report", "dp.json", "zoo:mlp:tiny"]) == 1

@@ -47,7 +47,12 @@ def without_figures(line: str) -> str:
 
 @pytest.mark.parametrize(
     ("page", "name", "outputs"),
-    [("analysis.md", "attention.py", 3), ("cost.md", "train.py", 1), ("search.md", "train.py", 0)],
+    [
+        ("analysis.md", "attention.py", 3),
+        ("cost.md", "train.py", 1),
+        ("search.md", "train.py", 0),
+        ("device-program.md", "train.py", 1),
+    ],
 )
 def test_what_is_shown_is_printed(
     page: str, name: str, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -195,7 +195,7 @@ def test_code_is_python_for_any_path() -> None:
     plan = shardwise.plan(lambda w: sum(w.values()), {n: jnp.ones(8) for n in names}, mesh={"data": 4}, tactics=[])
     scope: dict[str, Any] = {}
     exec(plan.code(), scope)
-    assert set(scope["in_specs"]) == {f"w/{n}" for n in names}
+    assert set(scope["IN_SPECS"]["w"]) == set(names)
 
 
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:

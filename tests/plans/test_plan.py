@@ -333,4 +333,4 @@ def test_explain_diff_and_code() -> None:
     assert plan.diff(made()) == "the plans are the same\n"
     scope: dict = {}
     exec(plan.code(), scope)
-    assert scope["in_specs"]["w/out"] == jax.sharding.PartitionSpec("model")
+    assert scope["IN_SPECS"]["w"]["out"] == jax.sharding.PartitionSpec("model")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from nbclient import NotebookClient
 
 import shardwise
 from shardwise.plans.plan import Plan
+from shardwise.report.html import page_html
+from shardwise.report.plan_text import plan_page
 from shardwise.report.progress import ProgressLine
 from shardwise.report.units import binary, seconds
+from shardwise.search.searcher import Journal, Options
 from tests.report.test_page import HOSTILE, _Reader, plan
 
 __all__ = ["plan"]
@@ -41,7 +45,8 @@ ANALYZED = "shardwise.analyze(fn, w, x)"
 
 def _words(text: str) -> str:
     """What a fragment says, without its style."""
-    return html.unescape(re.sub(r"<[^>]+>", " ", re.sub(r"<style>.*?</style>", "", text, flags=re.S)))
+    plain = re.sub(r"</?span[^>]*>", "", re.sub(r"<style>.*?</style>", "", text, flags=re.S))
+    return html.unescape(re.sub(r"<[^>]+>", " ", plain))
 
 
 @pytest.fixture
@@ -133,6 +138,54 @@ def test_a_line_of_the_terminal_is_gone_afterwards(real: bool, monkeypatch: pyte
         assert screen.text.endswith(f"\r{UP}{ERASED}{UP}{ERASED}")
     else:
         assert screen.text == ""
+
+
+def test_a_line_of_the_terminal_moves_between_improvements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is drawn anew a few times in a second, whatever is found, with what is evaluated and what is left."""
+    screen = _Terminal(True)
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    line = ProgressLine()
+    with line:
+        line.begin()
+        journal = Journal(Options(budget_s=100, progress=line))
+        assert "tracing and analyzing" in screen.text
+        journal.stage = "3 of 7 meshes left"
+        for count in (10, 20):
+            journal.evaluations, before = count, screen.text.count(f" {count} evaluated")
+            deadline = time.monotonic() + 10
+            while screen.text.count(f" {count} evaluated") < before + 2 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert screen.text.count(f" {count} evaluated") >= 2
+    assert "3 of 7 meshes left" in screen.text and re.search(r"at most (99|100) s left", screen.text)
+
+
+def test_a_search_tells_how_far_it_is() -> None:
+    seen: list[tuple[int, str]] = []
+
+    class Watching:
+        def watch(self, journal: Journal) -> None:
+            self.journal = journal
+
+        def __call__(self, *_: object) -> None:
+            seen.append((self.journal.evaluated, self.journal.stage))
+
+    x = jax.ShapeDtypeStruct((4096, 512), "float32")
+    w = jax.ShapeDtypeStruct((512, 512), "float32")
+    made = shardwise.plan(lambda w, x: x @ w @ w.T, w, x, topology="v5e:2x4", progress=Watching())
+    assert made.search is not None and len(made.search.meshes) > 1
+    counts = [count for count, _ in seen]
+    assert counts == sorted(counts) and counts[-1] <= made.search.evaluations
+    assert any(re.fullmatch(r"looking at mesh \d+ of \d+|\d+ of \d+ meshes left", stage) for _, stage in seen)
+
+
+def test_axes_have_their_colors_where_these_are_shown(plan: Plan) -> None:
+    page = plan_page(plan)
+    plain, colored = page.text(), page.text(colored=True)
+    assert "\x1b" not in plain and re.sub(r"\x1b\[[\d;]*m", "", colored) == plain
+    assert "\x1b[1;38;5;68mdata\x1b[0m" in colored and "\x1b[1;38;5;172mmodel\x1b[0m" in colored
+    assert "#4c8ed9" in plan._repr_html_() and "--axis-0: #4c8ed9" in page_html(plan)
 
 
 def test_lines_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

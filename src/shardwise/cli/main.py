@@ -8,6 +8,7 @@ import gc
 import io
 import json
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -76,7 +77,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     shown = io.StringIO()
     try:
         with contextlib.redirect_stdout(shown):
-            return parser.parse_args(argv)
+            arguments: argparse.Namespace = parser.parse_args(argv)
+            arguments.typed = shlex.join(["shardwise", *(sys.argv[1:] if argv is None else argv)])
+            return arguments
     except SystemExit:
         if shown.getvalue():
             _write(shown.getvalue())

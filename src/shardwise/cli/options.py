@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import inspect
+import os
+import re
 import shlex
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +27,11 @@ class Parser(argparse.ArgumentParser):
     """Reports what is wrong with a command in one line that names the help."""
 
     def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if wrong is not None:
+            near = difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), n=2, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {wrong[2]}"
+            message = f"{message[: wrong.start()]}there is no {wrong[1]!r}; {hint}"
         self.exit(2, f"shardwise: {message}; see '{self.prog} --help'\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -132,5 +140,11 @@ def _mesh(text: str) -> dict[str, int | None]:
 
 
 def width() -> int:
-    """Returns the width of the terminal between 80 and 120 columns; 80 where there is none."""
-    return min(max(shutil.get_terminal_size().columns, 80), 120)
+    """Returns the width of the terminal, or ``COLUMNS``, which counts in a pipe too; at least 80."""
+    return max(shutil.get_terminal_size().columns, 80)
+
+
+def colored() -> bool:
+    """Returns whether the output is a terminal that shows colors, and nobody asked for none (``NO_COLOR``)."""
+    shown = sys.__stdout__ is not None and sys.__stdout__.isatty() and os.environ.get("TERM") != "dumb"
+    return bool(os.environ.get("FORCE_COLOR")) or (shown and not os.environ.get("NO_COLOR"))

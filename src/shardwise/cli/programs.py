@@ -104,11 +104,11 @@ def _planned(arguments: argparse.Namespace, plan: Callable[..., Plan], **more: A
     if arguments.output is not None:
         planned.save(arguments.output)
     if arguments.report is not None:
-        planned.report(arguments.report)
+        planned.report(arguments.report, arguments.typed)
     if arguments.json:
         text = planned.to_json()
     else:
-        text = plan_page(planned, options.width(), arguments.all).text()
+        text = plan_page(planned, options.width(), arguments.all).text(options.colored())
         if arguments.topology is None:
             text += f"\nNo --topology was given: this is for {planned.predicted.hardware}.\n"
         text += _next(arguments)
@@ -146,9 +146,9 @@ def _next(arguments: argparse.Namespace) -> str:
     """Returns text with the files that were written, and what to do next."""
     text = f"\nDrawn in {arguments.report}\n" if arguments.report is not None else ""
     if arguments.output is not None:
-        return (
-            f"{text}\nsaved; next:\n  {shlex.join(['shardwise', 'verify', str(arguments.output), arguments.target])}\n"
-        )
+        plan = str(arguments.output)
+        commands = (["code", plan], ["verify", plan, arguments.target])
+        return f"{text}\nsaved; next:\n" + "".join(f"  {shlex.join(['shardwise', *words])}\n" for words in commands)
     hints = {"output": "--output plan.json saves it", "report": "--report plan.html draws it", "all": "--all lists all"}
     return f"{text}\nnext: {', '.join(hint for option, hint in hints.items() if not getattr(arguments, option))}\n"
 

@@ -1,4 +1,4 @@
-"""Commands about saved plans: ``explain``, ``what-if``, ``diff``, ``verify`` and ``report``."""
+"""Commands about saved plans: ``explain``, ``what-if``, ``diff``, ``verify``, ``code`` and ``report``."""
 
 from __future__ import annotations
 
@@ -191,6 +191,31 @@ def _verify(arguments: argparse.Namespace) -> Result:
 
 
 @options.command(
+    "code",
+    options.saved_plan(),
+    options.target("with it the code also has constraints for use without Shardwise"),
+    argument("--style", choices=("jax", "flax", "maxtext"), default="jax", help="jax (default), or logical axis rules"),
+    argument("--output", metavar="FILE", type=Path, help="write it there instead of printing it"),
+)
+def _code(arguments: argparse.Namespace) -> Result:
+    """Print a saved plan as code to paste: mesh, PartitionSpecs, and how to place arguments and run the step.
+
+    Repeated layers are written once. The styles flax and maxtext are logical axis rules, and say where one
+    mapping for each name does not give the whole plan.
+
+      shardwise code plan.json --output shardings.py
+      shardwise code plan.json --style flax
+    """
+    from shardwise.files import write_whole
+
+    text = _loaded(arguments, arguments.target).code(arguments.style, arguments.plan)
+    if arguments.output is None:
+        return text
+    write_whole(arguments.output, text, ShardwiseError)
+    return f"written to {arguments.output}\n"
+
+
+@options.command(
     "report",
     options.saved_plan(type=Path),
     options.target("with it the page also has times by line, memory over time, effects and strategies"),
@@ -211,5 +236,5 @@ def _report(arguments: argparse.Namespace) -> Result:
     output = arguments.output or arguments.plan.with_suffix(".html")
     if output.exists() and output.samefile(arguments.plan):
         raise ShardwiseError(f"the page would take the place of the plan {output}: give another --output")
-    plan.report(output)
+    plan.report(output, arguments.typed)
     return f"written to {output}\n"

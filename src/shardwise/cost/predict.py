@@ -63,8 +63,8 @@ class Row:
 @dataclass(frozen=True)
 class Predicted:
     """The prediction for a plan on hardware. The step time ``time_s`` is between ``overlapped_s`` (all communication overlaps
-    with compute) and ``serial_s`` (none does). ``utilization`` is the MFU. ``rows`` and ``curve`` (bytes at each point of the
-    program) are empty in a loaded plan."""
+    with compute) and ``serial_s`` (none does). ``utilization`` is the MFU. ``rows``, ``curve`` (bytes at each point of the
+    program) and ``allocations`` are empty in a loaded plan."""
 
     hardware: str
     time_s: float
@@ -79,6 +79,7 @@ class Predicted:
     collectives: tuple[Moved, ...]
     rows: tuple[Row, ...] = field(default=(), compare=False, repr=False)
     curve: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    allocations: tuple[Allocation, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def fits(self) -> bool:
@@ -133,8 +134,9 @@ class Predicted:
             raise PlanError("a loaded plan has the sums of its prediction only: plan again to take them apart")
 
     def to_json(self) -> dict[str, Any]:
-        data = asdict(replace(self, rows=(), curve=()))
-        del data["rows"], data["curve"]
+        data = asdict(replace(self, rows=(), curve=(), allocations=()))
+        for name in ("rows", "curve", "allocations"):
+            del data[name]
         return data
 
 
@@ -159,6 +161,7 @@ def predict(model: CostModel, lowered: Lowered) -> Predicted:
         collectives=tuple(_collectives(rows)),
         rows=tuple(sorted(rows, key=lambda row: row.point)),
         curve=tuple((curve * BLOCK).tolist()),
+        allocations=tuple(a for own in figures for a in own.allocations),
     )
 
 

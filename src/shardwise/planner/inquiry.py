@@ -62,6 +62,7 @@ class Inquiry:
         self._structure = {} if structure is None else structure
         self.analysis, self.cost = model.structure.analysis, model.cost
         self.problems: Problems = {}
+        self._settled: tuple[tuple[Decision, ...], Settled] | None = None
 
     @cached_property
     def context(self) -> Context:
@@ -70,7 +71,14 @@ class Inquiry:
         return Context(self.analysis, mesh, self.cost, self.roles, memo=memo, cache=self._structure)
 
     def settle(self, decisions: Sequence[Decision]) -> Settled:
-        """Lowers decisions and predicts their cost. Small arguments are replicated where that is faster and fits."""
+        """Lowers decisions and predicts their cost. Small arguments are replicated where that is faster and fits. The first
+        result is kept: it is that of the plan, which is shown."""
+        key = tuple(decisions)
+        if self._settled is None:
+            self._settled = key, self._settle(key)
+        return self._settled[1] if self._settled[0] == key else self._settle(key)
+
+    def _settle(self, decisions: tuple[Decision, ...]) -> Settled:
         plain = self.context.lower(decisions)
         small = keep_small(self.model.structure, self.cost, plain.mesh, decisions)
         if small:

@@ -101,7 +101,8 @@ def plan(
       method: ``"mcts"``, or one of ``shardwise.search.methods``: ``"beam"``, ``"greedy"``, ``"random"``, ``"exhaustive"``,
         ``"automap"``.
       progress: called with every improvement (``shardwise.search.run``) and the share of the budget that is spent;
-        ``"auto"`` shows them in a line of the terminal or notebook. An interrupt (Ctrl-C) keeps the best plan so far.
+        ``"auto"`` shows them in a line of the terminal, which moves while the search goes on, or in the notebook. An interrupt
+        (Ctrl-C) keeps the best plan so far.
       objective: what is minimized: ``"time"``, the step time of plans that fit; ``"memory"``, their peak memory; ``"devices"``,
         the number of devices, where slices of 1, 2, 4, ... devices of the topology's kind are tried.
       step_time_s: the longest step time, in seconds, of a plan for ``objective="memory"`` or ``"devices"``.
@@ -186,6 +187,8 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
         with ProgressLine() as line:
             return plan_asked(fn, args, kwargs, replace(asked, search=replace(asked.search, progress=line)))
+    if callable(begin := getattr(asked.search.progress, "begin", None)):
+        begin()
     with interruptible(), collector_paused(), under_explicit(asked.mesh):
         # 1. Trace and analyze the function; find the roles of its arguments.
         variants = Variants(fn, args, dict(kwargs), asked.jit)

@@ -176,9 +176,10 @@ class Race:
         captured = self.variants[variant]
         if not anyway and self._is_hopeless(captured):
             return new
-        for placement in placed:
+        for number, placement in enumerate(placed):
             if self.journal.interrupted:
                 break
+            self.journal.stage = f"looking at mesh {number + 1} of {len(placed)}" if len(placed) > 1 else ""
             try:
                 arm = Arm(captured, placement, self.asked, self.journal, quick)
             except ShardwiseError as error:
@@ -210,7 +211,9 @@ class Race:
             self._note(arm.captured.variant)
 
     def _search(self, done: set[Arm], short: bool) -> None:
-        for arm in sorted(self.arms, key=_rank):
+        order = sorted(self.arms, key=_rank)
+        for number, arm in enumerate(order):
+            self.journal.stage = f"{len(order) - number} of {len(order)} meshes left" if len(order) > 1 else ""
             best, shared = self.best_arm, self.journal.budget
             assert best is not None
             if self.journal.interrupted or (shared.empty and best.best.ended):

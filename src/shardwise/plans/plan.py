@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shardwise.planner.what_if import Effect, WhatIf, Which
     from shardwise.report.compare import Row
     from shardwise.report.logical import Rules
+    from shardwise.report.verdict import Verdict
 
 SCHEMA: Final = 13
 
@@ -196,9 +197,42 @@ class Plan(Execution):
 
         if self.asked is None or self.jaxpr is None:
             return ()
-        return stated_constraints(self.asked.settle(self.choices).lowered, self.jaxpr)
+        return stated_constraints(self.settled.lowered, self.jaxpr)
+
+    @cached_property
+    def settled(self) -> Any:
+        """The lowered program, and its prediction with all rows.
+
+        >>> plan.settled.predicted.time_s == plan.predicted.time_s
+        True
+        """
+        return self.inquiry.settle(self.choices)
 
     # For people.
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The verdict in sentences: step time, MFU, how tightly it fits, how it compares with the best named strategies, which
+        are its ``baselines``, and what is sharded over what.
+
+        >>> plan.verdict.sharded
+        'Batch over all 4 devices. Parameters: replicated.'
+        """
+        from shardwise.report.verdict import verdict
+
+        return verdict(self)
+
+    @cached_property
+    def insights(self) -> tuple[str, ...]:
+        """What stands out, in sentences: what the peak consists of, what would lower it, and where the time goes. Each change
+        was checked with the cost model. Empty for a loaded plan.
+
+        >>> plan.insights[0].startswith("Peak memory: ")
+        True
+        """
+        from shardwise.report.insights import insights
+
+        return insights(self)
 
     def summary(self, width: int = 80) -> str:
         """Returns the plan on one screen: what is sharded over which axes, time, memory, the longest collectives, the search.
@@ -225,7 +259,7 @@ class Plan(Execution):
         collective where it runs, and source lines. A loaded plan has one after :meth:`bind`.
 
         >>> print(next(line for line in plan.program(80).splitlines() if line.startswith(">")))
-        > %9.a  f32[64,64]         = psum(%9, data)                              16.4 kB
+        > %9.a  f32[64,64]         = psum(%9, data)                            16.00 KiB
         """
         from shardwise.report.program_text import program_text
 
@@ -242,15 +276,21 @@ class Plan(Execution):
 
         return diff_text(self, other)
 
-    def code(self) -> str:
-        """Returns the specs and constraints as Python to paste into a model.
+    def code(self, style: str = "jax", file: str = "plan.json") -> str:
+        """Returns a Python file: the mesh, nested PartitionSpecs of arguments and outputs, and functions that place arguments
+        and run the step as planned.
 
-        >>> print(plan.code().splitlines()[4])
-            "x": P("data"),
+        Args:
+          style: ``"jax"``; ``"flax"``, logical axis rules and the names of all dimensions; ``"maxtext"``, the same as the YAML
+            of a MaxText configuration.
+          file: where the plan is saved.
+
+        >>> "IN_SPECS" in plan.code(), "logical_to_mesh_axes" in plan.code("flax")
+        (True, True)
         """
-        from shardwise.report.plan_text import code_text
+        from shardwise.report.code import code_text
 
-        return code_text(self)
+        return code_text(self, style, file)
 
     def rules(self, names: Mapping[str, Sequence[str | None]] | None = None) -> Rules:
         """Returns the specs as rules from logical axes to mesh axes, as Flax and MaxText have them.
@@ -388,14 +428,15 @@ class Plan(Execution):
         """
         write_whole(path, json.dumps(self.predicted.timeline()), PlanError)
 
-    def report(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as one HTML page that needs no network: figures, table, source lines, memory, mesh, search.
+    def report(self, path: str | os.PathLike[str], command: str = "") -> None:
+        """Writes the plan as one HTML page that needs no network: verdict, pictures of the program, of the step, of memory and
+        of other plans, and code. ``command`` is shown as what made it.
 
         >>> plan.report("plan.html")
         """
         from shardwise.report.html import page_html
 
-        write_whole(path, page_html(self), PlanError)
+        write_whole(path, page_html(self, command), PlanError)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:

@@ -5,21 +5,36 @@ from __future__ import annotations
 import linecache
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, Final
 
+import numpy as np
+
+from shardwise.cost.memory import BLOCK
 from shardwise.cost.predict import PARTS, Predicted
+from shardwise.ir.paths import collapsed
 from shardwise.plans.codec import encode
 from shardwise.plans.plan import ArrayPlan, Plan
-from shardwise.report.plan_text import decided, evidence_lines, schedule_rows, shards, spec_text
+from shardwise.report.code import STYLES, code_text
+from shardwise.report.diagram import colors_in, diagram
+from shardwise.report.insights import kind_of, memory_by_kind
+from shardwise.report.plan_text import decided, decision_of, evidence_lines, schedule_rows, shards, spec_text
 from shardwise.report.program_text import listing_data
-from shardwise.report.units import si
+from shardwise.report.units import binary
+from shardwise.report.verdict import dimension_names
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 #: A curve has no more points than a wide screen can show.
-_POINTS: Final = 800
-#: Lines of the device-local program that are shown.
-_MOST_LINES: Final = 4000
+_POINTS: Final = 600
+#: Lines of the device-local program, source lines, and kernels and collectives of the timeline that are shown.
+_MOST_LINES: Final = 2000
+_MOST_SOURCES: Final = 400
+_MOST_EVENTS: Final = 20_000
+#: Allocations that are named where memory is looked at, named strategies, and those of them with their specs.
+_MOST_ALLOCATIONS: Final = 120
+_MOST_BASELINES: Final = 150
+_WITH_SPECS: Final = 12
 #: Characters of a source line that are shown.
 _MOST_TEXT: Final = 160
 
@@ -29,7 +44,7 @@ def report_data(plan: Plan) -> dict[str, Any]:
     over the program."""
     p, search, program = plan.predicted, plan.search, plan.asked and plan.asked.analysis.program
     sharded, rest = decided(plan)
-    figures = ("name", "time_s", "compute_s", "comm_s", "peak_bytes", "fits", "variant")
+    found, parts = plan.verdict, diagram(plan)
     return {
         "schema": SCHEMA,
         "function": plan.function,
@@ -43,6 +58,10 @@ def report_data(plan: Plan) -> dict[str, Any]:
             "placement": list(plan.placement),
             "device_order": list(plan.device_order or range(plan.mesh.devices)),
         },
+        "verdict": list(found.lines),
+        "insights": list(plan.insights),
+        "parameters": _elements(plan, "params"),
+        "roles": {role: [path for (path,) in collapsed((p,) for p in paths)] for role, paths in plan.roles.items()},
         "variant": list(plan.variant.lines()),
         "sharded": [{"what": what, "axes": axes} for what, axes in sharded.items()],
         "decisions": rest,
@@ -53,9 +72,12 @@ def report_data(plan: Plan) -> dict[str, Any]:
             *(_array(plan, a, "argument") for a in plan.arguments),
             *(_array(plan, a, "output") for a in plan.outputs),
         ],
+        "diagram": parts,
+        "colors": _colors(plan, colors_in(parts)),
         "lines": _lines(plan),
+        "timeline": _timeline(p),
         "program": program and listing_data(program, plan.sharded, _MOST_LINES),
-        "curve": _curve(p.curve),
+        "memory": _memory(plan),
         "breakdown": _breakdown(p),
         "effects": [
             asdict(row)
@@ -67,9 +89,18 @@ def report_data(plan: Plan) -> dict[str, Any]:
             encode(applied) | {"changes": row[-1].splitlines()}
             for applied, row in zip(plan.schedule, schedule_rows(plan, every=True), strict=True)
         ],
-        "baselines": [{key: getattr(row, key) for key in figures} for row in plan.baselines],
+        "best": [row.name for row in found.baselines],
+        "specs": _specs(plan.arguments),
+        "baselines": _baselines(plan),
         "search": search and encode(search) | {"ended_text": search.ended.value, "text": str(search)},
+        "code": {style: code_text(plan, style, constraints=False) for style in STYLES},
     }
+
+
+def _elements(plan: Plan, role: str) -> int:
+    roots = plan.roles.get(role, ())
+    some = (a for a in plan.arguments if any(a.path == r or a.path.startswith((f"{r}/", f"{r}[")) for r in roots))
+    return sum(math.prod(a.shape) for a in some)
 
 
 def _array(plan: Plan, array: ArrayPlan, role: str) -> dict[str, Any]:
@@ -84,7 +115,7 @@ def _array(plan: Plan, array: ArrayPlan, role: str) -> dict[str, Any]:
         "text": spec_text(array),
         "shards": count,
         "device_bytes": nbytes,
-        "device_bytes_text": "?" if nbytes is None else si(nbytes, "B"),
+        "device_bytes_text": "?" if nbytes is None else binary(nbytes),
     }
 
 
@@ -96,6 +127,37 @@ def _item_bytes(dtype: str) -> float | None:
     """
     bits = re.match(r"(?:b?float|u?int|complex)(\d+)", dtype)
     return 1.0 if dtype == "bool" else int(bits[1]) / 8 if bits else None
+
+
+def _specs(arrays: Iterable[ArrayPlan]) -> list[list[str]]:
+    """Returns paths with their sharding, repeated layers as one."""
+    return [list(row) for row in collapsed((a.path, spec_text(a)) for a in arrays)]
+
+
+def _colors(plan: Plan, shown: set[int]) -> dict[int, dict[str, Any]]:
+    """Returns what the dimensions of a color are called, and why they are sharded as they are."""
+    names = dimension_names(plan)
+    return {
+        c: {"name": names.get(c, ""), "why": [text for axis in plan.mesh.names if (text := decision_of(plan, c, axis))]}
+        for c in sorted(shown)
+    }
+
+
+def _baselines(plan: Plan) -> list[dict[str, Any]]:
+    """Returns the named strategies, the first few with the specs of their arguments."""
+    figures = ("name", "time_s", "compute_s", "comm_s", "peak_bytes", "fits", "variant")
+    rows = [{key: getattr(row, key) for key in figures} for row in plan.baselines[:_MOST_BASELINES]]
+    best = plan.asked.best_baselines[:_WITH_SPECS] if rows else ()
+    rivals = {r.variant: r.inquiry for r in plan.asked.rivals} if rows else {}
+    for row, (variant, baseline) in zip(rows, best, strict=False):
+        inquiry = plan.asked if variant is None else rivals.get(variant)
+        if inquiry is None:
+            continue
+        lowered = inquiry.context.lower(baseline.decisions, ())
+        values = [lowered.program.values[a.value] for a in lowered.program.arguments]
+        arrays = (ArrayPlan(v.path, v.shape, v.dtype, lowered.storage[v.id].spec(lowered.mesh)) for v in values)
+        row["specs"] = _specs(arrays)
+    return rows
 
 
 def _lines(plan: Plan) -> list[dict[str, Any]]:
@@ -123,7 +185,12 @@ def _lines(plan: Plan) -> list[dict[str, Any]]:
         }
         for source, parts in by_line.items()
     ]
-    return sorted(lines, key=_largest_first)
+    lines.sort(key=_largest_first)
+    if rest := lines[_MOST_SOURCES:]:
+        sums = {key: sum(line[key] for line in rest) for key in ("time_s", "nbytes")}
+        part = {"kind": "compute", "axes": [], "count": len(rest), "overlapped_s": 0.0, **sums}
+        lines[_MOST_SOURCES:] = [{"source": f"{len(rest)} more lines", "text": "", **sums, "parts": [part]}]
+    return lines
 
 
 def _source_texts(plan: Plan) -> dict[str, str]:
@@ -139,19 +206,71 @@ def _largest_first(row: dict[str, Any]) -> tuple[float, float]:
     return -row["time_s"], -row["nbytes"]
 
 
-def _curve(curve: tuple[int, ...]) -> dict[str, Any] | None:
-    """Returns the maximum of the curve in each of at most ``_POINTS`` equal parts, so that the peak stays."""
-    if not curve:
+def _timeline(p: Predicted) -> dict[str, Any] | None:
+    """Returns kernels and collectives as ``[lane, name, source, start, duration, bytes, axes]``: names, sources and axes by
+    number, microseconds. The shortest are left out of a long one."""
+    if not p.rows:
         return None
+    events = [e for e in p.timeline()["traceEvents"] if e["ph"] == "X"]
+    names, sources, axes = dict[str, int](), dict[str, int](), dict[tuple[str, ...], int]()
+    rows = []
+    for event, row in zip(events, p.rows, strict=True):
+        numbers = (
+            names.setdefault(event["name"], len(names)),
+            sources.setdefault(row.source, len(sources)),
+            round(event["ts"], 2),
+            round(event["dur"], 2),
+            round(row.nbytes),
+            axes.setdefault(row.axes, len(axes)),
+        )
+        rows.append([event["tid"] - 1, *numbers])
+    kept = rows
+    if len(rows) > _MOST_EVENTS:
+        least = sorted((row[4] for row in rows), reverse=True)[_MOST_EVENTS]
+        kept = [row for row in rows if row[4] > least]
+    return {
+        "names": list(names),
+        "sources": list(sources),
+        "axes": [list(a) for a in axes],
+        "events": kept,
+        "left_out": len(rows) - len(kept),
+    }
+
+
+def _memory(plan: Plan) -> dict[str, Any] | None:
+    """Returns bytes by kind over the program, in at most ``_POINTS`` steps, each at the point where most is in use, so that the
+    peak stays; and the largest allocations with their steps."""
+    if not plan.predicted.curve or plan.asked is None:
+        return None
+    memory, program = memory_by_kind(plan), plan.inquiry.analysis.program
+    curve = memory.curve
     step = math.ceil(len(curve) / _POINTS)
-    most = [max(curve[k : k + step]) for k in range(0, len(curve), step)]
-    return {"points": len(curve), "step": step, "bytes": most, "peak_at": curve.index(max(curve))}
+    at = [k + int(np.argmax(curve[k : k + step])) for k in range(0, len(curve), step)]
+    largest = sorted(plan.settled.predicted.allocations, key=lambda a: -a.blocks)[:_MOST_ALLOCATIONS]
+    kinds = kind_of(plan)
+    return {
+        "points": len(curve),
+        "step": step,
+        "bytes": [int(curve[k]) for k in at],
+        "peak_at": int(np.argmax(curve)),
+        "kinds": {kind: [int(values[k]) for k in at] for kind, values in memory.kinds.items() if values.any()},
+        "largest": [
+            {
+                "label": program.label(a.value) if a.what == "value" else f"{a.what} of {program.label(a.value)}",
+                "kind": kinds(a),
+                "nbytes": a.blocks * BLOCK,
+                "first": a.first // step,
+                "last": a.last // step,
+            }
+            for a in largest
+        ],
+    }
 
 
 def _breakdown(p: Predicted) -> list[dict[str, Any]]:
-    """Returns seconds by kind, and by region, line and operation if the plan was not loaded; each adds up to ``serial_s``."""
+    """Returns seconds by kind, and by region and operation if the plan was not loaded; each adds up to ``serial_s``."""
     if p.rows:
-        return [{"by": by, "seconds": p.breakdown(by)} for by in ("kind", *(x for x in PARTS if x != "kind"))]
+        return [{"by": by, "seconds": p.breakdown(by)} for by in ("kind", *(x for x in PARTS if x in ("op", "region")))]
     times = {"compute": p.compute_s}
     for moved in p.collectives:
         times[moved.kind] = times.get(moved.kind, 0.0) + moved.time_s

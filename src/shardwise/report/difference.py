@@ -15,7 +15,7 @@ from shardwise.plans.codec import encode
 from shardwise.plans.plan import Plan
 from shardwise.report.page import Page
 from shardwise.report.plan_text import axes_text, spec_text
-from shardwise.report.units import binary, listed, plural, seconds, si
+from shardwise.report.units import binary, listed, plural, seconds
 
 if TYPE_CHECKING:
     from shardwise.planner.what_if import WhatIf
@@ -84,7 +84,7 @@ def difference_lines(data: dict[str, Any]) -> list[str]:
     lines += [f"+ {text}" for text in data["decisions"]["other"]]
     arrays = collapsed((row["path"], row["one"] or "not there", row["other"] or "not there") for row in data["arrays"])
     lines += [f"{path}: {one} | {other}" for path, one, other in arrays]
-    lines += [f"{row['what']}: {si(row['one'] or 0, 'B')} | {si(row['other'] or 0, 'B')}" for row in data["moved"]]
+    lines += [f"{row['what']}: {binary(row['one'] or 0)} | {binary(row['other'] or 0)}" for row in data["moved"]]
     return lines + ([f"ops computed on other axes: {data['computed']:,}"] if data["computed"] else [])
 
 
@@ -151,7 +151,7 @@ def verification_text(verified: Verification, width: int = 80) -> str:
     if not compiled.fits:
         page.print(f"does not fit: {compiled.out_of_memory}")
         return page.text()
-    rows = [[r.kind, "·".join(r.axes), si(r.predicted_bytes, "B"), si(r.compiled_bytes, "B")] for r in verified.rows]
+    rows = [[r.kind, "·".join(r.axes), binary(r.predicted_bytes), binary(r.compiled_bytes)] for r in verified.rows]
     page.print()
     if rows:
         page.table(["kind", "axes", ">predicted", ">compiled"], rows)
@@ -159,8 +159,8 @@ def verification_text(verified: Verification, width: int = 80) -> str:
         page.print("no collectives, as predicted")
     page.print(f"\n{verified.matched:.1%} of bytes as predicted")
     if compiled.memory is not None:
-        expected = f"{si(predicted.peak_bytes, 'B')} predicted for {predicted.hardware}"
-        page.print(f"peak memory {si(compiled.memory.peak_bytes, 'B')} a device; {expected}")
+        expected = f"{binary(predicted.peak_bytes)} predicted for {predicted.hardware}"
+        page.print(f"peak memory {binary(compiled.memory.peak_bytes)} a device; {expected}")
     if verified.differences is None:
         page.print("compiled, not run: results are compared on host devices, for arguments that are arrays")
         return page.text()

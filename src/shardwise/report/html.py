@@ -1,59 +1,47 @@
 """A plan as one HTML page that needs no network, and pages of text as HTML for a notebook. A view is a template under
-``templates/tabs`` and a row in ``TABS``."""
+``templates/tabs``, a name in ``TABS``, and often a script."""
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+import datetime
+from typing import Final, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from shardwise.plans.plan import Plan
+from shardwise.report.colors import AXIS_COLORS, axis_spans
 from shardwise.report.data import report_data
 from shardwise.report.page import Page
-from shardwise.report.units import binary, change, plural, seconds, si
+from shardwise.report.units import binary, change, count, plural, seconds
 
 #: In a notebook a table with more rows is folded away, and no more than these are put into a cell.
 _FOLDED: Final = 12
 _MOST: Final = 100
-#: The box of a chart, which a style sheet stretches.
-_WIDTH: Final = 1000
-_HEIGHT: Final = 300
-#: Below this share of the limit a curve would be flat under it: then it is drawn without the limit.
-_FLAT: Final = 0.1
 
 
 class Tab(NamedTuple):
-    """A view: the name of its template, its title, and the key of the data without which it is not shown."""
+    """A view: the name of its template, and its title."""
 
     name: str
     title: str
-    needs: str = "schema"
 
 
-TABS: Final = (
-    Tab("summary", "Summary"),
-    Tab("plan", "Plan"),
-    Tab("program", "Program"),
-    Tab("local", "Device program", "program"),
-    Tab("memory", "Memory"),
-    Tab("time", "Time"),
-    Tab("mesh", "Mesh"),
-    Tab("search", "Search", "search"),
-    Tab("schedule", "Schedule", "schedule"),
-    Tab("decisions", "Decisions", "effects"),
-    Tab("baselines", "Strategies", "baselines"),
+TABS: Final = tuple(
+    Tab(name, name.capitalize()) for name in "overview model timeline memory compare code advanced".split()
 )
+_SCRIPTS: Final = ("model", "arrays", "mesh", "timeline", "memory", "compare", "code", "listing")
 
 
-def page_html(plan: Plan) -> str:
-    """Returns the page of a plan. All text of the plan is escaped, in the markup and in the data."""
-    data = report_data(plan)
-    return _rendered("page.html", data=data, tabs=[tab for tab in TABS if data[tab.needs]])
+def page_html(plan: Plan, command: str = "") -> str:
+    """Returns the page of a plan, which a command made. All text of the plan is escaped, in the markup and in the data."""
+    date, data = datetime.date.today().isoformat(), report_data(plan)
+    return _rendered("page.html", data=data, tabs=TABS, scripts=_SCRIPTS, command=command, date=date)
 
 
 def notebook_html(page: Page) -> str:
     """Returns a page of text as HTML that brings its style and takes the colors of the notebook."""
-    return _rendered("notebook.html", items=page.items, folded=_FOLDED, most=_MOST)
+    return _rendered("notebook.html", items=page.items, axes=page.axes, folded=_FOLDED, most=_MOST)
 
 
 def _rendered(template: str, **values: object) -> str:
@@ -65,32 +53,28 @@ def _rendered(template: str, **values: object) -> str:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":")}
-    environment.filters |= {f.__name__: f for f in (seconds, si, binary, plural, change)} | {
+    environment.filters |= {f.__name__: f for f in (seconds, binary, plural, change, count)} | {
         "axes": "·".join,
         "share": _share,
+        "painted": _painted,
     }
-    environment.globals |= {f.__name__: f for f in (seconds, binary, memory_area)}
+    environment.globals |= {"seconds": seconds, "binary": binary, "axis_colors": AXIS_COLORS}
     # A path may hold half a surrogate pair, which no file can.
     return environment.get_template(template).render(values).encode("utf-8", "replace").decode("utf-8")
+
+
+def _painted(text: str, axes: tuple[str, ...]) -> Markup:
+    """Returns text with the names of mesh axes in their colors."""
+    shown, done = Markup(), 0
+    for begin, end, axis in axis_spans(text, axes):
+        color = AXIS_COLORS[axis % len(AXIS_COLORS)]
+        shown += Markup(escape(text[done:begin])) + Markup('<span style="border-bottom:3px solid {}">{}</span>').format(
+            color, text[begin:end]
+        )
+        done = end
+    return shown + escape(text[done:])
 
 
 def _share(part: float, total: float) -> float:
     """Percent, for the length of a bar."""
     return round(100 * min(1.0, part / total), 2) if total else 0.0
-
-
-def memory_area(curve: dict[str, Any], limit: int) -> dict[str, Any]:
-    """Memory over the program: the filled curve, the height of the limit where that is in the picture, and the peak."""
-    most: list[int] = curve["bytes"]
-    peak = max(most)
-    shown = peak >= _FLAT * limit
-    top = 1.05 * max(peak, limit if shown else 0, 1)
-    step = _WIDTH / len(most)
-    corners = [f"L{k * step:.1f} {_HEIGHT * (1 - b / top):.1f}H{(k + 1) * step:.1f}" for k, b in enumerate(most)]
-    return {
-        "path": f"M0 {_HEIGHT}{''.join(corners)}V{_HEIGHT}Z",
-        "top_bytes": top,
-        "limit_y": _HEIGHT * (1 - limit / top) if shown else None,
-        "peak_x": (most.index(peak) + 0.5) * step,
-        "peak_y": _HEIGHT * (1 - peak / top),
-    }

@@ -10,7 +10,7 @@ from shardwise.dims.analysis import Analysis, CompatibilitySet, Place
 from shardwise.ir.paths import collapsed
 from shardwise.ir.program import Op, Origin, Program
 from shardwise.report.page import Page
-from shardwise.report.units import plural, si
+from shardwise.report.units import binary, plural, si
 
 
 def analysis_json(analysis: Analysis) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _conflict_lines(analysis: Analysis, family: CompatibilitySet) -> list[str]:
 def analysis_page(analysis: Analysis, width: int = 80, everything: bool = False) -> Page:
     """Returns the analysis for a terminal of ``width`` columns; ``everything`` includes groups that do not matter."""
     page, data = Page(width), _program_data(analysis.program)
-    arguments = f"{plural(data['arguments'], 'argument')} of {si(data['argument_bytes'], 'B')}"
+    arguments = f"{plural(data['arguments'], 'argument')} of {binary(data['argument_bytes'])}"
     page.print(f"{data['name']}: {plural(data['ops'], 'op')}, {si(data['flops'], 'FLOP')}, {arguments}")
     if unknown := data["loops_of_unknown_trips"]:
         page.print(f"{plural(unknown, 'loop')} of unknown length counted as one trip")
@@ -97,7 +97,7 @@ def _print_groups(page: Page, analysis: Analysis, everything: bool) -> None:
         size = f"{g.size:,}" + ("…" if len(g.sizes) > 1 else "")
         count = f" ×{len(g.colors)}" if len(g.colors) > 1 else ""
         where = _where(analysis, g.places, page.width - 42)
-        rows.append([f"{g.id}{count}", size, f"{g.values:,}", si(g.nbytes, "B"), si(g.flops), where])
+        rows.append([f"{g.id}{count}", size, f"{g.values:,}", binary(g.nbytes), si(g.flops), where])
     page.table([">group", ">size", ">values", ">bytes", ">FLOP", "*where"], rows, heading)
     if hidden := [g for g in analysis.groups if g not in shown]:
         loops = sum(analysis.colors[g.colors[0]].loop for g in hidden)

@@ -16,6 +16,7 @@ from shardwise.errors import PlanError, QueryError
 from shardwise.ir.paths import find_paths
 from shardwise.plans.plan import ArrayPlan, Plan, Spec
 from shardwise.report.plan_text import axes_text, dims
+from shardwise.report.verdict import dimension_names
 
 #: What a logical axis is mapped to: no mesh axis, one, or several.
 Mapped = str | tuple[str, ...] | None
@@ -34,8 +35,17 @@ class Rules:
     def __str__(self) -> str:
         lines = ["rules = (", *(f"    {rule!r}," for rule in self.rules), ")", "names = {"]
         lines += [f"    {path!r}: {names!r}," for path, names in self.names.items()]
-        lines += ["}", *(f"# not as planned: {text}" for text in self.others)]
+        lines += ["}", *(f"# not as planned: {in_comment(text)}" for text in self.others)]
         return "\n".join(lines) + "\n"
+
+
+def in_comment(text: str) -> str:
+    """Returns text that stays in its comment.
+
+    >>> in_comment("a\\nb\\0")
+    'a b?'
+    """
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def logical_rules(plan: Plan, names: Mapping[str, Sequence[str | None]] | None) -> Rules:
@@ -87,13 +97,14 @@ def _checked(arrays: Mapping[str, ArrayPlan], names: Mapping[str, Sequence[str |
 
 
 def _generated(plan: Plan) -> dict[str, Names]:
-    """Returns a name for each color and each of its shardings, after the largest argument that has it."""
+    """Returns a name for each color and each of its shardings: what the dimension is, or a place in the largest argument."""
     names: dict[tuple[int, tuple[str, ...]], str] = {}
     used: Counter[str] = Counter()
+    words = dimension_names(plan)
     for array in sorted(plan.arguments, key=lambda a: -math.prod(a.shape)):
-        for d, key in enumerate(_keys(array)):
+        for key in _keys(array):
             if key is not None and key not in names:
-                base = f"{re.split(r'[/.]', array.path)[-1]}_{d}"
+                base = re.sub(r"\W+", "_", words[key[0]].rpartition("/")[2]).strip("_") or "axis"
                 used[base] += 1
                 names[key] = base if used[base] == 1 else f"{base}_{used[base]}"
     return {a.path: tuple(None if k is None else names[k] for k in _keys(a)) for a in plan.arguments}

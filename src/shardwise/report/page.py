@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
+from shardwise.report.colors import painted
 from shardwise.report.units import wrapped
+
+#: Longer lines of prose are hard to read.
+_PROSE: Final = 120
 
 
 class Page:
-    """Paragraphs and tables for a terminal of ``width`` columns.
+    """Paragraphs and tables for a terminal of ``width`` columns. The names of ``axes`` have their colors where these are asked
+    for.
 
     >>> page = Page(40)
     >>> page.print("Collectives")
@@ -23,8 +29,8 @@ class Page:
     all-gather  512 B
     """
 
-    def __init__(self, width: int = 80):
-        self.width = width
+    def __init__(self, width: int = 80, axes: Sequence[str] = ()):
+        self.width, self.axes = width, tuple(axes)
         self.items: list[str | Table] = []
 
     def print(self, item: str = "") -> None:
@@ -42,8 +48,12 @@ class Page:
             shown.add_row(*row)
         self.items += [f"\n{heading}\n", shown] if heading else [shown]
 
-    def text(self) -> str:
-        return "".join(wrapped(f"{x}\n", self.width) if isinstance(x, str) else self._text(x) for x in self.items)
+    def text(self, colored: bool = False) -> str:
+        prose = min(self.width, _PROSE)
+        text = "".join(wrapped(f"{x}\n", prose) if isinstance(x, str) else self._text(x) for x in self.items)
+        if not colored:
+            return text
+        return "".join(painted(line, self.axes) for line in text.splitlines(keepends=True))
 
     def _text(self, shown: Table) -> str:
         # Without these two, Rich writes escape codes in a notebook.

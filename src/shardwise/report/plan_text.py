@@ -15,7 +15,7 @@ from shardwise.plans.evidence import Correction
 from shardwise.plans.plan import ArrayPlan, Plan, Spec
 from shardwise.report.page import Page
 from shardwise.report.program_text import laid_out, touching
-from shardwise.report.units import binary, listed, plural, seconds, si
+from shardwise.report.units import binary, listed, plural, seconds
 from shardwise.search.run import Ended
 from shardwise.spmd.text import program_lines
 
@@ -51,18 +51,18 @@ def shards(plan: Plan, axes: Iterable[str]) -> int:
     return math.prod(plan.mesh.shape[axis] for axis in axes)
 
 
-def _call(spec: Spec) -> str:
-    """``P(None, "model")``."""
-    names = [[_literal(axis) for axis in axes] for axes in spec]
+def spec_call(spec: Spec) -> str:
+    """Returns ``P(None, "model")``."""
+    names = [[literal(axis) for axis in axes] for axes in spec]
     entries = [axes[0] if len(axes) == 1 else f"({', '.join(axes)})" if axes else "None" for axes in names]
     while entries and entries[-1] == "None":
         entries.pop()
     return f"P({', '.join(entries)})"
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """
-    >>> print(_literal("w/up"), _literal("it's"))
+    >>> print(literal("w/up"), literal("it's"))
     "w/up" "it's"
     """
     shown = repr(text)
@@ -72,7 +72,7 @@ def _literal(text: str) -> str:
 def explain_text(plan: Plan, array: ArrayPlan) -> str:
     """See :meth:`Plan.explain`."""
     path, count = array.path, shards(plan, (axis for axes in array.spec for axis in axes))
-    lines = [f"{path}  {spec_text(array)}", f"  {_call(array.spec)}, {plural(count, 'shard')}"]
+    lines = [f"{path}  {spec_text(array)}", f"  {spec_call(array.spec)}, {plural(count, 'shard')}"]
     if path in plan.variant.batch:
         parts = plan.variant.microbatches
         lines.append(f"  cut into {parts} micro-batches of {plural(array.shape[0] // parts, 'example')}")
@@ -80,7 +80,7 @@ def explain_text(plan: Plan, array: ArrayPlan) -> str:
     lines += _reasons(plan, array)
     collectives = [c for c in plan.collectives if c.value == path or c.value.startswith(f"{path} as ")]
     for c in collectives:
-        size = f"{si(c.nbytes, 'B')}{f' × {c.times:g}' if c.times != 1 else ''}{c.value.removeprefix(path)}"
+        size = f"{binary(c.nbytes)}{f' × {c.times:g}' if c.times != 1 else ''}{c.value.removeprefix(path)}"
         lines.append(f"  {c.kind} over {'·'.join(c.axes)}, {size}, for {c.op} at {c.source}")
     if not collectives:
         lines.append("  no collectives, neither for it nor for a cast or another view of it")
@@ -124,7 +124,11 @@ def _not_here(plan: Plan, array: ArrayPlan, dim: int, axis: str) -> str:
 
 
 def _decided(plan: Plan, color: int, axis: str) -> str:
-    """Returns the decision that gave a color an axis, and the cost of the plan without it."""
+    return decision_of(plan, color, axis) or "follows from its operands"
+
+
+def decision_of(plan: Plan, color: int, axis: str) -> str:
+    """Returns the decision that gave a color an axis, and the cost of the plan without it; nothing if there is none."""
     for k, choice in enumerate(plan.choices):
         pinned = isinstance(choice, Pin) and any(
             c == color and axis in (axes or ()) for c, axes in zip(choice.colors, choice.spec, strict=False)
@@ -139,32 +143,16 @@ def _decided(plan: Plan, color: int, axis: str) -> str:
                 f"{text}; without it step time {seconds(effect.time_s)} instead of {seconds(now.time_s)}, "
                 f"peak memory {binary(effect.peak_bytes)} instead of {binary(now.peak_bytes)}{fits}"
             )
-    return "follows from its operands"
-
-
-def code_text(plan: Plan) -> str:
-    """Python with the specs by path, and each constraint beside the line it belongs to."""
-    lines = ["from jax.sharding import PartitionSpec as P", "", "in_specs = {"]
-    lines += [f"    {_literal(a.path)}: {_call(a.spec)}," for a in plan.arguments]
-    lines += ["}", "out_specs = {"]
-    lines += [f"    {_literal(a.path)}: {_call(a.spec)}," for a in plan.outputs]
-    lines.append("}")
-    if plan.compiler_options:
-        lines += ["", f"compiler_options = {dict(plan.compiler_options)!r}  # of jax.jit"]
-    if plan.constraints:
-        lines += ["", "# Inside the function, with jax.lax.with_sharding_constraint:"]
-    for c in plan.constraints:
-        what = {"used": f"operand {c.index}", "computed": "the computed result"}.get(c.place, "the result")
-        lines.append(f"#   {' '.join(c.source.split())}: {what} of {c.op} {list(c.shape)}: {_call(c.spec)}")
-    return "\n".join(lines) + "\n"
+    return ""
 
 
 def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
     """Returns the summary of a plan; ``every`` lists all arguments and collectives too."""
-    page, p = Page(width), plan.predicted
-    page.print(f"{plan.function} on {plan.mesh}: {p.hardware}")
+    page, p = Page(width, plan.mesh.names), plan.predicted
+    page.print(f"{plan.function} on {plan.mesh}: {p.hardware}\n")
+    _print_verdict(page, plan)
     for line in (*plan.variant.lines(), *_roles(plan)):
-        page.print(f"  {line}")
+        page.print(line)
     page.print()
     sharded, rest = decided(plan)
     short = plan.search is not None and plan.search.ended in (Ended.SECONDS, Ended.EVALUATIONS, Ended.INTERRUPTED)
@@ -185,7 +173,7 @@ def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
         page.table(titles, [row[: len(titles)] for row in arguments], "Arguments")
     if p.collectives:
         longest = sorted(p.collectives, key=lambda m: -m.time_s)[: None if every else _MOST]
-        cells = [[m.kind, "·".join(m.axes), str(m.count), si(m.nbytes, "B"), seconds(m.time_s)] for m in longest]
+        cells = [[m.kind, "·".join(m.axes), str(m.count), binary(m.nbytes), seconds(m.time_s)] for m in longest]
         heading = "Collectives, the longest first; bytes and time per device and step"
         page.table(["kind", "axes", ">count", ">bytes", ">time"], cells, heading)
         if len(p.collectives) > len(longest):
@@ -195,6 +183,34 @@ def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
         page.table(["tactic", ">step time", ">peak memory", "*collectives"], schedule_rows(plan, every), heading)
     _print_origin(page, plan)
     return page
+
+
+def _print_verdict(page: Page, plan: Plan) -> None:
+    """Prints the verdict, the plan beside the best named strategies, and what stands out."""
+    found, p = plan.verdict, plan.predicted
+    for line in found.lines:
+        page.print(line)
+    if found.baselines:
+        rows = [["this plan", seconds(p.time_s), binary(p.peak_bytes), _fits(p.fits)]]
+        rows += [
+            [
+                row.text.replace(",", ", ").replace(",  ", ", "),
+                seconds(row.time_s),
+                binary(row.peak_bytes),
+                _fits(row.fits),
+            ]
+            for row in found.baselines
+        ]
+        heading = f"Beside the best of {plural(len(plan.baselines), 'named strategy', 'named strategies')}"
+        page.table(["*plan or strategy", ">step time", ">peak memory", ""], rows, heading)
+    page.print()
+    for line in plan.insights:
+        page.print(f"- {line}")
+    page.print()
+
+
+def _fits(fits: bool) -> str:
+    return "" if fits else "does not fit"
 
 
 def _used(plan: Plan) -> dict[str, str]:
@@ -236,7 +252,7 @@ def _changes(before: Iterable[Moved], after: Iterable[Moved]) -> list[str]:
     for kind, axes in sorted((key for key in nbytes if counts[key] or nbytes[key]), key=lambda key: -abs(nbytes[key])):
         count, change = counts[kind, axes], nbytes[kind, axes]
         number, sign = f"{count:+d} " if count else "", "-" if change < 0 else "+"
-        lines.append(f"{number}{kind} {'·'.join(axes)} {sign}{si(abs(change), 'B')}")
+        lines.append(f"{number}{kind} {'·'.join(axes)} {sign}{binary(abs(change))}")
     return lines
 
 
@@ -292,14 +308,6 @@ def evidence_lines(plan: Plan) -> list[str]:
 
 def _print_origin(page: Page, plan: Plan) -> None:
     page.print("\n" + "\n".join(evidence_lines(plan)))
-    if plan.baselines:
-        best, time_s = plan.baselines[0], plan.predicted.time_s
-        ratio = f" ({best.time_s / time_s:.2f}×)" if time_s else ""
-        page.print(
-            f"\nBest of {plural(len(plan.baselines), 'named strategy', 'named strategies')}: {best.text}, step time "
-            f"{seconds(best.time_s)}{ratio}, peak memory {binary(best.peak_bytes)}"
-            f"{'' if best.fits else ', which does not fit'}"
-        )
     if plan.search is not None:
         page.print(f"\nFound by {plan.search}")
         if plan.search.ended in (Ended.SECONDS, Ended.EVALUATIONS):

@@ -11,7 +11,7 @@ from shardwise.ir.program import Program
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.storage import views
 from shardwise.report.page import Page
-from shardwise.report.units import si
+from shardwise.report.units import binary
 from shardwise.spmd.text import MOVING, Line, program_lines, totals
 
 #: Below this width a collective has its bytes where other lines have their source.
@@ -35,7 +35,7 @@ def program_text(program: Program, sharded: ShardedProgram, width: int = 120) ->
     title = f"{program.name} on {sharded.mesh}, one device of {sharded.mesh.devices}"
     head = [title, "", *textwrap.wrap(_LEGEND, width)]
     moved = totals(lines).items()
-    cells = [[kind, "·".join(axes), str(count), si(nbytes, "B")] for (kind, axes), (count, nbytes) in moved]
+    cells = [[kind, "·".join(axes), str(count), binary(nbytes)] for (kind, axes), (count, nbytes) in moved]
     page.print("Collectives of one device in a step\n")
     if cells:
         page.table(["kind", "axes", ">count", ">bytes"], cells)
@@ -88,10 +88,10 @@ def laid_out(lines: Sequence[Line], width: int) -> list[str]:
 
 
 def _size(line: Line) -> str:
-    """``16.4 kB ×4``: what a collective moves each time, and how often."""
+    """``16.00 KiB ×4``: what a collective moves each time, and how often."""
     runs = line.times * line.count
     times = f" ×{runs:g}" if runs != 1 else ""
-    return f"{si(line.nbytes, 'B')}{times}" if line.kind in MOVING else ""
+    return f"{binary(line.nbytes)}{times}" if line.kind in MOVING else ""
 
 
 def _label(line: Line) -> str:

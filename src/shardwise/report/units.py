@@ -20,6 +20,17 @@ def si(value: float, unit: str = "") -> str:
     return f"{value:.{digits}f} {prefix}{unit}".rstrip()
 
 
+def count(value: int) -> str:
+    """
+    >>> count(2506172416), count(70 * 10**6), count(512)
+    ('2.51 billion', '70 million', '512')
+    """
+    for power, word in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
+        if value >= power:
+            return si(value / power) + f" {word}"
+    return f"{value:,}"
+
+
 def seconds(value: float) -> str:
     """
     >>> seconds(0.4123), seconds(3.2e-6), seconds(12.0), seconds(1130), seconds(0)
@@ -36,13 +47,13 @@ def seconds(value: float) -> str:
 def binary(nbytes: float) -> str:
     """Memory, as devices have it.
 
-    >>> binary(16 * 2**30), binary(380928)
-    ('16.00 GiB', '372.00 KiB')
+    >>> binary(16 * 2**30), binary(380928), binary(12), binary(3 * 2**41)
+    ('16.00 GiB', '372.00 KiB', '12 B', '6.00 TiB')
     """
-    for power, unit in ((30, "GiB"), (20, "MiB")):
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if nbytes >= 2**power:
             return f"{nbytes / 2**power:.2f} {unit}"
-    return f"{nbytes / 2**10:.2f} KiB"
+    return f"{nbytes:.0f} B"
 
 
 def change(value: float, show: Callable[[float], str]) -> str:

@@ -122,7 +122,8 @@ Describe = Callable[[Analysis, Sequence[Decision]], str]
 
 
 class Journal:
-    """The log of the searches of one plan: evaluations, and each state that was better than all before it."""
+    """The log of the searches of one plan: evaluations, and each state that was better than all before it. ``stage`` says in
+    words what is left to do. A progress that has a method ``watch`` is given the journal, to look at it at any time."""
 
     def __init__(self, options: Options, describe: Describe | None = None):
         self.options, self.budget, self._describe = options, SharedBudget(options.budget()), describe
@@ -130,12 +131,31 @@ class Journal:
         self.interrupted = False
         self.steps: list[tuple[MeshAxes, Improvement]] = []
         self.fronts: dict[MeshAxes, Points] = {}
+        self.stage = ""
         self._start = time.perf_counter()
         self._best: tuple[int, ...] | None = None
+        self._running: tuple[Problem, int] | None = None
+        if callable(watch := getattr(options.progress, "watch", None)):
+            watch(self)
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._start
+
+    @property
+    def evaluated(self) -> int:
+        """Evaluations so far, those of the running search included."""
+        running = self._running
+        return self.evaluations + (running[0].evaluations - running[1] if running else 0)
+
+    @property
+    def share(self) -> float:
+        """The share of the budget that is spent."""
+        return self.budget.share(self.evaluated - self.evaluations)
+
+    def begin(self, problem: Problem) -> None:
+        """Counts the evaluations of a problem from here on as those of the running search."""
+        self._running = problem, problem.evaluations
 
     def note(self, problem: Problem, improvement: Improvement, _share: float) -> None:
         """Logs an improvement of one search if it is one over all searches, and reports it."""
@@ -153,6 +173,7 @@ class Journal:
 
     def close(self, problem: Problem, result: SearchResult) -> None:
         """Counts a search that has ended."""
+        self._running = None
         self.evaluations += result.evaluations
         self.budget.spend(result.evaluations)
         self.interrupted |= result.ended is Ended.INTERRUPTED
@@ -225,6 +246,7 @@ class Searcher:
         for budget in (self._shared, self.journal.budget):
             budget.wait(time.perf_counter() - begun)
         options = self.journal.options
+        self.journal.begin(problem)
 
         def run(budget: Budget) -> SearchResult:
             watch = functools.partial(self.journal.note, problem)

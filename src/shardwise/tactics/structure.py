@@ -61,6 +61,10 @@ def inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
     """Returns the colors that a product with a parameter makes and another one contracts. Not among them are colors that a
     gather looks into, that a product of two activations contracts alone (the width of heads), or of residual streams, to
     which a product is added, as it is or normalized."""
+    return context.once(("inner", *(v.id for v in parameters)), lambda: _inner_colors(context, parameters))
+
+
+def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
     analysis = context.analysis
     program = analysis.program
     weights = views(program, (v.id for v in parameters))

@@ -2,7 +2,7 @@
   const MOST = 1024;
   const COLUMNS = 8;
   const { names, sizes, device_order: order } = data.mesh;
-  const select = document.getElementById("tensor");
+  const select = document.getElementById("array");
   const table = document.getElementById("devices");
   const name = names.at(-1);
   const last = sizes.at(-1) ?? 1;

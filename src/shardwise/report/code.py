@@ -1,0 +1,204 @@
+"""A plan as code to paste: a runnable file with the mesh, nested PartitionSpecs and what applies them; or logical axis rules.
+
+Equal subtrees, such as repeated layers and the moments beside the parameters, are written once. Everything that comes from a
+program (paths, names of axes) is written by ``repr``, so that it stays text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from importlib import resources
+from itertools import groupby
+from typing import Any, Final
+
+from shardwise.errors import PlanError
+from shardwise.ir.paths import pattern
+from shardwise.plans.plan import ArrayPlan, Plan
+from shardwise.report.logical import in_comment, logical_rules
+from shardwise.report.plan_text import literal, spec_call
+
+STYLES: Final = ("jax", "flax", "maxtext")
+#: Specs from which an equal subtree gets a name.
+_FEWEST: Final = 3
+_WIDTH: Final = 118
+
+#: Specs by the parts of their paths; a spec that is beside a subtree of its own path has the key "".
+Tree = dict[str, Any]
+
+
+def code_text(plan: Plan, style: str = "jax", file: str = "plan.json", constraints: bool = True) -> str:
+    """See :meth:`Plan.code`; ``constraints`` take a while for a large program."""
+    if style not in STYLES:
+        raise PlanError(f"the style of the code is one of {', '.join(STYLES)}, not {style!r}")
+    if style == "jax":
+        return _jax_text(plan, file, _constraints(plan) if constraints else [])
+    rules = logical_rules(plan, None)
+    lines = [*_comment(plan), "# A name with a number at its end: the plan shards one dimension in several ways."]
+    if style == "flax":
+        lines += ["from flax import linen as nn", "", str(rules).rstrip("\n")]
+        lines += ["", "", "def spec_of(path):", "    return nn.logical_to_mesh_axes(names[path], rules)"]
+    else:
+        lines += ["# The names in the rules are of this plan: replace each by that of your model."]
+        lines += [f"mesh_axes: {json.dumps(list(plan.mesh.names))}", "logical_axis_rules:"]
+        lines += [f"  - {json.dumps(list(rule))}" for rule in rules.rules]
+        lines += ["# The dimensions of the arguments:"]
+        lines += [f"#   {json.dumps(path)}: {json.dumps(list(names))}" for path, names in _by_pattern(rules.names)]
+        lines += [f"# not as planned: {in_comment(text)}" for text in rules.others]
+    if rules.others:
+        lines.append("# One mapping for each name does not give the whole plan; the style jax does.")
+    return "\n".join(lines) + "\n"
+
+
+def _by_pattern(names: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+    return dict.fromkeys((pattern(path), own) for path, own in names.items())
+
+
+def _comment(plan: Plan) -> list[str]:
+    """Returns what the plan is for, in comments."""
+    version = plan.versions.get("shardwise", "?")
+    head = f"Shardings of {plan.function} on {plan.mesh} ({plan.predicted.hardware}), by Shardwise {version}."
+    return [f"# {row}" for line in (head, *plan.verdict.lines) for row in textwrap.wrap(in_comment(line), _WIDTH - 2)]
+
+
+def _jax_text(plan: Plan, file: str, constraints: list[str]) -> str:
+    names = _Names()
+    trees = {"IN_SPECS": _tree(plan.arguments), "OUT_SPECS": _tree(plan.outputs)}
+    for tree in trees.values():
+        names.count(tree)
+    body = [line for name, tree in trees.items() for line in ("", *names.assigned(name, tree))]
+    roots = dict.fromkeys(a.path.partition("/")[0] for a in plan.arguments)
+    donated = dict.fromkeys(a.path.partition("/")[0] for a in plan.arguments if a.donated)
+    order = list(plan.device_order) if list(plan.device_order) != list(range(plan.mesh.devices)) else []
+    head = [
+        *_comment(plan),
+        "import jax",
+        "import numpy as np",
+        "from jax.sharding import AxisType, Mesh, NamedSharding",
+        "from jax.sharding import PartitionSpec as P",
+        "",
+        f"PLAN = {file!r}  # the plan itself, which plan.save(...) or --output wrote",
+        f"MESH = {plan.mesh.shape!r}",
+        f"DEVICE_ORDER = {order!r}  # numbers of the devices in the mesh's shape, where the topology asks for another",
+        f"ARGUMENTS = {tuple(roots)!r}",
+        f"DONATED = {tuple(donated)!r}",
+        f"IN_HOST_MEMORY = {tuple(a.path for a in plan.arguments if a.host)!r}",
+        f"COMPILER_OPTIONS = {dict(plan.compiler_options)!r}",
+    ]
+    used = resources.files("shardwise.report").joinpath("templates/code.py.txt").read_text("utf-8")
+    return "\n".join([*head, *names.lines, *body, "", "", used.rstrip("\n"), *constraints]) + "\n"
+
+
+def _constraints(plan: Plan) -> list[str]:
+    lines = [
+        "",
+        "# Without Shardwise, these constraints belong inside the function (jax.lax.with_sharding_constraint):",
+    ]
+    for c in plan.constraints:
+        what = {"used": f"operand {c.index}", "computed": "the computed result"}.get(c.place, "the result")
+        lines.append(f"#   {in_comment(c.source)}: {what} of {in_comment(c.op)} {list(c.shape)}: {spec_call(c.spec)}")
+    return lines if plan.constraints else []
+
+
+def _tree(arrays: Iterable[ArrayPlan]) -> Tree:
+    tree: Tree = {}
+    for a in arrays:
+        *parents, last = a.path.split("/")
+        node = tree
+        for part in parents:
+            below = node.setdefault(part, {})
+            if not isinstance(below, dict):
+                below = node[part] = {"": below}
+            node = below
+        if isinstance(node.get(last), dict):
+            node[last][""] = spec_call(a.spec)
+        else:
+            node[last] = spec_call(a.spec)
+    return tree
+
+
+class _Names:
+    """Names for equal subtrees: ``lines`` assigns those that are there more than once."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._uses: Counter[str] = Counter()
+        self._seen: set[str] = set()
+        self._name_of: dict[str, str] = {}
+
+    def count(self, tree: Tree) -> None:
+        for child in tree.values():
+            if isinstance(child, dict):
+                key = repr(child)
+                self._uses[key] += 1
+                if key not in self._seen:
+                    self._seen.add(key)
+                    self.count(child)
+
+    def assigned(self, name: str, tree: Tree) -> list[str]:
+        """Returns the lines that assign a tree to a name."""
+        text = self._lines(tree, 0)
+        return [f"{name} = {text[0]}", *text[1:]]
+
+    def _lines(self, tree: Tree, depth: int) -> list[str]:
+        inner, pad = [], "    " * (depth + 1)
+        for keys, child in _runs(tree):
+            shown = self._child(keys[0], child, depth + 1)
+            if len(keys) > 2 and len(shown) == 1 and (made := _comprehension(keys)):
+                inner.append(f"{pad}**{{{made[0]}: {shown[0]} for k in {made[1]}}},")
+                continue
+            for key in keys:
+                rest = shown[1:]
+                inner.append(f"{pad}{literal(key)}: {shown[0]}" + ("" if rest else ","))
+                inner += rest[:-1] + ([f"{rest[-1]},"] if rest else [])
+        return ["{", *inner, "    " * depth + "}"]
+
+    def _child(self, key: str, child: Any, depth: int) -> list[str]:
+        if not isinstance(child, dict):
+            return [child]
+        text = repr(child)
+        if self._uses[text] < 2 or _count(child) < _FEWEST:
+            return self._lines(child, depth)
+        if text not in self._name_of:
+            assigned = self._lines(child, 0)
+            base = re.sub(r"\W+|^(?=\d)", "_", key, flags=re.ASCII).strip("_").upper() or "LAYER"
+            base = f"LAYER_{base}" if base.isdigit() else base
+            taken = {*self._name_of.values(), "P", "PLAN", "MESH", "ARGUMENTS", "DONATED", "IN_SPECS", "OUT_SPECS"}
+            taken |= {"DEVICE_ORDER", "COMPILER_OPTIONS", "IN_HOST_MEMORY"}
+            name, number = base, 2
+            while name in taken:
+                name, number = f"{base}_{number}", number + 1
+            self._name_of[text] = name
+            self.lines += ["", f"{name} = {assigned[0]}", *assigned[1:]]
+        return [self._name_of[text]]
+
+
+def _runs(tree: Tree) -> Iterator[tuple[list[str], Any]]:
+    """Returns keys that follow each other, differ in a number alone and have equal children, with the child."""
+    rows = ((key, child, pattern(f"/{key}"), repr(child)) for key, child in tree.items())
+    for _, run in groupby(rows, key=lambda row: row[2:]):
+        same = list(run)
+        yield [key for key, *_ in same], same[0][1]
+
+
+def _comprehension(keys: list[str]) -> tuple[str, str] | None:
+    """
+    >>> _comprehension(["Block_0", "Block_1", "Block_2"]), _comprehension(["0", "2", "4"]), _comprehension(["a{", "b{"])
+    (('f"Block_{k}"', 'range(0, 3)'), ('f"{k}"', '(0, 2, 4)'), None)
+    """
+    parts = [re.fullmatch(r"([A-Za-z_.-]*)(0|[1-9]\d*)", key, re.ASCII) for key in keys]
+    found = [(p[1], int(p[2])) for p in parts if p]
+    if len(found) != len(keys) or len({start for start, _ in found}) > 1:
+        return None
+    numbers = [number for _, number in found]
+    text = str(tuple(numbers))
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        text = f"range({numbers[0]}, {numbers[-1] + 1})"
+    return f'f"{found[0][0]}{{k}}"', text
+
+
+def _count(tree: Tree) -> int:
+    return sum(_count(child) if isinstance(child, dict) else 1 for child in tree.values())

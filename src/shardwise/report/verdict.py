@@ -1,0 +1,252 @@
+"""The verdict on a plan, in the same words in terminal, notebook and page: how long a step takes, whether it fits, how it
+compares with the best named strategies, and what is sharded over what.
+
+What a dimension is called follows from the roles of arguments and from what the program does with it
+(``tactics/places.py``, ``tactics/structure.py``); what has no role is named by its path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from shardwise.cost.uncertainty import ABOVE, upper_bytes
+from shardwise.errors import ShardwiseError
+from shardwise.hardware.mesh import MeshAxes
+from shardwise.ir.paths import find_paths, pattern
+from shardwise.lowering.decisions import Shard
+from shardwise.plans.plan import ArrayPlan, Plan
+from shardwise.report.compare import Row
+from shardwise.report.units import binary, listed, seconds
+from shardwise.tactics.structure import inner_colors
+from shardwise.tactics.tactic import Context
+
+#: Baselines beside the plan.
+MOST_BASELINES: Final = 3
+#: Of a role: kinds of sharding that are named, and the share of its bytes below which one is left out.
+_MOST_KINDS: Final = 3
+_LITTLE: Final = 0.01
+#: A dimension that this share of the bytes of all parameters has is the width of the model.
+_WIDE: Final = 0.5
+#: Times that differ by less are called the same.
+_SAME: Final = 0.005
+
+#: Ratios from here on are not said in percent.
+_TIMES: Final = 1.2
+
+#: Mesh axes, major first.
+Axes = tuple[str, ...]
+#: The sharded dimensions of an array: what each is called, and its axes.
+Sharded = tuple[tuple[str, Axes], ...]
+#: How the arrays of a role are sharded, each way with its percentage of their elements.
+Kinds = tuple[tuple[Sharded, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Sentences, and the best named strategies, each at its best variant of those that were looked at."""
+
+    headline: str
+    compared: str
+    sharded: str
+    baselines: tuple[Row, ...]
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(line for line in (self.headline, self.compared, self.sharded) if line)
+
+
+def verdict(plan: Plan) -> Verdict:
+    """Returns the verdict on a plan. A loaded plan is compared with nothing until :meth:`Plan.bind`."""
+    distinct = {(row.time_s, row.peak_bytes, row.fits): row for row in reversed(plan.baselines)}
+    rows = tuple(row for row in plan.baselines if row in distinct.values())[:MOST_BASELINES]
+    return Verdict(_headline(plan), _compared(plan, rows), ". ".join(_sharded(plan)) + ".", rows)
+
+
+def _headline(plan: Plan) -> str:
+    p, evidence = plan.predicted, plan.evidence
+    measured = ""
+    if evidence is not None and evidence.judged.time_s is not None:
+        measured = f" {seconds(evidence.judged.time_s)} by {evidence.judge}."
+    mfu = f", {p.utilization:.0%} MFU" if p.utilization else ""
+    return f"{seconds(p.time_s)} a step{mfu}, {fits_text(plan)}.{measured}"
+
+
+def fits_text(plan: Plan) -> str:
+    """Returns whether a plan fits, and how tightly."""
+    p = plan.predicted
+    if not p.fits:
+        return f"does not fit ({binary(p.peak_bytes)}; a device has {binary(p.usable_bytes)})"
+    of = f"{binary(p.peak_bytes)} of {binary(p.usable_bytes)}"
+    upper = p.peak_bytes * (1 + ABOVE)
+    if plan.asked is not None:
+        upper = upper_bytes(plan.asked.model, plan.settled.lowered, plan.settled.predicted.curve)
+    return f"fits ({of}: tight)" if upper > p.usable_bytes else f"fits ({of})"
+
+
+def _compared(plan: Plan, rows: tuple[Row, ...]) -> str:
+    """Returns how the plan compares with the best named strategy that fits, or with the smallest if none does."""
+    if not rows:
+        return ""
+    p, best = plan.predicted, rows[0]
+    if not best.fits:
+        needs = f"the smallest, {best.text}, needs {binary(best.peak_bytes)}"
+        return f"No named strategy {'' if not p.fits else 'else '}fits: {needs}."
+    if not p.fits:
+        return f"{best.text} fits, with {seconds(best.time_s)} a step."
+    ratio = best.time_s / p.time_s if p.time_s else 1.0
+    saved = best.peak_bytes - p.peak_bytes
+    memory = f", with {binary(saved)} less memory" if saved > _LITTLE * p.peak_bytes else ""
+    if abs(ratio - 1) <= _SAME:
+        return f"As fast as the best baseline, {best.text}{memory}."
+    faster, times = ("faster", "fast") if ratio > 1 else ("slower", "slow")
+    ratio = max(ratio, 1 / ratio)
+    text = f"{ratio - 1:.0%} {faster} than" if ratio < _TIMES else f"{ratio:.2f} times as {times} as"
+    return f"{text} the best baseline, {best.text}{memory}."
+
+
+# What is sharded over what.
+
+
+def _sharded(plan: Plan) -> Iterator[str]:
+    mesh = plan.mesh
+    if not any(axes for a in plan.arguments for axes in a.spec) and not any(isinstance(d, Shard) for d in plan.choices):
+        yield f"Nothing is sharded: all {mesh.devices} devices compute the same" if mesh.devices > 1 else "One device"
+        return
+    names = dimension_names(plan)
+    if batch := _of_role(plan, "batch"):
+        yield _batch_text(batch, names, mesh)
+    said: dict[Kinds, list[str]] = {}
+    for role, title in (("params", "Parameters"), ("optimizer", "Optimizer state"), ("cache", "Cache")):
+        if arrays := _of_role(plan, role):
+            said.setdefault(_kinds(arrays, names), []).append(title)
+    for kinds, titles in said.items():
+        heading = " and ".join(t if k == 0 else t.lower() for k, t in enumerate(titles))
+        yield f"{heading}: {_kinds_text(kinds, mesh)}"
+    yield from _inner(plan, names)
+
+
+def _of_role(plan: Plan, role: str) -> list[ArrayPlan]:
+    by_path = {a.path: a for a in plan.arguments}
+    paths: dict[str, None] = {}
+    for prefix in plan.roles.get(role, ()):
+        try:
+            paths |= dict.fromkeys(find_paths(prefix, by_path))
+        except ShardwiseError:  # pragma: no cover  (a plan whose arguments were replaced)
+            continue
+    return [by_path[path] for path in paths]
+
+
+def _batch_text(arrays: list[ArrayPlan], names: dict[int, str], mesh: MeshAxes) -> str:
+    kinds = dict.fromkeys(pair for a in arrays for pair in _named(a, names))
+    if not kinds:
+        return "Batch replicated"
+    texts = [f"{name} over {axes_words(axes, mesh)}" for name, axes in kinds]
+    text = ", ".join(texts[:_MOST_KINDS])
+    return text[:1].upper() + text[1:]
+
+
+def _kinds(arrays: list[ArrayPlan], names: dict[int, str]) -> Kinds:
+    """Returns how the arrays of a role are sharded: the kinds with the most elements, and their percentage."""
+    elements: Counter[Sharded] = Counter()
+    for a in arrays:
+        elements[_named(a, names)] += math.prod(a.shape)
+    total = sum(elements.values()) or 1
+    return tuple((k, round(100 * n / total)) for k, n in elements.most_common(_MOST_KINDS) if n >= _LITTLE * total)
+
+
+def _kinds_text(kinds: Kinds, mesh: MeshAxes) -> str:
+    texts = []
+    for kind, percent in kinds:
+        over = " and ".join(f"{name} over {axes_words(axes, mesh)}" for name, axes in kind) or "replicated"
+        texts.append(over + (f" ({percent}%)" if percent < 100 else ""))
+    return "; ".join(texts)
+
+
+def _named(array: ArrayPlan, names: dict[int, str]) -> Sharded:
+    colors = array.colors or (-1,) * len(array.shape)
+    pairs = zip(array.spec, colors, strict=False)
+    return tuple((names.get(c, f"dimension {d}"), axes) for d, (axes, c) in enumerate(pairs) if axes)
+
+
+def axes_words(axes: Iterable[str], mesh: MeshAxes) -> str:
+    """
+    >>> mesh = MeshAxes(("data", "model"), (4, 2))
+    >>> axes_words(["data"], mesh), axes_words(["model", "data"], mesh)
+    ('data', 'all 8 devices')
+    """
+    axes = list(axes)
+    count = math.prod(mesh.shape[axis] for axis in axes)
+    return " × ".join(axes) if count < mesh.devices else f"all {mesh.devices} devices"
+
+
+def _inner(plan: Plan, names: dict[int, str]) -> Iterator[str]:
+    """What is decided about activations alone: colors that are sharded on an axis on which no argument has them."""
+    stored = {
+        (c, axis)
+        for a in plan.arguments
+        for axes, c in zip(a.spec, a.colors or (-1,) * len(a.spec), strict=False)
+        for axis in axes
+    }
+    axes_of: dict[str, list[str]] = {}
+    for choice in plan.choices:
+        if isinstance(choice, Shard) and not any((c, choice.axis) in stored for c in choice.colors):
+            name = next((names[c] for c in choice.colors if c in names), choice.what.partition(" (size")[0])
+            axes_of.setdefault(name, []).append(choice.axis)
+    texts = [f"{name} over {axes_words(axes, plan.mesh)}" for name, axes in axes_of.items()]
+    if texts:
+        yield f"Inside of the step also {listed(texts, _MOST_KINDS)}"
+
+
+def dimension_names(plan: Plan) -> dict[int, str]:
+    """Returns words for the colors of dimensions, from the roles of arguments and the structure of the program. A loaded plan
+    knows the roles alone."""
+    names: dict[int, str] = {}
+    for a in _of_role(plan, "batch"):
+        if a.colors and a.colors[0] >= 0:
+            names.setdefault(a.colors[0], "batch")
+    if plan.asked is not None and plan.roles:
+        names |= {c: n for c, n in _structural(plan.asked.context).items() if c not in names}
+    params = {a.path for a in _of_role(plan, "params")}
+    for a in sorted(plan.arguments, key=lambda a: (a.path not in params, -math.prod(a.shape))):
+        for d, c in enumerate(a.colors):
+            if c >= 0:
+                names.setdefault(c, f"{pattern(a.path)}[{d}]")
+    return names
+
+
+def _structural(context: Context) -> dict[int, str]:
+    names: dict[int, str] = {}
+    analysis, places = context.analysis, context.places
+
+    def name(color: int, text: str) -> None:
+        for c in analysis.groups[analysis.colors[color].group].colors:
+            names.setdefault(c, text)
+
+    kinds = {"sequence": places.sequences, "vocabulary": places.vocabularies}
+    kinds |= {"experts": places.experts, "edges": places.edges}
+    for text, found in kinds.items():
+        for place in found:
+            color = analysis.color_of(*place)
+            if color is not None:
+                name(color.id, text)
+    params = context.arguments(context.roles.get("params", ()))
+    total = sum(v.nbytes for v in params) or 1
+    nbytes: Counter[int] = Counter()
+    home: dict[int, str] = {}
+    for v in sorted(params, key=lambda v: -v.nbytes):
+        for c in {analysis.colors[c].group: c for _, c in context.colors_of(v)}.values():
+            nbytes[analysis.colors[c].group] += v.nbytes
+            home.setdefault(c, pattern(v.path).rpartition("/")[0])
+    inner = inner_colors(context, params)
+    homes = Counter(home.get(c, "") for c in {analysis.colors[c].group: c for c in inner}.values())
+    for c in inner:
+        if homes[home.get(c, "")] == 1:  # else its path says which
+            name(c, f"inner width of {home[c]}" if home.get(c) else "inner width")
+    wide = [(size, g) for g, size in nbytes.most_common() if analysis.groups[g].colors[0] not in names]
+    if wide and wide[0][0] >= _WIDE * total and (len(wide) == 1 or wide[0][0] > wide[1][0]):
+        name(analysis.groups[wide[0][1]].colors[0], "width")
+    return names

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 import shardwise
@@ -61,6 +62,33 @@ def test_a_chain_with_several_uses_is_made_again_from_the_product() -> None:
     c = clusters(lambda x, w: jax.nn.softmax(x @ w) @ w.T, p.shape(64, 128), p.shape(128, 128))
     assert "exp" not in stored(c)
     assert stored(c)[0] == "dot_general"
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_masked_scores_are_stored_alike_inside_and_outside_of_loops(scan: bool) -> None:
+    """For one product masked and in float32, for the several of a backward pass as the product returns them."""
+
+    def layer(x: Any, w: Any) -> Any:
+        scores = jnp.einsum("bsd,btd->bst", x @ w, x).astype(jnp.float32)
+        masked = jnp.where(jnp.tril(jnp.ones((256, 256), bool)), scores, -1e30)
+        return jnp.einsum("bst,btd->bsd", jax.nn.softmax(masked, axis=-1).astype(x.dtype), x)
+
+    def forward(x: Any, ws: Any) -> Any:
+        if scan:
+            return lax.scan(lambda x, w: (jax.checkpoint(layer, prevent_cse=False)(x, w), None), x, ws)[0]
+        for w in ws:
+            x = jax.checkpoint(layer)(x, w)
+        return x
+
+    def masked(fn: Callable[..., Any]) -> list[bool]:
+        """Of each softmax: are its masked scores stored?"""
+        c = clusters(fn, p.shape(4, 256, 128, dtype="bfloat16"), p.shape(2, 128, 128, dtype="bfloat16"))
+        return [c.stored[c.base[op.operands[0]]] for op in c.program.schedule if op.kind == "reduce_max"]
+
+    layers = 1 if scan else 2
+    assert masked(forward) == [True] * layers
+    step = jax.value_and_grad(lambda x, ws: jnp.sum(forward(x, ws).astype(jnp.float32)))
+    assert masked(step) == [True] * layers + [False] * layers
 
 
 def test_what_reads_two_arrays_is_not_made_again() -> None:

@@ -17,6 +17,14 @@ from shardwise.search.searcher import Journal
 from shardwise.transforms.variants import AS_IS
 
 
+def arm_of(program: zoo.ZooProgram, options: dict[str, Any], memory_limit: str) -> Arm:
+    """The unchanged program on devices with less memory."""
+    defaults = {name: value for name, value in shardwise.plan.__kwdefaults__.items() if name != "kwargs"}
+    asked = asked_of(**defaults | options | {"memory_limit": memory_limit})
+    captured = Variants(program.fn, program.args, {}, asked.jit)[AS_IS]
+    return Arm(captured, candidate_meshes(asked)[0][0], asked, Journal(asked.search), quick=True)
+
+
 @pytest.mark.parametrize("scan", [True, False])
 @pytest.mark.parametrize(("strategy", "share"), [("fsdp:data", 0.97), ("dp:data", 0.8)])
 def test_the_time_of_a_state_in_micro_batches_is_known_before_they_are_traced(
@@ -26,14 +34,24 @@ def test_the_time_of_a_state_in_micro_batches_is_known_before_they_are_traced(
     program = zoo.load("gpt", "2.6b", layers=2, batch=256, scan=scan)
     options: dict[str, Any] = {"mesh": {"data": 16}, "topology": "v5e:4x4", "tactics": strategy}
     options |= {"roles": {"batch": "batch", "params": "params"}, "donate_argnums": program.donate_argnums}
-    defaults = {name: value for name, value in shardwise.plan.__kwdefaults__.items() if name != "kwargs"}
-    asked = asked_of(**defaults | options | {"memory_limit": "5GiB"})
-    captured = Variants(program.fn, program.args, {}, asked.jit)[AS_IS]
-    arm = Arm(captured, candidate_meshes(asked)[0][0], asked, Journal(asked.search), quick=True)
-    (candidate,) = arm.candidates(math.inf)
+    (candidate,) = arm_of(program, options, "5GiB").candidates(math.inf)
     plan = shardwise.plan(program.fn, *program.args, microbatches=candidate.microbatches, **options)
     assert candidate.microbatches > 1
     assert share * plan.predicted.time_s < candidate.in_parts_ps * 1e-12 < 1.03 * plan.predicted.time_s
+
+
+def test_gathering_again_is_not_expected_to_save_less_memory_than_it_does() -> None:
+    program = zoo.load("gpt", "2.6b", layers=6, batch=16, scan=False)
+    options: dict[str, Any] = {"mesh": {"data": 16}, "topology": "v5e:4x4", "tactics": "fsdp:data"}
+    options |= {"roles": {"batch": "batch", "params": "params"}, "donate_argnums": program.donate_argnums}
+    arm = arm_of(program, options, "2GiB")
+    (in_parts,), (again,) = arm.candidates(math.inf), arm.candidates(math.inf, gathers=True)
+    (repeated,) = arm._repeated.values()
+    plain = shardwise.plan(program.fn, *program.args, **options).predicted
+    found = shardwise.plan(program.fn, *program.args, remat="gathers", **options).predicted
+    assert in_parts.microbatches == 2 and again.microbatches == 1
+    assert again.in_parts_ps == again.time_ps <= found.time_s * 1e12
+    assert plain.peak_bytes - repeated.copied_bytes <= found.peak_bytes < plain.peak_bytes
 
 
 def test_micro_batches_are_looked_at_only_if_they_could_win() -> None:

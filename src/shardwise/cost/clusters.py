@@ -9,7 +9,8 @@ The idea. One walk in program order; each value is decided by its consumers:
 - what elementwise ops compute is fused into the only consumer. With several consumers it is computed again in each, if that
   reads at most one array of its size: a softmax's exponentials come from the scores every time. Concatenations and random
   numbers are not;
-- a product (or a convolution) takes a chain of elementwise ops behind it into its kernel (``_is_epilogue``);
+- a product (or a convolution) takes a chain of elementwise ops behind it into its kernel (``_is_epilogue``). Masks do not end
+  the chain if several products read what follows (``_feeds_products``), inside of loops and outside;
 - gathers, scatters, sorts, loops and outputs read their operands from memory. What is stored for them only is still computed
   again by elementwise consumers. The operand of a barrier is in memory, and its result is the same array;
 - a pad at the edges is fused into its consumer if there is only one; a pad between elements is a separate kernel.
@@ -22,8 +23,9 @@ memory than it frees runs as soon as it can (a parameter's update after its grad
 runs just before its first consumer; of the products that read one array the one with the smaller result comes first.
 
 The rules were found by reading programs that XLA's TPU compiler scheduled (``benchmarks/fidelity``); those for GPUs by
-comparing times and peaks of 19 programs on one H200. Weak: on TPUs XLA may compute a whole softmax in the kernel of its scores;
-on GPUs it may add a bias or a residual in a product.
+comparing times and peaks of 19 programs on one H200. Weak: on TPUs XLA may compute a whole softmax in the kernel of its scores,
+and keep the exponentials of few positions in float32 for the backward pass too; on GPUs it may add a bias or a residual in a
+product.
 """
 
 from __future__ import annotations
@@ -206,7 +208,8 @@ class Clusters:
             chain.append(user.id)
             others = [self.base[v] for v in user.operands if v >= 0 and self.base[v] != now]
             now = user.results[0]
-            if any(self._elements[o] >= elements / 2 and not self._is_outer_mask(o, user) for o in others):
+            large = [o for o in others if self._elements[o] >= elements / 2]
+            if large and not (all(self._light[o] for o in large) and self._feeds_products(now)):
                 self._taken.add(chain[0])
                 return True
         if now == value:
@@ -216,9 +219,23 @@ class Clusters:
         self._taken.add(chain[0])
         return True
 
-    def _is_outer_mask(self, value: int, user: Op) -> bool:
-        """Does a mask or the like come into a loop from outside? One computed beside its use counts as any operand."""
-        return self._light[value] and self.program.ops[self.program.definitions[value][0]].region != user.region
+    def _feeds_products(self, value: int) -> bool:
+        """Do several products read what elementwise ops compute from a value? The scores of attention are read by one in the
+        forward pass, which stores them masked and in float32, and by those of the backward pass, for which they are stored as
+        the product returns them."""
+        seen, products, waiting = {value}, set[int](), [value]
+        while waiting and len(products) < 2:
+            for user in self.uses[self.base[waiting.pop()]]:
+                op = self.program.ops[user]
+                if self.roles[user] is Role.PRODUCT:
+                    products.add(user)
+                elif self.roles[user] is Role.ELEMENTWISE:
+                    new = [
+                        v for v in op.results if v >= 0 and v not in seen and self._elements[v] == self._elements[value]
+                    ]
+                    seen.update(new)
+                    waiting += new
+        return len(products) > 1
 
     def _looks_through(self, op: Op, source: int) -> bool:
         """Does the op compute this operand in its kernel? A product does not where the operand is in memory anyway."""

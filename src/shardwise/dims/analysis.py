@@ -12,7 +12,7 @@ import numpy as np
 from shardwise.dims.conflicts import ConflictTable, find_conflicts
 from shardwise.dims.groups import GroupTable, find_groups
 from shardwise.dims.names import Names, build_names
-from shardwise.dims.why import Chain, find_chain, place_node
+from shardwise.dims.why import Chain, find_chain, find_place
 from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import HEAVY, Op, Origin, Program
 from shardwise.ir.traits import BORDERS
@@ -297,8 +297,9 @@ class Analysis:
         >>> analysis.color_of("x", 1) is analysis.color_of("w", 0)
         True
         """
-        node = place_node(self.program, self.names, path, dim)
-        return None if node is None else self.colors[int(self.names.color[node])]
+        value, dim = find_place(self.program, path, dim)
+        color = self.value_colors[value][dim]
+        return None if color < 0 else self.colors[color]
 
     def why(self, path_a: str, dim_a: int, path_b: str, dim_b: int) -> Chain:
         """Returns the chain of ops that makes two dimensions one color, each with its source line.

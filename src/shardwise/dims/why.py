@@ -49,19 +49,25 @@ class Chain:
         return "\n".join([*lines, f"  → {self.end}"])
 
 
-def place_node(program: Program, names: Names, path: str, dim: int) -> int | None:
-    """Returns the node that defines a dimension of an argument or output; None for a dimension of size one."""
+def find_place(program: Program, path: str, dim: int) -> tuple[int, int]:
+    """Returns the value of an argument or output, and a dimension of it that is not negative."""
     path = path if path in program.paths else find_path(path, *program.named_paths)
     value = program.values[program.paths[path]]
     rank = len(value.shape)
     if not -rank <= dim < rank:
         raise QueryError(f"{path} has shape {list(value.shape)}: there is no dimension {dim}")
-    rows = np.flatnonzero((names.member_value == value.id) & (names.member_dim == dim % rank))
+    return value.id, dim % rank
+
+
+def _place_node(program: Program, names: Names, path: str, dim: int) -> int | None:
+    """Returns the node that defines a dimension of an argument or output; None for a dimension of size one."""
+    value, dim = find_place(program, path, dim)
+    rows = np.flatnonzero((names.member_value == value) & (names.member_dim == dim))
     return int(names.member_node[rows[0]]) if len(rows) else None
 
 
 def find_chain(program: Program, names: Names, a: tuple[str, int], b: tuple[str, int]) -> Chain:
-    start, end = place_node(program, names, *a), place_node(program, names, *b)
+    start, end = _place_node(program, names, *a), _place_node(program, names, *b)
     labels = f"{a[0]}[{a[1]}]", f"{b[0]}[{b[1]}]"
     if start is None or end is None or names.color[start] != names.color[end]:
         return Chain(*labels, False, ())

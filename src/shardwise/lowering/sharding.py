@@ -59,7 +59,8 @@ class Sharding(_Fields):
 
     def local_shape(self, shape: Sequence[int], mesh: MeshAxes) -> tuple[int, ...]:
         """The shape of one device's block."""
-        return tuple(block(size, mesh.pieces(axes)) for size, axes in zip(shape, self.dims, strict=True))
+        sizes = zip(shape, self.dims, strict=True)
+        return tuple([block(size, mesh.pieces(axes)) if axes else size for size, axes in sizes])
 
     def spec(self, mesh: MeshAxes) -> tuple[tuple[str, ...], ...]:
         """The names of the axes by dimension."""

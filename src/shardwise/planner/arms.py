@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from shardwise.cost.memory import BLOCK, blocks
-from shardwise.cost.model import Cost, TermKind
+from shardwise.cost.memory import BLOCK, blocks, copy_allocations
+from shardwise.cost.model import Cost, TermKind, memory_curve
 from shardwise.hardware.layout import Placement, placements
 from shardwise.lowering.decisions import Decision
 from shardwise.planner.asked import Asked
 from shardwise.planner.inquiry import Captured, Inquiry
 from shardwise.planner.mesh import cuts, exchanged
-from shardwise.search.bounds import peak_bound
+from shardwise.search.bounds import least_bytes
 from shardwise.search.goal import Goal
 from shardwise.search.run import Budget, Ended
 from shardwise.search.searcher import Journal, Searcher
@@ -58,11 +58,12 @@ class Candidate:
 
 
 class _Repeated(NamedTuple):
-    """What each micro-batch does for the arguments, which take ``peak_bytes``: it gathers them, and reduces their gradients.
-    ``alone_ps``: the part of the reductions that overlaps as long as there is one batch. In a loop over several they end before
-    the next one starts, with nothing beside them."""
+    """What each micro-batch does for the arguments, which take ``peak_bytes``: it gathers them, into copies that take at most
+    ``copied_bytes``, and reduces their gradients. ``alone_ps``: the part of the reductions that overlaps as long as there is
+    one batch. In a loop over several they end before the next one starts, with nothing beside them."""
 
     peak_bytes: int
+    copied_bytes: int
     compute_ps: int
     comm_ps: int
     overlapped_ps: int
@@ -86,7 +87,7 @@ class Arm:
         self._context = replace(self.inquiry.context, searcher=self._searcher)
         self._states: list[tuple[Decision, ...]] = []  # those of other meshes
         self._repeated: dict[tuple[Decision, ...], _Repeated] = {}
-        self.least_bytes = peak_bound(self.inquiry.model, self._first).peak_bytes
+        self.least_bytes = least_bytes(self.inquiry.model, self._first)
         self.quick = quick
         self.best = self._decide(Budget(evaluations=0), quick)
 
@@ -136,9 +137,10 @@ class Arm:
         """The evaluated states that no other beats in both time and memory; without a search, the best alone."""
         return self._searcher.front() or [(self.best.decisions, self.best.total)]
 
-    def candidates(self, faster_than_ps: float) -> list[Candidate]:
+    def candidates(self, faster_than_ps: float, gathers: bool = False) -> list[Candidate]:
         """States that are faster, and do not fit, but whose arguments do. In micro-batches other memory shrinks in proportion
-        at best, and arguments are gathered for each of them, and their gradients reduced."""
+        at best, and arguments are gathered for each of them, and their gradients reduced. ``gathers``: arguments are gathered
+        again for the backward pass, so that at best no copies of them are left at the peak."""
         candidates = []
         for decisions, cost in self.states():
             if cost.time_ps >= faster_than_ps or cost.peak_bytes <= self.usable_bytes:
@@ -146,12 +148,12 @@ class Arm:
             if decisions not in self._repeated:
                 self._repeated[decisions] = self._each_time(decisions)
             if (of := self._repeated[decisions]).peak_bytes < self.usable_bytes:
-                shrink = (cost.peak_bytes - of.peak_bytes) / (self.usable_bytes - of.peak_bytes)
-                times = 2 ** math.ceil(math.log2(shrink))
+                others = cost.peak_bytes - of.peak_bytes - (of.copied_bytes if gathers else 0)
+                times = 2 ** math.ceil(math.log2(max(1, others / (self.usable_bytes - of.peak_bytes))))
                 in_parts = Cost(
                     cost.compute_ps + (times - 1) * of.compute_ps,
                     cost.comm_ps + (times - 1) * of.comm_ps,
-                    cost.overlapped_ps + (times - 1) * of.overlapped_ps - of.alone_ps,
+                    cost.overlapped_ps + (times - 1) * of.overlapped_ps - (of.alone_ps if times > 1 else 0),
                     cost.peak_blocks,
                 )
                 microbatches = times * self.captured.variant.microbatches
@@ -168,13 +170,16 @@ class Arm:
         values = (program.values[a.value] for a in program.arguments)
         used = sum(blocks(v, lowered.storage[v.id], lowered.mesh, model.cost.profile) for v in values)
         moves = [r for t in edges for r in model.edge_reshards(lowered, t)]
-        gathers = (r for r in moves if r.operand >= 0 and s.early[r.value])
+        gathers = [r for r in moves if r.operand >= 0 and s.early[r.value]]
+        copies = copy_allocations(lowered, model.life, gathers, model.cost.profile)
+        copied = int(memory_curve(model.life.points, copies).max(initial=0))
         reductions = (r for r in moves if s.late[r.value] and r.source.partial)
         gathered, reduced = (
             [sum(times) for times in zip((0, 0, 0), *(ps for r in some for ps in model.step_ps(r)), strict=True)]
             for some in (gathers, reductions)
         )
-        return _Repeated(used * BLOCK, gathered[0] + reduced[0], gathered[1] + reduced[1], gathered[2], reduced[2])
+        compute_ps, comm_ps, _ = map(sum, zip(gathered, reduced, strict=True))
+        return _Repeated(used * BLOCK, copied * BLOCK, compute_ps, comm_ps, gathered[2], reduced[2])
 
 
 def suited(best: Decided) -> Decided:

@@ -51,7 +51,8 @@ _MOST_MESHES: Final = 3
 _LARGER: Final = 0.2
 #: A variant must promise to be faster by this.
 _LITTLE: Final = 0.005
-#: More micro-batches than are needed are looked at as long as the last number of them is slower than the best by less.
+#: Micro-batches are looked at if they are expected to be slower than the best by less, since the expectation may be too high;
+#: more of them than are needed, as long as the last number of them is slower than the best by less.
 _NEAR: Final = 0.01
 #: The share of time above that of perfect scaling from which parts of mesh axes are tried.
 _IMPERFECT: Final = 0.05
@@ -324,7 +325,7 @@ class Race:
         bounded = (False, GATHERS) if variant.remat == GATHERS else (variant.remat,)
         same = [v for v in self.hopeless if v.remat in bounded and v.offload == variant.offload]
         counts = [v.microbatches * self.hopeless[v] for v in same]
-        limit = self._limit_ps()
+        limit = (1 + _NEAR) * self._limit_ps()
         parts = [c.microbatches for arm in arms for c in arm.candidates(limit) if c.in_parts_ps < limit]
         return max([*counts, min(parts, default=0)])
 
@@ -333,10 +334,12 @@ class Race:
         if self.asked.search.goal.memory:  # as long as the last variant needed less memory than those before it
             return self._best_meshes() if self.best_arm in arms else []
         fastest: dict[Placement, float] = {}
-        limit = self._limit_ps()
+        limit = (1 + _NEAR) * self._limit_ps()
         for arm in arms:
-            same = arm.captured.variant.remat == remat
-            time = min((c.in_parts_ps if same else c.time_ps for c in arm.candidates(limit)), default=limit)
+            gathers = remat == GATHERS != arm.captured.variant.remat
+            same = arm.captured.variant.remat == remat or gathers  # gathering again saves memory, not time
+            times = (c.in_parts_ps if same else c.time_ps for c in arm.candidates(limit, gathers))
+            time = min(times, default=limit)
             if time < limit:
                 fastest[arm.placement] = min(time, fastest.get(arm.placement, time))
         return sorted(fastest, key=fastest.__getitem__)[:_MOST_MESHES]

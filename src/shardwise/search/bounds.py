@@ -79,6 +79,15 @@ def peak_bound(model: CostModel, base: Sequence[Decision] = (), mesh: MeshAxes |
     return Bound(int(curve[at]) * BLOCK, at, least)
 
 
+def least_bytes(model: CostModel, base: Sequence[Decision] = ()) -> int:
+    """Returns the bytes of the bound on the mesh of the model. Arms and their searches share it."""
+    key = (least_bytes, model.cost.placement.mesh, tuple(base))
+    if key not in model.prepared:
+        model.prepared[key] = peak_bound(model, base).peak_bytes
+    found: int = model.prepared[key]
+    return found
+
+
 def finest(devices: int) -> MeshAxes:
     """Returns a mesh whose bound holds for every mesh of this number of devices: their axes are products of its axes.
 

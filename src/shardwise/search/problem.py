@@ -26,7 +26,7 @@ from shardwise.evaluator.space import Space
 from shardwise.ir.program import HEAVY
 from shardwise.lowering.decisions import Decision, Keep, Shard, State
 from shardwise.lowering.small import keep_small
-from shardwise.search.bounds import peak_bound
+from shardwise.search.bounds import least_bytes
 from shardwise.search.goal import FASTEST, Goal, pareto
 
 #: Groups with more conflicts than this have not all their resolutions tried, but those with all alike or one different.
@@ -184,7 +184,7 @@ class Problem:
     @cached_property
     def least_bytes(self) -> int:
         """A lower bound on the peak memory of all states."""
-        return peak_bound(self.model, self.decided).peak_bytes
+        return least_bytes(self.model, self.decided)
 
     def fits(self, cost: Cost) -> bool:
         return cost.peak_blocks <= self.model.usable_blocks

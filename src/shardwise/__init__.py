@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from shardwise.tactics.strategies import ExpertParallel as ExpertParallel
     from shardwise.tactics.strategies import Keep as Keep
     from shardwise.tactics.strategies import Megatron as Megatron
+    from shardwise.tactics.strategies import Pipeline as Pipeline
     from shardwise.tactics.strategies import Replicate as Replicate
     from shardwise.tactics.strategies import SequenceParallel as SequenceParallel
     from shardwise.tactics.strategies import Shard as Shard
@@ -69,8 +70,8 @@ _HOMES: Final = {
     "rules.call": "OpCall",
     "rules.registry": "register_rule unregister_rule",
     "tactics.auto": "Auto",
-    "tactics.strategies": """ContextParallel DataParallel EdgeSharding ExpertParallel FSDP Keep Megatron Replicate
-    SequenceParallel Shard ZeRO1 ZeRO2""",
+    "tactics.strategies": """ContextParallel DataParallel EdgeSharding ExpertParallel FSDP Keep Megatron Pipeline
+    Replicate SequenceParallel Shard ZeRO1 ZeRO2""",
     "tuning.tune": "tune",
     "verification.verify": "verify",
 }

@@ -81,7 +81,7 @@ def test_text(text: Any, tactics: list[Any]) -> None:
 
 
 def test_every_name_is_a_tactic() -> None:
-    assert len([as_tactics(f"{name}:x") for name in NAMES]) == 11
+    assert len([as_tactics(f"{name}:x") for name in NAMES]) == 12
 
 
 def test_text_decides_as_the_objects_do() -> None:
@@ -109,8 +109,8 @@ def test_text_wherever_there_are_tactics(capsys: pytest.CaptureFixture[str], tmp
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("fsd:data", r"no tactic is called 'fsd' \(did you mean 'fsdp'\?\); there are expert, .*, auto"),
-        ("pipeline", r"no tactic is called 'pipeline'; there are expert, "),
+        ("fsd:data", r"no tactic is called 'fsd' \(did you mean 'fsdp'\?\); there are pipeline, expert, .*, auto"),
+        ("zigzag", r"no tactic is called 'zigzag'; there are pipeline, expert, "),
         ("dp:data,", "is no list of tactics: write names and axes, such as dp:data,megatron:model"),
         ("dp:", "is no list of tactics"),
         ("dp:seq", "seq"),

@@ -43,6 +43,11 @@ def is_identity(equation: Any) -> bool:
     return name in VARYING
 
 
+def has_barrier(equation: Any) -> bool:
+    """Returns whether a ``remat`` is lowered behind an optimization barrier."""
+    return all(equation.params.get(key, True) for key in ("differentiated", "prevent_cse"))
+
+
 def only_reshapes(equation: Any) -> bool:
     """Returns whether an equation changes the shape of its operand and not the order of the elements."""
     name = equation.primitive.name

@@ -276,11 +276,9 @@ def result_shapes(
     return [tuple(x.shape) for x in jax.eval_shape(lambda *arrays: bind(equation, arrays, changed), *types)]
 
 
-def retrace(fn: Any, like: Any, shapes: Sequence[tuple[int, ...]] | None = None) -> Any:
-    """Returns a jaxpr of ``fn`` for the input types of another jaxpr, or for other shapes of these."""
-    variables = split_jaxpr(like)[0].invars
-    sizes = [None] * len(variables) if shapes is None else shapes
-    return jax.make_jaxpr(fn)(*(plain_shape(v.aval, size) for v, size in zip(variables, sizes, strict=True)))
+def retrace(fn: Any, like: Any) -> Any:
+    """Returns a jaxpr of ``fn`` for the input types of another jaxpr."""
+    return jax.make_jaxpr(fn)(*(plain_shape(v.aval) for v in split_jaxpr(like)[0].invars))
 
 
 def evaluate(closed: Any, arrays: Sequence[Any]) -> list[Any]:

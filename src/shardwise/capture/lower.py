@@ -249,7 +249,7 @@ class Builder:
         name, params = equation.primitive.name, equation.params
         kind = f"written out {name}" if name in control.LOWERINGS else name
         kind = "remat" if name in internals.REMAT else kind
-        has_barrier = kind == "remat" and all(params.get(key, True) for key in ("differentiated", "prevent_cse"))
+        has_barrier = kind == "remat" and equations.has_barrier(equation)
         label = params.get("name") or getattr(internals.split_jaxpr(jaxpr)[0].debug_info, "func_name", "")
         scope = self.new_scope(kind, str(label), has_barrier)
         outer = self._section

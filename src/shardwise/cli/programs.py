@@ -38,6 +38,7 @@ _PLANNING: Final = (
     argument("--tactics", metavar="NAMES", help="tactics in order, such as fsdp:data,auto:model (default: auto)"),
     *options.ROLES,
     argument("--microbatches", metavar="N", default="auto", type=_count, help="micro-batches (default: as few as fit)"),
+    argument("--pipeline", metavar="N", type=_count, help="stages of a pipeline, or auto (default: none)"),
     argument(
         "--remat",
         choices=tuple(_REMAT),
@@ -88,7 +89,8 @@ def _planned(arguments: argparse.Namespace, plan: Callable[..., Plan], **more: A
 
     target = load_target(arguments.target)
     names = (
-        "mesh topology tactics budget_s budget_evals seed objective step_time_s memory_limit allow_infeasible".split()
+        "mesh topology tactics budget_s budget_evals seed objective step_time_s memory_limit pipeline "
+        "allow_infeasible".split()
     )
     values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     values |= {

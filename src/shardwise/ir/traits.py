@@ -71,6 +71,8 @@ _RANGES: Final = frozenset({"bfloat16", "float32", "float64"})
 
 #: JAX's name scope of what is rematerialized for a backward pass.
 REMATERIALIZED: Final = "rematted_computation"
+#: The name (``checkpoint_name``) that marks the dimension of stages in a program with pipelines.
+STAGES: Final = "pipeline stages"
 #: Types that hold every value of a narrower one; all of them hold those of ``bool``.
 WIDER: Final = {
     "bfloat16": ("float32", "float64"),

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shardwise.cost.memory import BLOCK, blocks, copy_allocations
 from shardwise.cost.model import Cost, TermKind, memory_curve
-from shardwise.hardware.layout import Placement
+from shardwise.hardware.layout import Placement, placements
 from shardwise.lowering.decisions import Decision
 from shardwise.planner.asked import Asked
 from shardwise.planner.inquiry import Captured, Inquiry
+from shardwise.planner.mesh import cuts, exchanged
 from shardwise.search.bounds import least_bytes
 from shardwise.search.goal import Goal
 from shardwise.search.run import Budget, Ended
@@ -20,6 +21,9 @@ from shardwise.search.searcher import Journal, Searcher
 from shardwise.tactics.auto import Auto
 from shardwise.tactics.pins import make_pins, stated_shards
 from shardwise.tactics.tactic import decide
+
+#: Placements of the best mesh that are tried.
+_MOST_PLACEMENTS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,3 +182,25 @@ class Arm:
         )
         compute_ps, comm_ps, _ = map(sum, zip(gathered, reduced, strict=True))
         return _Repeated(used * BLOCK, copied * BLOCK, compute_ps, comm_ps, gathered[2], reduced[2])
+
+
+def suited(best: Decided) -> Decided:
+    """The same decisions with equal axes exchanged, so that they carry what their names say, where that costs nothing."""
+    inquiry = best.inquiry
+    for decisions in exchanged(inquiry.context, best.decisions):
+        total = inquiry.model.evaluate(inquiry.context.lower(decisions))
+        other = replace(best, decisions=decisions, total=total)
+        if other.rank <= best.rank:
+            return other
+    return best
+
+
+def best_placement(captured: Captured, asked: Asked, best: Decided) -> Decided:
+    """The same decisions on the best placement of the same mesh, of those that cut no more rows."""
+    default = best.inquiry.cost.placement
+    others = placements(default.mesh, default.topology, limit=_MOST_PLACEMENTS)[1:]
+    for other in (p for p in others if cuts(p) <= cuts(default)):
+        inquiry = captured.inquiry(other, asked.roles)
+        total = inquiry.model.evaluate(inquiry.context.lower(best.decisions))
+        best = min(best, replace(best, inquiry=inquiry, total=total), key=lambda one: one.rank)
+    return best

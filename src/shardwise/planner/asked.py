@@ -20,9 +20,10 @@ from shardwise.search.goal import FASTEST, Goal
 from shardwise.search.searcher import Options
 from shardwise.tactics.auto import Auto
 from shardwise.tactics.roles import Roles, RolesLike
+from shardwise.tactics.strategies import Pipeline
 from shardwise.tactics.tactic import Tactic
 from shardwise.tactics.text import TacticsLike, as_tactics
-from shardwise.transforms.variants import Wanted
+from shardwise.transforms.variants import AUTO, Wanted
 
 OBJECTIVES: Final = ("time", "memory", "devices")
 _UNITS: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -110,6 +111,24 @@ def read_bytes(text: int | str) -> int:
     if size < 1 or isinstance(text, bool):
         raise PlanError(f"memory_limit is a number of bytes, or text such as '12GiB', not {text!r}")
     return size
+
+
+def with_stages(asked: Asked, placed: Sequence[Placement]) -> Asked:
+    """The same with the number of stages, and of micro-batches, that the tactic ``Pipeline`` asks for."""
+    pipelines = [t for t in asked.tactics if isinstance(t, Pipeline)]
+    if not pipelines:
+        return asked
+    axes = [name for t in pipelines for name in t.axes]
+    sizes = {math.prod(p.mesh.sizes[p.mesh.index(name)] for name in axes or p.mesh.names) for p in placed}
+    if len(sizes) > 1:
+        raise MeshError(
+            f"Pipeline over {', '.join(axes) or 'all axes'}: the number of stages has to be known, give the sizes of these axes"
+        )
+    (stages,) = sizes
+    if asked.wanted.stages not in (None, AUTO, stages):
+        raise PlanError(f"pipeline={asked.wanted.stages}, but the axes of Pipeline have {stages} devices")
+    parts = next((t.microbatches for t in pipelines if t.microbatches), asked.wanted.microbatches)
+    return replace(asked, wanted=replace(asked.wanted, stages=stages, microbatches=parts))
 
 
 def check_manual_axes(program: Program, meshes: Sequence[MeshAxes]) -> None:

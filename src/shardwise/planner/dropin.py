@@ -87,6 +87,7 @@ def jit(
     allow_infeasible: bool = False,
     microbatches: int | str | None = None,
     remat: bool | str | None = None,
+    pipeline: int | str | None = None,
     offload: bool | str | None = None,
     **jit_options: Any,
 ) -> Any:
@@ -95,9 +96,9 @@ def jit(
     Args:
       fn: the function; leave it out to use this as a decorator.
       mesh, topology, tactics, pins, roles, budget_s, budget_evals, seed, method, progress, objective, step_time_s,
-        memory_limit, allow_infeasible, microbatches, remat, offload: as in :func:`shardwise.plan`, but for the objective
-        ``"devices"``, since the devices are there. A dict of axis sizes is a mesh of
-        ``jax.devices()``. Without tactics the first call with new shapes searches.
+        memory_limit, allow_infeasible, microbatches, remat, pipeline, offload: as in :func:`shardwise.plan`, but for the
+        objective ``"devices"``, since the devices are there. A dict of axis sizes is a mesh of ``jax.devices()``. Without
+        tactics the first call with new shapes searches.
       **jit_options: ``static_argnums``, ``static_argnames``, ``donate_argnums``, ``donate_argnames``.
 
     >>> import jax.numpy as jnp, shardwise
@@ -122,6 +123,6 @@ def jit(
         memory_limit=memory_limit,
         allow_infeasible=allow_infeasible,
         jit=JitOptions(**jit_options),
-        wanted=Wanted(microbatches, remat, offload),
+        wanted=Wanted(microbatches, remat, offload, pipeline),
     )
     return functools.partial(Planned, asked=asked) if fn is None else Planned(fn, asked)

@@ -95,7 +95,7 @@ def variant_changes(variants: Variants, variant: Variant, wanted: Wanted, roles:
         yield change("offload", "offload=True", offloaded)
         if wanted.remat is None:
             yield change("both", "remat=True, offload=True", replace(offloaded, remat=True))
-    if wanted.microbatches is not None:
+    if wanted.microbatches is not None or variant.stages > 1:
         return
     _, *others = Wanted(AUTO).variants(variants[AS_IS].traced, roles)
     parted = [replace(variant, microbatches=other.microbatches, batch=other.batch) for other in others]

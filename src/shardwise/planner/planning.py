@@ -70,6 +70,7 @@ def plan(
     allow_infeasible: bool = False,
     microbatches: int | str | None = None,
     remat: bool | str | None = None,
+    pipeline: int | str | None = None,
     offload: bool | str | None = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
@@ -114,6 +115,9 @@ def plan(
       remat: loops and repeated blocks (layers, scanned or unrolled) keep only what they carry, and the backward pass recomputes
         the rest; with ``"gathers"`` the backward pass only gathers parameters of unrolled layers again, instead of keeping
         the copies of the forward pass; ``"auto"`` tries both, and without ``remat`` the latter is tried if nothing fits.
+      pipeline: the number of stages of a pipeline through the loops over layers (``transforms/pipeline.py``), which some mesh
+        axis has as its size; ``"auto"`` tries pipelines over the axes with the slowest links, and keeps one if it is faster.
+        The tactic ``Pipeline`` says which axis has the stages.
       offload: whether the stacked state of the optimizer is in the memory of the host, from which each layer's part is fetched
         and sent back; ``"auto"`` tries it if nothing fits otherwise.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
@@ -155,6 +159,7 @@ def plan(
         allow_infeasible=allow_infeasible,
         microbatches=microbatches,
         remat=remat,
+        pipeline=pipeline,
         offload=offload,
         static_argnums=static_argnums,
         static_argnames=static_argnames,
@@ -170,7 +175,7 @@ def asked_of(**options: Any) -> Asked:
     jit = JitOptions(
         **{f"{how}_arg{by}": options.pop(f"{how}_arg{by}") for how in ("static", "donate") for by in ("nums", "names")}
     )
-    wanted = Wanted(*(options.pop(name) for name in ("microbatches", "remat", "offload")))
+    wanted = Wanted(*(options.pop(name) for name in ("microbatches", "remat", "offload", "pipeline")))
     return Asked.of(search=search, jit=jit, wanted=wanted, **options)
 
 

@@ -28,13 +28,13 @@ from typing import Final, NamedTuple
 from shardwise.cost.memory import BLOCK
 from shardwise.cost.model import Cost
 from shardwise.errors import MeshError, ShardwiseError, VariantError
-from shardwise.hardware.layout import Placement, placements
+from shardwise.hardware.layout import Placement
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Pin
-from shardwise.planner.arms import Arm, Decided
-from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes
+from shardwise.planner.arms import Arm, Decided, best_placement, suited
+from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes, with_stages
 from shardwise.planner.inquiry import Captured, Rival, Settled, Variants, decisions_text
-from shardwise.planner.mesh import carried_names, carried_over, cuts, exchanged, splits
+from shardwise.planner.mesh import carried_names, carried_over, outer_sizes, splits
 from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.bounds import finest, peak_bound
 from shardwise.search.goal import thinned
@@ -47,8 +47,6 @@ _SHORT: Final = 2.0
 _SHORT_SHARE: Final = 0.5
 #: Meshes on which a further variant is looked at.
 _MOST_MESHES: Final = 3
-#: Placements of the best mesh that are tried.
-_MOST_PLACEMENTS: Final = 5
 #: The share of memory that a search is assumed to save before any search has shown more.
 _LARGER: Final = 0.2
 #: A variant must promise to be faster by this.
@@ -113,17 +111,22 @@ class Race:
 
     def __post_init__(self) -> None:
         self.placed, self.is_open = candidate_meshes(self.asked)
+        self.asked = with_stages(self.asked, self.placed)
         self.journal = Journal(self.asked.search, decisions_text)
         self._short: set[Arm] = set()  # arms that had a search, short or thorough
         self._full: set[Arm] = set()
         self._gains = {False: _Gains(), True: _Gains()}  # by whether an arm was searched before
 
     def run(self, anyway: bool) -> Outcome:
-        first, *others = self.asked.wanted.variants(self.variants[AS_IS].traced, self.asked.roles)
+        wanted, traced, roles = self.asked.wanted, self.variants[AS_IS].traced, self.asked.roles
+        pipelines = wanted.pipelines(traced, roles, outer_sizes(self.placed))
+        first, *others = pipelines[:1] if wanted.piped else wanted.variants(traced, roles)
         captured = self.variants[first]
         check_manual_axes(captured.analysis.program, [p.mesh for p in self.placed])
         try:
             self.look(first, self.placed)
+            if wanted.piped:
+                self.pipe(pipelines[1:])
             self.search()
             if self._could_gain_by_splits():
                 parts = splits(self.placed[0], captured.analysis.groups)
@@ -133,10 +136,12 @@ class Race:
             fits = self.best_arm is not None and self.best_arm.best.fits
             if (self.asked.wanted.open or not fits) and not self.journal.interrupted:
                 self.vary(others)
+                if not wanted.piped:
+                    self.pipe(pipelines)
                 self.search()
             fits = self.best_arm is not None and self.best_arm.best.fits
             if not fits and not self.journal.interrupted:
-                self.vary(self.asked.wanted.variants(self.variants[AS_IS].traced, self.asked.roles, offload=True))
+                self.vary(wanted.variants(traced, roles, offload=True))
                 self.search()
             if not self.arms and not self.failed:
                 if not anyway:
@@ -216,15 +221,18 @@ class Race:
                 return
             if arm in done or not (arm is best or self._could_win(arm, best.best)):
                 continue
-            budget = shared.part(1)
-            if short:
-                evaluations = math.ceil(budget.evaluations * _SHORT_SHARE / len(self.arms))
-                budget = replace(budget, evaluations=evaluations, patience=min(_SHORT, budget.patience))
-            before, again = arm.best, arm in self._short
-            self._gains[again].note(before, arm.search(budget, quick=short))
+            self._search_arm(arm, short)
             done.add(arm)
-            self._short.add(arm)
-            self._carry_over(arm)
+
+    def _search_arm(self, arm: Arm, short: bool) -> None:
+        budget = self.journal.budget.part(1)
+        if short:
+            evaluations = math.ceil(budget.evaluations * _SHORT_SHARE / len(self.arms))
+            budget = replace(budget, evaluations=evaluations, patience=min(_SHORT, budget.patience))
+        before, again = arm.best, arm in self._short
+        self._gains[again].note(before, arm.search(budget, quick=short))
+        self._short.add(arm)
+        self._carry_over(arm)
 
     def _carry_over(self, arm: Arm) -> None:
         """Finer meshes start from what was found: sharding over two axes is sharding over their product."""
@@ -272,6 +280,31 @@ class Race:
                 arm.search(Budget(evaluations=0), quick=False)  # all named strategies
             if self.journal.interrupted:
                 return
+
+    def pipe(self, pipelines: Sequence[Variant]) -> None:
+        """Looks at pipelines, with more and more micro-batches as long as a look gets better, and searches the best."""
+        last = {(arm.captured.variant.stages, arm.captured.variant.remat): arm.best.rank for arm in self.arms}
+        stopped: set[tuple[int, bool | str]] = set()
+        for variant in pipelines:
+            kind = variant.stages, variant.remat
+            placed = [p for p in self._best_meshes() if self.asked.wanted.piped or variant.stages in p.mesh.sizes]
+            if kind in stopped or not placed or self.journal.interrupted:
+                continue
+            try:
+                looked = self.look(variant, placed)
+            except VariantError as error:
+                self.tried[variant] = VariantTried(str(variant), why=str(error))
+                stopped.add(kind)
+                continue
+            ranks = [arm.best.rank for arm in looked]
+            if ranks and kind in last and min(ranks) >= last[kind]:
+                stopped.add(kind)
+            elif ranks:
+                last[kind] = min(ranks)
+        new = set(self.arms) - self._short
+        piped = [arm for arm in self.arms if arm in new and arm.captured.variant.stages > 1 and not arm.hopeless]
+        if piped and self.asked.searches and not self.journal.interrupted:
+            self._search_arm(min(piped, key=_rank), short=True)
 
     def _best_meshes(self) -> list[Placement]:
         best = dict.fromkeys(arm.placement for arm in sorted(self.arms, key=_rank))
@@ -326,7 +359,7 @@ class Race:
     def outcome(self, arm: Arm, best: Decided) -> Outcome:
         """What is planned with decisions on an arm: the winner's, or those of a finalist."""
         if self.is_open and not self.journal.interrupted:
-            best = _best_placement(arm.captured, self.asked, best)
+            best = best_placement(arm.captured, self.asked, best)
         placement = best.inquiry.cost.placement
         mesh = placement.mesh
         best = replace(best, inquiry=best.inquiry.beside(self._rivals(arm, placement)))
@@ -336,7 +369,7 @@ class Race:
             inquiry, decisions = best.inquiry.renamed(best.decisions, names)
             best = replace(best, inquiry=inquiry, decisions=decisions)
         elif not self.is_open and self.asked.searches_all:
-            best = _suited(best)
+            best = suited(best)
         settled = best.inquiry.settle(best.decisions)
         tried = tuple(self.tried.values()) if self.asked.wanted.open or len(self.tried) > 1 else ()
         log = self._log(best, mesh) if self.asked.searches or self.is_open else None
@@ -405,25 +438,3 @@ class Race:
 
 def _rank(arm: Arm) -> tuple[int, ...]:
     return arm.best.rank
-
-
-def _suited(best: Decided) -> Decided:
-    """The same decisions with equal axes exchanged, so that they carry what their names say, where that costs nothing."""
-    inquiry = best.inquiry
-    for decisions in exchanged(inquiry.context, best.decisions):
-        total = inquiry.model.evaluate(inquiry.context.lower(decisions))
-        other = replace(best, decisions=decisions, total=total)
-        if other.rank <= best.rank:
-            return other
-    return best
-
-
-def _best_placement(captured: Captured, asked: Asked, best: Decided) -> Decided:
-    """The same decisions on the best placement of the same mesh, of those that cut no more rows."""
-    default = best.inquiry.cost.placement
-    others = placements(default.mesh, default.topology, limit=_MOST_PLACEMENTS)[1:]
-    for other in (p for p in others if cuts(p) <= cuts(default)):
-        inquiry = captured.inquiry(other, asked.roles)
-        total = inquiry.model.evaluate(inquiry.context.lower(best.decisions))
-        best = min(best, replace(best, inquiry=inquiry, total=total), key=lambda one: one.rank)
-    return best

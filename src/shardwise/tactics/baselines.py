@@ -31,6 +31,7 @@ Entry = tuple[str, ...]
 MENU: Final[tuple[Entry, ...]] = tuple(
     tuple(words.split("+"))
     for words in (
+        "pipeline pipeline+dp pipeline+vocabulary "
         "expert edges dp fsdp zero1 zero2 context megatron megatron+sequence megatron+vocabulary "
         "megatron+sequence+vocabulary vocabulary dp+vocabulary"
     ).split()
@@ -97,6 +98,7 @@ class Combinations:
         self._context, self._taken = context, tuple(taken)
         groups = () if only is None else decided_groups(context.analysis, only)
         self._only = None if only is None else {color for group in groups for color in group.colors}
+        menu = menu if context.stages else [entry for entry in menu if "pipeline" not in entry]
         self._axes = [axis for axis in axes if context.mesh.sizes[context.mesh.index(axis)] > 1]
         self._decided: dict[tuple[Part, ...], tuple[Decision, ...] | str] = {(): ()}
         self._alone = {(e, axis): self._baseline((p, axis) for p in e) for axis in self._axes for e in menu}

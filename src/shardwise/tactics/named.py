@@ -17,6 +17,7 @@ from shardwise.tactics.strategies import (
     EdgeSharding,
     ExpertParallel,
     Megatron,
+    Pipeline,
     SequenceParallel,
     Shard,
     ZeRO1,
@@ -25,8 +26,9 @@ from shardwise.tactics.strategies import (
 from shardwise.tactics.tactic import Axes, Context, OverAxes, Tactic, decide
 
 #: The strategies in the order in which they are applied.
-PARTS: Final = tuple("expert edges dp fsdp zero1 zero2 context megatron sequence vocabulary".split())
+PARTS: Final = tuple("pipeline expert edges dp fsdp zero1 zero2 context megatron sequence vocabulary".split())
 _SIMPLE: Final[dict[str, Callable[..., Tactic]]] = {
+    "pipeline": Pipeline,
     "dp": DataParallel,
     "fsdp": FSDP,
     "zero1": ZeRO1,

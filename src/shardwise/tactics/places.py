@@ -5,7 +5,7 @@
 - A *vocabulary* is a dimension of a parameter that a gather looks into, or along which a gather looks into what a product with
   the parameter makes, as a loss does with logits. Tables of less than a thousandth of all parameters do not count.
 - *Experts* are a dimension of a parameter that a product, which also contracts something, has in both operands and in its
-  result, or that a ragged product looks into.
+  result, or that a ragged product looks into, other than the stages of a pipeline.
 - *Edges* are the first dimension of batch arguments by which another's first dimension, that of the nodes, is looked into.
 
 Weak: a frozen table of positions looks like a vocabulary, and a batch of independent heads like experts.
@@ -20,6 +20,7 @@ from typing import Final
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.program import HEAVY, Value
 from shardwise.ir.rule import Kind
+from shardwise.ir.traits import STAGES
 from shardwise.lowering.storage import views
 
 #: A dimension of an argument: (path, dimension).
@@ -38,6 +39,12 @@ class Places:
     edges: tuple[PathDim, ...] = ()
 
 
+def stage_colors(analysis: Analysis) -> list[int]:
+    """Returns the colors of the stages of a program's pipelines, which a name marks."""
+    marked = (op.results[0] for op in analysis.program.ops if op.kind == "name" and op.attribute("name") == STAGES)
+    return sorted({color for v in marked for color in analysis.value_colors[v] if color >= 0})
+
+
 def find_places(
     analysis: Analysis, batch: Sequence[Value], params: Sequence[Value], cache: Sequence[Value] = ()
 ) -> Places:
@@ -48,7 +55,7 @@ def find_places(
     looked_up: set[int] = set()
     batched: set[int] = set()
     edges: set[int] = set()
-    loops = set(analysis.names.color[analysis.names.trip].tolist())
+    loops, stages = set(analysis.names.color[analysis.names.trip].tolist()), set(stage_colors(analysis))
     first = {next((c for c in analysis.value_colors[v.id] if c not in loops), -1) for v in batch}
     for op in program.ops:
         if op.rule is None or not (op.unit in HEAVY or op.kind == "gather"):
@@ -88,7 +95,7 @@ def find_places(
     return Places(
         tuple(sorted(sequences, key=lambda place: -flops(place))),
         places([v for v in params if v.nbytes >= least], lambda d, c: c in looked_up),
-        places(params, lambda d, c: c in batched),
+        places(params, lambda d, c: c in batched - stages),
         places(batch, lambda d, c: d == 0 and c in edges),
     )
 

@@ -59,6 +59,37 @@ class Shard(OverAxes):
         return shard_groups(context, colors, axis, taken, self.side)
 
 
+@dataclass(frozen=True, init=False)
+class Pipeline(Listed):
+    """Computes the layers of scans in stages, one for each device of an axis: a stage has its own layers, and sends the
+    activations of a micro-batch on to the next.
+
+    The program is changed for it (``transforms/pipeline.py``): it has as many stages as the axes have devices.
+    ``microbatches``: the number of micro-batches, several numbers are tried without it. The axes of other tactics are free.
+
+    >>> import jax.numpy as jnp
+    >>> def deep(w, x):
+    ...     return jax.grad(lambda w: jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0].sum())(w)
+    >>> w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(8, 512, 512), (4096, 512)])
+    >>> plan = shardwise.plan(deep, w, x, mesh={"stage": 4}, tactics=[Pipeline("stage", microbatches=16)])
+    >>> plan.spec("w"), [kind for kind, _ in plan.moved()]
+    (P('stage',), ['collective-permute'])
+    """
+
+    microbatches: int | None
+
+    def __init__(self, *axes: Axes, microbatches: int | None = None) -> None:
+        super().__init__(*axes)
+        object.__setattr__(self, "microbatches", microbatches)
+
+    def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
+        if not context.stages:
+            raise DecisionError(
+                "Pipeline: the program has no stages: give pipeline=..., or Pipeline among the tactics of plan(...)"
+            )
+        return shard_groups(context, context.stages, axis, taken)
+
+
 class DataParallel(Batched):
     """Shards the batch on an axis. ``dim`` is the batch dimension of every batch argument; without it, the first dimension of
     each that no loop runs over.

@@ -23,7 +23,7 @@ from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, Memo
 from shardwise.lowering.structure import Structure
 from shardwise.search.searcher import Searcher
-from shardwise.tactics.places import PathDim, Places, find_places
+from shardwise.tactics.places import PathDim, Places, find_places, stage_colors
 from shardwise.tactics.roles import NAME_THEM, Roles
 
 T = TypeVar("T")
@@ -91,6 +91,11 @@ class Context:
         if not numbers:
             raise DecisionError(f"{tactic}: {path}[{dim}] has size one: there is nothing to shard")
         return numbers
+
+    @property
+    def stages(self) -> list[int]:
+        """Returns the colors of the stages of pipelines."""
+        return self.once("stages", lambda: stage_colors(self.analysis))
 
     def group(self, color: int) -> Group:
         """Returns the group of a color: the colors that are decided together with it."""

@@ -47,17 +47,18 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """The role of a value. ``zero``: an invariant value that is zero everywhere, and so a partial sum too."""
+    """The role of a value. ``neutral``: the reducer of which an invariant value is the neutral element, so that it is a partial
+    value too: ``sum`` for a value that is zero everywhere."""
 
     role: Role
     dim: int = -1
     outer: int = 1
     reducer: str = ""
-    zero: bool = False
+    neutral: str = ""
 
 
 INVARIANT: Final = BatchState(Role.INVARIANT)
-ZERO: Final = BatchState(Role.INVARIANT, zero=True)
+ZERO: Final = BatchState(Role.INVARIANT, neutral="sum")
 AFTER: Final = BatchState(Role.AFTER)
 
 #: Linear ops in the notation of ``traits.LINEAR``, with those that also commute with a loop over parts of the batch.
@@ -240,12 +241,12 @@ class BatchAnalysis:
 
 def invariant(equation: Any, states: Sequence[BatchState]) -> list[BatchState]:
     """Returns the roles of results that do not depend on the batch."""
-    zero = all(s.zero for s in states) and equation.primitive.name in _LINEAR
+    zero = all(s.neutral == "sum" for s in states) and equation.primitive.name in _LINEAR
     return [ZERO if zero else INVARIANT] * len(equation.outvars)
 
 
 def _partial(state: BatchState, reducer: str = "sum") -> bool:
-    return (state.zero and reducer == "sum") or (state.role is Role.PARTIAL and state.reducer == reducer)
+    return state.neutral == reducer or (state.role is Role.PARTIAL and state.reducer == reducer)
 
 
 def linear(equation: Any, states: Sequence[BatchState]) -> list[BatchState] | None:
@@ -286,7 +287,7 @@ def join(equation: Any, one: BatchState, other: BatchState) -> BatchState:
     first, second = sorted((one, other), key=lambda s: s.role is not Role.INVARIANT)
     if first.role is Role.INVARIANT and second.role is not Role.PARTIAL:
         return second if second.role is Role.BATCH else INVARIANT
-    if first.role is Role.INVARIANT and all(map(_partial, (one, other))):
+    if first.neutral and first.neutral == second.reducer:
         return second
     raise VariantError(f"{where(equation)} carries a value that depends on the whole batch in some iterations only")
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
+
+import jax
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import implementation
@@ -161,10 +164,13 @@ class Walk:
             # Inside of a library's function there may be no line of the user: the call has one.
             raise VariantError(str(error).replace(" at ?", where(equation).removeprefix(name), 1)) from None
 
+    def _new_body(self, jaxpr: Any, states: Sequence[BatchState], wanted: Mapping[int, BatchState]) -> Body:
+        return Body(jaxpr, states, self.analysis, wanted)
+
     def _body(self, jaxpr: Any, states: Sequence[BatchState], wanted: Mapping[int, BatchState] | None = None) -> Body:
         """Returns a body for some roles of its inputs, and of some outputs. Inputs may be needed in rows, though invariant."""
         while True:
-            body = Body(jaxpr, states, self.analysis, wanted or {})
+            body = self._new_body(jaxpr, states, wanted or {})
             if body.inputs == list(states):
                 return body
             states = body.inputs
@@ -172,13 +178,21 @@ class Walk:
     def _scan(self, equation: Any, states: Sequence[BatchState]) -> Sized:
         consts, carries = internals.scan_counts(equation.params)
         first = consts + carries
+        body = self._scan_body(equation, states)
+        operands = (*body.inputs[:first], *(moved(s, 1) for s in body.inputs[first:]))
+        results = (*body.outputs[:carries], *(moved(s, 1) for s in body.outputs[carries:]))
+        return Sized(operands, results, {"jaxpr": body.jaxpr()})
+
+    def _scan_body(
+        self, equation: Any, states: Sequence[BatchState], wanted: Mapping[int, BatchState] | None = None
+    ) -> Body:
+        """Returns the body of a scan with operands of these roles; ``wanted``: the roles of some stacked outputs."""
+        consts, carries = internals.scan_counts(equation.params)
+        first = consts + carries
         if any(s.role is Role.BATCH and s.dim == 0 for s in states[first:]):
             raise VariantError(f"{where(equation)} runs over the batch, one example after another")
-        inner = [*states[:first], *(_moved(s, -1) for s in states[first:])]
-        body = self._loop(equation, "jaxpr", inner, range(consts, first))
-        operands = (*body.inputs[:first], *(_moved(s, 1) for s in body.inputs[first:]))
-        results = (*body.outputs[:carries], *(_moved(s, 1) for s in body.outputs[carries:]))
-        return Sized(operands, results, {"jaxpr": body.jaxpr()})
+        inner = [*states[:first], *(moved(s, -1) for s in states[first:])]
+        return self._loop(equation, "jaxpr", inner, range(consts, first), wanted or {})
 
     def _while(self, equation: Any, states: Sequence[BatchState]) -> Sized:
         tests, consts = equation.params["cond_nconsts"], equation.params["body_nconsts"]
@@ -189,11 +203,18 @@ class Walk:
         changed = {"body_jaxpr": body.jaxpr(), "cond_jaxpr": test.jaxpr()}
         return Sized((*test.inputs[:tests], *body.inputs), tuple(body.outputs), changed)
 
-    def _loop(self, equation: Any, name: str, inputs: Sequence[BatchState], carry: range) -> Body:
+    def _loop(
+        self,
+        equation: Any,
+        name: str,
+        inputs: Sequence[BatchState],
+        carry: range,
+        wanted: Mapping[int, BatchState] = MappingProxyType({}),
+    ) -> Body:
         """Returns a loop's body at the fixed point of its carry, whose roles are those of its first outputs."""
         inner = list(inputs)
         while True:
-            body = self._body(equation.params[name], inner, dict(enumerate(inner[k] for k in carry)))
+            body = self._body(equation.params[name], inner, {**wanted, **dict(enumerate(inner[k] for k in carry))})
             new = list(body.inputs)
             for k, output in zip(carry, body.outputs, strict=False):
                 new[k] = join(equation, new[k], output)
@@ -225,15 +246,18 @@ class Body(Walk):
         self, jaxpr: Any, inputs: Sequence[BatchState], analysis: BatchAnalysis, wanted: Mapping[int, BatchState]
     ):
         self.inputs = list(inputs)
-        super().__init__(Flat(jaxpr), inputs, analysis)
-        self._returned = list(self.flat.outputs)
+        super().__init__(self._flattened(jaxpr), inputs, analysis)
+        self.returned = list(self.flat.outputs)
         for k, state in wanted.items():
-            if state.role is Role.BATCH and self._state(self._returned[k]).role is Role.INVARIANT:
-                self._returned[k] = self._in_rows(self._returned[k], state)
-        self.outputs = [self._state(atom) for atom in self._returned]
+            if state.role is Role.BATCH and self._state(self.returned[k]).role is Role.INVARIANT:
+                self.returned[k] = self._in_rows(self.returned[k], state)
+        self.outputs = [self._state(atom) for atom in self.returned]
         for k, state in wanted.items():
-            if state.role is Role.BATCH and self._returned[k] in self.flat.inputs:
+            if state.role is Role.BATCH and self.returned[k] in self.flat.inputs:
                 self.outputs[k] = state  # it is needed in rows, and will be an input in rows
+
+    def _flattened(self, jaxpr: Any) -> Flat:
+        return Flat(jaxpr)
 
     def _reduced(self, equation: Any) -> list[BatchState]:
         raise VariantError(f"{where(equation)} needs the complete sum over the batch inside of a loop or branch")
@@ -248,15 +272,23 @@ class Body(Walk):
 
     def jaxpr(self) -> Any:
         """Returns the body for a part of the batch."""
+        return self._traced(self._part_types(), self.flat.inputs)
+
+    def _part_types(self) -> list[Any]:
         types = [self.flat.types[v] for v in self.flat.inputs]
-        shapes = [self.analysis.shape(internals.shape_of(t), s) for t, s in zip(types, self.inputs, strict=True)]
-        return spliced(internals.retrace(self._run, self.flat.jaxpr, shapes))
+        shapes = (self.analysis.shape(internals.shape_of(t), s) for t, s in zip(types, self.inputs, strict=True))
+        return [internals.plain_shape(t, shape) for t, shape in zip(types, shapes, strict=True)]
 
-    def _run(self, *arrays: Any) -> list[Any]:
-        env = self.flat.constants | dict(zip(self.flat.inputs, arrays, strict=True))
-        env |= emit([step.part for step in self.steps], env, values_of(self._returned))
-        return read_atoms(env, self._returned)
+    def _traced(self, structs: Sequence[Any], inputs: Sequence[int]) -> Any:
+        """Returns the steps on a part of the batch as a jaxpr with these inputs, by number."""
+
+        def run(*arrays: Any) -> list[Any]:
+            env = self.flat.constants | dict(zip(inputs, arrays, strict=True))
+            env |= emit([step.part for step in self.steps], env, values_of(self.returned))
+            return read_atoms(env, self.returned)
+
+        return spliced(jax.make_jaxpr(run)(*structs))
 
 
-def _moved(state: BatchState, by: int) -> BatchState:
+def moved(state: BatchState, by: int) -> BatchState:
     return replace(state, dim=state.dim + by) if state.role is Role.BATCH else state

@@ -14,6 +14,8 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+import jax
+
 from shardwise.capture import equations
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.leaves import dtype_of
@@ -62,9 +64,11 @@ class Step:
 
 @dataclass
 class Flat:
-    """The equations of a program with its calls inlined; values are numbers, and ``constants`` have their arrays."""
+    """The equations of a program with its calls inlined; values are numbers, and ``constants`` have their arrays. With
+    ``inline_remat`` calls of ``jax.checkpoint`` are inlined too, behind their barrier."""
 
     jaxpr: Any
+    inline_remat: bool = False
     steps: list[Step] = field(default_factory=list)
     constants: dict[int, Any] = field(default_factory=dict)
     inputs: list[int] = field(default_factory=list)
@@ -111,14 +115,29 @@ class Flat:
         def add(number: int, operands: list[Atom]) -> list[Atom]:
             equation = inner.eqns[number]
             transposed = backward or equations.is_transposed(equation)
-            called = internals.inner_jaxpr(equation) if equation.primitive.name not in internals.REMAT else None
+            is_remat = equation.primitive.name in internals.REMAT
+            called = internals.inner_jaxpr(equation) if self.inline_remat or not is_remat else None
             if called is not None:
+                if is_remat and equations.has_barrier(equation):
+                    operands = self._behind_barrier(operands, (*calls, equation), transposed)
                 return self._walk(called, operands, (*calls, equation), transposed)
             results = self._values(equation.outvars)
             self.steps.append(Step(_located(equation, calls), calls, tuple(operands), tuple(results), transposed))
             return results
 
         return internals.interpret(inner, (*constants, *args), add, literal=lambda atom: atom)
+
+    def _behind_barrier(self, operands: list[Atom], calls: tuple[Any, ...], backward: bool) -> list[Atom]:
+        """Returns new numbers of operands, behind an optimization barrier."""
+        values = values_of(operands)
+        if not values:
+            return operands
+        traced = jax.make_jaxpr(jax.lax.optimization_barrier)([internals.plain_shape(self.types[v]) for v in values])
+        (equation,) = internals.split_jaxpr(traced)[0].eqns
+        behind = [self.new(v) for v in values]
+        self.steps.append(Step(equation, calls, tuple(values), tuple(behind), backward))
+        again = dict(zip(values, behind, strict=True))
+        return [again.get(atom, atom) if isinstance(atom, int) else atom for atom in operands]
 
 
 def _located(equation: Any, calls: Sequence[Any]) -> Any:

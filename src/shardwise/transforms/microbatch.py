@@ -25,13 +25,12 @@ if that needs neither products nor loops; else (batch normalization, contrastive
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import Traced
@@ -39,12 +38,19 @@ from shardwise.errors import VariantError
 from shardwise.transforms.batch_roles import AFTER, INVARIANT, BatchAnalysis, BatchState, Role, where
 from shardwise.transforms.batch_walk import PartStep, Walk
 from shardwise.transforms.flat import Atom, Flat, Step, emit, read_atoms, spliced, values_of
+from shardwise.transforms.rows import REDUCERS, cut_rows, joined_rows
 
 
 def microbatched(traced: Traced, batch: Collection[str], parts: int) -> Traced:
     """Returns a traced function as a loop over parts of its batch; ``batch``: the paths of the arguments whose first dimension
     is the batch."""
     flat = Flat(traced.jaxpr)
+    split = _Split(flat, *cut_batch(traced, flat, batch, parts))
+    return replace(traced, jaxpr=spliced(internals.retrace(split.run, traced.jaxpr)))
+
+
+def cut_batch(traced: Traced, flat: Flat, batch: Collection[str], parts: int) -> tuple[list[int], BatchAnalysis]:
+    """Returns the numbers of the arguments of the batch, and the analysis of its parts."""
     numbers = [k for k, leaf in enumerate(traced.arguments) if leaf.path in batch]
     sizes = {internals.shape_of(flat.types[flat.inputs[k]])[0] for k in numbers}
     if len(sizes) != 1:
@@ -52,8 +58,7 @@ def microbatched(traced: Traced, batch: Collection[str], parts: int) -> Traced:
     for path, shape in ((traced.arguments[k].path, list(flat.types[flat.inputs[k]].shape)) for k in numbers):
         if shape[0] % parts:
             raise VariantError(f"{path} {shape} cannot be cut into {parts} micro-batches of one size")
-    split = _Split(flat, numbers, BatchAnalysis(sizes.pop(), parts))
-    return replace(traced, jaxpr=spliced(internals.retrace(split.run, traced.jaxpr)))
+    return numbers, BatchAnalysis(sizes.pop(), parts)
 
 
 class _Split(Walk):
@@ -127,7 +132,7 @@ class _Loop:
 
     def __init__(self, split: _Split, steps: Sequence[PartStep], outputs: Sequence[Atom]):
         self._types, self._states, self._outputs = split.flat.types, split.states, outputs
-        self._size, self._parts = split.analysis.size, split.analysis.parts
+        self._analysis = split.analysis
         if not any(s.role is Role.BATCH for s in steps):
             raise VariantError("nothing in the function depends on the batch")
         wanted: set[int] = set()
@@ -171,8 +176,8 @@ class _Loop:
         """Returns the outputs, from the values of inputs and constants."""
         env = dict(values)
         env |= emit(self._before, env, self._needed)
-        cut = [self._cut(env[source], self._states[v]) for v, source in self._entering.items()]
-        reducers = [_REDUCERS[self._states[v].reducer] for v in self._sums]
+        cut = [cut_rows(self._analysis, env[source], self._states[v]) for v, source in self._entering.items()]
+        reducers = [REDUCERS[self._states[v].reducer] for v in self._sums]
 
         def body(sums: list[Any], rows: list[Any]) -> tuple[list[Any], list[Any]]:
             local = env | dict(zip(self._entering, rows, strict=True))
@@ -182,25 +187,13 @@ class _Loop:
 
         types = [self._types[v] for v in self._sums]
         start = [jnp.full(t.shape, first(t.dtype), t.dtype) for t, (_, first) in zip(types, reducers, strict=True)]
-        sums, rows = jax.lax.scan(body, start, cut, length=self._parts)
+        sums, rows = jax.lax.scan(body, start, cut, length=self._analysis.parts)
         env.update(zip(self._sums, sums, strict=True))
-        env.update((v, self._joined(r, self._states[v])) for v, r in zip(self._stacked, rows, strict=True))
+        env.update(
+            (v, joined_rows(self._analysis, r, self._states[v])) for v, r in zip(self._stacked, rows, strict=True)
+        )
         env |= emit(self._after, env, values_of(self._outputs))
         return read_atoms(env, self._outputs)
-
-    def _cut(self, array: Any, state: BatchState) -> Any:
-        """Returns the rows of all parts, with the part as the first dimension."""
-        shape, d = array.shape, state.dim
-        split = (state.outer, self._size // self._parts, self._parts, -1)
-        rows = jnp.moveaxis(array.reshape(*shape[:d], *split, *shape[d + 1 :]), d + 2, 0)
-        return rows.reshape(self._parts, *shape[:d], shape[d] // self._parts, *shape[d + 1 :])
-
-    def _joined(self, rows: Any, state: BatchState) -> Any:
-        """Returns the rows of the parts in the batch's order."""
-        _, *shape = rows.shape
-        d, full = state.dim, shape[state.dim] * self._parts
-        rows = rows.reshape(self._parts, *shape[:d], state.outer, self._size // self._parts, -1, *shape[d + 1 :])
-        return jnp.moveaxis(rows, 0, d + 2).reshape(*shape[:d], full, *shape[d + 1 :])
 
 
 def _is_expensive(equation: Any) -> bool:
@@ -211,24 +204,7 @@ def _is_expensive(equation: Any) -> bool:
     return called is not None and any(map(_is_expensive, internals.split_jaxpr(called)[0].eqns))
 
 
-def _limits(dtype: Any) -> tuple[Any, Any]:
-    if jnp.issubdtype(dtype, jnp.floating):
-        return -jnp.inf, jnp.inf
-    limits = np.iinfo(dtype)
-    return limits.min, limits.max
-
-
 #: Primitives that are not computed twice.
 _EXPENSIVE: Final = frozenset(
     {"dot_general", "conv_general_dilated", "ragged_dot_general", "scan", "while", "cond", "custom_call"}
 )
-
-#: How parts are accumulated, and the initial value. Of a value that is the same for every part the last is taken.
-_REDUCERS: Final[dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]]] = {
-    "": (lambda old, new: new, lambda dtype: 0),
-    "sum": (jax.lax.add, lambda dtype: 0),
-    "max": (jax.lax.max, lambda dtype: _limits(dtype)[0]),
-    "min": (jax.lax.min, lambda dtype: _limits(dtype)[1]),
-    "or": (jax.lax.bitwise_or, lambda dtype: 0),
-    "and": (jax.lax.bitwise_and, lambda dtype: ~np.zeros((), dtype)),
-}

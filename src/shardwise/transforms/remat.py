@@ -50,7 +50,7 @@ def rematerialized(
     """Returns a function on arrays that drops residuals of scans and blocks, and computes them again where they are read."""
     scans = RematerializedScans(flat, residuals)
     changed = {k for k in range(len(flat.steps)) if scans.changes(k)}
-    wanted = _read_elsewhere(flat, changed, blocks)
+    wanted = read_elsewhere(flat, changed, blocks)
 
     def run_steps(numbers: Iterable[int], env: Mapping[int, Any], again: Mapping[int, int]) -> dict[int, Any]:
         """Returns the values of some steps that others read; ``again``: what backward steps read instead of a value."""
@@ -93,7 +93,7 @@ def rematerialized(
     return run
 
 
-def _read_elsewhere(flat: Flat, changed: Collection[int], blocks: Mapping[int, Sequence[Block]]) -> set[int]:
+def read_elsewhere(flat: Flat, changed: Collection[int], blocks: Mapping[int, Sequence[Block]]) -> set[int]:
     """Returns the values that are read outside of the stretch of steps in which they are computed."""
     breaks = np.zeros(len(flat.steps) + 1, np.int64)
     breaks[[*blocks, *changed, *(k + 1 for k in changed)]] = 1

@@ -1,14 +1,14 @@
 """Variants of a program: the same function, transformed to need less memory and more time.
 
 With ``"auto"`` the planner tries more and more micro-batches, with and without rematerialization, until some variant fits and
-more parts are not faster (``planner/racing.py``).
+more parts are not faster (``planner/racing.py``). A pipeline is a variant, too: its stages are a dimension that can be sharded.
 
 Weak. A number of parts that is only better beyond twice the next smaller one is not tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from shardwise.tactics.roles import NAME_THEM, Roles
 from shardwise.transforms.gathers import gather_again
 from shardwise.transforms.microbatch import microbatched
 from shardwise.transforms.offload import offload
+from shardwise.transforms.pipeline import pipelined
 from shardwise.transforms.remat import rematerialize
 
 AUTO: Final = "auto"
@@ -32,20 +33,33 @@ _MOST_PARTS: Final = 64
 @dataclass(frozen=True, slots=True)
 class Variant:
     """``microbatches``: the number of parts in which the batch is computed, one after the other; ``batch``: the paths of its
-    arguments, whose first dimension is the examples. ``remat``: whether loops and repeated blocks are computed again in the
-    backward pass, or with ``GATHERS`` parameters are gathered again there. ``offload``: the paths of the optimizer's state, of
-    which the stacks are in the memory of the host."""
+    arguments, whose first dimension is the examples. With ``stages`` the micro-batches flow through a pipeline of as many
+    stages. ``remat``: whether loops and repeated blocks are computed again in the backward pass, or with ``GATHERS`` parameters
+    are gathered again there. ``offload``: the paths of the optimizer's state, of which the stacks are in the memory of the
+    host."""
 
     microbatches: int = 1
     batch: tuple[str, ...] = ()
     remat: bool | str = False
     offload: tuple[str, ...] = ()
+    stages: int = 1
+
+    @property
+    def bubble(self) -> float:
+        """The share of ticks in which a stage of the pipeline has no micro-batch."""
+        return (self.stages - 1) / (self.microbatches + self.stages - 1)
 
     def lines(self) -> tuple[str, ...]:
         """Returns a description, empty for the unchanged program."""
         lines = []
-        if self.microbatches > 1:
-            more = f" and {len(self.batch) - 1} more" if len(self.batch) > 1 else ""
+        more = f" and {len(self.batch) - 1} more" if len(self.batch) > 1 else ""
+        if self.stages > 1:
+            lines.append(
+                f"a pipeline of {self.stages} stages: {self.microbatches} micro-batches of {self.batch[0]}{more} flow through "
+                f"them, and a stage waits for {self.bubble:.0%} of the time"
+            )
+            lines.append(f"all {self.microbatches} micro-batches are in flight until the backward pass begins")
+        elif self.microbatches > 1:
             lines.append(f"{self.microbatches} micro-batches of {self.batch[0]}{more}, one after the other")
         if self.remat == GATHERS:
             lines.append("the backward pass gathers parameters again")
@@ -56,7 +70,8 @@ class Variant:
         return tuple(lines)
 
     def __str__(self) -> str:
-        parts = [f"{self.microbatches} micro-batches"] if self.microbatches > 1 else []
+        parts = [f"{self.stages} stages"] if self.stages > 1 else []
+        parts += [f"{self.microbatches} micro-batches"] if self.microbatches > 1 else []
         again = ["parameters gathered again"] if self.remat == GATHERS else ["rematerialized"] if self.remat else []
         host = ["state in host memory"] if self.offload else []
         return ", ".join(parts + again + host) or "as it is"
@@ -68,17 +83,23 @@ AS_IS: Final = Variant()
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The requested variants: a number or ``"auto"``; true, false, ``"gathers"`` or ``"auto"``; true, false or ``"auto"``. None
-    is the unchanged program, which may gather parameters again if it does not fit otherwise."""
+    """The requested variants: a number or ``"auto"``; true, false, ``"gathers"`` or ``"auto"``; true, false or ``"auto"``; a
+    number of stages or ``"auto"``. None is the unchanged program, which may gather parameters again if it does not fit
+    otherwise."""
 
     microbatches: int | str | None = None
     remat: bool | str | None = None
     offload: bool | str | None = None
+    stages: int | str | None = None
 
     def __post_init__(self) -> None:
         count, problems = self.microbatches, []
         if count not in (None, AUTO) and not (type(count) is int and count >= 1):
             problems.append(f"microbatches is a whole number above zero or 'auto', not {count!r}")
+        if self.stages not in (None, AUTO) and not (type(self.stages) is int and self.stages >= 1):
+            problems.append(f"pipeline is a number of stages or 'auto', not {self.stages!r}")
+        if self.piped and self.microbatches == 1:
+            problems.append("a pipeline needs at least two micro-batches")
         if self.remat not in (None, False, True, GATHERS, AUTO):
             problems.append(f"remat is True, False, 'gathers' or 'auto', not {self.remat!r}")
         if self.offload not in (None, False, True, AUTO):
@@ -89,16 +110,52 @@ class Wanted:
     @property
     def open(self) -> bool:
         """Whether the function may be changed as is best."""
-        return AUTO in (self.microbatches, self.remat, self.offload)
+        undecided = self.piped and self.microbatches is None
+        return undecided or AUTO in (self.microbatches, self.remat, self.offload, self.stages)
 
-    def variants(self, traced: Traced, roles: Roles, offload: bool = False) -> list[Variant]:
-        """Returns the variants to try, those with fewer parts first; with ``offload`` those that are tried where none of them
-        fits."""
-        if offload and self.offload != AUTO:
+    @property
+    def piped(self) -> bool:
+        """Whether every variant is a pipeline."""
+        return isinstance(self.stages, int) and self.stages > 1
+
+    def pipelines(self, traced: Traced, roles: Roles, sizes: Collection[int]) -> list[Variant]:
+        """Returns the pipelines to try, those with fewer parts first; ``sizes``: the numbers of stages for ``"auto"``."""
+        numbers = sizes if self.stages == AUTO else [self.stages] if isinstance(self.stages, int) else []
+        if not (numbers := [n for n in numbers if n > 1]):
             return []
-        state = roles.get("optimizer", ()) if offload or self.offload is True else ()
+        try:
+            paths, size = batch_of(traced, roles)
+        except VariantError:
+            if self.piped:
+                raise
+            return []
+        remat, state = [False, True] if self.remat == AUTO else [self.remat is True], self._state(roles)
+        variants = []
+        for stages in numbers:
+            counts = [stages * 2**k for k in range(_MOST_PARTS.bit_length()) if size % (stages * 2**k) == 0]
+            if isinstance(self.microbatches, int):
+                counts = [self.microbatches]
+            elif not counts and self.piped:
+                raise VariantError(
+                    f"{stages} stages need a multiple of {stages} micro-batches to be busy, and the batch of {size} examples "
+                    f"cannot be cut into {stages}: give microbatches=..."
+                )
+            variants += [Variant(count, paths, again, state, stages) for again in remat for count in counts]
+        return variants
+
+    def _state(self, roles: Roles) -> tuple[str, ...]:
+        """Returns the paths of the optimizer's state if it has to be in the memory of the host."""
+        state = roles.get("optimizer", ()) if self.offload is True else ()
         if self.offload is True and not state:
             raise VariantError(f"offload needs to know which arguments are the optimizer's state: {NAME_THEM}")
+        return state
+
+    def variants(self, traced: Traced, roles: Roles, offload: bool = False) -> list[Variant]:
+        """Returns the variants without a pipeline to try, those with fewer parts first; with ``offload`` those that are tried
+        where none of them fits."""
+        if offload and self.offload != AUTO:
+            return []
+        state = roles.get("optimizer", ()) if offload else self._state(roles)
         if offload and not state:
             return []
         open_remat: dict[bool | str | None, list[bool | str]] = {None: [False, GATHERS], AUTO: [False, GATHERS, True]}
@@ -148,10 +205,15 @@ def trace_variant(
     if variant.remat not in traces:
         traces[variant.remat] = (gather_again if variant.remat == GATHERS else rematerialize)(traces[False])
     traced, count = traces[variant.remat], variant.microbatches
+    what = f"{count} micro-batches"
     try:
-        traced = microbatched(traced, variant.batch, count) if count > 1 else traced
+        if variant.stages > 1:
+            what = f"a pipeline of {variant.stages} stages"
+            traced = pipelined(traced, variant.batch, count, variant.stages)
+        elif count > 1:
+            traced = microbatched(traced, variant.batch, count)
     except VariantError as error:
-        raise VariantError(f"{traced.name} cannot be computed in {count} micro-batches: {error}") from None
+        raise VariantError(f"{traced.name} cannot be computed in {what}: {error}") from None
     if not variant.offload:
         return traced
     arguments = [leaf.path for leaf in traced.arguments]

@@ -54,6 +54,9 @@ GAPS: Final = 32
 #: XLA copies some arguments whose outputs are gathered at the end, for the whole step: a sixth to three quarters of them in the
 #: cases seen, in no order that we know. One in this many is counted.
 COPIED: Final = 3
+#: One part in this many of the on-chip memory counts as room for temporaries, the rest as copies of what is in memory: with
+#: all of it, programs that libtpu refuses are said to fit (tests/verification/test_tpu.py, narrow rows).
+SHARED: Final = 2
 #: The powers of two of hops that are distinguished.
 _HOPS: Final = 13
 
@@ -355,7 +358,7 @@ def blocks(value: Value, sharding: Sharding, mesh: MeshAxes, profile: Profile, m
 
 def on_chip_blocks(profile: Profile) -> int:
     """The on-chip memory for temporaries. What is larger is not kept there."""
-    return profile.on_chip_bytes // BLOCK
+    return profile.on_chip_bytes // (SHARED * BLOCK)
 
 
 def value_allocations(lowered: Lowered, life: Lifetimes, value: int, profile: Profile) -> list[Allocation]:

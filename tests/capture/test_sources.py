@@ -82,7 +82,7 @@ def test_repeated_layers_are_one_row() -> None:
     plan = sw.plan(gradient, nnx.eval_shape(lambda: Stack(nnx.Rngs(0))), BATCH, mesh={"data": 4}, tactics="fsdp")
     text = str(plan)
     assert "model/blocks/*/up/kernel (8)" in text and "blocks/3" not in text
-    assert len(text.splitlines()) < 50
+    assert len(text.splitlines()) < 60
     assert "model/blocks/*/up/kernel (8): " in plan.diff(replicated(plan))
     assert "model/blocks/*/up/kernel" in str(plan.inquiry.analysis) and "blocks/3" not in str(plan.inquiry.analysis)
 

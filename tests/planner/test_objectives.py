@@ -178,7 +178,7 @@ def test_automap_is_a_method() -> None:
     shards = [d for d in plan.choices if isinstance(d, Shard)]
     assert shards and all(len(d.colors) == 1 and set(d.colors) <= of_arguments and not d.sides for d in shards)
     assert plan.search is not None and plan.search.method == "automap"
-    assert plan.predicted.time_s >= planned(method="exhaustive").predicted.time_s
+    assert plan.predicted.time_s > 0.9 * planned(method="exhaustive").predicted.time_s, "finer decisions gain little"
     unsharded = planned(tactics=[])
     assert planned(method="automap", budget_evals=0).predicted.time_s == unsharded.predicted.time_s
     assert planned(budget_evals=0).predicted.time_s < unsharded.predicted.time_s

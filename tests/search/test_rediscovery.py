@@ -189,7 +189,7 @@ def test_edge_sharding() -> None:
     assert all(many.spec(f"batch/{name}")[0] == "x" for name in arrays) and many.beats("edges")
     few = search(f"{text},edges=512")
     assert all(few.spec(f"batch/{name}")[0] == "-" for name in arrays) and few.beats("edges")
-    assert few.spec("batch/nodes")[0] == "x" and few.sharded("params/encode_edges/dense/2")
+    assert few.spec("batch/nodes")[0] == "x" and few.sharded("params/steps/node/dense/2/kernel")
 
 
 def test_decoding() -> None:

@@ -57,20 +57,20 @@ MLP = """\
   down  f32[512·model,256·data]
   x     f32[512·data,512]
 
-> up.a    f32[512,512·model]       = all_gather(up, data, dim 0)                                1.05 MB  test_text.py:00
+> up.a    f32[512,512·model]       = all_gather(up, data, dim 0)                               1.00 MiB  test_text.py:00
   %3      f32[512·data,512·model]  = dot_general(x, up.a)                                                test_text.py:00
   %4      f32[512·data,512·model]  = tanh(%3)                                                            test_text.py:00
-> down.a  f32[512·model,512]       = all_gather(down, data, dim 1)                              1.05 MB  test_text.py:00
+> down.a  f32[512·model,512]       = all_gather(down, data, dim 1)                             1.00 MiB  test_text.py:00
   %5      f32[512·data,512]        = dot_general(%4, down.a)  # partial over model                       test_text.py:00
   %6      f32[512·data,512]        = add(x, %5)  # partial over model; x counted once                    test_text.py:00
-> %6.a    f32[512·data,512]        = psum(%6, model)                                            1.05 MB  test_text.py:00
+> %6.a    f32[512·data,512]        = psum(%6, model)                                           1.00 MiB  test_text.py:00
   out   f32[512·data,512]        = %6.a
 
 Collectives of one device in a step
 
-kind        axes   count    bytes
-all-gather  data       2  2.10 MB
-all-reduce  model      1  1.05 MB
+kind        axes   count     bytes
+all-gather  data       2  2.00 MiB
+all-reduce  model      1  1.00 MiB
 """
 
 

@@ -20,7 +20,8 @@ from shardwise.cli.main import main
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.plans.load import load_plan
-from shardwise.plans.plan import Plan, ScheduleStep
+from shardwise.plans.parts import ScheduleStep
+from shardwise.plans.plan import Plan
 from shardwise.report.data import report_data
 from shardwise.report.diagram import diagram
 from shardwise.report.html import TABS, page_html

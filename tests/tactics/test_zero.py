@@ -12,7 +12,8 @@ import pytest
 
 import shardwise
 from shardwise import zoo
-from shardwise.plans.plan import ArrayPlan, Plan
+from shardwise.plans.parts import ArrayPlan
+from shardwise.plans.plan import Plan
 from shardwise.tactics.strategies import FSDP, DataParallel, Shard, ZeRO1, ZeRO2
 from tests.dims.programs import shape
 

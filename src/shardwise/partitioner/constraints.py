@@ -18,7 +18,7 @@ from shardwise.lowering.sharding import Sharding, is_moved, reshard, result_shar
 from shardwise.partitioner.interpret import Place
 from shardwise.partitioner.propagation import Constraints, Dims, Propagation
 from shardwise.partitioner.quirks import CONVOLUTION, PAD, UNEVEN_FAILS, failing_pads, scattered_product
-from shardwise.plans.plan import StatedConstraint
+from shardwise.plans.parts import StatedConstraint
 
 #: Rounds that add a single constraint, and the most rounds.
 SINGLE_ROUNDS: Final = 6

@@ -19,7 +19,8 @@ from shardwise.capture.objects import Result, apart, pure
 from shardwise.errors import PlanError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.paths import find_paths
-from shardwise.plans.plan import ArrayPlan, Plan
+from shardwise.plans.parts import ArrayPlan
+from shardwise.plans.plan import Plan
 
 
 def named_sharding(array: ArrayPlan, mesh: Any) -> NamedSharding:

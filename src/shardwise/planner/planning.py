@@ -34,7 +34,8 @@ from shardwise.planner.mesh import OpenMesh, devices_at_hand
 from shardwise.planner.racing import Outcome, choose
 from shardwise.planner.sizes import size_notes
 from shardwise.planner.slices import choose_slice
-from shardwise.plans.plan import ArrayPlan, Plan, PredictedCollective, ScheduleStep
+from shardwise.plans.parts import ArrayPlan, PredictedCollective, ScheduleStep
+from shardwise.plans.plan import Plan
 from shardwise.plans.search_log import VariantTried
 from shardwise.search.run import Ended, Progress
 from shardwise.search.searcher import Options

@@ -15,7 +15,8 @@ from shardwise.lowering.decisions import Decision, Keep, Pin, Shard
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered
 from shardwise.planner.inquiry import Inquiry, described
-from shardwise.plans.plan import Plan, Spec
+from shardwise.plans.parts import Spec
+from shardwise.plans.plan import Plan
 from shardwise.tactics.pins import make_pins
 from shardwise.tactics.tactic import decide
 from shardwise.tactics.text import TacticsLike, as_tactics

@@ -11,7 +11,8 @@ from shardwise.errors import PlanError
 if TYPE_CHECKING:
     from jax.sharding import PartitionSpec
 
-    from shardwise.plans.plan import ArrayPlan, Plan
+    from shardwise.plans.parts import ArrayPlan
+    from shardwise.plans.plan import Plan
     from shardwise.report.compare import Comparison
     from shardwise.verification.verify import Verification
 

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 from shardwise.errors import PlanError
 from shardwise.ir.paths import pattern
-from shardwise.plans.plan import ArrayPlan, Plan
+from shardwise.plans.parts import ArrayPlan
+from shardwise.plans.plan import Plan
 from shardwise.report.logical import in_comment, logical_rules
 from shardwise.report.plan_text import literal, spec_call
 

@@ -15,7 +15,8 @@ from shardwise.cost.memory import BLOCK
 from shardwise.cost.predict import PARTS, Predicted
 from shardwise.ir.paths import collapsed
 from shardwise.plans.codec import encode
-from shardwise.plans.plan import ArrayPlan, Plan
+from shardwise.plans.parts import ArrayPlan
+from shardwise.plans.plan import Plan
 from shardwise.report.code import STYLES, code_text
 from shardwise.report.diagram import colors_in, diagram
 from shardwise.report.insights import kind_of, memory_by_kind

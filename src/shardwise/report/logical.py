@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from shardwise.errors import PlanError, QueryError
 from shardwise.ir.paths import find_paths
-from shardwise.plans.plan import ArrayPlan, Plan, Spec
+from shardwise.plans.parts import ArrayPlan, Spec
+from shardwise.plans.plan import Plan
 from shardwise.report.plan_text import axes_text, dims
 from shardwise.report.verdict import dimension_names
 

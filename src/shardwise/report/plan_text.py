@@ -12,7 +12,8 @@ from shardwise.cost.predict import Moved
 from shardwise.ir.paths import collapsed
 from shardwise.lowering.decisions import Pin, Shard
 from shardwise.plans.evidence import Correction
-from shardwise.plans.plan import ArrayPlan, Plan, Spec
+from shardwise.plans.parts import ArrayPlan, Spec
+from shardwise.plans.plan import Plan
 from shardwise.report.page import Page
 from shardwise.report.program_text import laid_out, touching
 from shardwise.report.units import binary, listed, plural, seconds

@@ -18,7 +18,8 @@ from shardwise.errors import ShardwiseError
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.paths import find_paths, pattern
 from shardwise.lowering.decisions import Shard
-from shardwise.plans.plan import ArrayPlan, Plan
+from shardwise.plans.parts import ArrayPlan
+from shardwise.plans.plan import Plan
 from shardwise.report.compare import Row
 from shardwise.report.units import binary, listed, seconds
 from shardwise.tactics.structure import inner_colors

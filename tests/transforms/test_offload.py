@@ -83,6 +83,26 @@ def test_a_planned_step_trains_as_plain_jax(options: dict[str, Any], reports_nor
         np.testing.assert_allclose(mine, np.asarray(other), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="XLA of JAX 0.9 cannot partition transfers")
+def test_with_a_pipeline() -> None:
+    """The moments of each stage's layers are in the memory of the hosts of its devices."""
+
+    def step(w: Any, mean: Any, x: Any) -> Any:
+        def value(w: Any) -> Any:
+            return jnp.mean(jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), None), x, w)[0] ** 2)
+
+        mean = 0.9 * mean + jax.grad(value)(w)
+        return w - 0.1 * mean, mean
+
+    w, x = parameters()["layers"]["w"], jnp.asarray(np.eye(16, WIDTH), "float32")
+    roles = {"params": "w", "optimizer": "mean", "batch": "x"}
+    asked: dict[str, Any] = {"mesh": {"stage": 4, "data": 2}, "tactics": "pipeline:stage", "microbatches": 4}
+    plan = shardwise.plan(step, w, w, x, offload=True, roles=roles, **asked)
+    assert plan.array("mean").host and plan.array("mean").spec == plan.array("w").spec == (("stage",), (), ())
+    for result, same in zip(plan.jit(step)(w, w, x), jax.jit(step)(w, w, x), strict=True):
+        np.testing.assert_allclose(result, np.asarray(same), rtol=1e-5, atol=1e-7)
+
+
 def test_what_cannot_be_offloaded_is_refused() -> None:
     def unstacked(w: Any, mean: Any, x: Any) -> Any:
         mean = 0.9 * mean + jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w)

@@ -149,7 +149,7 @@ class CostModel:
 
     @cached_property
     def _with_products(self) -> frozenset[int]:
-        """The regions that have products of their own."""
+        """The regions with products in them, not counting inner loops."""
         return frozenset(op.region for op in self.structure.program.ops if op.unit in HEAVY)
 
     @cached_property

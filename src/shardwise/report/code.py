@@ -27,7 +27,7 @@ STYLES: Final = ("jax", "flax", "maxtext")
 _FEWEST: Final = 3
 _WIDTH: Final = 118
 
-#: Specs by the parts of their paths; a spec that is beside a subtree of its own path has the key "".
+#: Specs by the parts of their paths. Where a path is both an array and a subtree, the spec of the array has the key "".
 Tree = dict[str, Any]
 
 

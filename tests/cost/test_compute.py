@@ -386,6 +386,17 @@ def test_batched_products_of_one_row_are_streams() -> None:
     assert seconds(made, device)[-1] == elements + (4 * 64 + elements + 4 * 32) * 4.0
 
 
+def test_products_that_are_too_small_for_a_library_are_streams() -> None:
+    library = replace(UNIT, vector_tile=(1, 32))
+
+    def batched(size: int) -> float:
+        (found,) = seconds(predicted(lambda x, w: x @ w, [p.shape(10, size, size)] * 2), library)
+        return found
+
+    assert batched(3) == 3 * 10 * 3 * 3 * 4.0
+    assert batched(8) == 2.0 * 10 * 8**3
+
+
 def test_a_stack_is_converted_once_before_the_loops_that_read_it_narrow() -> None:
     def fn(x, ws):
         return lax.scan(lambda c, w: (jnp.tanh(c @ w.astype(jnp.bfloat16)), None), x, ws)[0]

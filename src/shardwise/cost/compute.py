@@ -7,8 +7,8 @@ products) + Σ breaks`` (``kernel_s``), on TPUs without the launch where it has 
   the time to read its operands' sources and to write its result, if that is more (``product_s``). Rows and columns of several
   dimensions are padded in one, where that costs least. Laying out the operands is added where it was measured;
 - a stream costs by the element and by the byte, or its vector FLOPs if these take longer (``stream_s``). Only what is touched
-  counts: of a stacked value the slice, of an update in place the update. On TPUs products with a single row or column are
-  streams;
+  counts: of a stacked value the slice, of an update in place the update. Products with a single row or column are streams, and
+  on GPUs those of small matrices;
 - arrays that are used soon stay in on-chip memory where they fit (``Profile.on_chip_bytes``, ``kernels._mark_brief``), and so
   do operands that other devices send. Writing and reading them is free;
 - a break is a collective inside the kernel: what comes after it is another sweep (``break_s``).
@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Final
 
 from shardwise.cost.kernels import Edge, Kernel, Tensor, touched, touched_elements
 from shardwise.cost.layouts import Layouts
@@ -38,6 +39,12 @@ from shardwise.lowering.candidates import Candidate
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.padding import block
 from shardwise.lowering.sharding import ROUNDED_BYTES, is_moved
+
+#: Elements of both operands of one product, without batch dimensions, below which XLA for GPUs computes it without a library:
+#: of two matrices (the default of ``xla_gpu_gemm_rewrite_size_threshold``), and if one operand is a vector
+#: (``ShouldStrengthReduceDotToReduce`` of its algebraic simplifier).
+_LARGEST_MATRIX: Final = 100
+_LARGEST_VECTOR: Final = 10_000_000
 
 
 def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layouts) -> float:
@@ -100,10 +107,13 @@ class Product:
     zeros: int = 1
     passes: int = 1
 
-    @property
-    def is_vector(self) -> bool:
-        """Is an operand one row or column? Then elements are multiplied and added up, without the matrix unit."""
-        return 1 in (math.prod(self.rows), math.prod(self.columns))
+    def is_stream(self, library: bool) -> bool:
+        """Are elements multiplied and added up, without the matrix unit? So it is if an operand is one row or column, and on
+        GPUs also for matrices that are too small for a ``library``."""
+        rows, columns = math.prod(self.rows), math.prod(self.columns)
+        elements = math.prod(self.depth) * (rows + columns)  # of both operands, without the batch
+        largest = _LARGEST_VECTOR if 1 in (rows, columns) else _LARGEST_MATRIX
+        return elements < largest if library else 1 in (rows, columns)
 
     @property
     def flops(self) -> float:
@@ -251,7 +261,7 @@ class _Sizes:
         operands = self._bytes(op, 0) + self._bytes(op, 1)
         product = self.local(op).product
         assert product is not None
-        if product.is_vector and not self.profile.calls_library:
+        if product.is_stream(self.profile.calls_library):
             elements = max(self.elements(op, 0), self.elements(op, 1))
             return stream_s(read * share + written, elements, 0.0, self.profile)
         nbytes = max(read, operands) * share + written

@@ -17,7 +17,7 @@ Case = tuple[Callable[..., Any], tuple[Any, ...]]
 def drawn(shapes: Any, seed: int = 0) -> Any:
     """Random float arrays of these shapes."""
     generator = np.random.default_rng(seed)
-    return jax.tree.map(lambda s: jnp.asarray(generator.normal(size=s.shape) * 0.3, s.dtype), shapes)
+    return jax.tree.map(lambda s: (generator.normal(size=s.shape) * 0.3).astype(s.dtype), shapes)
 
 
 def array(*sizes: int, seed: int = 0) -> jax.Array:
@@ -74,7 +74,7 @@ def graph() -> Case:
         return jnp.sum(nodes**2)
 
     generator = np.random.default_rng(0)
-    senders, receivers = (jnp.asarray(generator.integers(0, 16, 64), jnp.int32) for _ in range(2))
+    senders, receivers = (generator.integers(0, 16, 64).astype(np.int32) for _ in range(2))
     return jax.grad(loss), (array(16, 8), array(16, 8, seed=1), senders, receivers)
 
 

@@ -14,7 +14,6 @@ import pytest
 
 import shardwise
 from shardwise import zoo
-from shardwise.errors import ShardwiseError
 from tests.planner.test_plan_search import small_memory
 
 WHERE: dict[str, Any] = {"topology": "v5e:2x4", "mesh": {"data": 2, "model": 4}}
@@ -30,6 +29,8 @@ def loses(plan: shardwise.Plan, rows: Any) -> list[str]:
     return [row.name for row in rows if rank(row) < (fits, figure * (1 - 1e-9))]
 
 
+#: Those whose strategies are costed once more by ``compare``, to the same figures.
+COMPARED = ("itx:tiny-step", "mlp", "gns", "wresnet")
 SEARCHED = ("t2b", "gns", "gpt", "mlp", "t5", "ssm", "dlrm", "vit", "unet:tiny,levels=1", "wresnet")
 
 
@@ -41,9 +42,9 @@ def test_no_strategy_of_compare_is_better(name: str, evaluations: int) -> None:
     program = zoo.parse(name if ":" in name else f"{name}:tiny")
     jit = {"donate_argnums": program.donate_argnums}
     plan = shardwise.plan(program.fn, *program.args, budget_evals=evaluations, **WHERE, **jit)
-    compared = shardwise.compare(program.fn, *program.args, **WHERE, **jit)
-    assert len(compared.rows) > 3 and not loses(plan, compared.rows)
-    assert [row.name for row in plan.baselines] == [row.name for row in compared.ranked]
+    assert len(plan.baselines) > 3 and not loses(plan, plan.baselines)
+    if name in COMPARED:
+        assert list(plan.baselines) == shardwise.compare(program.fn, *program.args, **WHERE, **jit).ranked
 
 
 def random_step(seed: int) -> tuple[Any, list[Any]]:
@@ -74,7 +75,7 @@ def random_step(seed: int) -> tuple[Any, list[Any]]:
 @pytest.mark.parametrize("seed", range(40))
 def test_no_strategy_is_better_for_random_programs(seed: int) -> None:
     step, args = random_step(seed)
-    for evaluations in (0, 15):
+    for evaluations in (0, 15) if seed % 4 == 0 else (15,):  # without a search a plan is the best strategy
         plan = shardwise.plan(step, *args, budget_evals=evaluations, **WHERE)
         assert plan.baselines and not loses(plan, plan.baselines)
 
@@ -100,18 +101,11 @@ def test_no_strategy_in_any_variant_is_better() -> None:
     assert plan.predicted.fits
     for microbatches in (1, 4):
         for remat in (False, True):
-            for tactics in (
-                "dp:data,megatron:model",
-                "fsdp:data+model",
-                "fsdp:data,megatron:model",
-                "zero2:data+model",
-            ):
-                changed = {"microbatches": microbatches, "remat": remat, "allow_infeasible": True}
-                try:
-                    other = shardwise.plan(fn, *args, tactics=tactics, **changed, **where, **jit).predicted
-                except ShardwiseError:
-                    continue
-                assert rank(plan.predicted) <= rank(other), (tactics, changed)
+            changed = {"microbatches": microbatches, "remat": remat, "allow_infeasible": True}
+            other = shardwise.plan(fn, *args, tactics="fsdp:data+model", **changed, **where, **jit)
+            rows = {row.name: rank(row) for row in other.baselines}
+            assert {"dp:data,megatron:model", "fsdp:data+model", "fsdp:data,megatron:model"} <= rows.keys()
+            assert rank(plan.predicted) <= min(rank(other.predicted), *rows.values()), changed
 
 
 def test_strategies_are_listed_at_their_best_variant() -> None:

@@ -46,7 +46,7 @@ def test_four_heads_on_eight_devices_use_a_part_of_the_axis(tmp_path: Path) -> N
     assert plan.predicted.time_s < plain.predicted.time_s
 
     rng = np.random.default_rng(0)
-    arrays = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) / 8, "float32"), args)
+    arrays = jax.tree.map(lambda a: (rng.normal(size=a.shape) / 8).astype("float32"), args)
     np.testing.assert_allclose(plan.jit(decode)(*arrays), decode(*arrays), rtol=1e-4, atol=1e-5)
     assert (plan.in_shardings[1]["k"].mesh.devices.reshape(-1) == mesh.devices.reshape(-1)).all()
     with jax.set_mesh(mesh):
@@ -76,7 +76,7 @@ def test_an_axis_that_a_shard_map_names_stays_as_it_is() -> None:
     plan = shardwise.plan(centered, *args, mesh=mesh, topology="v5e:2x4")
     assert plan.mesh.names == ("model",)
     rng = np.random.default_rng(0)
-    arrays = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) / 8, "float32"), args)
+    arrays = jax.tree.map(lambda a: (rng.normal(size=a.shape) / 8).astype("float32"), args)
     np.testing.assert_allclose(plan.jit(centered)(*arrays), jax.jit(centered)(*arrays), rtol=1e-4, atol=1e-5)
 
 

@@ -40,8 +40,8 @@ def decode(params: dict[str, jax.Array], cache: jax.Array, x: jax.Array) -> tupl
 def test_shared_arrays_have_one_layout_and_numbers_are_those_of_plain_jax() -> None:
     rng = np.random.default_rng(0)
     shapes = {"up": (32, 64), "down": (64, 32), "k": (32, 32)}
-    params = {name: jnp.asarray(rng.normal(size=shape) / 8, "float32") for name, shape in shapes.items()}
-    prompt, last = (jnp.asarray(rng.normal(size=shape), "float32") for shape in [(16, 24, 32), (16, 32)])
+    params = {name: (rng.normal(size=shape) / 8).astype("float32") for name, shape in shapes.items()}
+    prompt, last = (rng.normal(size=shape).astype("float32") for shape in [(16, 24, 32), (16, 32)])
     cache = jax.ShapeDtypeStruct((16, 25, 32), "float32")
     plans = shardwise.plan_together(
         {"prefill": (prefill, (params, prompt)), "decode": (decode, (params, cache, last), {"donate_argnums": 1})},

@@ -77,7 +77,7 @@ def test_a_ring_attention_step_is_planned_and_computed() -> None:
     for want, found in zip(jax.tree.leaves(jax.jit(step)(*args)), jax.tree.leaves(planned(*args)), strict=True):
         np.testing.assert_allclose(found, want, atol=1e-5)
     for want, found in zip(
-        jax.tree.leaves(step_with(plain_attention)(*args)), jax.tree.leaves(planned(*args)), strict=True
+        jax.tree.leaves(jax.jit(step_with(plain_attention))(*args)), jax.tree.leaves(planned(*args)), strict=True
     ):
         np.testing.assert_allclose(found, want, atol=1e-4)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -13,12 +14,12 @@ BATCH, SEQ, WIDTH, HEADS, HIDDEN, VOCAB = 16, 6, 16, 4, 32, 24
 Step = Callable[..., Any]
 
 
-def weights(rng: np.random.Generator, *shape: int) -> jax.Array:
-    return jnp.asarray(0.5 * rng.normal(size=shape) / np.sqrt(shape[-2]), jnp.float32)
+def weights(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return np.asarray(0.5 * rng.normal(size=shape) / np.sqrt(shape[-2]), np.float32)
 
 
-def tokens(rng: np.random.Generator) -> jax.Array:
-    return jnp.asarray(rng.integers(1, VOCAB, (BATCH, SEQ)), jnp.int32)
+def tokens(rng: np.random.Generator) -> np.ndarray:
+    return rng.integers(1, VOCAB, (BATCH, SEQ)).astype(np.int32)
 
 
 def attention(p: Any, x: jax.Array, y: jax.Array, allowed: jax.Array | None = None) -> jax.Array:
@@ -37,7 +38,7 @@ def dropout(key: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(jax.random.bernoulli(key, 0.8, x.shape), x / 0.8, 0)
 
 
-def block(rng: np.random.Generator, layers: int) -> dict[str, jax.Array]:
+def block(rng: np.random.Generator, layers: int) -> dict[str, np.ndarray]:
     head = WIDTH // HEADS
     projections = {name: weights(rng, layers, WIDTH, HEADS, head) for name in "qkv"}
     mlp = {"up": weights(rng, layers, WIDTH, HIDDEN), "down": weights(rng, layers, HIDDEN, WIDTH)}
@@ -83,7 +84,7 @@ def decoder(layers: int, remat: bool = False, drop: bool = True) -> tuple[Step, 
     rng = np.random.default_rng(0)
     params = {"embed": weights(rng, VOCAB, WIDTH), "positions": weights(rng, SEQ, WIDTH), "layers": block(rng, layers)}
     batch = {"inputs": tokens(rng), "targets": tokens(rng)}
-    return trained(loss), (params, jax.tree.map(jnp.ones_like, params), batch, jax.random.key(0))
+    return trained(loss), (params, jax.tree.map(np.ones_like, params), batch, jax.random.key(0))
 
 
 def translator(layers: int, remat: bool = False) -> tuple[Step, tuple[Any, ...]]:
@@ -108,12 +109,12 @@ def translator(layers: int, remat: bool = False) -> tuple[Step, tuple[Any, ...]]
     params = {
         "embed": weights(rng, VOCAB, WIDTH),
         "head": weights(rng, WIDTH, VOCAB),
-        "scale": jnp.ones(WIDTH),
+        "scale": np.ones(WIDTH, np.float32),
         "encoder": block(rng, layers),
         "decoder": {"own": block(rng, layers), "cross": block(rng, layers)},
     }
     batch = {"inputs": tokens(rng), "outputs": tokens(rng), "targets": tokens(rng)}
-    return trained(loss), (params, jax.tree.map(jnp.ones_like, params), batch)
+    return trained(loss), (params, jax.tree.map(np.ones_like, params), batch)
 
 
 def experts(layers: int, remat: bool = False) -> tuple[Step, tuple[Any, ...]]:
@@ -147,7 +148,14 @@ def experts(layers: int, remat: bool = False) -> tuple[Step, tuple[Any, ...]]:
     }
     params = {"embed": weights(rng, VOCAB, WIDTH), "layers": block(rng, layers) | own}
     batch = {"inputs": tokens(rng), "targets": tokens(rng)}
-    return trained(loss), (params, jax.tree.map(jnp.ones_like, params), batch)
+    return trained(loss), (params, jax.tree.map(np.ones_like, params), batch)
 
 
-ALL = {"decoder": decoder, "translator": translator, "experts": experts}
+ALL = {"decoder": cache(decoder), "translator": cache(translator), "experts": cache(experts)}
+
+
+@cache
+def plain(name: str, layers: int) -> list[jax.Array]:
+    """The results of a step in plain JAX."""
+    fn, args = ALL[name](layers)
+    return jax.tree.leaves(jax.jit(fn)(*args))

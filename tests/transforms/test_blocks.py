@@ -332,11 +332,10 @@ def test_where_there_is_nothing_to_compute_again(fn: Any) -> None:
         traced(fn, (layers(), batch()))
 
 
-@pytest.mark.parametrize("name", ["gpt", "mixtral"])
-def test_as_much_memory_as_with_checkpoint(name: str) -> None:
+def test_as_much_memory_as_with_checkpoint() -> None:
     """By XLA, and by the cost model: as for the program whose author wrote ``jax.checkpoint``."""
     options: dict[str, Any] = {"scan": False, "layers": 3}
-    plain, by_hand = zoo.load(name, "tiny", **options), zoo.load(name, "tiny", remat=True, **options)
+    plain, by_hand = zoo.load("mixtral", "tiny", **options), zoo.load("mixtral", "tiny", remat=True, **options)
     made = traced(plain.fn, plain.args).jaxpr
     before, want = (temporaries(traced(p.fn, p.args, remat=False).jaxpr) for p in (plain, by_hand))
     assert temporaries(made) <= 1.02 * want and want < 0.8 * before
@@ -363,9 +362,7 @@ def test_the_search_chooses_it_where_it_is_what_fits() -> None:
     assert tried == {"as it is": False, "parameters gathered again": False, "rematerialized": True}
 
 
-@pytest.mark.parametrize(
-    ("name", "count"), [("gpt", 2), ("vit", 2), ("t5", None), ("mixtral", None), ("ssm", 2), ("gns", None)]
-)
+@pytest.mark.parametrize(("name", "count"), [("vit", 2), ("t5", None), ("mixtral", None), ("ssm", 2), ("gns", None)])
 def test_programs_of_the_zoo_sharded_compute_the_same(name: str, count: int | None) -> None:
     program = zoo.load(name, "tiny", scan=False)
     asked: dict[str, Any] = {"mesh": {"data": 4}, "tactics": [FSDP("data")], "roles": ROLES, "remat": True}

@@ -58,7 +58,7 @@ def test_sharded_it_computes_the_same(count: int | None) -> None:
     assert plan.variant.remat == GATHERS and shardwise.verify(plan, trained(mlp), layers(), batch()).agrees
 
 
-@pytest.mark.parametrize("name", ["gpt", "t5", "mixtral", "vit"])
+@pytest.mark.parametrize("name", ["t5", "mixtral"])
 def test_programs_of_the_zoo_compute_the_same(name: str) -> None:
     program = zoo.load(name, "tiny", scan=False)
     asked: dict[str, Any] = {"mesh": {"data": 4}, "tactics": [FSDP("data")], "roles": ROLES, "remat": GATHERS}

@@ -167,7 +167,7 @@ def test_sharded_it_computes_the_same(count: int | None) -> None:
     assert shardwise.verify(plan, step, *step_args()).agrees
 
 
-@pytest.mark.parametrize(("name", "count"), [("gpt", 2), ("mixtral", None), ("vit", 2), ("t5", 2), ("ssm", 2)])
+@pytest.mark.parametrize(("name", "count"), [("mixtral", None), ("t5", 2), ("ssm", 2)])
 def test_programs_of_the_zoo_sharded_compute_the_same(name: str, count: int | None) -> None:
     program = zoo.load(name, "tiny")
     asked: dict[str, Any] = {"mesh": {"data": 4}, "tactics": [FSDP("data")], "roles": ROLES, "remat": True}

@@ -128,7 +128,7 @@ def test_a_schedule_is_shown_with_its_costs(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_what_would_fit_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", "zoo:t2b:layers=8,batch=32", "--topology", "v5e:2x2", "--mesh", "data=2,model=2"]
+    words = ["plan", "zoo:t2b:layers=8,batch=32", "--topology", "v5e:2x2", "--mesh", "data=4"]
     assert main([*words, "--evaluations", "60", "--remat", "no", "--microbatches", "1"]) == 1
     said = capsys.readouterr().err
     would = said.partition("would do (checked):\n")[2].partition("would not do")[0].splitlines()
@@ -141,7 +141,7 @@ def test_what_would_fit_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_what_does_not_fit_is_made_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", "zoo:t2b:layers=8,batch=64", "--topology", "v5e:2x4", "--mesh", "data=2,model=4"]
+    words = ["plan", "zoo:t2b:layers=8,batch=64", "--topology", "v5e:2x4", "--mesh", "data=8"]
     assert main([*words, "--evaluations", "150"]) == 0
     text = capsys.readouterr().out
     assert "loops and repeated blocks keep their carry" in text and "note: as it is it does not fit: at least " in text

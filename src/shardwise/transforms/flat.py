@@ -32,6 +32,21 @@ def values_of(atoms: Sequence[Atom]) -> list[int]:
     return [atom for atom in atoms if isinstance(atom, int)]
 
 
+class Scan:
+    """The operands and results of a scan: constants, carries at the start, what it scans over; carries at the end, stacked."""
+
+    def __init__(self, step: Step):
+        self.step, params = step, step.equation.params
+        self.length, self.reverse = int(params["length"]), bool(params["reverse"])
+        self.consts, self.carries = internals.scan_counts(params)
+        self.first_xs = self.consts + self.carries
+        self.constants = step.operands[: self.consts]
+        self.initial = step.operands[self.consts : self.first_xs]
+        self.scanned = step.operands[self.first_xs :]
+        self.carried = step.results[: self.carries]
+        self.stacked = step.results[self.carries :]
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """An equation, with the calls around it. ``is_backward``: it comes from a transposition."""

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from shardwise.capture import jax_internals as internals
-from shardwise.transforms.flat import Flat, Step, read_atoms, values_of
+from shardwise.transforms.flat import Flat, Scan, Step, read_atoms, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +63,14 @@ def _saves_memory(flat: Flat, residuals: Residuals) -> bool:
     return saved > added and any(internals.is_literal(v) or v not in inputs for v in outputs)
 
 
-class _Scan:
-    """The parts of a scan equation."""
+class _Scan(Scan):
+    """A scan with its body."""
 
     def __init__(self, step: Step):
+        super().__init__(step)
         params = step.equation.params
-        self.consts, self.carries = internals.scan_counts(params)
         self.body, self._arrays = internals.split_jaxpr(params["jaxpr"])
         self.options = {key: params[key] for key in ("length", "reverse", "unroll")}
-        self.length = params["length"]
-        self.first_xs = self.consts + self.carries
-        self.constants = step.operands[: self.consts]
-        self.initial = step.operands[self.consts : self.first_xs]
-        self.scanned = step.operands[self.first_xs :]
-        self.carried = step.results[: self.carries]
-        self.stacked = step.results[self.carries :]
 
     def _live(self, outputs: Collection[int]) -> tuple[list[Any], set[Any]]:
         """Returns the equations that some outputs need, and all the variables that these read."""

@@ -24,7 +24,7 @@ from shardwise.capture import jax_internals as internals
 from shardwise.errors import VariantError
 from shardwise.transforms.batch_roles import INVARIANT, ZERO, BatchAnalysis, BatchState, Role, where
 from shardwise.transforms.batch_walk import Body, PartStep, Walk, moved
-from shardwise.transforms.flat import Flat, Step, values_of
+from shardwise.transforms.flat import Flat, Scan, Step, values_of
 from shardwise.transforms.rows import ADDING, rows_of
 
 #: The number of the value that is the number of the part, in a body.
@@ -60,20 +60,12 @@ class StageBody(Body):
         return self._traced(types, [*self.flat.inputs, _PART])
 
 
-class Layers:
-    """A loop over layers: its operands and results by position, as those of the scan, and its body."""
+class Layers(Scan):
+    """A loop over layers, and its body with the roles of its operands and results."""
 
     def __init__(self, step: Step, body: Body):
-        params = step.equation.params
-        self.step, self.body = step, body
-        self.length, self.reverse = int(params["length"]), bool(params["reverse"])
-        self.consts, self.carries = internals.scan_counts(params)
-        self.first_xs = self.consts + self.carries
-        self.constants = step.operands[: self.consts]
-        self.initial = step.operands[self.consts : self.first_xs]
-        self.scanned = step.operands[self.first_xs :]
-        self.carried = step.results[: self.carries]
-        self.stacked = step.results[self.carries :]
+        super().__init__(step)
+        self.body = body
         self.const_states = body.inputs[: self.consts]
         self.carry_states = body.inputs[self.consts : self.first_xs]
         self.row_states = body.inputs[self.first_xs :]

@@ -81,7 +81,7 @@ def test_no_strategy_is_better_for_random_programs(seed: int) -> None:
 
 
 #: A search of this length still fits; strategies are costed before it, and a longer one could only hide a missing one.
-TIGHT: dict[str, Any] = {"microbatches": "auto", "remat": "auto", "budget_evals": 300}
+TIGHT: dict[str, Any] = {"microbatches": "auto", "remat": "auto", "budget_evals": 120}
 SQUARE = {"data": 2, "model": 2}
 
 

@@ -37,7 +37,7 @@ from shardwise.hardware.profile import Profile
 from shardwise.ir.program import Op, Program, Unit
 from shardwise.lowering.candidates import Candidate
 from shardwise.lowering.lowered import Lowered
-from shardwise.lowering.padding import block
+from shardwise.lowering.padding import block, ragged_block
 from shardwise.lowering.sharding import ROUNDED_BYTES, is_moved
 
 #: Elements of both operands of one product, without batch dimensions, below which XLA for GPUs computes it without a library:
@@ -281,8 +281,9 @@ class _Sizes:
         rule = op.factor_rule
         left, right, out = ({f for dim in t for f in dim} for t in (*rule.operands[:2], rule.results[0]))
         batch, rows, columns, depth = 1, list[int](), list[int](), list[int]()
+        groups = rule.operands[2][-1] if op.kind == "ragged_dot_general" and len(rule.operands[2]) == 1 else ()
         for f, axes in enumerate(candidate.assigned):
-            if f in right and f not in left | out and op.kind == "ragged_dot_general":
+            if f in groups:
                 continue  # each row meets one group only
             size = max(1, block(self._size(op, f), self.mesh.pieces(axes)))
             if f in out and f in left and f in right:
@@ -291,6 +292,9 @@ class _Sizes:
                 (columns if f in right else rows).append(size)
             elif f in left or f in right:
                 depth.append(size)
+        if out.intersection(groups):  # the last block of each group is half full
+            count = rule.factors[groups[0]].size
+            depth[0] += count * ragged_block(depth[0], count) // 2
         zeros = math.prod(w.dilation for w in rule.windows)
         dtype = widest_dtype(self.program, op.operands[:2])
         return Product(batch, tuple(rows), tuple(columns), tuple(depth), dtype, zeros, op.attribute("passes", 1))

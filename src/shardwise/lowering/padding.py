@@ -57,6 +57,16 @@ def block(size: int, pieces: int) -> int:
     return -(-size // pieces)
 
 
+def ragged_block(rows: int, groups: int) -> int:
+    """How many rows of one group a ragged product reads at once that contracts rows. The last block of a group may have
+    fewer.
+
+    >>> ragged_block(32768, 8), ragged_block(32768, 256), ragged_block(40, 8)
+    (512, 128, 40)
+    """
+    return min(rows, 512, max(128, rows // max(groups, 1)))
+
+
 def is_inner(value: Value) -> bool:
     """Can a value be stored padded? It is neither an argument nor an output of the program."""
     return value.origin is Origin.RESULT and not value.dtype.startswith("key")

@@ -28,7 +28,10 @@ Form = Callable[["LocalOp", list[Array]], list[Array]]
 
 #: Primitives whose local form is used even where no factor is sharded.
 _ALWAYS: Final = frozenset(
-    {"device_put", "dynamic_slice", "dynamic_update_slice", "fft", "io_callback", "pure_callback", *SCATTERS}
+    {
+        *("device_put", "dynamic_slice", "dynamic_update_slice", "fft", "io_callback", "pure_callback"),
+        *("ragged_dot_general", *SCATTERS),
+    }
 )
 #: Local forms by primitive.
 FORMS: Final[dict[str, Form]] = {}

@@ -20,7 +20,7 @@ from shardwise.errors import SpmdError
 from shardwise.ir.program import Op, Origin, Program, Region
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import PAIRED, Kind, Sharding, is_made_anew, reshard
-from shardwise.spmd import indexing, kernels, shapes  # noqa: F401  (they register local forms)
+from shardwise.spmd import indexing, kernels, ragged, shapes  # noqa: F401  (they register local forms)
 from shardwise.spmd.collectives import block_index, emit
 from shardwise.spmd.local import LocalOp, compute
 from shardwise.spmd.walk import Handed, Walk

@@ -28,6 +28,7 @@ PARAMETERS = {
     ("llama3", "70b"): 70.6e9,
     ("llama3", "405b"): 405.9e9,
     ("mixtral", "8x7b"): 46.7e9,
+    ("deepseek", "671b"): 671.0e9,
     ("gns", "full"): 0.25e9,
     ("unet", "full"): 0.30e9,
     ("itx", "decode"): 5.67e9,

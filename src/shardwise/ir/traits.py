@@ -103,6 +103,8 @@ def linear_operands(program: Program, op: Op) -> tuple[int, ...] | None:
             return (0,) if new.itemsize <= old.itemsize else ()
         # Sums of large addends can be small; a type of a smaller range does not hold the addends.
         return (0,) if kinds == {"real"} and new.dtype in _RANGES else ()
+    if op.kind in ADDING_SCATTERS:
+        return (2,)
     if op.kind == "div" and _number_kind(program.values[op.results[0]].dtype) != "real":
         return ()
     return LINEAR.get(op.kind, ())

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from shardwise.ir.program import Op, Program, Region
+from shardwise.ir.traits import ADDING_SCATTERS, SUMS
 from shardwise.lowering.halo import Fetch, fetches
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.sharding import (
@@ -100,7 +101,8 @@ class Walk:
 
     def _counted_once(self, op: Op, operand: int) -> tuple[int, ...]:
         """Returns the axes on which an operand counts on the first device only: the sum is partial there, and it is not."""
-        passed = self.sharded.passed[op.id] if op.kind in ("add", "add_any", "sub") else ()
+        addend = op.kind in (*SUMS, "sub") or op.kind in ADDING_SCATTERS and operand != 1
+        passed = self.sharded.passed[op.id] if addend else ()
         value = op.operands[operand]
         return tuple(a for a in passed if value < 0 or a not in self.sharded.shardings[value].partial)
 

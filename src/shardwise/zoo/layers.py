@@ -83,7 +83,7 @@ def attention(
     if mask is not None:
         scores = jnp.where(mask, scores, -1e30)
     probabilities = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("bgrst,btgk->bsgrk", probabilities, v).reshape(b, s, h, head)
+    return jnp.einsum("bgrst,btgk->bsgrk", probabilities, v).reshape(b, s, h, -1)
 
 
 def attention_spec(d: int, heads: int, kv_heads: int, head: int) -> dict[str, Leaf]:

@@ -117,8 +117,20 @@ def _parts(case: Case, index: int) -> tuple[list[list[Array]], list[tuple[int, i
     runs = []
     for low, high in cuts:
         operands = [cut(case, t, x, index, low, high) for t, x in enumerate(case.operands)]
+        operands = _own_rows(case, index, operands, low, high)
         runs.append(case.run(operands, adapt(case, index, [x.shape for x in operands], low, high)))
     return runs, cuts
+
+
+def _own_rows(case: Case, index: int, operands: list[Array], low: int, high: int) -> list[Array]:
+    """Operands of which the sizes of groups count the rows of the part only, where rows are cut."""
+    if case.name != "ragged_dot_general":
+        return operands
+    (ragged,) = case.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
+    if index not in case.rule.operands[0][ragged]:
+        return operands
+    ends = np.clip(np.cumsum(operands[2], -1) - low, 0, high - low)
+    return [*operands[:2], np.diff(ends, prepend=0).astype(operands[2].dtype)]
 
 
 def _check_parallel(case: Case, index: int, factor: Factor) -> None:

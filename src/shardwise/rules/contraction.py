@@ -45,7 +45,8 @@ def scaled_dot(b: RuleBuilder) -> None:
 
 def ragged_dot_general(b: RuleBuilder) -> None:
     """Products by group: consecutive rows of the ragged dimension, which find their group by the running sum of
-    ``group_sizes``. Rows and groups are blocked unless contracted; the rest is an ordinary product."""
+    ``group_sizes``. A device finds the groups of its rows by the sizes of all groups, which are whole. Groups are blocked, and
+    so are rows that are a batch dimension; the rest is an ordinary product."""
     numbers = b.params["ragged_dot_dimension_numbers"]
     ragged, group_dims = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
     (contract_l, _), (batch, _) = numbers.dot_dimension_numbers
@@ -60,15 +61,12 @@ def ragged_dot_general(b: RuleBuilder) -> None:
         tensor, d = places[0]
         if k < sized and tensor == 0:
             places.append((2, k))
-        if tensor == 0 and d in ragged:
+        if tensor == 0 and d in ragged and d in batch:
             b.block(places, reason)
         else:
             b.add(places)
     for places in contracted:
-        if places[0][1] in ragged:
-            b.block(places, reason)
-        else:
-            b.reduce(places, "sum")
+        b.reduce(places, "sum")
 
 
 def conv_general_dilated(b: RuleBuilder) -> None:

@@ -1,15 +1,17 @@
-"""The local form of ragged products that contract the rows of each group, as gradients of experts' weights do.
+"""The local form of ragged products.
 
-XLA multiplies every row with every group and masks what does not belong together, as many times the arithmetic as there are
-groups. Here blocks of rows are visited one after another, each for one group. The number of visits is that of the worst
-load, which is at most one more for each group than the rows need, so that the time does not depend on the load.
+Where rows are sharded, a device finds how many rows of each group it has by the sizes of all groups.
+
+Where the rows of each group are contracted, as in gradients of experts' weights, XLA multiplies every row with every group and
+masks what does not belong together: as many times the arithmetic as there are groups. Here blocks of rows are visited one
+after another, each for one group. The number of visits is that of the worst load, which is at most one more for each group
+than the rows need, so that the time does not depend on the load.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -22,8 +24,19 @@ def ragged_product(op: LocalOp, arrays: list[Array]) -> list[Array]:
     left, right, sizes = arrays
     numbers = op.params["ragged_dot_dimension_numbers"]
     (contracted, batch), (ragged,) = numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions
+    if op.axes(0, ragged):
+        before = jnp.cumsum(sizes.astype(jnp.int32), -1) - op.offset(0, ragged)
+        before = jnp.clip(before, 0, left.shape[ragged])
+        sizes = jnp.diff(before, prepend=jnp.zeros_like(before[..., :1])).astype(sizes.dtype)
     if ragged not in contracted[0] or batch[0] or sizes.ndim > 1:
-        return op.bind(arrays)
+        return op.bind([left, right, sizes])
+    return [_by_blocks(op, left, right, sizes)]
+
+
+def _by_blocks(op: LocalOp, left: Array, right: Array, sizes: Array) -> Array:
+    """Returns for each group the product of its rows of both operands, which are contracted."""
+    numbers = op.params["ragged_dot_dimension_numbers"]
+    (contracted, batch), (ragged,) = numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions
     along = ragged, contracted[1][contracted[0].index(ragged)]
     rows, groups = left.shape[ragged], len(sizes)
     block = ragged_block(rows, groups)
@@ -48,8 +61,8 @@ def ragged_product(op: LocalOp, arrays: list[Array]) -> list[Array]:
 
     result = jnp.zeros((groups, *_free(left, contracted[0]), *_free(right, contracted[1])), dtype)
     turns = jnp.arange(rows // block + groups, dtype=sizes.dtype)
-    (_, result), _ = jax.lax.scan(visit, (jnp.zeros(result.shape[1:], wide), result), turns)
-    return [result]
+    (_, result), _ = lax.scan(visit, (jnp.zeros(result.shape[1:], wide), result), turns)
+    return result
 
 
 def _free(x: Array, contracted: tuple[int, ...]) -> list[int]:

@@ -39,7 +39,13 @@ def cumulative(b: RuleBuilder) -> None:
 
 
 def sort(b: RuleBuilder) -> None:
-    pointwise(b, {b.params["dimension"]: "an element may move anywhere in the sorted dimension"})
+    """The sorted dimension is unrelated to that of the operands: rows that are sorted by expert are no longer those of a batch."""
+    reason = "an element may move anywhere in the sorted dimension"
+    for d in range(len(b.operands[0])):
+        if d != b.params["dimension"]:
+            b.add([(t, d) for t in b.tensors])
+    b.block([(t, b.params["dimension"]) for t in range(b.out)], reason)
+    b.block([(t, b.params["dimension"]) for t in range(b.out, len(b.tensors))], reason)
 
 
 def top_k(b: RuleBuilder) -> None:

@@ -109,8 +109,8 @@ def test_text_wherever_there_are_tactics(capsys: pytest.CaptureFixture[str], tmp
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("fsd:data", r"no tactic is called 'fsd' \(did you mean 'fsdp'\?\); there are pipeline, expert, .*, auto"),
-        ("zigzag", r"no tactic is called 'zigzag'; there are pipeline, expert, "),
+        ("fsd:data", r"no tactic is called 'fsd' \(did you mean 'fsdp'\?\); there are pipeline, edges, .*, auto"),
+        ("zigzag", r"no tactic is called 'zigzag'; there are pipeline, edges, "),
         ("dp:data,", "is no list of tactics: write names and axes, such as dp:data,megatron:model"),
         ("dp:", "is no list of tactics"),
         ("dp:seq", "seq"),

@@ -28,3 +28,18 @@ def test_rows_find_their_groups(sizes: list[int]) -> None:
 
     args = normal(1024, 16), normal(1024, 8), normal(4, 16, 8), jnp.asarray(sizes, jnp.int32)
     assert check(fn, args)
+
+
+def test_gradients_of_experts_without_a_capacity() -> None:
+    """Sorted rows are another dimension than the batch, and partial updates pass through the scatter-add of a gradient."""
+
+    def loss(gate: jax.Array, down: jax.Array, x: jax.Array, router: jax.Array) -> jax.Array:
+        weights, experts = lax.top_k(jax.nn.softmax(x @ router), 2)
+        order = jnp.argsort(experts.reshape(-1))
+        sizes = jnp.bincount(experts.reshape(-1), length=4).astype(jnp.int32)
+        hidden = jax.nn.silu(lax.ragged_dot(x[order // 2], gate, sizes))
+        rows = lax.ragged_dot(hidden, down, sizes)[jnp.argsort(order)].reshape(*experts.shape, -1)
+        return jnp.sum(jnp.einsum("nc,ncd->nd", weights, rows) ** 2)
+
+    args = normal(4, 16, 24), normal(4, 24, 16), normal(32, 16), normal(16, 4)
+    assert check(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)), [0.3 * x for x in args], {"a": 4})

@@ -292,9 +292,10 @@ class _Sizes:
                 (columns if f in right else rows).append(size)
             elif f in left or f in right:
                 depth.append(size)
-        if out.intersection(groups):  # the last block of each group is half full
+        if out.intersection(groups):  # the last block of each group is not full
             count = rule.factors[groups[0]].size
-            depth[0] += count * ragged_block(depth[0], count) // 2
+            at_once = ragged_block(depth[0], count)
+            depth[0] = (depth[0] // at_once + count) * at_once
         zeros = math.prod(w.dilation for w in rule.windows)
         dtype = widest_dtype(self.program, op.operands[:2])
         return Product(batch, tuple(rows), tuple(columns), tuple(depth), dtype, zeros, op.attribute("passes", 1))

@@ -58,8 +58,8 @@ def block(size: int, pieces: int) -> int:
 
 
 def ragged_block(rows: int, groups: int) -> int:
-    """How many rows of one group a ragged product reads at once that contracts rows. The last block of a group may have
-    fewer.
+    """How many rows of one group a ragged product reads at once that contracts rows. It does so ``rows // block + groups``
+    times, since the last block of each group may have fewer.
 
     >>> ragged_block(32768, 8), ragged_block(32768, 256), ragged_block(40, 8)
     (512, 128, 40)

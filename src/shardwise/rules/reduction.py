@@ -39,7 +39,7 @@ def cumulative(b: RuleBuilder) -> None:
 
 
 def sort(b: RuleBuilder) -> None:
-    """The sorted dimension is unrelated to that of the operands: rows that are sorted by expert are no longer those of a batch."""
+    """The sorted dimension is not that of the operands: rows that are sorted by expert are no longer those of a batch."""
     reason = "an element may move anywhere in the sorted dimension"
     for d in range(len(b.operands[0])):
         if d != b.params["dimension"]:

@@ -28,7 +28,7 @@ def ragged_product(op: LocalOp, arrays: list[Array]) -> list[Array]:
         before = jnp.cumsum(sizes.astype(jnp.int32), -1) - op.offset(0, ragged)
         before = jnp.clip(before, 0, left.shape[ragged])
         sizes = jnp.diff(before, prepend=jnp.zeros_like(before[..., :1])).astype(sizes.dtype)
-    if ragged not in contracted[0] or batch[0] or sizes.ndim > 1:
+    if ragged not in contracted[0] or batch[0] or sizes.ndim > 1 or not left.shape[ragged]:
         return op.bind([left, right, sizes])
     return [_by_blocks(op, left, right, sizes)]
 
@@ -39,12 +39,18 @@ def _by_blocks(op: LocalOp, left: Array, right: Array, sizes: Array) -> Array:
     (contracted, batch), (ragged,) = numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions
     along = ragged, contracted[1][contracted[0].index(ragged)]
     rows, groups = left.shape[ragged], len(sizes)
-    block = ragged_block(rows, groups)
+    block, sizes = ragged_block(rows, groups), sizes.astype(jnp.int32)
     ends = jnp.cumsum(sizes)
     counts = -(-sizes // block)
     visits = jnp.cumsum(counts)
     dtype = op.equation.outvars[0].aval.dtype
     wide: Any = jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+    def own(x: Array, dim: int, start: Array, first: Array, end: Array) -> Array:
+        """Returns a block of rows with zeros in those of other groups."""
+        x = lax.dynamic_slice_in_dim(x, start, block, dim)
+        position = start + lax.broadcasted_iota(jnp.int32, x.shape, dim)
+        return jnp.where((position >= first) & (position < end), x, 0)
 
     def visit(carry: tuple[Array, Array], turn: Array) -> tuple[tuple[Array, Array], None]:
         total, result = carry
@@ -52,15 +58,13 @@ def _by_blocks(op: LocalOp, left: Array, right: Array, sizes: Array) -> Array:
         number = turn - visits[group] + counts[group]  # of the block, in its group
         first = ends[group] - sizes[group] + number * block
         start = jnp.clip(first, 0, rows - block)
-        x, y = (lax.dynamic_slice_in_dim(a, start, block, d) for a, d in zip((left, right), along, strict=True))
-        position = start + lax.broadcasted_iota(jnp.int32, y.shape, along[1])
-        y = jnp.where((position >= first) & (position < ends[group]), y, 0)
+        x, y = (own(a, d, start, first, ends[group]) for a, d in zip((left, right), along, strict=True))
         part = lax.dot_general(x, y, (contracted, batch), op.params["precision"], wide)
         total = jnp.where(number == 0, 0, total) + part
         return (total, lax.dynamic_update_index_in_dim(result, total.astype(dtype), group, 0)), None
 
     result = jnp.zeros((groups, *_free(left, contracted[0]), *_free(right, contracted[1])), dtype)
-    turns = jnp.arange(rows // block + groups, dtype=sizes.dtype)
+    turns = jnp.arange(rows // block + groups, dtype=jnp.int32)
     (_, result), _ = lax.scan(visit, (jnp.zeros(result.shape[1:], wide), result), turns)
     return result
 

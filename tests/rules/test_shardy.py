@@ -84,6 +84,7 @@ DIFFERENCES: dict[str, dict[str, str]] = {
     "dynamic_slice": {"blocked, apart / blocked": _APART},
     "dynamic_update_slice": {"indexed / pass": _WRITTEN},
     "fft": {"blocked, apart / blocked": _APART},
+    "sort": {"blocked, apart / blocked": "positions in a sorted dimension are not those before; Shardy joins them"},
     "eigh": {"blocked, apart / pass": _WHOLE},
     "triangular_solve": {
         "pass / blocked": "right-hand sides are solved for one by one; Shardy asks for all of them",

@@ -123,8 +123,13 @@ class Snapshot:
     on_chip_blocks: int
 
     @property
+    def curve(self) -> Array:
+        """The blocks in use at each point."""
+        return in_use(self.changes, self.on_chip_blocks)
+
+    @property
     def cost(self) -> Cost:
-        return Cost(*self.times_ps, int(in_use(self.changes, self.on_chip_blocks).max(initial=0)))
+        return Cost(*self.times_ps, int(self.curve.max(initial=0)))
 
 
 class _Prepared:
@@ -212,6 +217,10 @@ class Evaluator:
     def evaluate(self, states: Sequence[Sequence[int]]) -> list[Cost]:
         """The costs of states, each a sequence of action numbers in the order in which they are taken."""
         return [self._snapshot(tuple(state)).cost for state in states]
+
+    def curve(self, state: Sequence[int]) -> Array:
+        """The blocks in use at each point under a state."""
+        return self._snapshot(tuple(state)).curve
 
     def _snapshot(self, state: tuple[int, ...]) -> Snapshot:
         """The snapshot of a state, computed from the recent one of which the fewest nodes read other decisions."""

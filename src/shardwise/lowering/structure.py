@@ -8,7 +8,7 @@ from functools import cached_property
 
 from shardwise.dims.analysis import Analysis, Group
 from shardwise.ir.program import HEAVY, Op, Origin, Program, Unit
-from shardwise.ir.traits import ADDING_SCATTERS, VIEWS, linear_operands
+from shardwise.ir.traits import ADDING_SCATTERS, SUMS, VIEWS, linear_operands
 from shardwise.lowering.padding import is_worth, product_sizes
 from shardwise.lowering.sharding import PAIRED, ArrayType, Sharding
 from shardwise.lowering.storage import Clashes
@@ -50,6 +50,19 @@ class Structure:
         self.computed: dict[Hashable, tuple[tuple[Sharding, ...], tuple[Sharding, ...]]] = {}
         # By op its section, by section its region, and the sections of edges between a link and a body.
         self.sections, self.runs_in, self._crossing = find_sections(program)
+
+    @cached_property
+    def accumulated(self) -> frozenset[int]:
+        """The values that a loop's body only adds to a carry, and those that become one of them: gradients in micro-batches."""
+        ops, definitions, found = self.program.ops, self.program.definitions, set[int]()
+        for carry in (op for op in ops if op.kind == "scan.carry" and op.operands[-1] >= 0):
+            added = ops[definitions[carry.operands[-1]][0]]
+            if added.kind in SUMS and carry.results[0] in added.operands:
+                waiting = [v for v in added.operands if v not in (-1, carry.results[0])]
+                while waiting:
+                    found.add(value := waiting.pop())
+                    waiting += [v for v in ops[definitions[value][0]].operands if v >= 0 and self.waits[v]]
+        return frozenset(found)
 
     @cached_property
     def decided_alike(self) -> dict[frozenset[int], list[tuple[int, int]]]:

@@ -7,9 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+import numpy as np
+
+from shardwise.cost.compute import widest_dtype
 from shardwise.cost.memory import BLOCK, blocks, copy_allocations
-from shardwise.cost.model import Cost, TermKind, memory_curve
+from shardwise.cost.model import Cost, TermKind, memory_curve, total
 from shardwise.hardware.layout import Placement, placements
+from shardwise.ir.program import Unit
 from shardwise.lowering.decisions import Decision
 from shardwise.planner.asked import Asked
 from shardwise.planner.inquiry import Captured, Inquiry
@@ -58,16 +62,26 @@ class Candidate:
 
 
 class _Repeated(NamedTuple):
-    """What each micro-batch does for the arguments, which take ``peak_bytes``: it gathers them, into copies that take at most
-    ``copied_bytes``, and reduces their gradients. ``alone_ps``: the part of the reductions that overlaps as long as there is
-    one batch. In a loop over several they end before the next one starts, with nothing beside them."""
+    """What each micro-batch does for the arguments, which take ``peak_bytes``: it gathers them, into ``copies`` (blocks at each
+    point), and reduces their gradients; ``others``: the blocks of everything else. ``alone_ps``: the part of the reductions
+    that overlaps as long as there is one batch. In a loop over several they end before the next one starts, with nothing
+    beside them."""
 
     peak_bytes: int
-    copied_bytes: int
+    copies: np.ndarray
+    others: np.ndarray
     compute_ps: int
     comm_ps: int
     overlapped_ps: int
     alone_ps: int
+
+    def times(self, usable_bytes: int, gathers: bool) -> int | None:
+        """In how many parts it could fit: everything else shrinks in proportion at best. Copies do not; with ``gathers`` they
+        are made again where they are needed, so that at best none are left at the peak."""
+        room = (usable_bytes - self.peak_bytes) // BLOCK - (0 if gathers else self.copies)
+        if np.min(room) <= 0:
+            return None
+        return int(2 ** math.ceil(math.log2(max(1.0, (self.others / room).max()))))
 
 
 class Arm:
@@ -140,18 +154,16 @@ class Arm:
         return self._searcher.front() or [(self.best.decisions, self.best.total)]
 
     def candidates(self, faster_than_ps: float, gathers: bool = False) -> list[Candidate]:
-        """States that are faster, and do not fit, but whose arguments do. In micro-batches other memory shrinks in proportion
-        at best, and arguments are gathered for each of them, and their gradients reduced. ``gathers``: arguments are gathered
-        again for the backward pass, so that at best no copies of them are left at the peak."""
+        """States that are faster, and do not fit, but could in micro-batches, for each of which arguments are gathered, and
+        their gradients reduced. ``gathers``: arguments are gathered again for the backward pass."""
         candidates = []
         for decisions, cost in self.states():
             if cost.time_ps >= faster_than_ps or cost.peak_bytes <= self.usable_bytes:
                 continue
             if decisions not in self._repeated:
                 self._repeated[decisions] = self._each_time(decisions)
-            if (of := self._repeated[decisions]).peak_bytes < self.usable_bytes:
-                others = cost.peak_bytes - of.peak_bytes - (of.copied_bytes if gathers else 0)
-                times = 2 ** math.ceil(math.log2(max(1, others / (self.usable_bytes - of.peak_bytes))))
+            of = self._repeated[decisions]
+            if times := of.times(self.usable_bytes, gathers):
                 in_parts = Cost(
                     cost.compute_ps + (times - 1) * of.compute_ps,
                     cost.comm_ps + (times - 1) * of.comm_ps,
@@ -166,7 +178,8 @@ class Arm:
         """The memory of a state's arguments, and the times of what is done for them in each micro-batch."""
         model, program = self.inquiry.model, self.captured.analysis.program
         s, parts = model.structure, self.captured.variant.microbatches
-        edges = [t for t in model.terms if t.kind is TermKind.EDGE and (s.early[t.number] or s.late[t.number])]
+        ends = [late or v in s.accumulated for v, late in enumerate(s.late)]
+        edges = [t for t in model.terms if t.kind is TermKind.EDGE and (s.early[t.number] or ends[t.number])]
         edges = [t for t in edges if program.runs[t.region] >= parts]
         lowered = self._context.lower(decisions, {op for t in edges for op in t.ops})
         values = (program.values[a.value] for a in program.arguments)
@@ -174,14 +187,27 @@ class Arm:
         moves = [r for t in edges for r in model.edge_reshards(lowered, t)]
         gathers = [r for r in moves if r.operand >= 0 and s.early[r.value]]
         copies = copy_allocations(lowered, model.life, gathers, model.cost.profile)
-        copied = int(memory_curve(model.life.points, copies).max(initial=0))
-        reductions = (r for r in moves if s.late[r.value] and r.source.partial)
+        copied, every = memory_curve(model.life.points, copies), self._searcher.curve(decisions)
+        if every is None:
+            whole = self._context.lower(decisions)
+            every = total(model, [model.figures(whole, term) for term in model.terms])[1]
+        reductions = (r for r in moves if ends[r.value] and r.source.partial)
         gathered, reduced = (
             [sum(times) for times in zip((0, 0, 0), *(ps for r in some for ps in model.step_ps(r)), strict=True)]
             for some in (gathers, reductions)
         )
         compute_ps, comm_ps, _ = map(sum, zip(gathered, reduced, strict=True))
-        return _Repeated(used * BLOCK, copied * BLOCK, compute_ps, comm_ps, gathered[2], reduced[2])
+        others = np.maximum(every - copied - used, 0)
+        return _Repeated(used * BLOCK, copied, others, compute_ps, comm_ps, gathered[2], reduced[2])
+
+
+def product_ps(captured: Captured, placement: Placement) -> float:
+    """The time of a variant's products at the peak rate of all devices."""
+    program, profile = captured.analysis.program, placement.topology.profile
+    products = [op for op in program.ops if op.unit is Unit.MATRIX]
+    rates = [profile.matrix_rate(widest_dtype(program, op.operands[:2])) for op in products]
+    flops = [op.flops * float(program.runs[op.region]) for op in products]
+    return sum(n / rate for n, rate in zip(flops, rates, strict=True)) * 1e12 / placement.mesh.devices
 
 
 def suited(best: Decided) -> Decided:

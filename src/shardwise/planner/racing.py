@@ -10,7 +10,8 @@ search of an arm gains less than its first, so the gains of both are kept apart.
 
 Variants change the program, so the one that changes least comes first, and arms are searched shortly before another variant
 gets a look. It gets one only if a state was seen that does not fit, whose arguments alone do, and that could be faster than the
-best that fits in as many micro-batches as it needs (``Arm.candidates``). If it is proven that nothing fits as it is, such
+best that fits in as many micro-batches as it needs (``Arm.candidates``); on a given mesh rematerialized ones come last if they
+are expected to be slower. If it is proven that nothing fits as it is, such
 states are looked for on the best mesh once something else fits: that takes less time than a look at micro-batches.
 
 Everything is counted in evaluations, so that the result does not depend on the machine.
@@ -25,20 +26,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from shardwise.cost.memory import BLOCK
 from shardwise.cost.model import Cost
-from shardwise.errors import MeshError, ShardwiseError, VariantError
+from shardwise.errors import ShardwiseError, VariantError
 from shardwise.hardware.layout import Placement
-from shardwise.hardware.mesh import MeshAxes
 from shardwise.lowering.decisions import Pin
-from shardwise.planner.arms import Arm, Decided, best_placement, suited
+from shardwise.planner.arms import Arm, Decided, best_placement, product_ps, suited
 from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes, with_stages
 from shardwise.planner.inquiry import Captured, Rival, Settled, Variants, decisions_text
 from shardwise.planner.mesh import carried_names, carried_over, outer_sizes, splits
-from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
+from shardwise.planner.race_log import failure, search_log
+from shardwise.plans.search_log import SearchLog, VariantTried
 from shardwise.search.bounds import finest, peak_bound
-from shardwise.search.goal import thinned
-from shardwise.search.run import Budget, Ended
+from shardwise.search.run import Budget
 from shardwise.search.searcher import Journal
 from shardwise.transforms.variants import AS_IS, GATHERS, Variant
 
@@ -128,17 +127,19 @@ class Race:
             if wanted.piped:
                 self.pipe(pipelines[1:])
             self.search()
-            if self._could_gain_by_splits():
-                parts = splits(self.placed[0], captured.analysis.groups)
-                self.placed += parts
-                self.look(first, parts)
-                self.search()
+            self._split_axes(first)
             fits = self.best_arm is not None and self.best_arm.best.fits
             if (self.asked.wanted.open or not fits) and not self.journal.interrupted:
-                self.vary(others)
+                tried = dict(self.tried)
+                for some in self._in_turn(others):
+                    self.vary(some)
+                if all(arm.captured.variant in self.hopeless for arm in self.arms):  # only to know what to expect
+                    self.arms, self.tried = [], self.tried | tried
                 if not wanted.piped:
                     self.pipe(pipelines)
                 self.search()
+                if (best := self.best_arm) is not None and best.captured.variant != first:
+                    self._split_axes(best.captured.variant)
             fits = self.best_arm is not None and self.best_arm.best.fits
             if not fits and not self.journal.interrupted:
                 self.vary(wanted.variants(traced, roles, offload=True))
@@ -149,7 +150,7 @@ class Race:
                 self.look(min(self.hopeless, key=self.hopeless.__getitem__), self.placed, anyway=True)
                 self.search()
             if not self.arms:
-                self._raise_failures()
+                raise failure(self.failed)
         except KeyboardInterrupt:
             if self.best_arm is None:
                 raise
@@ -157,12 +158,24 @@ class Race:
         winner = self._winner()
         return self.outcome(winner, winner.best)
 
-    def _could_gain_by_splits(self) -> bool:
+    def _split_axes(self, variant: Variant) -> None:
+        """Searches a variant on meshes with a split axis, starting from what was found on the given mesh."""
+        if self.journal.interrupted or not self._could_gain_by_splits(variant):
+            return
+        parts = splits(self.placed[0], self.variants[variant].analysis.groups)
+        self.placed += [placement for placement in parts if placement not in self.placed]
+        if self.look(variant, parts):
+            for arm in [arm for arm in self.arms if arm in self._short | self._full]:
+                self._carry_over(arm)
+            self.search()
+
+    def _could_gain_by_splits(self, variant: Variant) -> bool:
         """Is the mesh given, but not by axes that somebody uses by name, and is a step far from perfect scaling?"""
         program = self.variants[AS_IS].analysis.program
         by_name = self.is_open or self.asked.topology is None or not self.asked.searches_all
         by_name = by_name or any(op.kind.startswith("shard_map.") for op in program.ops)
-        return not by_name and any(not arm.best.fits or arm.scaling > 1 + _IMPERFECT for arm in self.arms)
+        arms = [arm for arm in self.arms if arm.captured.variant == variant]
+        return not by_name and any(not arm.best.fits or arm.scaling > 1 + _IMPERFECT for arm in arms)
 
     # Looking and searching.
 
@@ -250,13 +263,38 @@ class Race:
 
     # Variants.
 
+    def _in_turn(self, others: Sequence[Variant]) -> list[list[Variant]]:
+        """Further variants in the order in which they are looked at. On a given mesh rematerialized ones come last if
+        micro-batches are expected to be faster than what is computed again lets them be."""
+        rest = [v for v in others if v.remat is not True]
+        again = [v for v in others if v.remat is True]
+        counts = {v.microbatches for v in rest}
+        if self.is_open or not again or counts <= {1} or self._limit_ps() < math.inf or self.asked.search.goal.memory:
+            return [list(others)]
+        as_is = [arm for arm in self.arms if arm.captured.variant == AS_IS] or self.look(AS_IS, self.placed[:1], True)
+        for arm in as_is:
+            every = (c for gathers in (False, True) for c in arm.candidates(math.inf, gathers))
+            expected = min((c.in_parts_ps for c in every if c.microbatches in counts), default=math.inf)
+            if expected < min(cost.time_ps for _, cost in arm.states()) + self._again_ps(arm):
+                return [rest, again]
+        return [list(others)]
+
+    def _again_ps(self, arm: Arm) -> float:
+        """The least time of what a rematerialized program computes again: of its products at the peak rate."""
+        try:
+            again = self.variants[replace(arm.captured.variant, microbatches=1, batch=(), remat=True)]
+        except VariantError:
+            return 0.0
+        return max(0.0, product_ps(again, arm.placement) - product_ps(self.variants[AS_IS], arm.placement))
+
     def vary(self, others: Sequence[Variant]) -> None:
         """Looks at further variants, with and without remat, as long as one could be faster than what fits."""
         like = [arm for arm in self.arms if any(arm.captured.variant.offload == other.offload for other in others)]
+        like = [arm for arm in like if arm.captured.variant.microbatches == 1] or like
         last: dict[bool | str, list[Arm]] = {False: like}  # the arms of the variant that was looked at last
         stopped: set[bool | str] = set()
         for variant in others:
-            if self.asked.searches:
+            if self.asked.searches and any(arm.captured.variant not in self.hopeless for arm in self.arms):
                 self._search(self._short, short=True)  # what fits already is the limit for further variants
             remat = variant.remat
             if not remat and not variant.offload and not last[False] and self._limit_ps() < math.inf:
@@ -315,9 +353,22 @@ class Race:
         return best.best.total.time_ps * (1 - _LITTLE) if best and best.best.fits else math.inf
 
     def _near_best(self, arms: Sequence[Arm]) -> list[Placement]:
-        """The best meshes if one of some arms is near the best of all: more parts than are needed are sometimes faster."""
+        """The best meshes if one of some arms is near the best of all and computes less than with fewer parts: more parts than
+        are needed are sometimes faster, as what fits into on-chip memory takes less time."""
         limit = (1 + _NEAR) * self._limit_ps()
-        return self._best_meshes() if any(a.best.fits and a.best.total.time_ps < limit for a in arms) else []
+        near = [arm for arm in arms if arm.best.fits and arm.best.total.time_ps < limit]
+        return self._best_meshes() if any(map(self._computes_less, near)) else []
+
+    def _computes_less(self, arm: Arm) -> bool:
+        """Is the compute of an arm's best shorter than all that was seen with fewer micro-batches on its mesh?"""
+
+        def is_fewer(other: Variant, than: Variant) -> bool:
+            return other.microbatches < than.microbatches and (other.remat is True) == (than.remat is True)
+
+        same = [a for a in self.arms if a.placement == arm.placement]
+        fewer = [a for a in same if is_fewer(a.captured.variant, arm.captured.variant)]
+        least = min((cost.compute_ps for a in fewer for _, cost in a.states()), default=math.inf)
+        return arm.best.total.compute_ps < least * (1 - _LITTLE)
 
     def _needed(self, variant: Variant, arms: Sequence[Arm]) -> float:
         """The fewest micro-batches in which a state could fit that is faster than the best so far."""
@@ -338,7 +389,9 @@ class Race:
         for arm in arms:
             gathers = remat == GATHERS != arm.captured.variant.remat
             same = arm.captured.variant.remat == remat or gathers  # gathering again saves memory, not time
-            times = (c.in_parts_ps if same else c.time_ps for c in arm.candidates(limit, gathers))
+            found = arm.candidates(limit, gathers)
+            again_ps = self._again_ps(arm) if found and remat is True and not same else 0.0
+            times = (c.in_parts_ps if same else c.time_ps + again_ps for c in found)
             time = min(times, default=limit)
             if time < limit:
                 fastest[arm.placement] = min(time, fastest.get(arm.placement, time))
@@ -372,7 +425,7 @@ class Race:
             best = suited(best)
         settled = best.inquiry.settle(best.decisions)
         tried = tuple(self.tried.values()) if self.asked.wanted.open or len(self.tried) > 1 else ()
-        log = self._log(best, mesh) if self.asked.searches or self.is_open else None
+        log = search_log(self, best, mesh) if self.asked.searches or self.is_open else None
         return Outcome(arm.captured, best, settled, log, tried)
 
     def _rivals(self, winner: Arm, placement: Placement) -> Iterator[Rival]:
@@ -391,49 +444,6 @@ class Race:
             if plain.best.rank[1] * (1 - _LITTLE) <= arm.best.rank[1]:
                 return plain
         return arm
-
-    def _log(self, best: Decided, mesh: MeshAxes) -> SearchLog:
-        """The log of a race that was won on a mesh, whose axes may have other names now."""
-        journal, usable = self.journal, best.inquiry.model.usable_blocks
-        front = thinned(journal.fronts.get(mesh, ()), MOST_TRADES, usable)
-        named = {mesh: best.inquiry.cost.placement.mesh}
-        ended = (Ended.INTERRUPTED,) if journal.interrupted else best.ended or (Ended.EXHAUSTED,)
-        # Of several searches: what cut one of them short, or else why the last ended.
-        short = [why for why in (Ended.INTERRUPTED, Ended.SECONDS, Ended.EVALUATIONS) if why in ended]
-        return SearchLog(
-            journal.options.method,
-            int(journal.options.seed),
-            (*short, ended[-1])[0],
-            journal.evaluations,
-            tuple(
-                Improved(s.evaluations, named.get(on, on), c.time_s, c.peak_bytes, c.peak_blocks <= usable, s.seconds)
-                for on, s in journal.steps
-                for c in [s.best.cost]
-            ),
-            tuple(replace(m, mesh=named.get(m.mesh, m.mesh)) for m in self._meshes()) if self.is_open else (),
-            front=tuple(Trade(ps * 1e-12, blocks * BLOCK, blocks <= usable) for ps, blocks in front),
-            seconds=journal.seconds,
-        )
-
-    def _meshes(self) -> Iterator[MeshTried]:
-        """The meshes, the best first; of equals the one that lies better."""
-        by_mesh: dict[Placement, Arm] = {}
-        for arm in sorted(self.arms, key=_rank):
-            by_mesh.setdefault(arm.placement, arm)
-        for placement, arm in by_mesh.items():
-            total, why = arm.best.total, "" if arm.best.fits or arm.hopeless else "nothing was found that fits"
-            yield MeshTried(placement.mesh, total.time_s, total.peak_bytes, arm.best.fits, why)
-        for placement in self.placed:
-            if placement not in by_mesh:
-                missed = "it was interrupted before it was searched"
-                yield MeshTried(placement.mesh, why=str(self.failed.get(placement, missed)))
-
-    def _raise_failures(self) -> None:
-        reasons = {str(error): error for error in self.failed.values()}
-        if len(reasons) == 1:
-            raise next(iter(reasons.values()))
-        lines = [f"  {placement.mesh}: {error}" for placement, error in self.failed.items()]
-        raise MeshError(f"no mesh of {self.placed[0].topology.text} can be used:\n" + "\n".join(lines))
 
 
 def _rank(arm: Arm) -> tuple[int, ...]:

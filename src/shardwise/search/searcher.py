@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
+import numpy as np
+
 from shardwise.cost.model import Cost, CostModel
 from shardwise.dims.analysis import Analysis
 from shardwise.hardware.mesh import MeshAxes
@@ -223,6 +225,12 @@ class Searcher:
         """Returns the Pareto front of the states that the last problem evaluated, as decisions and costs."""
         last = self._last
         return [] if last is None else [(last.decisions(scored.state), scored.cost) for scored in last.front]
+
+    def curve(self, decisions: Sequence[Decision]) -> np.ndarray | None:
+        """Returns the blocks in use at each point under the decisions of a state of the last problem; None without one."""
+        last = self._last
+        state = None if last is None else last.state(decisions[len(last.decided) :])
+        return None if last is None or state is None else last.evaluator.curve(state)
 
     @property
     def unsharded(self) -> Cost | None:

@@ -11,17 +11,22 @@ import shardwise
 from shardwise import zoo
 from shardwise.cost.memory import BLOCK
 from shardwise.planner.arms import Arm
-from shardwise.planner.asked import candidate_meshes
+from shardwise.planner.asked import Asked, candidate_meshes
 from shardwise.planner.inquiry import Variants
 from shardwise.planner.planning import asked_of
+from shardwise.planner.racing import choose
 from shardwise.search.searcher import Journal
 from shardwise.transforms.variants import AS_IS
 
 
+def asked_for(options: dict[str, Any]) -> Asked:
+    defaults = {name: value for name, value in shardwise.plan.__kwdefaults__.items() if name != "kwargs"}
+    return asked_of(**defaults | options)
+
+
 def arm_of(program: zoo.ZooProgram, options: dict[str, Any], memory_limit: str) -> Arm:
     """The unchanged program on devices with less memory."""
-    defaults = {name: value for name, value in shardwise.plan.__kwdefaults__.items() if name != "kwargs"}
-    asked = asked_of(**defaults | options | {"memory_limit": memory_limit})
+    asked = asked_for(options | {"memory_limit": memory_limit})
     captured = Variants(program.fn, program.args, {}, asked.jit)[AS_IS]
     return Arm(captured, candidate_meshes(asked)[0][0], asked, Journal(asked.search), quick=True)
 
@@ -71,34 +76,36 @@ def test_gathered_copies_are_not_expected_to_shrink_in_micro_batches() -> None:
     options: dict[str, Any] = {"mesh": {"data": 16}, "topology": "v5e:4x4", "tactics": "fsdp:data"}
     options |= {"roles": {"batch": "batch", "params": "params"}, "donate_argnums": program.donate_argnums}
     (candidate,) = arm_of(program, options, "3.3GiB").candidates(math.inf)
-    peaks = [
-        shardwise.plan(program.fn, *program.args, microbatches=count, **options).predicted.peak_bytes / 2**30
-        for count in (2, 4)
-    ]
-    assert candidate.microbatches == 4 and peaks[1] < 3.3 < peaks[0]
+    two = shardwise.plan(program.fn, *program.args, microbatches=2, **options)
+    assert candidate.microbatches == 4 and two.predicted.peak_bytes > 3.3 * 2**30
 
 
-def test_unrolled_layers_gather_again_before_they_are_rematerialized() -> None:
-    """The products that rematerialization computes again take longer than four micro-batches with everything gathered again."""
-    program = zoo.load("gpt", "39b", layers=3, scan=False)
+def test_what_is_slower_rematerialized_is_not_looked_at() -> None:
+    """The products that are computed again take longer than the collectives of micro-batches."""
+    program = zoo.load("gpt", "39b", layers=2, scan=False)
     options: dict[str, Any] = {"mesh": {"data": 8}, "topology": "v5p:2x2x2", "donate_argnums": program.donate_argnums}
-    plan = shardwise.plan(program.fn, *program.args, microbatches="auto", remat="auto", memory_limit="50GiB", **options)
-    slower = shardwise.plan(program.fn, *program.args, remat=True, memory_limit="50GiB", **options)
-    assert plan.search is not None and plan.predicted.fits
-    assert not any("remat" in tried.variant for tried in plan.search.variants)
-    assert plan.predicted.time_s < slower.predicted.time_s
+    options |= {"memory_limit": "70GiB", "tactics": "fsdp:data", "microbatches": "auto", "remat": "auto"}
+    options |= {"roles": {"batch": "batch", "params": "params"}}
+    asked = asked_for(options)
+    outcome = choose(Variants(program.fn, program.args, {}, asked.jit), asked)
+    assert outcome.decided.fits and outcome.captured.variant.microbatches > 1
+    assert not any("remat" in tried.variant for tried in outcome.tried)
+    again = asked_for(options | {"microbatches": None, "remat": True})
+    slower = choose(Variants(program.fn, program.args, {}, again.jit), again).decided
+    assert slower.fits and outcome.decided.total.time_ps < slower.total.time_ps
 
 
 def test_micro_batches_are_looked_at_only_if_they_could_win() -> None:
     """Neither program fits as it is, which is proven, and both fit rematerialized."""
 
-    def tried(name: str, config: str, topology: str, devices: int) -> tuple[list[str], str]:
+    def tried(name: str, config: str, topology: str, devices: int) -> tuple[list[str], str, int]:
         program = zoo.load(name, config)
         options: dict[str, Any] = {"topology": topology, "donate_argnums": program.donate_argnums}
         options |= {"mesh": {"fsdp": devices}, "microbatches": "auto", "remat": "auto"}
         plan = shardwise.plan(program.fn, *program.args, **options)
         assert plan.search is not None and plan.predicted.fits
-        return [t.variant for t in plan.search.variants], str(plan.variant)
+        return [t.variant for t in plan.search.variants], str(plan.variant), len(plan.mesh.names)
 
-    assert tried("t2b", "2b", "v5e:2x4", 8) == (["as it is", "rematerialized"], "rematerialized")
-    assert "4 micro-batches" in tried("gpt", "6.7b", "v5p:4x4x4", 64)[0]
+    assert tried("t2b", "2b", "v5e:2x4", 8) == (["as it is", "rematerialized"], "rematerialized", 1)
+    # The axis is split for these only: without that they are slower than rematerialization.
+    assert tried("gpt", "6.7b", "v5p:4x4x4", 64)[1:] == ("4 micro-batches", 2)

@@ -22,8 +22,9 @@ Weak: gains of arms may differ. A variant is not looked at where it would be fas
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from shardwise.cost.model import Cost
@@ -41,6 +42,7 @@ from shardwise.search.run import Budget
 from shardwise.search.searcher import Journal
 from shardwise.transforms.variants import AS_IS, GATHERS, Variant
 
+_RANK: Final = attrgetter("best.rank")
 #: The patience of a short search (``Budget``), and the share of a budget that all short searches have.
 _SHORT: Final = 2.0
 _SHORT_SHARE: Final = 0.5
@@ -120,14 +122,13 @@ class Race:
         wanted, traced, roles = self.asked.wanted, self.variants[AS_IS].traced, self.asked.roles
         pipelines = wanted.pipelines(traced, roles, outer_sizes(self.placed))
         first, *others = pipelines[:1] if wanted.piped else wanted.variants(traced, roles)
-        captured = self.variants[first]
-        check_manual_axes(captured.analysis.program, [p.mesh for p in self.placed])
+        check_manual_axes(self.variants[first].analysis.program, [p.mesh for p in self.placed])
         try:
             self.look(first, self.placed)
             if wanted.piped:
                 self.pipe(pipelines[1:])
             self.search()
-            self._split_axes(first)
+            self._split_axes([first])
             fits = self.best_arm is not None and self.best_arm.best.fits
             if (self.asked.wanted.open or not fits) and not self.journal.interrupted:
                 tried = dict(self.tried)
@@ -138,8 +139,8 @@ class Race:
                 if not wanted.piped:
                     self.pipe(pipelines)
                 self.search()
-                if (best := self.best_arm) is not None and best.captured.variant != first:
-                    self._split_axes(best.captured.variant)
+                found = dict.fromkeys(arm.captured.variant for arm in sorted(self.arms, key=_RANK))
+                self._split_axes(variant for variant in found if variant != first)
             fits = self.best_arm is not None and self.best_arm.best.fits
             if not fits and not self.journal.interrupted:
                 self.vary(wanted.variants(traced, roles, offload=True))
@@ -158,30 +159,33 @@ class Race:
         winner = self._winner()
         return self.outcome(winner, winner.best)
 
-    def _split_axes(self, variant: Variant) -> None:
-        """Searches a variant on meshes with a split axis, starting from what was found on the given mesh."""
-        if self.journal.interrupted or not self._could_gain_by_splits(variant):
-            return
-        parts = splits(self.placed[0], self.variants[variant].analysis.groups)
-        self.placed += [placement for placement in parts if placement not in self.placed]
-        if self.look(variant, parts):
+    def _split_axes(self, variants: Iterable[Variant]) -> None:
+        """Searches some variants on meshes with a split axis, starting from what was found on the given mesh."""
+        looked: list[Arm] = []
+        for variant in variants:
+            if not self.journal.interrupted and self._could_gain_by_splits(variant):
+                parts = splits(self.placed[0], self.variants[variant].analysis.groups)
+                self.placed += [placement for placement in parts if placement not in self.placed]
+                looked += self.look(variant, parts)
+        if looked:
             for arm in [arm for arm in self.arms if arm in self._short | self._full]:
                 self._carry_over(arm)
             self.search()
 
     def _could_gain_by_splits(self, variant: Variant) -> bool:
-        """Is the mesh given, but not by axes that somebody uses by name, and is a step far from perfect scaling?"""
+        """Is the mesh given, not by axes that somebody uses by name, and a step that could win far from perfect scaling?"""
         program = self.variants[AS_IS].analysis.program
         by_name = self.is_open or self.asked.topology is None or not self.asked.searches_all
         by_name = by_name or any(op.kind.startswith("shard_map.") for op in program.ops)
-        arms = [arm for arm in self.arms if arm.captured.variant == variant]
+        arms = [arm for arm in self.arms if arm.captured.variant == variant and variant not in self.hopeless]
+        arms = [arm for arm in arms if arm.best.total.time_ps / arm.scaling < self._limit_ps()]
         return not by_name and any(not arm.best.fits or arm.scaling > 1 + _IMPERFECT for arm in arms)
 
     # Looking and searching.
 
     @property
     def best_arm(self) -> Arm | None:
-        return min(self.arms, key=_rank, default=None)
+        return min(self.arms, key=_RANK, default=None)
 
     def look(self, variant: Variant, placed: Sequence[Placement], anyway: bool = False) -> list[Arm]:
         """Applies the tactics to a variant, without searches; not if nothing can fit, unless ``anyway``."""
@@ -225,7 +229,7 @@ class Race:
             self._note(arm.captured.variant)
 
     def _search(self, done: set[Arm], short: bool) -> None:
-        order = sorted(self.arms, key=_rank)
+        order = sorted(self.arms, key=_RANK)
         for number, arm in enumerate(order):
             self.journal.stage = f"{len(order) - number} of {len(order)} meshes left" if len(order) > 1 else ""
             best, shared = self.best_arm, self.journal.budget
@@ -342,10 +346,10 @@ class Race:
         new = set(self.arms) - self._short
         piped = [arm for arm in self.arms if arm in new and arm.captured.variant.stages > 1 and not arm.hopeless]
         if piped and self.asked.searches and not self.journal.interrupted:
-            self._search_arm(min(piped, key=_rank), short=True)
+            self._search_arm(min(piped, key=_RANK), short=True)
 
     def _best_meshes(self) -> list[Placement]:
-        best = dict.fromkeys(arm.placement for arm in sorted(self.arms, key=_rank))
+        best = dict.fromkeys(arm.placement for arm in sorted(self.arms, key=_RANK))
         return list(best)[:_MOST_MESHES] or list(self.placed)
 
     def _limit_ps(self) -> float:
@@ -404,7 +408,7 @@ class Race:
         if all(arm.hopeless for arm in arms):
             self.tried[variant] = VariantTried(str(variant), peak_bytes=min(arm.least_bytes for arm in arms))
             return
-        best = min(arms, key=_rank).best
+        best = min(arms, key=_RANK).best
         self.tried[variant] = VariantTried(str(variant), best.total.time_s, best.total.peak_bytes, best.fits)
 
     # The result.
@@ -440,11 +444,7 @@ class Race:
         assert arm is not None
         if not self.is_open and arm.placement != given:
             same = [a for a in self.arms if a.placement == given and a.best.rank[0] == arm.best.rank[0]]
-            plain = min(same, key=_rank, default=arm)
+            plain = min(same, key=_RANK, default=arm)
             if plain.best.rank[1] * (1 - _LITTLE) <= arm.best.rank[1]:
                 return plain
         return arm
-
-
-def _rank(arm: Arm) -> tuple[int, ...]:
-    return arm.best.rank

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shardwise import zoo
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
-from shardwise.cost.model import CostModel, TermKind
+from shardwise.cost.model import CostModel, TermKind, total
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.evaluator.evaluator import Evaluator
 from shardwise.evaluator.space import Space
@@ -69,7 +69,9 @@ def test_meshes_share_what_does_not_depend_on_them() -> None:
     rng = random.Random(5)
     for evaluator in evaluators:
         for state in (random_state(evaluator, rng) for _ in range(4)):
-            assert evaluator.evaluate([state])[0] == evaluator.model.evaluate(evaluator.lowered(state))
+            model, lowered = evaluator.model, evaluator.lowered(state)
+            cost, curve = total(model, [model.figures(lowered, term) for term in model.terms])
+            assert evaluator.evaluate([state])[0] == cost and (evaluator.curve(state) == curve).all()
 
 
 def random_state(evaluator: Evaluator, rng: random.Random, most: int = 7) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ def test_gradients_that_a_loop_adds_up_are_accumulated_and_its_activations_are_n
         return jax.lax.scan(body, (jnp.zeros((8, 8), "float32"), w), xs)[0]
 
     shapes = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in [(8, 8), (4, 16, 8)]]
-    structure = Structure(analyze_program(lower(trace(step, shapes, {}, JitOptions()))))
+    structure = Structure(analyze_program(lower(trace(step, tuple(shapes), {}, JitOptions()))))
     ops, definitions = structure.program.ops, structure.program.definitions
     kinds = sorted(ops[definitions[v][0]].kind for v in structure.accumulated)
     assert kinds == ["convert_element_type", "dot_general"]

@@ -20,7 +20,7 @@ from shardwise.transforms.variants import AS_IS
 
 
 def asked_for(options: dict[str, Any]) -> Asked:
-    defaults = {name: value for name, value in shardwise.plan.__kwdefaults__.items() if name != "kwargs"}
+    defaults = {name: value for name, value in (shardwise.plan.__kwdefaults__ or {}).items() if name != "kwargs"}
     return asked_of(**defaults | options)
 
 

@@ -49,6 +49,15 @@ def test_the_numbers_of_plain_jax(name: str, layers: int, mesh: Any, tactics: st
         np.testing.assert_allclose(have, expected, rtol=1e-5, atol=1e-5 * largest)
 
 
+def test_circular_stages_on_devices() -> None:
+    fn, args = ALL["decoder"](5)
+    tactics = [shardwise.Pipeline("stage", circular=2), "fsdp:data+stage,megatron:model"]
+    plan = shardwise.plan(fn, *args, mesh=THREE, tactics=tactics, microbatches=4, remat=True)
+    sent = [c for c in plan.collectives if c.kind == "collective-permute" and c.axes == ("stage",)]
+    assert [c.times for c in sent] == [2 * 4 + 2 - 1] * 4  # on, and back to the first stage
+    check(fn, args, plan)
+
+
 def test_stages_are_no_experts() -> None:
     *_, plan = planned("experts", 4, THREE, "pipeline:stage,expert:model", microbatches=4)
     assert {a.path: a.spec for a in plan.arguments}["params/layers/in"] == (("stage",), ("model",), (), ())

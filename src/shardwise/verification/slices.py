@@ -3,7 +3,8 @@
 A program for several slices is one for the devices of a slice, whose numbers its replica groups have. The compiler does what
 crosses slices hierarchically: an all-reduce is a reduce-scatter inside of slices, an all-reduce across them and an all-gather
 inside. What crosses slices is a pair of ``send`` and ``recv`` with one rendezvous, whose attributes name the kind and the
-devices: ``{1,2}x{0:7}`` are the devices of equal number in two slices, ``{{100000->200000},…}`` pairs of device ids.
+devices: ``{1,2}x{0:7}`` are the devices of equal number in two slices, ``{{100000,200000},…}`` groups of device ids, and
+``{{100000->200000},…}`` pairs of them.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ class Slices:
         target = match[1] if match else ""
         if pairs := re.findall(r"(\d+)->(\d+)", target):
             return tuple((self.by_id[int(a)], self.by_id[int(b)]) for a, b in pairs), True
+        if target.startswith("{"):
+            listed = re.findall(r"\{([\d,]+)\}", target)
+            return tuple(tuple(self.by_id[int(number)] for number in one.split(",")) for one in listed), False
         products = re.findall(r"\{([\d,]+)\}x", target)
         slices = [[self.positions[int(number) - 1] for number in one.split(",")] for one in products]
         return tuple(group for some in slices for group in zip(*some, strict=True)), False

@@ -183,12 +183,12 @@ def test_bubbles_make_no_numbers_of_their_own() -> None:
 # What is refused.
 
 
-def test_circular_stages_with_a_part_of_a_group() -> None:
-    fn, args = ALL["decoder"](4)
-    with pytest.raises(
-        VariantError, match="circular stages need a multiple of 4 micro-batches, one for each stage, not 2"
-    ):
+def test_circular_stages_with_too_few_micro_batches_or_layers() -> None:
+    fn, args = ALL["decoder"](8)
+    with pytest.raises(VariantError, match="need a multiple of 4 micro-batches, one for each stage, not 2"):
         jaxpr_of(fn, args, 2, 4, circular=2)
+    with pytest.raises(VariantError, match="3 times 4 stages need as many layers, and there are 8"):
+        jaxpr_of(fn, args, 4, 4, circular=3)
 
 
 def test_layers_in_which_examples_meet() -> None:
@@ -206,7 +206,10 @@ def test_a_program_without_a_loop_over_layers() -> None:
         return batch
 
     w, x = arrays((4, 4, 4), (8, 4))
-    with pytest.raises(VariantError, match=r"no loop over at least 2 layers.*as a jax.lax.scan over their stacked"):
+    with pytest.raises(
+        VariantError,
+        match=r"no loop over at least 2 layers.*; dot_general at test_pipeline\.py:\d+ is in layers that are unrolled: write",
+    ):
         jaxpr_of(unrolled, (w, x), 4, 2)
 
     def scanned(w: jax.Array, batch: jax.Array) -> jax.Array:

@@ -39,6 +39,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import Traced
+from shardwise.errors import VariantError
 from shardwise.ir.traits import STAGES
 from shardwise.transforms.batch_roles import BatchAnalysis, BatchState, Role
 from shardwise.transforms.batch_walk import moved
@@ -65,6 +66,9 @@ class _Pipelines:
     """A program with its loops over layers as pipelines. ``_by_tick``: stacked values in the layout of their loop."""
 
     def __init__(self, program: Program, rounds: int):
+        most = max(layers.length for layers in program.layers.values())
+        if rounds * program.stages > most:
+            raise VariantError(f"{rounds} times {program.stages} stages need as many layers, and there are {most}")
         self._rounds = rounds
         self._program, self._flat, self._layers = program, program.flat, program.layers
         self._by_tick: dict[int, Any] = {}

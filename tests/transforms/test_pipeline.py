@@ -89,7 +89,6 @@ def test_every_loop_over_layers_runs_over_ticks_forward_and_backward() -> None:
     [
         ("decoder", 8, 2, 4, 3, "rematerialized"),
         ("experts", 6, 2, 2, 2, "plain"),
-        ("translator", 4, 2, 2, 2, "plain"),
     ],
 )
 def test_circular_stages_have_the_same_numbers(

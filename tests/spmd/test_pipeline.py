@@ -51,7 +51,7 @@ def test_the_numbers_of_plain_jax(name: str, layers: int, mesh: Any, tactics: st
 
 def test_circular_stages_on_devices() -> None:
     fn, args = ALL["decoder"](5)
-    tactics = [shardwise.Pipeline("stage", circular=2), "fsdp:data+stage,megatron:model"]
+    tactics: Any = [shardwise.Pipeline("stage", circular=2), "fsdp:data+stage,megatron:model"]
     plan = shardwise.plan(fn, *args, mesh=THREE, tactics=tactics, microbatches=4, remat=True)
     sent = [c for c in plan.collectives if c.kind == "collective-permute" and c.axes == ("stage",)]
     assert [c.times for c in sent] == [2 * 4 + 2 - 1] * 4  # on, and back to the first stage

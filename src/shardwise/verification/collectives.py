@@ -116,7 +116,7 @@ def read_collectives(module: Module, mesh: MeshAxes, slices: Slices | None = Non
     for i in module.instructions():
         if slices and (kind := kind_across(i)):
             chains[(i.name,)] = [_read_across(module, mesh, i, kind, slices)]
-        elif kind := _OPCODES.get(i.opcode):
+        elif kind := _OPCODES.get(i.opcode, ""):
             chain = _CHAIN.search(i.attributes) if kind != "collective-permute" else None
             key: tuple[str, ...] = (i.attribute("channel_id"), chain.group(1)) if chain else (i.name,)
             chains.setdefault(key, []).append(_read(module, mesh, i, kind, slices))
@@ -156,7 +156,7 @@ def _read(module: Module, mesh: MeshAxes, instruction: Instruction, kind: str, s
     pairs = source_target_pairs(instruction.attributes)
     groups = replica_groups(instruction.attributes, len(slices.positions[0]) if slices else mesh.devices)
     if slices:
-        groups, pairs = slices.everywhere(groups), slices.everywhere(pairs)
+        groups, pairs = slices.everywhere(groups), tuple((a, b) for a, b in slices.everywhere(pairs))
     size = 1 if pairs else len(groups[0])
     parts = tuple(_parts(module, instruction, kind, size))
     if form == "fused" and kind == "all-reduce" and all(p.kind == "reduce-scatter" for p in parts):

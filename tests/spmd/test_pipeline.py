@@ -26,6 +26,14 @@ def kinds(plan: Plan, axis: str) -> list[str]:
     return sorted({c.kind for c in plan.collectives if axis in c.axes})
 
 
+def check(fn: Any, args: Any, plan: Plan, want: Any) -> None:
+    run = jax.jit(plan.jit(fn).inline)  # traced once, for its collectives and its numbers
+    assert emitted(jax.make_jaxpr(run)(*args)) == predicted(plan)
+    for have, expected in zip(jax.tree.leaves(run(*args)), want, strict=True):
+        largest = float(np.max(np.abs(expected)))
+        np.testing.assert_allclose(have, expected, rtol=1e-5, atol=1e-5 * largest)
+
+
 @pytest.mark.parametrize(
     "name, layers, mesh, tactics, remat",
     [
@@ -42,11 +50,16 @@ def test_the_numbers_of_plain_jax(name: str, layers: int, mesh: Any, tactics: st
     fn, args, plan = planned(name, layers, mesh, tactics, remat, microbatches=4)
     assert plan.variant.stages == mesh["stage"] and plan.variant.microbatches == 4
     assert "collective-permute" in kinds(plan, "stage")
-    run = jax.jit(plan.jit(fn).inline)  # traced once, for its collectives and its numbers
-    assert emitted(jax.make_jaxpr(run)(*args)) == predicted(plan)
-    for have, expected in zip(jax.tree.leaves(run(*args)), plain(name, layers), strict=True):
-        largest = float(np.max(np.abs(expected)))
-        np.testing.assert_allclose(have, expected, rtol=1e-5, atol=1e-5 * largest)
+    check(fn, args, plan, plain(name, layers))
+
+
+def test_circular_stages_on_devices() -> None:
+    fn, args = ALL["decoder"](5)
+    tactics: Any = [shardwise.Pipeline("stage", circular=2), "fsdp:data+stage,megatron:model"]
+    plan = shardwise.plan(fn, *args, mesh=THREE, tactics=tactics, microbatches=4, remat=True)
+    sent = [c for c in plan.collectives if c.kind == "collective-permute" and c.axes == ("stage",)]
+    assert [c.times for c in sent] == [2 * 4 + 2 - 1] * 4  # on, and back to the first stage
+    check(fn, args, plan, plain("decoder", 5))
 
 
 def test_stages_are_no_experts() -> None:

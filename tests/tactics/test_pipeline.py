@@ -57,6 +57,15 @@ def test_a_plan_says_what_flows_and_how_long_stages_wait(tmp_path: Path) -> None
     assert shardwise.load_plan(tmp_path / "plan.json").variant == made.variant
 
 
+def test_circular_stages_wait_less(tmp_path: Path) -> None:
+    made = plan([Pipeline("stage", microbatches=16, circular=2)])
+    assert made.variant.bubble == 3 / 35 and str(made.variant) == "2 times 4 stages, 16 micro-batches"
+    text = " ".join(str(made).split())
+    assert "16 micro-batches of x flow through them 2 times, and a stage waits for 9% of the time" in text
+    made.save(tmp_path / "plan.json")
+    assert shardwise.load_plan(tmp_path / "plan.json").variant == made.variant
+
+
 def test_a_search_plans_the_other_axes() -> None:
     made = plan([Pipeline("stage", microbatches=8), shardwise.Auto("data")], budget_evals=200)
     assert made.spec("w")[0] == "stage" and any(c.axes == ("data",) for c in made.collectives)
@@ -110,6 +119,8 @@ def test_what_cannot_be_done() -> None:
         plan("pipeline:stage", pipeline=2)
     with pytest.raises(VariantError, match="a pipeline needs at least two micro-batches"):
         plan(None, pipeline=2, microbatches=1)
+    with pytest.raises(VariantError, match="circular is a whole number above zero, not 0"):
+        plan([Pipeline("stage", circular=0)], microbatches=4)
     with pytest.raises(VariantError, match="pipeline is a number of stages or 'auto', not 'all'"):
         plan(None, pipeline="all")
     with pytest.raises(VariantError, match="the batch of 6 examples cannot be cut into 4"):

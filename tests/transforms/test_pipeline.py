@@ -19,12 +19,18 @@ from tests.transforms.layered import ALL, plain
 
 
 def jaxpr_of(
-    fn: Callable[..., Any], args: Any, parts: int, stages: int, remat: bool = False, batch: str = "batch"
+    fn: Callable[..., Any],
+    args: Any,
+    parts: int,
+    stages: int,
+    remat: bool = False,
+    batch: str = "batch",
+    circular: int = 1,
 ) -> Any:
     """The jaxpr of a function in a pipeline. Everything under the argument ``batch`` is the batch."""
     traced = trace(fn, args, {}, JitOptions())
     paths = [leaf.path for leaf in traced.arguments if leaf.path.split("/")[0] == batch]
-    return pipelined(rematerialize(traced) if remat else traced, paths, parts, stages).jaxpr
+    return pipelined(rematerialize(traced) if remat else traced, paths, parts, stages, circular).jaxpr
 
 
 def run(jaxpr: Any, args: Any) -> list[Any]:
@@ -34,10 +40,17 @@ def run(jaxpr: Any, args: Any) -> list[Any]:
 
 
 def check(
-    fn: Callable[..., Any], args: Any, parts: int, stages: int, remat: bool = False, want: list[jax.Array] | None = None
+    fn: Callable[..., Any],
+    args: Any,
+    parts: int,
+    stages: int,
+    remat: bool = False,
+    want: list[jax.Array] | None = None,
+    circular: int = 1,
 ) -> None:
     want = want or jax.tree.leaves(jax.jit(fn)(*args))
-    for have, expected in zip(run(jaxpr_of(fn, args, parts, stages, remat), args), want, strict=True):
+    jaxpr = jaxpr_of(fn, args, parts, stages, remat, circular=circular)
+    for have, expected in zip(run(jaxpr, args), want, strict=True):
         assert have.shape == expected.shape and have.dtype == expected.dtype
         largest = float(np.max(np.abs(expected))) if expected.size else 0.0
         np.testing.assert_allclose(have, expected, rtol=1e-5, atol=1e-5 * largest)
@@ -71,6 +84,25 @@ def test_every_loop_over_layers_runs_over_ticks_forward_and_backward() -> None:
     assert loops(jaxpr_of(fn, args, 8, 3)) == [(ticks, [2])] * 4
 
 
+@pytest.mark.parametrize(
+    "name, layers, stages, parts, circular, how",
+    [
+        ("decoder", 8, 2, 4, 3, "rematerialized"),
+        ("experts", 6, 2, 2, 2, "plain"),
+    ],
+)
+def test_circular_stages_have_the_same_numbers(
+    name: str, layers: int, stages: int, parts: int, circular: int, how: str
+) -> None:
+    fn, args = ALL[name](layers)
+    check(fn, args, parts, stages, how == "rematerialized", circular=circular)
+
+
+def test_a_tick_of_circular_stages_is_a_fraction_of_a_round() -> None:
+    fn, args = ALL["decoder"](8)
+    assert loops(jaxpr_of(fn, args, 4, 2, circular=2)) == [(2 * 4 + 2 - 1, [2])] * 2
+
+
 def test_residuals_are_read_by_tick() -> None:
     """The backward loop reads stacked values as the forward loop made them: nothing is gathered in between."""
     fn, args = ALL["decoder"](4, drop=False)
@@ -89,8 +121,8 @@ def test_stacked_results_with_other_readers() -> None:
 
         return jax.lax.scan(layer, batch, (w, b))
 
-    for layers, stages in ((6, 3), (5, 3)):
-        check(fn, arrays((layers, 4, 4), (layers, 4), (12, 4)), 4, stages)
+    for layers, stages, parts, circular in ((6, 3, 4, 1), (5, 3, 4, 1), (7, 2, 4, 3)):
+        check(fn, arrays((layers, 4, 4), (layers, 4), (12, 4)), parts, stages, circular=circular)
 
 
 def test_carries_of_all_kinds() -> None:
@@ -108,8 +140,8 @@ def test_carries_of_all_kinds() -> None:
         rest, totals = jax.lax.scan(layer, start, w)
         return *rest[:2], jax.random.key_data(rest[2]), *rest[3:], totals
 
-    for layers in (4, 3):
-        check(fn, arrays((layers, 4, 4), (2,), (8, 4)), 2, 2)
+    for layers, circular in ((4, 1), (3, 1), (5, 2)):
+        check(fn, arrays((layers, 4, 4), (2,), (8, 4)), 2, 2, circular=circular)
 
 
 def test_a_loop_in_reverse_and_constants_of_the_batch() -> None:
@@ -122,7 +154,8 @@ def test_a_loop_in_reverse_and_constants_of_the_batch() -> None:
         return jax.lax.scan(layer, batch["x"], (w, jnp.stack([batch["x"]] * 4)), reverse=True)
 
     x, w, gate = arrays((8, 4), (4, 4, 4), (8,))
-    check(fn, (w, {"x": x, "gate": gate}), 4, 2)
+    for circular in (1, 2):
+        check(fn, (w, {"x": x, "gate": gate}), 4, 2, circular=circular)
 
 
 def test_the_batch_as_a_part_of_a_dimension() -> None:
@@ -149,6 +182,14 @@ def test_bubbles_make_no_numbers_of_their_own() -> None:
 # What is refused.
 
 
+def test_circular_stages_with_too_few_micro_batches_or_layers() -> None:
+    fn, args = ALL["decoder"](8)
+    with pytest.raises(VariantError, match="need a multiple of 4 micro-batches, one for each stage, not 2"):
+        jaxpr_of(fn, args, 2, 4, circular=2)
+    with pytest.raises(VariantError, match="3 times 4 stages need as many layers, and there are 8"):
+        jaxpr_of(fn, args, 4, 4, circular=3)
+
+
 def test_layers_in_which_examples_meet() -> None:
     def fn(w: jax.Array, batch: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda x, w: ((x - jnp.mean(x, axis=0)) @ w, None), batch, w)[0]
@@ -164,7 +205,10 @@ def test_a_program_without_a_loop_over_layers() -> None:
         return batch
 
     w, x = arrays((4, 4, 4), (8, 4))
-    with pytest.raises(VariantError, match=r"no loop over at least 2 layers.*as a jax.lax.scan over their stacked"):
+    with pytest.raises(
+        VariantError,
+        match=r"no loop over at least 2 layers.*; dot_general at test_pipeline\.py:\d+ is in layers that are unrolled: write",
+    ):
         jaxpr_of(unrolled, (w, x), 4, 2)
 
     def scanned(w: jax.Array, batch: jax.Array) -> jax.Array:

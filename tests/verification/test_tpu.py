@@ -157,6 +157,21 @@ def test_gathers_drawn_out_over_fusions_count_once(compiled: dict[str, Any]) -> 
 
 
 @needs_libtpu
+def test_sums_over_slices_are_hierarchical(compiled: dict[str, Any]) -> None:
+    """A quarter crosses slices, after a reduce-scatter inside and before an all-gather."""
+    size = 1024 * 512 * 4
+    assert logical(compiled["slices"]) == [
+        ("all-gather", "data", 1, 1, 4 * size),
+        ("all-gather", "model", 1, 3, 3 * size),
+        ("all-reduce", "data", 1, 3, 3 * size // 4),
+        ("collective-permute", "data", 1, 3, 3 * size),
+        ("reduce-scatter", "model", 1, 3, 3 * size),
+    ]
+    forms = {(c["kind"], c["form"]) for c in compiled["slices"]["collectives"] if c["axes"] == ["data"]}
+    assert forms == {(kind, "slices") for kind in ("all-gather", "all-reduce", "collective-permute")}
+
+
+@needs_libtpu
 def test_callbacks_with_results_of_several_ranks_are_lowered(compiled: dict[str, Any]) -> None:
     """As in the error checks of Equinox. JAX alone cannot lower them under ``shard_map``."""
     assert compiled["received"] == 2

@@ -39,6 +39,15 @@ def scattered_along(dim: int) -> Any:
     return run
 
 
+def over_slices(x: jax.Array) -> jax.Array:
+    """In a loop a shift from slice to slice, and sums over all devices."""
+
+    def trip(_: Any, x: jax.Array) -> jax.Array:
+        return jax.lax.psum(jax.lax.ppermute(jnp.sin(x), "data", [(0, 1), (1, 2), (2, 3)]), ("data", "model")) / 8
+
+    return jnp.sin(jax.lax.all_gather(jnp.sin(jax.lax.fori_loop(0, 3, trip, x)), "data", axis=1, tiled=True))
+
+
 def convolved(x: jax.Array, w: jax.Array) -> jax.Array:
     """The middle one of three images is neither an argument nor a result."""
     for _ in range(2):
@@ -154,6 +163,11 @@ PROGRAMS: dict[str, dict[str, Any]] = {
         in_shardings=((P(("data", "model")),) * 3, P(("data", "model"))),
         out_shardings=P(("data", "model")),
         backend="v5e:4x4",
+    ),
+    "slices": dict(
+        fn=lambda x: jax.shard_map(over_slices, in_specs=P(), out_specs=P(), check_vma=False)(x),
+        args=(shape(1024, 512),),
+        backend="4*v5e:2x2",
     ),
     "too large": dict(
         fn=lambda x: (x @ x.T).sum(),

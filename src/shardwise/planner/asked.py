@@ -128,7 +128,8 @@ def with_stages(asked: Asked, placed: Sequence[Placement]) -> Asked:
     if asked.wanted.stages not in (None, AUTO, stages):
         raise PlanError(f"pipeline={asked.wanted.stages}, but the axes of Pipeline have {stages} devices")
     parts = next((t.microbatches for t in pipelines if t.microbatches), asked.wanted.microbatches)
-    return replace(asked, wanted=replace(asked.wanted, stages=stages, microbatches=parts))
+    circular = max(t.circular for t in pipelines)
+    return replace(asked, wanted=replace(asked.wanted, stages=stages, microbatches=parts, circular=circular))
 
 
 def check_manual_axes(program: Program, meshes: Sequence[MeshAxes]) -> None:

@@ -103,16 +103,15 @@ def placement_of(mesh: Any, topology: str | Topology | Placement | None) -> Plac
     return place(axes, topology_of(topology) if isinstance(topology, str) else topology)
 
 
-def outer_sizes(placed: Sequence[Placement]) -> list[int]:
-    """The sizes of mesh axes over the slowest links, the smallest first.
+def outer_sizes(placement: Placement) -> set[int]:
+    """The sizes of mesh axes over the slowest links alone.
 
-    >>> outer_sizes([placement_of({"stage": 4, "model": 8}, topology_of("h100:8x4"))])
-    [4]
+    >>> outer_sizes(placement_of({"stage": 4, "model": 8}, topology_of("h100:8x4")))
+    {4}
     """
-    tier = max((axis.tier for axis in placed[0].topology.axes), default=0)
-    rows = ((p, m, segments) for p in placed for m, segments in enumerate(p.segments))
-    outer = {p.mesh.sizes[m] for p, m, row in rows if any(p.topology.axes[s.axis].tier == tier for s in row)}
-    return sorted(outer - {1})
+    tier = max((axis.tier for axis in placement.topology.axes), default=0)
+    outer = (all(placement.topology.axes[s.axis].tier == tier for s in row) for row in placement.segments)
+    return set(itertools.compress(placement.mesh.sizes, outer)) - {1}
 
 
 def meshes(wanted: OpenMesh, topology: Topology, ordered: bool = True) -> tuple[Placement, ...]:

@@ -120,7 +120,7 @@ class Race:
 
     def run(self, anyway: bool) -> Outcome:
         wanted, traced, roles = self.asked.wanted, self.variants[AS_IS].traced, self.asked.roles
-        pipelines = wanted.pipelines(traced, roles, outer_sizes(self.placed))
+        pipelines = wanted.pipelines(traced, roles, sorted(set[int]().union(*map(outer_sizes, self.placed))))
         first, *others = pipelines[:1] if wanted.piped else wanted.variants(traced, roles)
         check_manual_axes(self.variants[first].analysis.program, [p.mesh for p in self.placed])
         try:
@@ -329,7 +329,8 @@ class Race:
         stopped: set[tuple[int, bool | str]] = set()
         for variant in pipelines:
             kind = variant.stages, variant.remat
-            placed = [p for p in self._best_meshes() if self.asked.wanted.piped or variant.stages in p.mesh.sizes]
+            able = None if self.asked.wanted.piped else [p for p in self.placed if variant.stages in outer_sizes(p)]
+            placed = self._best_meshes(able)
             if kind in stopped or not placed or self.journal.interrupted:
                 continue
             try:
@@ -348,9 +349,10 @@ class Race:
         if piped and self.asked.searches and not self.journal.interrupted:
             self._search_arm(min(piped, key=_RANK), short=True)
 
-    def _best_meshes(self) -> list[Placement]:
+    def _best_meshes(self, among: Sequence[Placement] | None = None) -> list[Placement]:
         best = dict.fromkeys(arm.placement for arm in sorted(self.arms, key=_RANK))
-        return list(best)[:_MOST_MESHES] or list(self.placed)
+        chosen = [p for p in best if among is None or p in among]
+        return chosen[:_MOST_MESHES] or list(self.placed if among is None else among)
 
     def _limit_ps(self) -> float:
         best = self.best_arm

@@ -99,8 +99,8 @@ def _problems(plan: Plan) -> Iterator[str]:
         yield f"device_order: {len(order)} devices for a mesh of {mesh.devices}"
     if plan.variant.remat not in (False, True, GATHERS):
         yield f"variant: remat is true, false or {GATHERS!r}"
-    if plan.variant.stages < 1 or (plan.variant.stages > 1 and not batch):
-        yield "variant: expected at least one stage, and with more than one several micro-batches"
+    if min(plan.variant.stages, plan.variant.circular) < 1 or (plan.variant.stages > 1 and not batch):
+        yield "variant: expected at least one stage and one time around, and with several stages several micro-batches"
     if plan.variant.microbatches < 1 or (plan.variant.microbatches > 1) != bool(batch):
         yield "variant: expected at least one micro-batch, and with more than one the arguments that are split"
     try:

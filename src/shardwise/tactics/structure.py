@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -11,11 +12,16 @@ from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
 from shardwise.ir.program import HEAVY, Value
 from shardwise.ir.rule import Kind
+from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import Decision, Keep
 from shardwise.lowering.sharding import Kind as Move
 from shardwise.lowering.small import SHARE
 from shardwise.lowering.storage import views
 from shardwise.tactics.tactic import Context
+
+#: Ops that take a part of their first operand, or give it another form: of a parameter, at a place that does not depend on the
+#: batch, this is a parameter too.
+_TAKEN: Final = VIEWS | {"concatenate", "dynamic_slice", "gather", "slice"}
 
 
 def batch_colors(context: Context, dim: int | None, tactic: str) -> list[int]:
@@ -65,7 +71,7 @@ def inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
 def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
     analysis = context.analysis
     program = analysis.program
-    weights = views(program, (v.id for v in parameters))
+    weights = set(views(program, (v.id for v in parameters)))
     kept: set[int] = set()  # colors of parameters that their products keep
     contracted: set[int] = set()
     of_weights = {c for v in parameters for _, c in context.colors_of(v)}
@@ -84,6 +90,8 @@ def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
         for c in {color[f] for t in with_weight for dim in op.rule.operands[t] for f in dim}:
             (contracted if kinds[c] is Kind.REDUCTION else kept).add(c)
         inputs = [v for v in op.operands if v >= 0]
+        if op.kind in _TAKEN and op.operands[0] in weights and constant.issuperset(inputs):
+            weights.update(op.results)
         others = {v for v in inputs if v not in constant}
         summands = [v for v in others if v in products]
         if op.unit in HEAVY and not with_weight:

@@ -260,7 +260,10 @@ class Body(Walk):
         return Flat(jaxpr)
 
     def _reduced(self, equation: Any) -> list[BatchState]:
-        raise VariantError(f"{where(equation)} needs the complete sum over the batch inside of a loop or branch")
+        raise VariantError(
+            f"{where(equation)} needs the complete sum over the batch inside of a loop or branch, and a part of the batch has "
+            "another one: sums over each example, or over groups of its tokens, can be computed in parts"
+        )
 
     def _cut(self, value: int, wanted: BatchState) -> int:
         if value not in self.flat.inputs:

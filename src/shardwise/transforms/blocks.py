@@ -61,6 +61,15 @@ def find_families(flat: Flat) -> list[_Cuts]:
     return families
 
 
+def repeated_product(flat: Flat) -> Any:
+    """Returns the equation of the first product in the longest stretch of the forward pass that repeats, None without one."""
+    for first, _, period in _repetitions(_text(flat)):
+        products = [step.equation for step in flat.steps[first : first + period] if step.name == "dot_general"]
+        if products:
+            return products[0]
+    return None
+
+
 def find_blocks(flat: Flat, cuts: _Cuts) -> list[Block]:
     """Returns the blocks between cuts that can be computed again."""
     outputs = set(values_of(flat.outputs))

@@ -39,6 +39,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.trace import Traced
+from shardwise.errors import VariantError
 from shardwise.ir.traits import STAGES
 from shardwise.transforms.batch_roles import BatchAnalysis, BatchState, Role
 from shardwise.transforms.batch_walk import moved
@@ -46,24 +47,29 @@ from shardwise.transforms.flat import Flat, Step, emit, read_atoms, spliced, val
 from shardwise.transforms.microbatch import cut_batch
 from shardwise.transforms.remat import read_elsewhere
 from shardwise.transforms.rows import REDUCERS, cut_rows, joined_rows
+from shardwise.transforms.schedule import Schedule, Task
 from shardwise.transforms.stages import Layers, Program
 
 #: In the loop over ticks: carries, sums of stacked results by layer, sums of carries that have left; None where there is none.
 _State = tuple[list[Any], list[Any], list[Any]]
 
 
-def pipelined(traced: Traced, batch: Collection[str], parts: int, stages: int) -> Traced:
+def pipelined(traced: Traced, batch: Collection[str], parts: int, stages: int, rounds: int = 1) -> Traced:
     """Returns a traced function whose loops over layers are pipelines; ``batch``: the paths of the arguments whose first
     dimension is the batch."""
     flat = Flat(traced.jaxpr)
-    pipelines = _Pipelines(Program(flat, *cut_batch(traced, flat, batch, parts), stages))
+    pipelines = _Pipelines(Program(flat, *cut_batch(traced, flat, batch, parts), stages), rounds)
     return replace(traced, jaxpr=spliced(internals.retrace(pipelines.run, traced.jaxpr)))
 
 
 class _Pipelines:
     """A program with its loops over layers as pipelines. ``_by_tick``: stacked values in the layout of their loop."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, rounds: int):
+        most = max(layers.length for layers in program.layers.values())
+        if rounds * program.stages > most:
+            raise VariantError(f"{rounds} times {program.stages} stages need as many layers, and there are {most}")
+        self._rounds = rounds
         self._program, self._flat, self._layers = program, program.flat, program.layers
         self._by_tick: dict[int, Any] = {}
         # By operand of a loop and its role there: the number of its rows, where they are the same for every part.
@@ -125,7 +131,9 @@ class _Pipelines:
             for atom, state in operands
             if isinstance(atom, int) and (atom, state) in self._repeated
         }
-        loop = _Pipeline(layers, program.analysis, program.stages, repeated)
+        rounds = max(1, min(self._rounds, layers.length // program.stages))
+        schedule = Schedule(program.analysis.parts, program.stages, rounds, layers.reverse)
+        loop = _Pipeline(layers, program.analysis, schedule, repeated)
         carried, stacked = loop.run(env, ticked, needed)
         results = dict(zip(layers.carried, carried, strict=True))
         for value, state, array in zip(layers.stacked, layers.stacked_states, stacked, strict=True):
@@ -163,14 +171,13 @@ class _Pipeline:
         self,
         layers: Layers,
         analysis: BatchAnalysis,
-        stages: int,
+        schedule: Schedule,
         repeated: Mapping[tuple[int, BatchState], _Rows],
     ):
         self._layers, self._analysis, self._repeated = layers, analysis, repeated
-        self._parts, self._stages = analysis.parts, stages
-        self._depth = -(-layers.length // stages)
-        self._stage = checkpoint_name(jnp.arange(stages, dtype=jnp.int32), STAGES)
-        self._first, self._last = (stages - 1, 0) if layers.reverse else (0, stages - 1)
+        self._schedule, self._stages = schedule, schedule.stages
+        self._depth = -(-layers.length // (schedule.stages * schedule.rounds))
+        self._stage = checkpoint_name(jnp.arange(schedule.stages, dtype=jnp.int32), STAGES)
         self._body = layers.body.jaxpr()
         self._outputs = internals.split_jaxpr(self._body)[0].outvars[layers.carries :]
 
@@ -191,15 +198,17 @@ class _Pipeline:
 
         def tick(state: _State, scanned: tuple[Any, list[Any]]) -> tuple[_State, tuple[list[Any], list[Any]]]:
             (carries, sums, totals), (time, residual) = state, scanned
-            part = time - self._stage
-            busy, part = (part >= 0) & (part < self._parts), jnp.clip(part, 0, self._parts - 1)
+            task = self._schedule.task(time - self._stage)
+            busy, part, at = task
             carries = [
-                carry if k in layers.staying else self._sent(carry, enter(time))
+                carry if k in layers.staying else self._sent(carry, enter(time), at)
                 for k, (carry, enter) in enumerate(zip(carries, entering, strict=True))
             ]
-            read = [old if row is None else row(part) for old, row in zip(residual, rows, strict=True)]
-            carries, sums, stacked = self._compute(constants, carries, sums, read, busy, part)
-            leaving = busy & (self._stage == self._last)
+            read = [old if row is None else row(part, at) for old, row in zip(residual, rows, strict=True)]
+            carries, sums, stacked = self._compute(constants, carries, sums, read, task)
+            leaving = busy & (self._stage == self._schedule.last)
+            if at is not None:
+                leaving &= at == self._schedule.last_round
             totals = [
                 None if total is None else _where(leaving, REDUCERS[s.reducer][0](total, carry), total)
                 for total, carry, s in zip(totals, carries, layers.carry_states, strict=True)
@@ -209,7 +218,7 @@ class _Pipeline:
             stacked = [x if keep else None for x, keep in zip(stacked, kept, strict=True)]
             return (carries, sums, totals), (ended, stacked)
 
-        times = jnp.arange(self._parts + self._stages - 1, dtype=jnp.int32)
+        times = jnp.arange(self._schedule.ticks, dtype=jnp.int32)
         start = self._start(entering, read_atoms(env, layers.initial), needed)
         (carries, sums, totals), (ended, stacked) = jax.lax.scan(
             tick, start, (times, residuals), reverse=layers.reverse
@@ -225,9 +234,11 @@ class _Pipeline:
         """Returns a stacked result with the batch, in the order of layers and examples, from one by tick."""
 
         def ticks_of(rows: Any, stage: Any) -> Any:
-            return jax.lax.dynamic_slice_in_dim(rows, stage, self._parts)
+            return jax.lax.dynamic_slice_in_dim(rows, stage, self._schedule.tasks)
 
-        rows = jax.vmap(ticks_of, in_axes=(2, 0), out_axes=2)(array, self._stage)
+        rows = self._schedule.by_round(jax.vmap(ticks_of, in_axes=(2, 0), out_axes=2)(array, self._stage))
+        rows = jnp.moveaxis(rows, 0, 1)  # parts, rounds, layers of a stage, stages
+        rows = rows.reshape(self._schedule.parts, -1, *rows.shape[3:])
         return self._unstaged(joined_rows(self._analysis, rows, moved(state, 2)))
 
     # One tick.
@@ -238,11 +249,10 @@ class _Pipeline:
         carries: list[Any],
         sums: list[Any],
         rows: list[Any],
-        busy: Any,
-        part: Any,
+        task: Task,
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Returns the carries, sums and stacked results of all stages after their layers."""
-        layers = self._layers
+        layers, (busy, part, at) = self._layers, task
         # Rows that are the same for every part are computed by each layer, as the broadcasts that they are.
         given = [x if isinstance(x, _Rows) else x(part) for x in constants]
         batched = [0 if s.role is Role.BATCH else None for s in layers.const_states]
@@ -253,16 +263,20 @@ class _Pipeline:
             (carries, sums), (number, xs) = state, row
             operands = [x.of_stages(self._stages) if isinstance(x, _Rows) else x for x in given]
             outputs = body(*operands, *carries, *xs, part)
-            exists = self._stage * self._depth + number < layers.length if self._uneven else None
+            before = self._stage if at is None else at * self._stages + self._stage
+            exists = before * self._depth + number < layers.length if self._uneven else None
             adds = busy if exists is None else busy & exists
             masks = (adds if k in layers.sums else exists for k in range(layers.carries))
             new = [_where(*three) for three in zip(masks, outputs, carries, strict=False)]
             stacked = outputs[layers.carries :]
             for k, (total, s) in enumerate(zip(sums, layers.stacked_states, strict=True)):
                 if total is not None:
-                    old = jax.lax.dynamic_index_in_dim(total, number, keepdims=False)
-                    value = _where(adds, REDUCERS[s.reducer][0](old, stacked[k]), old)
-                    sums[k] = jax.lax.dynamic_update_index_in_dim(total, value, number, 0)
+                    adding = partial(_added, reducer=s.reducer)
+                    if at is not None:
+                        of_stage = jax.vmap(adding, in_axes=(1, 0, 0, 0), out_axes=1)
+                        sums[k] = of_stage(total, at * self._depth + number, stacked[k], adds)
+                    else:
+                        sums[k] = adding(total, number, stacked[k], adds)
                     stacked[k] = None
             return (new, sums), stacked
 
@@ -270,15 +284,18 @@ class _Pipeline:
         (carries, sums), stacked = jax.lax.scan(layer, (carries, sums), (numbers, rows), reverse=layers.reverse)
         return carries, sums, stacked
 
-    def _sent(self, array: Any, entering: Any) -> Any:
-        """Returns what the stages work on next: what the stage before has, and in the first what enters."""
+    def _sent(self, array: Any, entering: Any, at: Any) -> Any:
+        """Returns what the stages work on next: what the stage before has, and in the first what enters, or in further rounds
+        what the last has."""
+        hop = -1 if self._layers.reverse else 1
         if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-            shifted = jnp.roll(array, -1 if self._layers.reverse else 1, axis=0)
+            shifted = back = jnp.roll(array, hop, axis=0)
         else:
-            sides = (-1, 1, 0) if self._layers.reverse else (1, -1, 0)
-            rest = [(0, 0, 0)] * (array.ndim - 1)
-            shifted = jax.lax.pad(array, np.zeros((), array.dtype), [sides, *rest])
-        return _where(self._stage == self._first, entering, shifted)
+            shifted = _shifted(array, hop)
+            back = _shifted(array, -hop * (self._stages - 1)) if at is not None else None
+        if at is not None:
+            entering = _where(at == self._schedule.first_round, entering, back)
+        return _where(self._stage == self._schedule.first, entering, shifted)
 
     # What comes in, and what goes out.
 
@@ -291,13 +308,22 @@ class _Pipeline:
         rows = cut_rows(self._analysis, jnp.asarray(array), state)
         return jax.vmap(partial(_index, rows))
 
-    def _rows(self, array: Any, state: BatchState) -> Callable[[Any], Any]:
-        """Returns the function from the stages' micro-batches to what their layers scan over."""
-        staged = self._staged(jnp.asarray(array))
-        if state.role is not Role.BATCH:
-            return partial(_always, staged)
-        rows = cut_rows(self._analysis, staged, moved(state, 2))
-        return partial(jax.vmap(_index, in_axes=(2, 0), out_axes=1), rows)
+    def _rows(self, array: Any, state: BatchState) -> Callable[[Any, Any], Any]:
+        """Returns the function from the stages' micro-batches and rounds to what their layers scan over."""
+        staged, depth = self._staged(jnp.asarray(array)), self._depth
+        if state.role is Role.BATCH:
+            staged = cut_rows(self._analysis, staged, moved(state, 2))
+
+        def of_stage(rows: Any, part: Any, at: Any) -> Any:
+            rows = _index(rows, part) if state.role is Role.BATCH else rows
+            return rows if at is None else jax.lax.dynamic_slice_in_dim(rows, at * depth, depth)
+
+        stages = 2 if state.role is Role.BATCH else 1
+        if state.role is not Role.BATCH and self._schedule.rounds == 1:
+            return lambda part, at: staged
+        return lambda part, at: jax.vmap(of_stage, in_axes=(stages, 0, None if at is None else 0), out_axes=1)(
+            staged, part, at
+        )
 
     def _is_repeated(self, atom: Any, state: BatchState) -> bool:
         return isinstance(atom, int) and (atom, state) in self._repeated
@@ -309,10 +335,11 @@ class _Pipeline:
         array = jnp.asarray(array)
         if state.role is Role.BATCH:
             rows = cut_rows(self._analysis, array, state)
-            return lambda time: _index(rows, jnp.clip(time - self._first, 0, self._parts - 1))[None]
+            return lambda time: _index(rows, self._schedule.task(time - self._schedule.first).part)[None]
         array = array[None]
         if state.role is Role.PARTIAL and state.reducer == "sum":
-            return lambda time: jnp.where(time == self._first, array, jnp.zeros_like(array))
+            first = self._schedule.part_zero
+            return lambda time: jnp.where(time == first, array, jnp.zeros_like(array))
         return partial(_always, array)
 
     def _start(
@@ -320,12 +347,11 @@ class _Pipeline:
     ) -> _State:
         """Returns the state before the first tick: every stage has a copy of what enters first."""
         layers = self._layers
-        first_time = self._first + (self._parts - 1 if layers.reverse else 0)
         carries, totals = [], []
         for k, (enter, array, s) in enumerate(
             zip(entering, map(jnp.asarray, initial), layers.carry_states, strict=True)
         ):
-            value = array[None] if k in layers.sums else enter(first_time)
+            value = array[None] if k in layers.sums else enter(self._schedule.first_tick)
             every = jnp.broadcast_to(value, (self._stages, *value.shape[1:]))
             if k in layers.sums and s.reducer == "sum":
                 every = _where(self._stage == 0, every, jnp.zeros_like(every))
@@ -333,7 +359,7 @@ class _Pipeline:
             is_total = s.role is Role.PARTIAL and k not in layers.sums and layers.carried[k] in needed
             totals.append(_initial(every.shape, every.dtype, s.reducer) if is_total else None)
         sums = [
-            _initial((self._depth, self._stages, *v.aval.shape), v.aval.dtype, s.reducer)
+            _initial((self._schedule.rounds * self._depth, self._stages, *v.aval.shape), v.aval.dtype, s.reducer)
             if s.role is not Role.BATCH and result in needed
             else None
             for v, s, result in zip(self._outputs, layers.stacked_states, layers.stacked, strict=True)
@@ -344,8 +370,10 @@ class _Pipeline:
         """Returns a carried result."""
         s = self._layers.carry_states[carry]
         if ended is not None:
-            rows = jax.lax.slice_in_dim(ended, self._last, self._last + self._parts)
-            return joined_rows(self._analysis, self._from_last(rows, 1), s)
+            rows = jax.lax.slice_in_dim(ended, self._schedule.last, self._schedule.last + self._schedule.tasks)
+            return joined_rows(
+                self._analysis, self._from_last(self._schedule.by_round(rows)[self._schedule.last_round], 1), s
+            )
         if total is not None or carry in self._layers.sums:
             return _reduced(state if total is None else total, s.reducer)
         return self._from_last(state, 0)
@@ -353,28 +381,42 @@ class _Pipeline:
     def _from_last(self, array: Any, dim: int) -> Any:
         """Returns the part of the last stage, as a sum over the stages, which is a reduction where they are sharded."""
         if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-            return jnp.take(array, self._last, axis=dim)
-        return _reduced(_where(self._stage == self._last, array, jnp.zeros_like(array), dim), "sum", dim)
+            return jnp.take(array, self._schedule.last, axis=dim)
+        return _reduced(_where(self._stage == self._schedule.last, array, jnp.zeros_like(array), dim), "sum", dim)
 
     def _staged(self, array: Any) -> Any:
-        """Returns an array of layers by the number in the stage, and stage."""
-        missing = self._stages * self._depth - self._layers.length
+        """Returns an array of layers by the round and the number in the stage, and stage."""
+        missing = self._schedule.rounds * self._stages * self._depth - self._layers.length
         if missing:
             array = jnp.concatenate([array, array[-missing:]])
-        return jnp.swapaxes(array.reshape(self._stages, self._depth, *array.shape[1:]), 0, 1)
+        array = array.reshape(self._schedule.rounds, self._stages, self._depth, *array.shape[1:])
+        return jnp.swapaxes(array, 1, 2).reshape(-1, self._stages, *array.shape[3:])
 
     def _unstaged(self, array: Any) -> Any:
-        """Returns an array of layers, from one by the number in the stage, and stage."""
-        array = jnp.swapaxes(array, 0, 1)
-        return array.reshape(-1, *array.shape[2:])[: self._layers.length]
+        """Returns an array of layers, from one by the round and the number in the stage, and stage."""
+        array = array.reshape(self._schedule.rounds, self._depth, self._stages, *array.shape[2:])
+        return jnp.swapaxes(array, 1, 2).reshape(-1, *array.shape[3:])[: self._layers.length]
 
     @property
     def _uneven(self) -> bool:
-        return self._layers.length % self._stages > 0
+        return self._layers.length % (self._stages * self._schedule.rounds) > 0
 
 
 def _always(array: Any, _: Any) -> Any:
     return array
+
+
+def _shifted(array: Any, by: int) -> Any:
+    """Returns an array with its rows moved to later places, and zeros before them; by less than zero to earlier ones."""
+    return jax.lax.pad(array, np.zeros((), array.dtype), [(by, -by, 0), *[(0, 0, 0)] * (array.ndim - 1)])
+
+
+def _added(total: Any, number: Any, value: Any, mask: Any, reducer: str) -> Any:
+    """Returns a total with something added to the row of a number, where there is a mask only there."""
+    old = jax.lax.dynamic_index_in_dim(total, number, keepdims=False)
+    new = REDUCERS[reducer][0](old, value)
+    new = jnp.where(mask, new, old) if jnp.ndim(mask) == 0 else _where(mask, new, old)
+    return jax.lax.dynamic_update_index_in_dim(total, new, number, 0)
 
 
 def _index(rows: Any, part: Any) -> Any:

@@ -24,6 +24,7 @@ from shardwise.capture import jax_internals as internals
 from shardwise.errors import VariantError
 from shardwise.transforms.batch_roles import INVARIANT, ZERO, BatchAnalysis, BatchState, Role, where
 from shardwise.transforms.batch_walk import Body, PartStep, Walk, moved
+from shardwise.transforms.blocks import repeated_product
 from shardwise.transforms.flat import Flat, Scan, Step, values_of
 from shardwise.transforms.rows import ADDING, rows_of
 
@@ -118,9 +119,11 @@ class Program(Walk):
         self._numbers = {step.results[0]: k for k, step in enumerate(flat.steps) if step.results}
         super().__init__(flat, roles, analysis)
         if not self.layers:
+            unrolled = repeated_product(flat)
             raise VariantError(
-                f"there is no loop over at least {stages} layers, with the batch in its carry and stacked parameters: "
-                "write the layers as a jax.lax.scan over their stacked parameters"
+                f"there is no loop over at least {stages} layers, with the batch in its carry and stacked parameters"
+                + (f"; {where(unrolled)} is in layers that are unrolled" if unrolled is not None else "")
+                + ": write the layers as a jax.lax.scan over their stacked parameters"
             )
         for number in list(self.layers):
             self._return_rows(number)

@@ -34,29 +34,31 @@ _MOST_PARTS: Final = 64
 class Variant:
     """``microbatches``: the number of parts in which the batch is computed, one after the other; ``batch``: the paths of its
     arguments, whose first dimension is the examples. With ``stages`` the micro-batches flow through a pipeline of as many
-    stages. ``remat``: whether loops and repeated blocks are computed again in the backward pass, or with ``GATHERS`` parameters
-    are gathered again there. ``offload``: the paths of the optimizer's state, of which the stacks are in the memory of the
-    host."""
+    stages, ``circular`` times around them. ``remat``: whether loops and repeated blocks are computed again in the backward
+    pass, or with ``GATHERS`` parameters are gathered again there. ``offload``: the paths of the optimizer's state, of which the
+    stacks are in the memory of the host."""
 
     microbatches: int = 1
     batch: tuple[str, ...] = ()
     remat: bool | str = False
     offload: tuple[str, ...] = ()
     stages: int = 1
+    circular: int = 1
 
     @property
     def bubble(self) -> float:
         """The share of ticks in which a stage of the pipeline has no micro-batch."""
-        return (self.stages - 1) / (self.microbatches + self.stages - 1)
+        return (self.stages - 1) / (self.circular * self.microbatches + self.stages - 1)
 
     def lines(self) -> tuple[str, ...]:
         """Returns a description, empty for the unchanged program."""
         lines = []
         more = f" and {len(self.batch) - 1} more" if len(self.batch) > 1 else ""
         if self.stages > 1:
+            around = f" {self.circular} times" if self.circular > 1 else ""
             lines.append(
                 f"a pipeline of {self.stages} stages: {self.microbatches} micro-batches of {self.batch[0]}{more} flow through "
-                f"them, and a stage waits for {self.bubble:.0%} of the time"
+                f"them{around}, and a stage waits for {self.bubble:.0%} of the time"
             )
             lines.append(f"all {self.microbatches} micro-batches are in flight until the backward pass begins")
         elif self.microbatches > 1:
@@ -70,7 +72,8 @@ class Variant:
         return tuple(lines)
 
     def __str__(self) -> str:
-        parts = [f"{self.stages} stages"] if self.stages > 1 else []
+        circular = f"{self.circular} times " if self.circular > 1 else ""
+        parts = [f"{circular}{self.stages} stages"] if self.stages > 1 else []
         parts += [f"{self.microbatches} micro-batches"] if self.microbatches > 1 else []
         again = ["parameters gathered again"] if self.remat == GATHERS else ["rematerialized"] if self.remat else []
         host = ["state in host memory"] if self.offload else []
@@ -84,13 +87,14 @@ AS_IS: Final = Variant()
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """The requested variants: a number or ``"auto"``; true, false, ``"gathers"`` or ``"auto"``; true, false or ``"auto"``; a
-    number of stages or ``"auto"``. None is the unchanged program, which may gather parameters again if it does not fit
-    otherwise."""
+    number of stages or ``"auto"``; how often micro-batches go around the stages. None is the unchanged program, which may
+    gather parameters again if it does not fit otherwise."""
 
     microbatches: int | str | None = None
     remat: bool | str | None = None
     offload: bool | str | None = None
     stages: int | str | None = None
+    circular: int = 1
 
     def __post_init__(self) -> None:
         count, problems = self.microbatches, []
@@ -100,6 +104,8 @@ class Wanted:
             problems.append(f"pipeline is a number of stages or 'auto', not {self.stages!r}")
         if self.piped and self.microbatches == 1:
             problems.append("a pipeline needs at least two micro-batches")
+        if type(self.circular) is not int or self.circular < 1:
+            problems.append(f"circular is a whole number above zero, not {self.circular!r}")
         if self.remat not in (None, False, True, GATHERS, AUTO):
             problems.append(f"remat is True, False, 'gathers' or 'auto', not {self.remat!r}")
         if self.offload not in (None, False, True, AUTO):
@@ -140,7 +146,9 @@ class Wanted:
                     f"{stages} stages need a multiple of {stages} micro-batches to be busy, and the batch of {size} examples "
                     f"cannot be cut into {stages}: give microbatches=..."
                 )
-            variants += [Variant(count, paths, again, state, stages) for again in remat for count in counts]
+            variants += [
+                Variant(count, paths, again, state, stages, self.circular) for again in remat for count in counts
+            ]
         return variants
 
     def _state(self, roles: Roles) -> tuple[str, ...]:
@@ -209,7 +217,7 @@ def trace_variant(
     try:
         if variant.stages > 1:
             what = f"a pipeline of {variant.stages} stages"
-            traced = pipelined(traced, variant.batch, count, variant.stages)
+            traced = pipelined(traced, variant.batch, count, variant.stages, variant.circular)
         elif count > 1:
             traced = microbatched(traced, variant.batch, count)
     except VariantError as error:

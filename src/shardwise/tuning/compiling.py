@@ -33,6 +33,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.verification import hlo
 from shardwise.verification.collectives import read_collectives, totals
 from shardwise.verification.compiled import make_mesh, read_memory, tpu_environment
+from shardwise.verification.slices import Slices
 from shardwise.verification.step_time import Schedule
 
 #: The form of results; those of another form are not read.
@@ -139,7 +140,7 @@ def compiled(job: Job) -> Result:
             raise
         return {"refused": " ".join(str(error).split())[:240]}
     module = hlo.read("\n\n".join(m.to_string() for m in executable.hlo_modules()))
-    collectives = read_collectives(module, MeshAxes.of(mesh))
+    collectives = read_collectives(module, MeshAxes.of(mesh), Slices.of(mesh.devices.ravel().tolist()))
     memory = read_memory(executable.get_compiled_memory_stats(), on_host=False)
     return {
         "cycles": module.estimated_cycles,

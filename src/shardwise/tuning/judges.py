@@ -241,8 +241,8 @@ def find_judge(
             raise CompileError(
                 f"the plan is for {count} devices of {topology.profile.name}; JAX has {len(found)} of {name}"
             )
-    is_slice = any(tier.kind == "torus" for tier in topology.profile.links) and "*" not in topology.text
-    if is_slice and importlib.util.find_spec("libtpu") is not None:
+    is_tpu = any(tier.kind == "torus" for tier in topology.profile.links)
+    if is_tpu and importlib.util.find_spec("libtpu") is not None:
         return compiler(topology.text)
     raise CompileError(
         f"nothing here can judge plans for {topology.text}: TPU topologies are compiled for by libtpu "

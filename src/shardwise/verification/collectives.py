@@ -6,6 +6,7 @@ have to be recognized:
 - ``plain``: the instruction itself. XLA combines several values into one collective; each is a ``Part`` of it;
 - ``async``: a ``-start`` and ``-done`` pair, or an ``async-start`` around the collective;
 - ``fused``: inside a fusion, such as TPU's ``all-reduce-scatter`` fusions, which are reduce-scatters;
+- ``slices``: a ``send`` and a ``recv`` from slice to slice (``slices.py``);
 - ``pieces``: TPU's ``async_collective_fusion`` repeats a collective in every fusion that it overlaps with; instructions with
   the same channel and ``chain_id`` are one collective, which runs as often as the least executed one.
 
@@ -35,6 +36,7 @@ from shardwise.verification.replica_groups import (
     source_target_pairs,
     spanned_axes,
 )
+from shardwise.verification.slices import Slices, kind_across, sent
 
 KINDS: Final = ({*COLLECTIVES} - {"halo"}) | {"ragged-all-to-all", "collective-broadcast"}
 _OPCODES: Final = {opcode: kind for kind in KINDS for opcode in (kind, f"{kind}-start")}
@@ -108,14 +110,16 @@ def totals(collectives: Iterable[Collective]) -> dict[tuple[str, Axes | None], T
     return sums
 
 
-def read_collectives(module: Module, mesh: MeshAxes) -> tuple[Collective, ...]:
+def read_collectives(module: Module, mesh: MeshAxes, slices: Slices | None = None) -> tuple[Collective, ...]:
     """Returns the collectives of a program, except those within single devices; ``mesh`` names their groups."""
     chains: dict[tuple[str, ...], list[Collective]] = {}
     for i in module.instructions():
-        if kind := _OPCODES.get(i.opcode):
+        if slices and (kind := kind_across(i)):
+            chains[(i.name,)] = [_read_across(module, mesh, i, kind, slices)]
+        elif kind := _OPCODES.get(i.opcode, ""):
             chain = _CHAIN.search(i.attributes) if kind != "collective-permute" else None
             key: tuple[str, ...] = (i.attribute("channel_id"), chain.group(1)) if chain else (i.name,)
-            chains.setdefault(key, []).append(_read(module, mesh, i, kind))
+            chains.setdefault(key, []).append(_read(module, mesh, i, kind, slices))
     collectives = []
     for key, pieces in chains.items():
         least = min(pieces, key=lambda c: c.runs)
@@ -126,13 +130,33 @@ def read_collectives(module: Module, mesh: MeshAxes) -> tuple[Collective, ...]:
     return tuple(collectives)
 
 
-def _read(module: Module, mesh: MeshAxes, instruction: Instruction, kind: str) -> Collective:
+def _read_across(module: Module, mesh: MeshAxes, received: Instruction, kind: str, slices: Slices) -> Collective:
+    """Returns the part of a collective that crosses slices."""
+    groups, is_pairs = slices.across(received)
+    array, result = sent(module, received).arrays[0], received.arrays[0]
+    return Collective(
+        name=received.name,
+        kind=kind,
+        form="slices",
+        parts=(Part(kind, array.dtype, array.nbytes, result.nbytes, array.dtype),),
+        pairs=tuple((a, b) for a, b in groups) if kind == "collective-permute" else (),
+        axes=spanned_axes(groups, mesh) if is_pairs else group_axes(groups, mesh),
+        group_size=1 if is_pairs else len(groups[0]),
+        runs=module.runs[received.computation],
+        op_name=_op_name(module, received),
+        instructions=(received.name,),
+    )
+
+
+def _read(module: Module, mesh: MeshAxes, instruction: Instruction, kind: str, slices: Slices | None) -> Collective:
     callers = {caller.opcode for caller in module.callers.get(instruction.computation, ())}
     form = "fused" if "fusion" in callers else "plain"
     if instruction.opcode.endswith("-start") or any(opcode.endswith("-start") for opcode in callers):
         form = "async"
     pairs = source_target_pairs(instruction.attributes)
-    groups = replica_groups(instruction.attributes, mesh.devices)
+    groups = replica_groups(instruction.attributes, len(slices.positions[0]) if slices else mesh.devices)
+    if slices:
+        groups, pairs = slices.everywhere(groups), tuple((a, b) for a, b in slices.everywhere(pairs))
     size = 1 if pairs else len(groups[0])
     parts = tuple(_parts(module, instruction, kind, size))
     if form == "fused" and kind == "all-reduce" and all(p.kind == "reduce-scatter" for p in parts):

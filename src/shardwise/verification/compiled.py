@@ -1,7 +1,7 @@
 """Compiles a step for host devices or, without a TPU, for a TPU topology, and reads the compiled program.
 
-``backend`` is ``"host"`` for CPU devices of this process, or a TPU topology such as ``"v5e:4x4"``, compiled ahead of time by
-libtpu. A program that exceeds the memory of the topology is a result, not an exception.
+``backend`` is ``"host"`` for CPU devices of this process, or a TPU topology such as ``"v5e:4x4"``, or ``"2*v5e:4x4"`` for two
+slices, compiled ahead of time by libtpu. A program that exceeds the memory of the topology is a result, not an exception.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.planner import devices as planned_devices
 from shardwise.verification import hlo
 from shardwise.verification.collectives import Collective, read_collectives
+from shardwise.verification.slices import Slices
 
 HOST: Final = "host"
 #: Without these libtpu looks for a TPU machine and its metadata service.
@@ -88,9 +89,9 @@ def make_mesh(axes: Any, backend: str = HOST, order: Sequence[int] = ()) -> Any:
 
 
 def _tpu_mesh(mesh_axes: MeshAxes, backend: str, order: Sequence[int]) -> Any:
-    if not re.fullmatch(r"v\w+:\d+(x\d+)*", backend):
+    if not (match := re.fullmatch(r"(?:(\d+)\*)?(v\w+:\d+(?:x\d+)*)", backend)):
         raise CompileError(
-            f"unknown backend {backend!r}: use 'host' or a TPU topology such as 'v5e:4x4' or 'v5p:2x2x2'"
+            f"unknown backend {backend!r}: use 'host' or a TPU topology such as 'v5e:4x4', 'v5p:2x2x2' or '2*v5e:4x4'"
         )
     if importlib.util.find_spec("libtpu") is None:
         raise CompileError(
@@ -99,14 +100,17 @@ def _tpu_mesh(mesh_axes: MeshAxes, backend: str, order: Sequence[int]) -> Any:
     for name, value in _TPU_ENVIRONMENT.items():
         if name != "JAX_PLATFORMS":  # JAX has read it already
             os.environ.setdefault(name, value)
+    slices = {"num_slices": int(match[1])} if match[1] else {}
     try:
-        topology = topologies.get_topology_desc(platform="tpu", topology_name=backend)
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=match[2], **slices)
     except Exception as error:
         raise CompileError(f"libtpu does not know the topology {backend!r}: {error}") from error
     if len(topology.devices) != mesh_axes.devices:
         raise CompileError(
             f"{backend} has {len(topology.devices)} devices, the mesh {mesh_axes} has {mesh_axes.devices}"
         )
+    if slices:  # JAX lays out no mesh over several slices: ids count the devices of one after the other
+        order = order or range(mesh_axes.devices)
     try:
         return planned_devices.make_mesh(mesh_axes, topology.devices, order)
     except (NotImplementedError, ValueError) as error:
@@ -130,7 +134,7 @@ def read_compiled(executable: Any, mesh: Mesh, backend: str = HOST) -> Compiled:
     module = hlo.read(executable.as_text())
     return Compiled(
         backend=backend,
-        collectives=read_collectives(module, MeshAxes.of(mesh)),
+        collectives=read_collectives(module, MeshAxes.of(mesh), Slices.of(mesh.devices.ravel().tolist())),
         memory=read_memory(executable.memory_analysis(), on_host=mesh.devices.flat[0].platform == "cpu"),
         estimated_cycles=module.estimated_cycles,
     )

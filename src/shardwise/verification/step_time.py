@@ -94,7 +94,7 @@ class Schedule:
 
     def _window(self, i: Instruction) -> Iterator[Instruction]:
         """What runs while a step of a collective does: up to its end, or the fusion it is part of."""
-        if i.opcode.endswith("-start"):
+        if i.opcode.endswith("-start") or i.opcode == "recv":
             inside = self._module.computations[i.computation].instructions
             first = inside.index(i) + 1
             ends = [k for k, x in enumerate(inside) if i.name in x.operands and x.opcode.endswith("-done")]

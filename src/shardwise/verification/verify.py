@@ -114,7 +114,7 @@ def verify(
       plan: a plan of this function for arguments of these shapes.
       fn, args: the function and its arguments; ``ShapeDtypeStruct``s if it is only compiled.
       kwargs: its keyword arguments.
-      backend: ``"host"``, or a TPU topology such as ``"v5e:4x4"`` (needs the extra ``shardwise[tpu]``).
+      backend: ``"host"``, or a TPU topology such as ``"v5e:4x4"`` or ``"2*v5e:4x4"`` (needs the extra ``shardwise[tpu]``).
       run: also run both programs and compare every output. By default on the host, where all arguments are arrays.
       progress: called a few times in each second with what is done, such as ``"compiling"``, and for how many seconds. An
         interrupt (Ctrl-C) is heard at once while a program is compiled.
@@ -125,7 +125,7 @@ def verify(
     >>> shardwise.verify(plan, step, *args).agrees
     True
     """
-    mesh = make_mesh(plan.mesh, backend)
+    mesh = make_mesh(plan.mesh, backend, plan.device_order if "*" in backend else ())
     donated = [a.donated for a in plan.arguments]
     options, named = static_options(plan, fn), dict(kwargs or {})
     explicit = None if plan.call is None else explicit_mesh(jax.tree.leaves((plan.call.args, plan.call.kwargs)))

@@ -71,10 +71,10 @@ def test_what_comes_next_is_a_command_that_works(tmp_path: Path, capsys: pytest.
     file = tmp_path / "a plan.json"
     assert main([*TARGET, *SHORT, "--output", str(file)]) == 0
     assert capsys.readouterr().out.endswith(
-        f"saved; next:\n  shardwise code '{file}'\n  shardwise verify '{file}' zoo:mlp:tiny\n"
+        f"Saved. Next:\n  shardwise code '{file}'\n  shardwise verify '{file}' zoo:mlp:tiny\n"
     )
     assert main([*TARGET, *SHORT, "--all"]) == 0
-    assert capsys.readouterr().out.endswith("next: --output plan.json saves it, --report plan.html draws it\n")
+    assert capsys.readouterr().out.endswith("Next: --output plan.json saves it, --report plan.html draws it\n")
 
 
 @pytest.mark.parametrize(

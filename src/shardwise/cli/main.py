@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_commands(commands, programs)
     _add_commands(commands, saved)
-    about = "list the devices that Shardwise knows, show the figures of one with their sources, or measure this machine"
+    about = "list known devices and their figures, or measure this machine"
     actions = commands.add_parser("hardware", help=about, description=about)
     _add_commands(actions.add_subparsers(title="actions", metavar="ACTION", required=True), hardware)
     _add_commands(commands, machine)

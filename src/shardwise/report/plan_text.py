@@ -80,9 +80,11 @@ def explain_text(plan: Plan, array: ArrayPlan) -> str:
     lines += [f"  note: {note}" for note in plan.notes if note.startswith(f"{path}[")]
     lines += _reasons(plan, array)
     collectives = [c for c in plan.collectives if c.value == path or c.value.startswith(f"{path} as ")]
+    causes = Counter[str]()
     for c in collectives:
         size = f"{binary(c.nbytes)}{f' × {c.times:g}' if c.times != 1 else ''}{c.value.removeprefix(path)}"
-        lines.append(f"  {c.kind} over {'·'.join(c.axes)}, {size}, for {c.op} at {c.source}")
+        causes[f"  {c.kind} over {'·'.join(c.axes)}, {size}, for {c.op} at {c.source}"] += 1
+    lines += [f"{text}{f', {times} times' if times > 1 else ''}" for text, times in causes.items()]
     if not collectives:
         lines.append("  no collectives, neither for it nor for a cast or another view of it")
     if plan.evidence is not None:

@@ -74,7 +74,8 @@ def test_what_comes_next_is_a_command_that_works(tmp_path: Path, capsys: pytest.
         f"Saved. Next:\n  shardwise code '{file}'\n  shardwise verify '{file}' zoo:mlp:tiny\n"
     )
     assert main([*TARGET, *SHORT, "--all"]) == 0
-    assert capsys.readouterr().out.endswith("Next: --output plan.json saves it, --report plan.html draws it\n")
+    said = capsys.readouterr().out.partition("Next:\n")[2].splitlines()
+    assert [line.split()[0] for line in said] == ["--output", "--report"]
 
 
 @pytest.mark.parametrize(

@@ -149,8 +149,12 @@ def _next(arguments: argparse.Namespace) -> str:
         plan = str(arguments.output)
         commands = (["code", plan], ["verify", plan, arguments.target])
         return f"{text}\nSaved. Next:\n" + "".join(f"  {shlex.join(['shardwise', *words])}\n" for words in commands)
-    hints = {"output": "--output plan.json saves it", "report": "--report plan.html draws it", "all": "--all lists all"}
-    return f"{text}\nNext: {', '.join(hint for option, hint in hints.items() if not getattr(arguments, option))}\n"
+    hints = {
+        "output": "--output plan.json    keeps the plan, for shardwise code, explain and verify",
+        "report": "--report plan.html    draws it, as a page for the browser",
+        "all": "--all                 lists every array and collective",
+    }
+    return f"{text}\nNext:\n" + "".join(f"  {hint}\n" for name, hint in hints.items() if not getattr(arguments, name))
 
 
 @options.command(

@@ -131,10 +131,10 @@ def test_figures_are_the_data(plan: Plan, show: Any) -> None:
     page, data = show(plan), report_data(plan)
     saved = json.loads(plan.to_json())
     p = saved["predicted"]
-    shown = page.locator(".meter figcaption b").all_inner_texts()
+    shown = page.locator(".meter figcaption strong").all_inner_texts()
     assert shown == [seconds(p["time_s"]), binary(p["peak_bytes"])]
     parts = [seconds(t) for t in data["split"].values()] + [binary(b) for b in data["peak"].values()]
-    assert set(page.locator(".meter li b").all_inner_texts()) <= set(parts)
+    assert set(page.locator(".meter li strong").all_inner_texts()) <= set(parts)
     assert page.locator(".verdict p").all_inner_texts() == data["verdict"] == list(verdict(plan).lines)
     assert page.locator(".insights li").all_inner_texts() == data["insights"]
     page.click("#tab-sharding")

@@ -1,4 +1,4 @@
-"""``python docs/pictures/screens.py plan.html``: the pictures of the page in the README, from the page of ``make demo``.
+"""``python docs/pictures/screens.py plan.html``: the picture of the page in the README, from the page of ``make demo``.
 ``python docs/pictures/screens.py FOLDER``: the gallery, from pages in the folder, which are made if they are not there. Both
 need Chromium, as ``make test-browser`` does."""
 
@@ -12,11 +12,6 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 HERE = Path(__file__).parent
-#: File, tab, what is clicked there, and the height.
-PICTURES = (
-    ("report.png", "overview", "", 850),
-    ("model.png", "model", "#diagram li:nth-child(7) .dim.cut", 1010),
-)
 #: The reports of the gallery: a name, what it is about, and the arguments of ``shardwise plan``.
 GALLERY = (
     ("decoder", "A decoder of 2.5 billion parameters", "zoo:t2b:2b,remat --topology v5e:4x4 --mesh data=4,model=4"),
@@ -28,16 +23,16 @@ GALLERY = (
 )
 ABOUT = """# Gallery
 
-Six pages that `shardwise plan ... --report plan.html` writes, each with a picture of a layer (its tab *Model*). Times and memory
-are predictions. `python docs/pictures/screens.py FOLDER` makes this page.
+Six pages that `shardwise plan ... --report plan.html` writes, each with a picture of a layer (its tab *Model*). Times and
+memory are predictions. `python docs/pictures/screens.py FOLDER` makes this page.
 """
 
 
-def picture(browser: Any, file: Path, tab: str, clicked: str, height: int, to: Path) -> list[str]:
-    """Takes a picture of a page's tab, and returns the verdict."""
+def picture(browser: Any, file: Path, clicked: str, height: int, to: Path) -> list[str]:
+    """Takes a picture of a page's model, and returns the verdict."""
     page = browser.new_page(viewport={"width": 1120, "height": height}, color_scheme="light")
     page.goto(file.resolve().as_uri())
-    page.click(f"#tab-{tab}")
+    page.click("#tab-model")
     if clicked:
         page.locator(clicked).first.click()
         page.evaluate("scrollTo(0, 0)")
@@ -55,7 +50,7 @@ def gallery(browser: Any, folder: Path) -> None:
         if not file.exists():
             command = [sys.executable, "-m", "shardwise", "plan", *shlex.split(words), "--report", file.name]
             subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL)
-        verdict = picture(browser, file, "model", "", 700, HERE / f"gallery-{name}.png")
+        verdict = picture(browser, file, "", 700, HERE / f"gallery-{name}.png")
         text += f"\n## {title}\n\n```sh\nshardwise plan {words}\n```\n\n{' '.join(verdict)}\n"
         text += f"\n![{title}: kernels of a layer, arrays with their sharded dimensions](pictures/gallery-{name}.png)\n"
     (HERE.parent / "gallery.md").write_text(text)
@@ -69,8 +64,7 @@ def main() -> None:
         if given.is_dir():
             gallery(browser, given)
         else:
-            for file, tab, clicked, height in PICTURES:
-                picture(browser, given, tab, clicked, height, HERE / file)
+            picture(browser, given, "#diagram li:nth-child(7) .dim.cut", 1010, HERE / "model.png")
         browser.close()
 
 

@@ -145,7 +145,10 @@ def test_what_does_not_fit_is_made_to_fit(capsys: pytest.CaptureFixture[str]) ->
     words = ["plan", "zoo:t2b:layers=8,batch=64", "--topology", "v5e:2x4", "--mesh", "data=8"]
     assert main([*words, "--evaluations", "150"]) == 0
     text = capsys.readouterr().out
-    assert "loops and repeated blocks keep their carry" in text and "note: as it is it does not fit: at least " in text
+    assert (
+        "Loops and repeated blocks keep their carry" in text
+        and "note: unchanged, the program does not fit: at least " in text
+    )
 
 
 def test_the_width_is_that_of_columns_also_in_a_pipe(

@@ -339,7 +339,9 @@ def test_the_roofline_names_its_kernels(plan: Plan, show: Any) -> None:
     assert 0 < page.locator("#roofline .dot").count() <= len(rows)
     page.locator("#roofline .dot").first.focus()
     longest = max(rows, key=lambda row: row["time_s"])
-    assert page.inner_text("#kernel").startswith(f"{longest['op']} at {longest['source']}: {seconds(longest['time_s'])}")
+    assert page.inner_text("#kernel").startswith(
+        f"{longest['op']} at {longest['source']}: {seconds(longest['time_s'])}"
+    )
 
 
 @pytest.mark.parametrize(("scheme", "ground", "text"), [("light", "#fff", "#111"), ("dark", "#111", "#e8e8e8")])

@@ -155,7 +155,7 @@ def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
     page.print(f"{plan.function} on {plan.mesh}: {p.hardware}\n")
     _print_verdict(page, plan)
     for line in (*plan.variant.lines(), *_roles(plan)):
-        page.print(line)
+        page.print(f"{line[:1].upper()}{line[1:]}")
     page.print()
     sharded, rest = decided(plan)
     short = plan.search is not None and plan.search.ended in (Ended.SECONDS, Ended.EVALUATIONS, Ended.INTERRUPTED)

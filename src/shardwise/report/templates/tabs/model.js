@@ -44,6 +44,7 @@ if (data.diagram.length) {
       cell.classList.toggle("lit", color >= 0 && Number(cell.dataset.color) === color);
     }
     box.classList.toggle("dark", color >= 0);
+    for (const row of rows) row.classList.remove("chosen");
     const known = data.colors[color];
     const axes = array.axes[d] ?? [];
     about.replaceChildren(

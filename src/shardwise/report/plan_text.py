@@ -177,13 +177,13 @@ def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
     if p.collectives:
         longest = sorted(p.collectives, key=lambda m: -m.time_s)[: None if every else _MOST]
         cells = [[m.kind, "·".join(m.axes), str(m.count), binary(m.nbytes), seconds(m.time_s)] for m in longest]
-        if rest := [m for m in p.collectives if m not in longest]:
+        if others := [m for m in p.collectives if m not in longest]:
             sums = (
-                str(sum(m.count for m in rest)),
-                binary(sum(m.nbytes for m in rest)),
-                seconds(sum(m.time_s for m in rest)),
+                str(sum(m.count for m in others)),
+                binary(sum(m.nbytes for m in others)),
+                seconds(sum(m.time_s for m in others)),
             )
-            cells.append([f"{len(rest)} others", "", *sums])
+            cells.append([f"{len(others)} others", "", *sums])
         heading = "Collectives, the longest first; bytes and time per device and step"
         page.table(["kind", "axes", ">count", ">bytes", ">time"], cells, heading)
     if plan.schedule:

@@ -51,7 +51,7 @@ napoleon_numpy_docstring = False
 # Signatures name types of other packages, whose pages cannot be asked without a network, and inner ones of ours.
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!shardwise).*"),
-    (r"py:class", r"shardwise\.(capture|cost|dims|hardware|ir|plans|report|rewrite|search|verification)\..*"),
+    (r"py:class", r"shardwise\.(capture|cost|dims|hardware|ir|lowering|plans|report|rewrite|search|verification)\..*"),
 ]
 
 # The page.

@@ -72,7 +72,7 @@ def test_the_demo_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.chdir(tmp_path)
     (recipe,) = re.findall(r"^demo:.*\n\t(.*)$", (ROOT / "Makefile").read_text(), re.M)
     assert main(recipe.removeprefix("$(BIN)/shardwise ").split()) == 0
-    assert "Drawn in plan.html" in capsys.readouterr().out and (tmp_path / "plan.html").exists()
+    assert "Page: plan.html" in capsys.readouterr().out and (tmp_path / "plan.html").exists()
 
 
 def test_make_targets_in_the_readme_exist() -> None:

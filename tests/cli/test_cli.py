@@ -107,7 +107,6 @@ def test_files_that_do_not_import(tmp_path: Path, broken: str, capsys) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("", "the following arguments are required: COMMAND; see 'shardwise --help'"),
         ("nope", "argument COMMAND: there is no 'nope'; "),
         ("pln zoo:mlp", "argument COMMAND: there is no 'pln'; did you mean plan"),
         ("hardware lst", "argument ACTION: there is no 'lst'; did you mean list?"),

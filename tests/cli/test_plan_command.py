@@ -71,10 +71,11 @@ def test_what_comes_next_is_a_command_that_works(tmp_path: Path, capsys: pytest.
     file = tmp_path / "a plan.json"
     assert main([*TARGET, *SHORT, "--output", str(file)]) == 0
     assert capsys.readouterr().out.endswith(
-        f"saved; next:\n  shardwise code '{file}'\n  shardwise verify '{file}' zoo:mlp:tiny\n"
+        f"Saved. Next:\n  shardwise code '{file}'\n  shardwise verify '{file}' zoo:mlp:tiny\n"
     )
     assert main([*TARGET, *SHORT, "--all"]) == 0
-    assert capsys.readouterr().out.endswith("next: --output plan.json saves it, --report plan.html draws it\n")
+    said = capsys.readouterr().out.partition("Next:\n")[2].splitlines()
+    assert [line.split()[0] for line in said] == ["--output", "--report"]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,10 @@ def test_what_does_not_fit_is_made_to_fit(capsys: pytest.CaptureFixture[str]) ->
     words = ["plan", "zoo:t2b:layers=8,batch=64", "--topology", "v5e:2x4", "--mesh", "data=8"]
     assert main([*words, "--evaluations", "150"]) == 0
     text = capsys.readouterr().out
-    assert "loops and repeated blocks keep their carry" in text and "note: as it is it does not fit: at least " in text
+    assert (
+        "Loops and repeated blocks keep their carry" in text
+        and "note: unchanged, the program does not fit: at least " in text
+    )
 
 
 def test_the_width_is_that_of_columns_also_in_a_pipe(

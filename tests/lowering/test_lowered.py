@@ -170,7 +170,8 @@ def test_late_sums_go_round_where_permutes_hide_and_scatters_do_not() -> None:
     hop = collective("hop", (0,), cost.placement)
     assert cost.step_s(ring) == 3 * hop.time_s(MEBI.nbytes / 4)
     on_a_line = 1 - cost.step_s(native) / cost.step_s(ring)
-    assert 0 < on_a_line < 0.1, "the same links, but each hop starts anew"
+    assert 0 < on_a_line < 0.3, "the same links, but each hop starts anew, and the ends of a line are far apart"
+    assert cost.step_s(native) == collective("reduce-scatter", (0,), cost.placement).time_s(MEBI.nbytes)
     assert cost.hidden_s(ring, False, True) > 0.7 * cost.step_s(ring) and cost.hidden_s(native, False, True) == 0
     assert cost.copy_s(ring) > cost.copy_s(native) == 0, "what arrives is added"
 

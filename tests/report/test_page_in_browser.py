@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Iterator
@@ -130,21 +131,19 @@ def test_figures_are_the_data(plan: Plan, show: Any) -> None:
     page, data = show(plan), report_data(plan)
     saved = json.loads(plan.to_json())
     p = saved["predicted"]
-    assert page.locator("#overview dd:not(.quiet)").all_inner_texts() == [
-        seconds(p["time_s"]),
-        f"{p['utilization']:.0%}",
-        seconds(p["comm_s"]),
-        binary(p["peak_bytes"]),
-    ]
+    shown = page.locator(".meter figcaption strong").all_inner_texts()
+    assert shown == [seconds(p["time_s"]), binary(p["peak_bytes"])]
+    parts = [seconds(t) for t in data["split"].values()] + [binary(b) for b in data["peak"].values()]
+    assert set(page.locator(".meter li strong").all_inner_texts()) <= set(parts)
     assert page.locator(".verdict p").all_inner_texts() == data["verdict"] == list(verdict(plan).lines)
     assert page.locator(".insights li").all_inner_texts() == data["insights"]
-    page.click("#tab-model")
+    page.click("#tab-sharding")
     keys = ("path", "role", "text", "shards", "device_bytes_text")
     assert cells(page, "#arrays") == [[str(a[k]) for k in keys] for a in data["arrays"]]
     page.click("#tab-timeline")
     assert page.locator(".lines tbody th").count() == len(data["lines"])
     page.click("#tab-memory")
-    assert [row[2] for row in cells(page, "#alive")] == [binary(a["nbytes"]) for a in p["alive"]]
+    assert [row[1] for row in cells(page, "#alive")] == [binary(a["nbytes"]) for a in p["alive"]]
     page.click("#tab-advanced")
     kinds = plan.predicted.breakdown("kind")
     assert [row[:2] for row in cells(page, "#by-kind")] == [[kind, seconds(s)] for kind, s in kinds.items()]
@@ -210,7 +209,8 @@ def test_plans_are_compared(plan: Plan, show: Any) -> None:
     page, data = show(plan), report_data(plan)
     page.click("#tab-compare")
     names = [
-        [f"{x['name']}, {x['variant']}" if x["variant"] else x["name"], seconds(x["time_s"])] for x in data["baselines"]
+        [", ".join(filter(None, (x["name"].replace(",", ", "), x["variant"]))), seconds(x["time_s"])]
+        for x in data["baselines"]
     ]
     assert [row[:2] for row in cells(page, "#strategies")] == [
         ["this plan", seconds(plan.predicted.time_s)],
@@ -285,7 +285,7 @@ def test_an_unrolled_program_of_48_layers_is_quick(show: Any) -> None:
 def test_a_table_of_5000_rows_is_searched_and_sorted(plan: Plan, show: Any) -> None:
     many = tuple(replace(plan.arguments[0], path=f"params/{k:04}/{HOSTILE}") for k in range(5000))
     page = show(replace(plan, arguments=many, outputs=()))
-    page.click("#tab-model")
+    page.click("#tab-sharding")
     assert page.locator("#arrays tbody tr").count() == 200
     start = page.evaluate("performance.now()")
     page.click("#arrays button[data-key=path]")
@@ -303,7 +303,7 @@ def test_a_table_of_5000_rows_is_searched_and_sorted(plan: Plan, show: Any) -> N
 def test_the_mesh_shows_where_shards_are(plan: Plan, show: Any) -> None:
     array = replace(plan.arguments[0], path="w", shape=(8, 8), spec=(("model",), ("data",)))
     page = show(replace(plan, arguments=(array,), outputs=(), device_order=(0, 2, 1, 3)))
-    page.click("#tab-model")
+    page.click("#tab-sharding")
     cells = page.locator("#devices tbody td:not(.none)").evaluate_all("all => all.map(c => c.innerText.split(/\\n+/))")
     assert cells == [
         ["device 0", "[0, 0]"],
@@ -312,6 +312,36 @@ def test_the_mesh_shows_where_shards_are(plan: Plan, show: Any) -> None:
         ["device 3", "[1, 1]"],
     ]
     assert "4 shards of [4, 4], on one device each" in page.inner_text("#shards")
+
+
+def test_collectives_are_shown_as_they_move(plan: Plan, show: Any) -> None:
+    page, moved = show(plan), sorted(plan.predicted.collectives, key=lambda m: -m.time_s)
+    page.click("#tab-sharding")
+    assert [row[0] for row in cells(page, "#collectives")] == [m.kind for m in moved]
+    for number, one in enumerate(moved):
+        page.locator("#collectives button").nth(number).press("Enter")
+        assert page.inner_text("#moving h4") == one.kind
+        shown = min(4, math.prod(plan.mesh.shape[axis] for axis in one.axes))
+        power = {"all-reduce": 3, "collective-permute": 1}.get(one.kind, 2)
+        assert page.locator("#moving .fly").count() == shown**power
+    # Who wants no motion sees where the blocks arrive.
+    page.emulate_media(reduced_motion="reduce")
+    style = "e => [getComputedStyle(e).animationName, getComputedStyle(e).transform]"
+    name, transform = page.locator("#moving .fly").last.evaluate(style)
+    assert name == "none" and transform.startswith("matrix")
+
+
+def test_the_roofline_names_its_kernels(plan: Plan, show: Any) -> None:
+    page, data = show(plan), report_data(plan)
+    rows = [row for part in data["diagram"] for row in part["rows"]]
+    assert all(row["flops"] <= 1.01 * row["time_s"] * data["device"]["flops_per_s"] for row in rows)
+    page.click("#tab-timeline")
+    assert 0 < page.locator("#roofline .dot").count() <= len(rows)
+    page.locator("#roofline .dot").first.focus()
+    longest = max(rows, key=lambda row: row["time_s"])
+    assert page.inner_text("#kernel").startswith(
+        f"{longest['op']} at {longest['source']}: {seconds(longest['time_s'])}"
+    )
 
 
 @pytest.mark.parametrize(("scheme", "ground", "text"), [("light", "#fff", "#111"), ("dark", "#111", "#e8e8e8")])

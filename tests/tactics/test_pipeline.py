@@ -53,6 +53,7 @@ def test_a_plan_says_what_flows_and_how_long_stages_wait(tmp_path: Path) -> None
     made = plan("pipeline:stage", microbatches=16)
     text = " ".join(str(made).split())
     assert "4 stages: 16 micro-batches of x flow through them, and a stage waits for 16% of the time" in text
+    assert "Parameters: layers over stage" in text
     made.save(tmp_path / "plan.json")
     assert shardwise.load_plan(tmp_path / "plan.json").variant == made.variant
 

@@ -354,7 +354,7 @@ def test_the_search_takes_as_many_parts_as_it_takes_to_fit() -> None:
     growing = [shape((width, width + 64), "float32") for width in range(256, 640, 64)]
     both = shardwise.plan(wide, growing, args[1], roles={"batch": "batch"}, microbatches="auto", remat="auto", **where)
     assert any("no loop and no repeated block" in note for note in both.notes)
-    assert any(note.startswith("as it is it does not fit: ") for note in both.notes)
+    assert any(note.startswith("unchanged, the program does not fit: ") for note in both.notes)
 
 
 def test_nothing_fits_and_the_error_has_what_was_tried() -> None:

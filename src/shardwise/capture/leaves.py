@@ -30,6 +30,8 @@ def unknown_argument(leaf: Any) -> str | None:
         if not all(isinstance(size, int | np.integer) for size in leaf.shape):
             return "has a symbolic shape: give its sizes as numbers"
         return None
+    if callable(leaf):
+        return "is a function, not an array: in a model of Equinox, eqx.partition(model, eqx.is_array) takes it out"
     return f"is of type {type(leaf).__name__}, not an array"
 
 

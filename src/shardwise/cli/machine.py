@@ -10,7 +10,7 @@ from shardwise.cli.options import Result
 
 @options.command("doctor", options.JSON, accelerators=True)
 def _doctor(arguments: argparse.Namespace) -> Result:
-    """Say what is installed on this machine, what is missing, and whether planning works.
+    """Check this installation.
 
     Makes, compiles and runs a tiny plan. The exit code is 1 if something is missing or does not work.
 
@@ -26,7 +26,7 @@ def _doctor(arguments: argparse.Namespace) -> Result:
     "completion", options.argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="the shell")
 )
 def _completion(arguments: argparse.Namespace) -> Result:
-    """Print a script that makes a shell complete commands, options, programs of the zoo and files.
+    """Print a script for completion in a shell.
 
     Put the line of your shell into ~/.bashrc, ~/.zshrc (after compinit) or ~/.config/fish/config.fish.
 

@@ -23,7 +23,10 @@ from shardwise.interruption import interruptible
 #: Replacements for terminals that cannot show these characters; one for one, so that columns stay aligned.
 _PLAIN: Final = str.maketrans({"…": "~", "×": "x", "→": ">", "–": "-", "·": ".", "µ": "u"})
 _NEEDED: Final = ("jax", "jaxlib", "numpy", "scipy", "rich", "jinja2", "argcomplete")
-_EPILOG: Final = """'shardwise COMMAND --help' says more, with examples.
+_EPILOG: Final = """start with:
+  shardwise plan zoo:t2b:2b,remat --topology v5e:4x4 --report plan.html
+
+'shardwise COMMAND --help' says more, with examples.
 
 exit codes:
   0    done
@@ -77,8 +80,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     shown = io.StringIO()
     try:
         with contextlib.redirect_stdout(shown):
-            arguments: argparse.Namespace = parser.parse_args(argv)
-            arguments.typed = shlex.join(["shardwise", *(sys.argv[1:] if argv is None else argv)])
+            words = sys.argv[1:] if argv is None else argv
+            arguments: argparse.Namespace = parser.parse_args(words or ["--help"])
+            arguments.typed = shlex.join(["shardwise", *words])
             return arguments
     except SystemExit:
         if shown.getvalue():
@@ -123,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_commands(commands, programs)
     _add_commands(commands, saved)
-    about = "list the devices that Shardwise knows, show the figures of one with their sources, or measure this machine"
+    about = "list known devices and their figures, or measure this machine"
     actions = commands.add_parser("hardware", help=about, description=about)
     _add_commands(actions.add_subparsers(title="actions", metavar="ACTION", required=True), hardware)
     _add_commands(commands, machine)

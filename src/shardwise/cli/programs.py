@@ -104,7 +104,7 @@ def _planned(arguments: argparse.Namespace, plan: Callable[..., Plan], **more: A
     if arguments.output is not None:
         planned.save(arguments.output)
     if arguments.report is not None:
-        planned.report(arguments.report, arguments.typed)
+        planned.report(arguments.report, arguments.typed, arguments.target)
     if arguments.json:
         text = planned.to_json()
     else:
@@ -127,9 +127,9 @@ def _planned(arguments: argparse.Namespace, plan: Callable[..., Plan], **more: A
     accelerators=True,
 )
 def _tune(arguments: argparse.Namespace) -> Result:
-    """Search, then compile or run the best few plans, and keep the best of them.
+    """Search, then compile or run the best few plans.
 
-    The TPU compiler needs no TPU. With --judge devices the plans run on the devices of JAX.
+    The best of them is kept. The TPU compiler needs no TPU. With --judge devices the plans run on the devices of JAX.
 
       shardwise tune zoo:mlp --topology v5e:4x4 --finalists 4
     """
@@ -144,13 +144,17 @@ def _tune(arguments: argparse.Namespace) -> Result:
 
 def _next(arguments: argparse.Namespace) -> str:
     """Returns text with the files that were written, and what to do next."""
-    text = f"\nDrawn in {arguments.report}\n" if arguments.report is not None else ""
+    text = f"\nPage: {arguments.report}\n" if arguments.report is not None else ""
     if arguments.output is not None:
         plan = str(arguments.output)
         commands = (["code", plan], ["verify", plan, arguments.target])
-        return f"{text}\nsaved; next:\n" + "".join(f"  {shlex.join(['shardwise', *words])}\n" for words in commands)
-    hints = {"output": "--output plan.json saves it", "report": "--report plan.html draws it", "all": "--all lists all"}
-    return f"{text}\nnext: {', '.join(hint for option, hint in hints.items() if not getattr(arguments, option))}\n"
+        return f"{text}\nSaved. Next:\n" + "".join(f"  {shlex.join(['shardwise', *words])}\n" for words in commands)
+    hints = {
+        "output": "--output plan.json    keeps the plan, for shardwise code, explain and verify",
+        "report": "--report plan.html    draws it, as a page for the browser",
+        "all": "--all                 lists every array and collective",
+    }
+    return f"{text}\nNext:\n" + "".join(f"  {hint}\n" for name, hint in hints.items() if not getattr(arguments, name))
 
 
 @options.command(
@@ -163,9 +167,9 @@ def _next(arguments: argparse.Namespace) -> str:
     options.VERBOSE,
 )
 def _inspect(arguments: argparse.Namespace) -> Result:
-    """Show what can be sharded in a program, and where that is ambiguous.
+    """Show what can be sharded in a program.
 
-    Lists colors, groups, conflicts and opaque operations. Nothing runs.
+    Lists colors, groups, conflicts (where sharding is ambiguous) and opaque operations. Nothing runs.
 
       shardwise inspect zoo:t2b
       shardwise inspect train.py:make_step --why params/w1:0 batch:1
@@ -203,9 +207,10 @@ def _dimension(text: str) -> tuple[str, int]:
     options.VERBOSE,
 )
 def _compare(arguments: argparse.Namespace) -> Result:
-    """Set named strategies (data parallelism, FSDP, Megatron, ...) and saved plans side by side.
+    """Compare named strategies (FSDP, Megatron, ...) and saved plans.
 
-    Predicts time, memory and communication of every sensible combination over the axes of a mesh. Nothing runs.
+    Predicts time, memory and communication of every sensible combination of strategies over the axes of a mesh, and
+    of saved plans beside them. Nothing runs.
 
       shardwise compare zoo:t2b --plans plan.json
       shardwise compare zoo:t2b --topology v5e:4x4 --mesh data=4,model=4

@@ -40,9 +40,9 @@ def _loaded(arguments: argparse.Namespace, target: str | None) -> Plan:
     options.JSON,
 )
 def _explain(arguments: argparse.Namespace) -> Result:
-    """Say how an argument or output is sharded under a saved plan, and which collectives it causes.
+    """Say how one array of a saved plan is sharded, and why.
 
-    The collectives come with the source lines that need them.
+    Shows the decisions behind it and the collectives it causes, with the source lines that need them.
 
       shardwise explain plan.json params/first/kernel
       shardwise explain plan.json params/first/kernel zoo:mlp
@@ -152,7 +152,7 @@ def _diff(arguments: argparse.Namespace) -> Result:
     options.VERBOSE,
 )
 def _verify(arguments: argparse.Namespace) -> Result:
-    """Compile a program under a saved plan and compare with what the plan predicts.
+    """Compile a saved plan and check what it predicts.
 
     Shows the collectives of the compiled program beside the predicted ones. On host devices arrays are also run
     through both programs, and the results compared.
@@ -198,10 +198,10 @@ def _verify(arguments: argparse.Namespace) -> Result:
     argument("--output", metavar="FILE", type=Path, help="write it there instead of printing it"),
 )
 def _code(arguments: argparse.Namespace) -> Result:
-    """Print a saved plan as code to paste: mesh, PartitionSpecs, and how to place arguments and run the step.
+    """Print a saved plan as code to paste.
 
-    Repeated layers are written once. The styles flax and maxtext are logical axis rules, and say where one
-    mapping for each name does not give the whole plan.
+    Mesh, PartitionSpecs, and how to place arguments and run the step; repeated layers are written once. The styles
+    flax and maxtext are logical axis rules, and say where one mapping for each name does not give the whole plan.
 
       shardwise code plan.json --output shardings.py
       shardwise code plan.json --style flax
@@ -236,5 +236,5 @@ def _report(arguments: argparse.Namespace) -> Result:
     output = arguments.output or arguments.plan.with_suffix(".html")
     if output.exists() and output.samefile(arguments.plan):
         raise ShardwiseError(f"the page would take the place of the plan {output}: give another --output")
-    plan.report(output, arguments.typed)
+    plan.report(output, arguments.typed, arguments.target or "")
     return f"written to {output}\n"

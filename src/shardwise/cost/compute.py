@@ -54,11 +54,8 @@ def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layout
         return _whole_ps(sizes.copy_s(kernel.returned))
     if kernel.transposed is not None:
         return _whole_ps(sizes.transposed_s(kernel.transposed))
-    reads = [max([sizes.read_bytes(t) for t in places]) for places in kernel.reads]
-    writes = [sizes.elements(t.op, t.number) * t.itemsize for t in kernel.writes]
+    reads, writes, far, stored = sizes.traffic(kernel)
     room, others = profile.on_chip_bytes, [sizes.local(o) for o in kernel.others]
-    stored = sum([n for n, t in zip(writes, kernel.writes, strict=True) if not t.brief or n > room])
-    far = sum([n for n, t in zip(reads, kernel.reads, strict=True) if not t[0].brief or n > room])
     seconds = 0.0 if kernel.products and not profile.calls_library else profile.launch_s
     elements, streamed = 0.0, far + stored
     if kernel.products:
@@ -87,6 +84,12 @@ def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layout
 def transferred_bytes(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layouts) -> float:
     """The bytes that one device exchanges with the memory of its host in one execution."""
     return sum([_Sizes(lowered, profile, layouts).result_bytes(op) for op in kernel.transfers])
+
+
+def work(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layouts) -> tuple[float, float]:
+    """The FLOPs of one device in one execution, and the bytes that it reads from memory and writes to it."""
+    sizes = _Sizes(lowered, profile, layouts)
+    return sum([sizes.local(op).flops for op in kernel.ops]), sum(sizes.traffic(kernel)[2:])
 
 
 def _whole_ps(seconds: float) -> float:
@@ -201,6 +204,15 @@ class _Sizes:
         product = self._product(op, candidate) if op.unit is Unit.MATRIX else None
         dtype = widest_dtype(self.program, values) if op.unit is Unit.KERNEL else ""
         return _Local(tuple(elements), largest, op.flops / candidate.devices, product, dtype)
+
+    def traffic(self, kernel: Kernel) -> tuple[list[float], list[float], float, float]:
+        """The bytes that a kernel reads of each array and writes of each, and the sums of those that are in memory."""
+        reads = [max([self.read_bytes(t) for t in places]) for places in kernel.reads]
+        writes = [self.elements(t.op, t.number) * t.itemsize for t in kernel.writes]
+        room = self.profile.on_chip_bytes
+        far = sum([n for n, t in zip(reads, kernel.reads, strict=True) if not t[0].brief or n > room])
+        stored = sum([n for n, t in zip(writes, kernel.writes, strict=True) if not t.brief or n > room])
+        return reads, writes, far, stored
 
     def elements(self, op: int, number: int) -> float:
         return self.local(op).elements[number]

@@ -164,13 +164,13 @@ class Source:
 
     @property
     def module(self) -> str:
-        """The names of ``jax.named_scope``s, which frameworks set for modules, without transformations.
+        """The names of ``jax.named_scope``s, which frameworks set for modules, without transformations and equations of einsum.
 
         >>> Source(names="jit(step)/transpose(jvp(model))/block_0/dense").module
         'model/block_0/dense'
         """
         names = re.sub(r"\bp?jit\([^()]*\)/?", "", self.names)
-        return re.sub(r"\w+\(|\)", "", names).strip("/")
+        return "/".join(n for n in re.sub(r"\w+\(|\)", "", names).strip("/").split("/") if "->" not in n)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from shardwise.tactics.text import TacticsLike, as_tactics
 from shardwise.transforms.variants import AUTO, Wanted
 
 OBJECTIVES: Final = ("time", "memory", "devices")
-_UNITS: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_UNITS: Final = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,8 @@ def read_bytes(text: int | str) -> int:
     (12884901888, 1500000000, 4096)
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", str(text).lower())
-    size = int(float(match[1]) * _UNITS.get(match[2], 0)) if match else 0
+    units = _UNITS if isinstance(text, str) else {"": 1}  # 12 in a command is no 12 bytes
+    size = int(float(match[1]) * units.get(match[2], 0)) if match else 0
     if size < 1 or isinstance(text, bool):
         raise PlanError(f"memory_limit is a number of bytes, or text such as '12GiB', not {text!r}")
     return size

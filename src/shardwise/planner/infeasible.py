@@ -314,7 +314,7 @@ def size(nbytes: float) -> str:
     >>> size(3 * 2**30), size(1536), size(12)
     ('3.00 GiB', '1.50 KiB', '12 B')
     """
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if nbytes > 0.999 * 2**power:
             return f"{nbytes / 2**power:.2f} {unit}"
     return f"{nbytes:.0f} B"

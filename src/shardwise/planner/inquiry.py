@@ -191,7 +191,9 @@ def described(analysis: Analysis, decision: Decision) -> Decision:
     if isinstance(decision, Pin):
         return replace(decision, what=analysis.program.label(decision.value))
     if isinstance(decision, Keep):
-        first, more = analysis.program.label(decision.values[0]), len(decision.values) - 1
+        arguments = {a.value for a in analysis.program.arguments}
+        values = [v for v in decision.values if v in arguments] or decision.values
+        first, more = analysis.program.label(values[0]), len(values) - 1
         return replace(decision, what=f"{first}{f' and {more} more' if more else ''}")
     size = analysis.colors[decision.colors[0]].size
     padded = ", padded" if decision.padded else ""

@@ -127,7 +127,7 @@ def plan(
     >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (65536, 64)]]
     >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, budget_evals=100)
     >>> plan.spec("x"), plan.spec("w"), plan.search.ended.value
-    (P('data',), P(), 'nothing better was found for a while')
+    (P('data',), P(), 'nothing better turned up')
 
     By a tactic:
 
@@ -224,7 +224,9 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome, slices: Sequence
             f"there is no profile of {other}: the plan is for {placement.topology.text}; topology=... names others"
         )
     notes += [f"{t.variant}: {t.why}" for t in tried if t.why and not tried[0].fits]
-    notes += [f"{t.variant} it does not fit: {_peak(t)} a device" for t in tried[:1] if t.peak_bytes and not t.fits]
+    for t in (t for t in tried[:1] if t.peak_bytes and not t.fits):
+        changed = "unchanged" if t.variant == str(AS_IS) else t.variant
+        notes.append(f"{changed}, the program does not fit: {_peak(t)} a device")
     if asked.mesh is not None and OpenMesh.of(asked.mesh) is None and placement.mesh != MeshAxes.of(asked.mesh):
         notes.append(
             f"the mesh {MeshAxes.of(asked.mesh)} is used as {placement.mesh}, with the devices in the same order"

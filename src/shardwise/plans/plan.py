@@ -374,15 +374,15 @@ class Plan(Execution):
         """
         write_whole(path, json.dumps(self.predicted.timeline()), PlanError)
 
-    def report(self, path: str | os.PathLike[str], command: str = "") -> None:
+    def report(self, path: str | os.PathLike[str], command: str = "", title: str = "") -> None:
         """Writes the plan as one HTML page that needs no network: verdict, pictures of the program, of the step, of memory and
-        of other plans, and code. ``command`` is shown as what made it.
+        of other plans, and code. ``title`` names the program (by default the function), ``command`` is what made the page.
 
         >>> plan.report("plan.html")
         """
         from shardwise.report.html import page_html
 
-        write_whole(path, page_html(self, command), PlanError)
+        write_whole(path, page_html(self, command, title), PlanError)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:

@@ -74,4 +74,4 @@ class SearchLog:
         took = "" if self.seconds is None else f" in {self.seconds:.1f} s"
         meshes = f" on {len(self.meshes)} meshes" if len(self.meshes) > 1 else ""
         variants = f" of {len(self.variants)} variants" if len(self.variants) > 1 else ""
-        return f"{self.method}: {self.evaluations:,} evaluations{variants}{meshes}{took}; {self.ended.value}"
+        return f"{self.method}: {self.evaluations:,} evaluations{variants}{meshes}{took}; stopped: {self.ended.value}"

@@ -254,8 +254,9 @@ def comparison_text(compared: Comparison, width: int = 80, every: bool = False) 
     cells = []
     for row in shown:
         times = (seconds(t) for t in (row.time_s, row.compute_s, row.comm_s))
-        cells.append([*times, binary(row.peak_bytes), "yes" if row.fits else "no", row.text])
-    page.table([">step time", ">compute", ">communication", ">memory", "fits", "*strategy or plan"], cells)
+        name = row.text if row.kind == "plan" else row.text.replace(",", ", ").replace(",  ", ", ")
+        cells.append([name, *times, binary(row.peak_bytes), "yes" if row.fits else "no"])
+    page.table(["*strategy or plan", ">step time", ">compute", ">communication", ">memory", "fits"], cells)
     if len(shown) < len(ranked):
         page.print(f"\nand {plural(len(ranked) - len(shown), 'combination')} more: --all or .ranked")
     if compared.refused and every:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import linecache
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
 
+from shardwise.cost.compute import widest_dtype
 from shardwise.cost.memory import BLOCK
 from shardwise.cost.predict import PARTS, Predicted
 from shardwise.ir.paths import collapsed
+from shardwise.ir.program import HEAVY
 from shardwise.plans.codec import encode
 from shardwise.plans.parts import ArrayPlan
 from shardwise.plans.plan import Plan
 from shardwise.report.code import STYLES, code_text
 from shardwise.report.diagram import colors_in, diagram
-from shardwise.report.insights import kind_of, memory_by_kind
+from shardwise.report.insights import kind_of, memory_by_kind, products_of
 from shardwise.report.plan_text import decided, decision_of, evidence_lines, schedule_rows, shards, spec_text
 from shardwise.report.program_text import listing_data
 from shardwise.report.units import binary
@@ -66,9 +69,13 @@ def report_data(plan: Plan) -> dict[str, Any]:
         "variant": list(plan.variant.lines()),
         "sharded": [{"what": what, "axes": axes} for what, axes in sharded.items()],
         "decisions": rest,
-        "notes": [*evidence_lines(plan), *plan.notes],
+        "judged": evidence_lines(plan),
+        "notes": list(plan.notes),
         "evidence": plan.evidence and encode(plan.evidence),
         "predicted": p.to_json() | {"fits": p.fits},
+        "split": _split(plan),
+        "peak": memory_by_kind(plan).peak if plan.asked else {"in use": p.peak_bytes},
+        "device": _device(plan),
         "arrays": [
             *(_array(plan, a, "argument") for a in plan.arguments),
             *(_array(plan, a, "output") for a in plan.outputs),
@@ -96,6 +103,28 @@ def report_data(plan: Plan) -> dict[str, Any]:
         "search": search and encode(search) | {"ended_text": search.ended.value, "text": str(search)},
         "code": {style: code_text(plan, style, constraints=False) for style in STYLES},
     }
+
+
+def _split(plan: Plan) -> dict[str, float]:
+    """Returns the parts of the step time."""
+    p, exposed = plan.predicted, {"exposed communication": max(0.0, plan.predicted.time_s - plan.predicted.compute_s)}
+    if not p.rows or plan.asked is None:
+        return {"compute": p.compute_s} | exposed
+    products = sum(row.time_s for row in p.rows if row.kind == "compute" and row.op in products_of(plan))
+    return {"matrix products": products, "other kernels": p.compute_s - products} | exposed
+
+
+def _device(plan: Plan) -> dict[str, Any] | None:
+    """Returns the rates that bound kernels, for the type of most products, and what products are called."""
+    if plan.asked is None:
+        return None
+    profile, program = plan.inquiry.model.cost.profile, plan.inquiry.analysis.program
+    flops = Counter[str]()
+    for op in (op for op in program.ops if op.unit in HEAVY):
+        flops[widest_dtype(program, op.operands)] += op.flops * program.runs[op.region]
+    dtype = max(flops, key=lambda name: flops[name], default="bfloat16")
+    rates = {"flops_per_s": profile.matrix_rate(dtype), "bytes_per_s": profile.memory_bytes_per_s}
+    return {"dtype": dtype, "products": sorted(products_of(plan)), **rates}
 
 
 def _elements(plan: Plan, role: str) -> int:

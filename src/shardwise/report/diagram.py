@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from shardwise.cost.compute import work
 from shardwise.cost.kernels import Kernel
 from shardwise.cost.model import CostModel, TermKind
 from shardwise.ir.program import HEAVY, Value
@@ -177,12 +178,19 @@ class _Drawing:
             "module": place.module,
             "text": linecache.getline(place.file, place.line).strip()[:_MOST_TEXT] if place.file else "",
             "time_s": self.time_s.get(n, 0.0),
+            **self._work(kernel),
             "from": sources,
             "arguments": list(self._arguments(kernel)),
             "out": self._array(out, self.lowered.actual[out.id]),
             "label": self.program.label(out.id) if out.path else "",
             "moves": list(self._moves(kernel)),
         }
+
+    def _work(self, kernel: Kernel) -> dict[str, float]:
+        """What a kernel computes, reads and writes in a step, on one device."""
+        runs = float(self.program.runs[kernel.region])
+        flops, nbytes = work(self.lowered, kernel, self.model.cost.profile, self.model.life.layouts)
+        return {"flops": flops * runs, "nbytes": nbytes * runs}
 
     def _arguments(self, kernel: Kernel) -> Iterator[dict[str, Any]]:
         """The arguments that a kernel reads, as they are stored."""

@@ -28,15 +28,15 @@ class Tab(NamedTuple):
 
 
 TABS: Final = tuple(
-    Tab(name, name.capitalize()) for name in "overview model timeline memory compare code advanced".split()
+    Tab(name, name.capitalize()) for name in "overview model sharding timeline memory compare code advanced".split()
 )
-_SCRIPTS: Final = ("model", "arrays", "mesh", "timeline", "memory", "compare", "code", "listing")
+_SCRIPTS: Final = "model arrays mesh collectives timeline memory compare roofline code listing".split()
 
 
-def page_html(plan: Plan, command: str = "") -> str:
+def page_html(plan: Plan, command: str = "", title: str = "") -> str:
     """Returns the page of a plan, which a command made. All text of the plan is escaped, in the markup and in the data."""
-    date, data = datetime.date.today().isoformat(), report_data(plan)
-    return _rendered("page.html", data=data, tabs=TABS, scripts=_SCRIPTS, command=command, date=date)
+    about = {"date": datetime.date.today().isoformat(), "command": command, "title": title or plan.function}
+    return _rendered("page.html", data=report_data(plan), tabs=TABS, scripts=_SCRIPTS, **about)
 
 
 def notebook_html(page: Page) -> str:

@@ -101,6 +101,11 @@ def kind_of(plan: Plan) -> Callable[[Allocation], str]:
     return lambda a: kinds.get(a.value, VALUES) if a.what == "value" else COPIES
 
 
+def products_of(plan: Plan) -> set[str]:
+    """Returns the kinds of ops of a plan's program that are matrix products and the like."""
+    return {op.kind for op in plan.inquiry.analysis.program.ops if op.unit in HEAVY}
+
+
 def insights(plan: Plan) -> tuple[str, ...]:
     """Returns a few sentences; none for a loaded plan, which does not know its program."""
     if plan.asked is None:
@@ -243,7 +248,7 @@ def _of_time(plan: Plan) -> Iterator[str]:
             f"{exposed / p.time_s:.0%} of the step is exposed communication; the largest part is {kind}{where}: "
             f"{seconds(time_s)}."
         )
-    products = {op.kind for op in plan.inquiry.analysis.program.ops if op.unit in HEAVY}
+    products = products_of(plan)
     other = Counter[str]()
     for row in p.rows:
         if row.kind == "compute" and row.op not in products:

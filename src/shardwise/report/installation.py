@@ -62,14 +62,14 @@ def examine() -> dict[str, Any]:
 
 def doctor_text(data: dict[str, Any], width: int = 80) -> str:
     """Returns one fact per line, then the problems. Rich, which may be missing, is not used."""
-    lines = [f"shardwise  {data['shardwise']}", f"python     {data['python']}"]
+    lines = [f"shardwise   {data['shardwise']}", f"python      {data['python']}"]
     for package in data["packages"]:
         tested = f", {_TESTED_JAX}" if package["name"] == "jax" else ""
-        lines.append(f"{package['name']:10} {package['version'] or 'missing':10} {package['wanted']}{tested}".rstrip())
+        lines.append(f"{package['name']:11} {package['version'] or 'missing':10} {package['wanted']}{tested}".rstrip())
     kinds = Counter((device["kind"], device["platform"]) for device in data["devices"])
     devices = ", ".join(f"{count} × {kind} ({platform})" for (kind, platform), count in kinds.items()) or "not known"
     platforms = os.environ.get("JAX_PLATFORMS")
-    lines += ["", f"devices    {devices}{f', JAX_PLATFORMS={platforms}' if platforms else ''}", ""]
+    lines += ["", f"devices     {devices}{f', JAX_PLATFORMS={platforms}' if platforms else ''}", ""]
     for name, missing in data["extras"].items():
         state = f'{", ".join(missing)} missing: pip install "shardwise[{name}]"' if missing else "installed"
         lines.append(f"extra {name:9} {state}")

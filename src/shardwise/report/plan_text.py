@@ -10,7 +10,7 @@ from typing import Final
 
 from shardwise.cost.predict import Moved
 from shardwise.ir.paths import collapsed
-from shardwise.lowering.decisions import Pin, Shard
+from shardwise.lowering.decisions import Keep, Pin, Shard
 from shardwise.plans.evidence import Correction
 from shardwise.plans.parts import ArrayPlan, Spec
 from shardwise.plans.plan import Plan
@@ -80,9 +80,11 @@ def explain_text(plan: Plan, array: ArrayPlan) -> str:
     lines += [f"  note: {note}" for note in plan.notes if note.startswith(f"{path}[")]
     lines += _reasons(plan, array)
     collectives = [c for c in plan.collectives if c.value == path or c.value.startswith(f"{path} as ")]
+    causes = Counter[str]()
     for c in collectives:
         size = f"{binary(c.nbytes)}{f' × {c.times:g}' if c.times != 1 else ''}{c.value.removeprefix(path)}"
-        lines.append(f"  {c.kind} over {'·'.join(c.axes)}, {size}, for {c.op} at {c.source}")
+        causes[f"  {c.kind} over {'·'.join(c.axes)}, {size}, for {c.op} at {c.source}"] += 1
+    lines += [f"{text}{f', {times} times' if times > 1 else ''}" for text, times in causes.items()]
     if not collectives:
         lines.append("  no collectives, neither for it nor for a cast or another view of it")
     if plan.evidence is not None:
@@ -153,14 +155,14 @@ def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
     page.print(f"{plan.function} on {plan.mesh}: {p.hardware}\n")
     _print_verdict(page, plan)
     for line in (*plan.variant.lines(), *_roles(plan)):
-        page.print(line)
+        page.print(f"{line[:1].upper()}{line[1:]}")
     page.print()
     sharded, rest = decided(plan)
     short = plan.search is not None and plan.search.ended in (Ended.SECONDS, Ended.EVALUATIONS, Ended.INTERRUPTED)
     nothing = "nothing is sharded" if short else "nothing is sharded: no dimension is worth sharding on this mesh"
-    rows = [["·".join(axes), f"{what} {_numbers(plan, what)}"] for what, axes in sharded.items()]
+    rows = [[_numbers(plan, what), "·".join(axes), what] for what, axes in sharded.items()]
     if rows:
-        page.table(["over", "*sharded [by decisions]"], rows)
+        page.table(["decision", "over", "*dimensions that are sharded together"], rows)
     else:
         page.print(nothing)
     for line in rest:
@@ -175,10 +177,15 @@ def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
     if p.collectives:
         longest = sorted(p.collectives, key=lambda m: -m.time_s)[: None if every else _MOST]
         cells = [[m.kind, "·".join(m.axes), str(m.count), binary(m.nbytes), seconds(m.time_s)] for m in longest]
+        if others := [m for m in p.collectives if m not in longest]:
+            sums = (
+                str(sum(m.count for m in others)),
+                binary(sum(m.nbytes for m in others)),
+                seconds(sum(m.time_s for m in others)),
+            )
+            cells.append([f"{len(others)} others", "", *sums])
         heading = "Collectives, the longest first; bytes and time per device and step"
         page.table(["kind", "axes", ">count", ">bytes", ">time"], cells, heading)
-        if len(p.collectives) > len(longest):
-            page.print(f"and {plural(len(p.collectives) - len(longest), 'kind')} more")
     if plan.schedule:
         heading = "After each tactic, with the collectives and bytes that it adds or removes"
         page.table(["tactic", ">step time", ">peak memory", "*collectives"], schedule_rows(plan, every), heading)
@@ -193,15 +200,9 @@ def _print_verdict(page: Page, plan: Plan) -> None:
         page.print(line)
     if found.baselines:
         rows = [["this plan", seconds(p.time_s), binary(p.peak_bytes), _fits(p.fits)]]
-        rows += [
-            [
-                row.text.replace(",", ", ").replace(",  ", ", "),
-                seconds(row.time_s),
-                binary(row.peak_bytes),
-                _fits(row.fits),
-            ]
-            for row in found.baselines
-        ]
+        for row in found.baselines:
+            name = row.name.replace(",", ", ") + (f"\n  {row.variant}" if row.variant else "")
+            rows.append([name, seconds(row.time_s), binary(row.peak_bytes), _fits(row.fits)])
         heading = f"Beside the best of {plural(len(plan.baselines), 'named strategy', 'named strategies')}"
         page.table(["*plan or strategy", ">step time", ">peak memory", ""], rows, heading)
     page.print()
@@ -273,7 +274,7 @@ def figures(plan: Plan, bounds: bool = False) -> list[list[str]]:
 
 
 def _numbers(plan: Plan, what: str) -> str:
-    return str([k for k, d in enumerate(plan.decisions, 1) if isinstance(d, Shard) and d.what == what])
+    return ", ".join(str(k) for k, d in enumerate(plan.decisions, 1) if isinstance(d, Shard) and d.what == what)
 
 
 def _roles(plan: Plan) -> list[str]:
@@ -282,7 +283,7 @@ def _roles(plan: Plan) -> list[str]:
     for role, paths in plan.roles.items():
         shown = [path for (path,) in collapsed((path,) for path in paths)]
         parts.append(f"{role}: {listed(shown, _MOST_PATHS)}")
-    return ["; ".join(parts)] if parts else []
+    return [f"Roles: {'; '.join(parts)}"] if parts else []
 
 
 def evidence_lines(plan: Plan) -> list[str]:
@@ -314,9 +315,12 @@ def _print_origin(page: Page, plan: Plan) -> None:
         if plan.search.ended in (Ended.SECONDS, Ended.EVALUATIONS):
             more = 2 * max(100, plan.search.evaluations)
             page.print(f"  it may still improve: --evaluations {more} (budget_evals={more}) searches longer")
-        for tried in plan.search.meshes[1:4]:
-            outcome = tried.why or (seconds(tried.time_s or 0.0) if tried.fits else "does not fit")
-            page.print(f"  instead of {tried.mesh}: {outcome}")
+        others = [
+            f"{tried.mesh}: {tried.why or (seconds(tried.time_s or 0.0) if tried.fits else 'does not fit')}"
+            for tried in plan.search.meshes[1:4]
+        ]
+        if others:
+            page.print(f"Other meshes: {'; '.join(others)}")
     for note in plan.notes:
         page.print(f"note: {note}")
 
@@ -327,4 +331,9 @@ def decided(plan: Plan) -> tuple[dict[str, list[str]], list[str]]:
     for decision in plan.decisions:
         if isinstance(decision, Shard):
             sharded.setdefault(decision.what, []).append(decision.axis)
-    return sharded, [str(d) for d in plan.decisions if not isinstance(d, Shard)]
+    kept: dict[tuple[str, str], list[str]] = {}
+    for decision in plan.decisions:
+        if isinstance(decision, Keep):
+            kept.setdefault((decision.what, decision.why), []).append(decision.axis)
+    rest = [str(Keep((), " and ".join(axes), what, why)) for (what, why), axes in kept.items()]
+    return sharded, [*rest, *(str(d) for d in plan.decisions if isinstance(d, Pin))]

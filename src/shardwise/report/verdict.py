@@ -142,10 +142,12 @@ def _of_role(plan: Plan, role: str) -> list[ArrayPlan]:
 
 
 def _batch_text(arrays: list[ArrayPlan], names: dict[int, str], mesh: MeshAxes) -> str:
-    kinds = dict.fromkeys(pair for a in arrays for pair in _named(a, names))
-    if not kinds:
+    over: dict[str, dict[str, None]] = {}
+    for name, axes in (pair for a in arrays for pair in _named(a, names)):
+        over.setdefault(name, {})[axes_words(axes, mesh)] = None
+    if not over:
         return "Batch replicated"
-    texts = [f"{name} over {axes_words(axes, mesh)}" for name, axes in kinds]
+    texts = [f"{name} over {' or '.join(words)}" for name, words in over.items()]
     text = ", ".join(texts[:_MOST_KINDS])
     return text[:1].upper() + text[1:]
 
@@ -162,7 +164,8 @@ def _kinds(arrays: list[ArrayPlan], names: dict[int, str]) -> Kinds:
 def _kinds_text(kinds: Kinds, mesh: MeshAxes) -> str:
     texts = []
     for kind, percent in kinds:
-        over = " and ".join(f"{name} over {axes_words(axes, mesh)}" for name, axes in kind) or "replicated"
+        parts = [f"{name} over {axes_words(axes, mesh)}" for name, axes in kind]
+        over = (", " if len(parts) > 2 else " and ").join(parts) or "replicated"
         texts.append(over + (f" ({percent}%)" if percent < 100 else ""))
     return "; ".join(texts)
 
@@ -227,6 +230,8 @@ def _structural(context: Context) -> dict[int, str]:
         for c in analysis.groups[analysis.colors[color].group].colors:
             names.setdefault(c, text)
 
+    for c in context.stages:
+        name(c, "layers")
     kinds = {"sequence": places.sequences, "vocabulary": places.vocabularies}
     kinds |= {"experts": places.experts, "edges": places.edges}
     for text, found in kinds.items():

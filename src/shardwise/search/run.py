@@ -39,7 +39,7 @@ class Budget:
 class Ended(enum.Enum):
     """Why a search stopped."""
 
-    CONVERGED = "nothing better was found for a while"
+    CONVERGED = "nothing better turned up"
     EXHAUSTED = "all states were tried"
     SECONDS = "time budget exhausted"
     EVALUATIONS = "evaluation budget exhausted"

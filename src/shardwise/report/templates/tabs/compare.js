@@ -49,6 +49,17 @@
     }
     const steps = front.map((t) => `${x(t.peak_bytes).toFixed(1)} ${y(t.time_s).toFixed(1)}`);
     if (steps.length > 1) svg.append(drawn("path", { class: "line", d: `M${steps.join("L")}` }));
+    // The plan and the best baselines have their names beside them, where there is room.
+    const taken = shown.map((e) => [x(e.peak_bytes) - 6, x(e.peak_bytes) + 6, y(e.time_s) - 6, y(e.time_s) + 6]);
+    for (const one of [plan, ...shown.filter((e) => e.kind === "baseline" && data.best.includes(e.name.split(", ")[0])).slice(0, 3)]) {
+      const long = 6.6 * one.name.length, at = x(one.peak_bytes), h = y(one.time_s);
+      const spots = [[at + 13, h + 4], [at - 13 - long, h + 4], [at - long / 2, h - 14], [at - long / 2, h + 22]];
+      const free = spots.find(([l, b]) => l > LEFT && l + long < width - RIGHT && b < HIGH - BOTTOM && b > TOP + 10 &&
+        taken.every(([from, to, top, low]) => l > to || l + long < from || b - 11 > low || b + 2 < top));
+      if (!free) continue;
+      taken.push([free[0], free[0] + long, free[1] - 11, free[1] + 2]);
+      svg.append(drawn("text", { class: "name", x: free[0], y: free[1] }, one.name));
+    }
     for (const one of shown) {
       const shape = one.kind === "plan" ? { d: "M0 -9L9 0L0 9L-9 0Z" } : one.kind === "found" ? { d: "M-4 -4H4V4H-4Z" } : { d: "M0 -4.5A4.5 4.5 0 1 1 0 4.5A4.5 4.5 0 1 1 0 -4.5Z" };
       const named = `${one.name}: ${seconds(one.time_s)}, ${binary(one.peak_bytes)}`;

@@ -44,6 +44,7 @@ if (data.diagram.length) {
       cell.classList.toggle("lit", color >= 0 && Number(cell.dataset.color) === color);
     }
     box.classList.toggle("dark", color >= 0);
+    for (const row of rows) row.classList.remove("chosen");
     const known = data.colors[color];
     const axes = array.axes[d] ?? [];
     about.replaceChildren(
@@ -100,8 +101,7 @@ if (data.diagram.length) {
     const left = part.left_out ? [element("p", { class: "quiet" }, `${part.left_out} small kernels are left out.`)] : [];
     box.replaceChildren(element("div", { class: "flow" }, list, arcs), ...left);
     wire(arcs);
-    light(-1, { axes: [], shape: [0], local: [0] }, 0, "");
-    about.replaceChildren(element("p", { class: "quiet" }, "Select a kernel or a dimension."));
+    choose(Math.max(0, part.rows.findIndex((row) => row.moves.length)));
   };
 
   // Arrays that are read further down go along the right side, each in a lane of its own as long as it lives.

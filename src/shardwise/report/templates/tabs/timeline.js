@@ -16,7 +16,9 @@ if (data.timeline) {
     return { text: get("--text"), quiet: get("--quiet"), rule: get("--rule"), area: get("--accent"), other: get("--area"),
       axes: data.mesh.names.map((_, k) => get(`--axis-${k % 8}`)) };
   };
-  const products = new Set(["dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"]);
+  const products = new Set(data.device?.products);
+  const kinds = [["accent", "matrix products"], ["area", "other kernels"], ...data.mesh.names.map((name, k) => [`axis-${k % 8}`, `collectives over ${name}`])];
+  document.getElementById("lanes").append(...kinds.map(([color, text]) => element("span", {}, element("i", { style: `background:var(--${color})` }), text)));
 
   const draw = () => {
     const scale = devicePixelRatio || 1, tone = tones();

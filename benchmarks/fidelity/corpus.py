@@ -94,7 +94,7 @@ def record(
             cases = compiled if compiled and kinds & _kinds(program) else []
         elif not again:
             cases = [c for c in cases if c not in known]
-        wanted += [(program, case.removeprefix(f"{program.name} ")) for case in cases]
+        wanted.extend((program, case.removeprefix(f"{program.name} ")) for case in cases)
     with ThreadPoolExecutor(processes) as pool:
         how = ["--recorded"] if kinds else []
         running = {

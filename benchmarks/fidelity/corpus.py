@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.fidelity.reading import UNTIMED
 from corpus.registry import Case, Program, programs
 
 RECORDS: Final = Path(__file__).parent / "corpus.jsonl"
@@ -39,11 +40,6 @@ BY_XLA: Final = "fsdp by XLA"
 STRATEGIES: Final = (SEARCH, NAMED, "fsdp", "dp", BY_XLA)
 LIMIT_S: Final = 420
 MODULE: Final = "benchmarks.fidelity.corpus"
-#: Ops that the compiler gives no cycles for. Neither side counts them.
-_SILENT: Final = (
-    *("gather", "scatter", "sort", "reduce_window", "select_and_scatter", "select_and_gather"),
-    *("lu", "eigh", "eig", "geqrf", "householder_product", "qr", "svd", "schur", "hessenberg", "tridiagonal"),
-)
 #: Of the page.
 _INTRODUCTION: Final = f"""\
 `python -m benchmarks.fidelity.corpus compare --page`: programs of [the corpus](corpus.md) and of the zoo at full size, each
@@ -83,22 +79,49 @@ def every_program() -> list[Program]:
     ]
 
 
-def record(only: Iterable[str], strategies: Iterable[str], split: str, again: bool, processes: int) -> None:
-    """Compiles what has no record yet, in so many processes at a time."""
-    known, wanted = load(), []
-    for strategy in strategies:
-        for program in every_program():
-            chosen = (not only or program.name in only) and (not split or program.split == split)
-            if chosen and (again or f"{program.name} {strategy}" not in known):
-                wanted.append((program, strategy))
+def record(
+    only: Iterable[str], strategies: Iterable[str], split: str, again: bool, processes: int, containing: Iterable[str]
+) -> None:
+    """Compiles what has no record yet, in so many processes at a time; or the recorded decisions of programs that contain ops
+    of some kinds."""
+    known, wanted, kinds = load(), [], frozenset(containing)
+    for program in every_program():
+        if (only and program.name not in only) or (split and program.split != split):
+            continue
+        cases = [f"{program.name} {strategy}" for strategy in strategies]
+        if kinds:
+            compiled = [c for c in cases if "memory" in known.get(c, ())]
+            cases = compiled if compiled and kinds & _kinds(program) else []
+        elif not again:
+            cases = [c for c in cases if c not in known]
+        wanted.extend((program, case.removeprefix(f"{program.name} ")) for case in cases)
     with ThreadPoolExecutor(processes) as pool:
-        running = {pool.submit(in_child, MODULE, [p.name, strategy], LIMIT_S): (p, strategy) for p, strategy in wanted}
+        how = ["--recorded"] if kinds else []
+        running = {
+            pool.submit(in_child, MODULE, [*how, p.name, strategy], LIMIT_S): (p, strategy) for p, strategy in wanted
+        }
         for done in as_completed(running):
             program, strategy = running[done]
             row = {"case": f"{program.name} {strategy}", "program": program.name, "split": program.split}
             row |= {"strategy": strategy} | done.result()
-            append(RECORDS, row)
+            if "error" not in row or not kinds:
+                append(RECORDS, row)
             print(f"{row.get('compile_s', 0):6.1f} s  {row['case']}  {row.get('error', 'done')}", flush=True)
+
+
+def _kinds(program: Program) -> frozenset[str]:
+    """The kinds of ops that a program contains; none where it cannot be traced here."""
+    import jax
+
+    from shardwise.capture.lower import lower
+    from shardwise.capture.trace import JitOptions, trace
+
+    try:
+        case = program.build(**program.full)
+        traced = trace(case.fn, jax.eval_shape(case.make), {}, JitOptions(donate_argnums=case.donate))
+        return frozenset(op.kind for op in lower(traced).ops)
+    except Exception:
+        return frozenset()
 
 
 def append(path: Path, row: Record) -> None:
@@ -135,12 +158,12 @@ def write_result(folder: Path, compiled: Callable[[], Record]) -> None:
     os._exit(0)
 
 
-def _compiled(program: Program, strategy: str, folder: Path) -> Record:
+def _compiled(program: Program, strategy: str, folder: Path, recorded: bool) -> Record:
     from shardwise.plans import codec
 
     case = program.build(**program.full)
     start = time.process_time()
-    plan = _planned(case, strategy)
+    plan = predicted(case, load()[f"{program.name} {strategy}"]) if recorded else _planned(case, strategy)
     row: Record = {
         "plan_s": round(time.process_time() - start, 2),
         "mesh": dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
@@ -252,9 +275,10 @@ def figures(plan: Any, row: Record) -> dict[str, float]:
     from shardwise.hardware.topology import topology
 
     placement = place(plan.mesh, topology(TOPOLOGY))
-    compute_s = row["cycles"]["total"] / placement.topology.profile.clock_hz if "cycles" in row else 0.0
+    cycles = row["cycles"]["total"] - row["cycles"].get("untimed", 0) if "cycles" in row else 0
+    compute_s = cycles / placement.topology.profile.clock_hz
     predicted = plan.predicted
-    silent_s = sum(r.time_s for r in predicted.rows if r.kind == "compute" and r.op.startswith(_SILENT))
+    silent_s = sum(r.time_s for r in predicted.rows if r.kind == "compute" and r.op.startswith(UNTIMED))
     return {
         "predicted_s": predicted.time_s - silent_s,
         "compiled_s": compute_s + exposed_s(row, placement) if compute_s else 0.0,
@@ -388,23 +412,25 @@ def main() -> int:
     recording.add_argument("--split", choices=["", "fit", "test"], default="")
     recording.add_argument("--processes", type=int, default=1)
     recording.add_argument("--again", action="store_true", help="also what has a record")
+    recording.add_argument("--containing", nargs="*", default=[], help="recorded decisions of programs with such ops")
     comparing = commands.add_parser("compare", help="predict anew and print errors")
     comparing.add_argument("--only", nargs="*", default=[])
     comparing.add_argument("--split", choices=["", "fit", "test"], default="")
     comparing.add_argument("--page", action="store_true", help="write docs/benchmarks/unseen.md")
     comparing.add_argument("--name-test-set", action="store_true", help="also print cases of the test set")
     one = commands.add_parser("child", help=argparse.SUPPRESS)
+    one.add_argument("--recorded", action="store_true")
     one.add_argument("name")
     one.add_argument("strategy")
     one.add_argument("folder", type=Path)
     asked = parser.parse_args()
     if asked.command == "record":
-        record(asked.only, asked.strategies, asked.split, asked.again, asked.processes)
+        record(asked.only, asked.strategies, asked.split, asked.again, asked.processes, asked.containing)
     elif asked.command == "compare":
         compare(asked.only, asked.split, asked.name_test_set, asked.page)
     else:
         program = next(p for p in every_program() if p.name == asked.name)
-        write_result(asked.folder, lambda: _compiled(program, asked.strategy, asked.folder))
+        write_result(asked.folder, lambda: _compiled(program, asked.strategy, asked.folder, asked.recorded))
     return 0
 
 

@@ -31,6 +31,12 @@ _SLICES: Final = frozenset({"dynamic-slice", "dynamic-update-slice", "slice", "p
 _FREE: Final = frozenset(
     {"parameter", "bitcast", "tuple", "get-tuple-element", "constant", "iota", "while", "call", "conditional", "domain"}
 )
+#: Primitives of which the compiler estimates at most a part: lookups, sorts, pools, and decompositions, whose loops have no
+#: known trips.
+UNTIMED: Final = (
+    *("gather", "scatter", "sort", "reduce_window", "select_and_scatter", "select_and_gather"),
+    *("lu", "eigh", "eig", "geqrf", "householder_product", "qr", "svd", "schur", "hessenberg", "tridiagonal"),
+)
 _LAYOUT: Final = re.compile(r"([a-z][a-z0-9]*)\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
 _LARGEST: Final = 15
 
@@ -104,6 +110,7 @@ class Reader:
         rows.sort(key=lambda r: -r["cycles"] * r["runs"] * r["count"])
         return {
             "total": sum(by_kind.values()),
+            "untimed": sum(i.estimated_cycles * runs for i, runs in self._executed() if is_untimed(i.op_name)),
             "by_kind": dict(sorted(by_kind.items())),
             "largest": rows[:_LARGEST],
             "unestimated": {k: v for k, v in sorted(silent.items()) if v[1] > 1_000_000},
@@ -199,6 +206,15 @@ class Reader:
         entry = self._module.computations[self._module.entry]
         found = [p for i in entry.instructions if i.opcode == "parameter" for p in placed(i.shape)]
         return {"bytes": sum(p.nbytes for p in found), "padded_bytes": sum(p.padded_bytes for p in found)}
+
+
+def is_untimed(op_name: str) -> bool:
+    """Is an instruction part of an op in ``UNTIMED``, or of a function of that name?
+
+    >>> is_untimed("jit(step)/jit(eigh)/jit(_eigh_work)/while/body/dot_general"), is_untimed("jit(step)/eigenvalues/add")
+    (True, False)
+    """
+    return any(re.sub(r".*\(|\)", "", part) in UNTIMED for part in op_name.split("/"))
 
 
 def _applies(caller: Instruction, name: str) -> bool:

@@ -59,6 +59,14 @@ def test_cycles_count_fusions_once_and_loops_as_often_as_they_run() -> None:
     assert (first["kind"], first["cycles"], first["runs"], first["count"]) == ("matmul", 100, 5, 1)
 
 
+def test_cycles_of_decompositions_stand_apart() -> None:
+    named = LOOP.replace(
+        "calls=%product", 'calls=%product, metadata={op_name="jit(f)/jit(eigh)/while/body/dot_general"}'
+    )
+    assert Reader(hlo.read(LOOP)).cycles()["untimed"] == 0
+    assert Reader(hlo.read(named)).cycles()["untimed"] == 500
+
+
 def test_arguments_take_whole_tiles() -> None:
     told = Reader(hlo.read(LOOP)).arguments()
     assert told == {"bytes": 2 * (16 * 64 + 64 * 64), "padded_bytes": 2 * (16 * 128 + 64 * 128)}

@@ -398,7 +398,8 @@ def test_sharded_random_numbers_are_the_unsharded_ones(bits: int) -> None:
     def fn(key: Any, keys: Any) -> Any:
         many = jax.vmap(lambda k: jax.random.bits(k, (4, 8), f"uint{bits}"))(keys)
         gamma = jax.random.gamma(key, jnp.arange(1.0, 17.0))
-        return jax.random.bits(key, (16, 8), f"uint{bits}"), many, jax.random.split(key, 8), gamma
+        split = jax.random.split(key, (8, 2)), jax.vmap(lambda k: jax.random.split(k, 4))(keys)
+        return jax.random.bits(key, (16, 8), f"uint{bits}"), many, split, gamma
 
     args = (jax.random.key(3), jax.random.split(jax.random.key(4), 8))
     traced = trace(fn, args, {}, JitOptions())

@@ -76,6 +76,15 @@ def test_branches() -> None:
     assert module.runs["yes"] == module.runs["no"] == 1
 
 
+@pytest.mark.parametrize(("line", "longer"), [("ROOT %n = f32[8]{0} parameter(0)", "no"), ("to_apply=%add\n}", "yes")])
+def test_the_branch_with_the_most_cycles_runs(line: str, longer: str) -> None:
+    estimate = ', backend_config={"estimated_cycles":"5"}'
+    text = snippets.CONDITIONAL.replace(line, line.removesuffix("\n}") + estimate + "\n}" * line.endswith("}"), 1)
+    module = hlo.read(text)
+    assert {name: module.runs[name] for name in ("yes", "no")} == {"yes": 0, "no": 0} | {longer: 1}
+    assert module.estimated_cycles == 5
+
+
 @pytest.mark.parametrize("text", ["", "HloModule empty", "module @jit_step {\n}"])
 def test_text_without_entry(text: str) -> None:
     with pytest.raises(HloError, match="no ENTRY computation"):

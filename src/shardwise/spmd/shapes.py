@@ -4,6 +4,7 @@ and windowed ops (convolutions, pooling), whose halos come from neighbors."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -146,22 +147,40 @@ def _times(x: Array, factor: int) -> tuple[Array, Array]:
 def random_bits(op: LocalOp, arrays: list[Array]) -> list[Array]:
     """Computes Threefry's bits of this device's block, which depend on the key and on positions in the flat array only."""
     (keys,) = arrays
-    settings: Any = jax.config
-    if "fry" not in str(keys.dtype) or not settings.jax_threefry_partitionable:
+    if not _is_positional(keys):
         return sliced(op, arrays)
-    words = jax.random.key_data(keys)
-    shape, width = op.params["shape"], op.params["bit_width"]
-    local = op.local_shape(op.out)[keys.ndim :]
-    offsets = [op.offset(op.out, keys.ndim + d) for d in range(len(shape))]
-    high, low = counters(shape, local, offsets)
-    halves = [words[..., k].reshape(*keys.shape, *(1,) * len(local)) for k in (0, 1)]
-    first, second = internals.threefry(*(jnp.broadcast_to(a, (*keys.shape, *local)) for a in (*halves, high, low)))
+    width = op.params["bit_width"]
+    first, second = _hashes(op, keys)
     if width == 64:
         return [(first.astype(jnp.uint64) << np.uint64(32)) | second.astype(jnp.uint64)]
     return [(first ^ second).astype(jnp.dtype(f"uint{width}"))]
 
 
-@form("random_split", "rng_uniform", "rng_bit_generator")
+@form("random_split")
+def random_split(op: LocalOp, arrays: list[Array]) -> list[Array]:
+    """Computes the keys of this device's block: both words of the hash of the key and their positions."""
+    (keys,) = arrays
+    if not _is_positional(keys):
+        return sliced(op, arrays)
+    return [jax.random.wrap_key_data(jnp.stack(_hashes(op, keys), axis=-1), impl=jax.random.key_impl(keys))]
+
+
+def _is_positional(keys: Array) -> bool:
+    """Are random numbers hashes of their positions?"""
+    settings: Any = jax.config
+    return "fry" in str(keys.dtype) and settings.jax_threefry_partitionable
+
+
+def _hashes(op: LocalOp, keys: Array) -> Sequence[Array]:
+    """Returns both words of Threefry's hashes of the keys and the positions of this device's block."""
+    words, shape = jax.random.key_data(keys), op.params["shape"]
+    local = op.local_shape(op.out)[keys.ndim :]
+    high, low = counters(shape, local, [op.offset(op.out, keys.ndim + d) for d in range(len(shape))])
+    halves = [words[..., k].reshape(*keys.shape, *(1,) * len(local)) for k in (0, 1)]
+    return internals.threefry(*(jnp.broadcast_to(a, (*keys.shape, *local)) for a in (*halves, high, low)))
+
+
+@form("rng_uniform", "rng_bit_generator")
 def sliced(op: LocalOp, arrays: list[Array]) -> list[Array]:
     """Computes the global result and slices out this device's block."""
     results = op.bind(arrays)

@@ -7,8 +7,10 @@ Idea. Computations form an acyclic graph whose edges carry a multiplicity (a loo
 runs of a computation is a sum over its callers. Trip counts come from ``known_trip_count`` where the backend writes it, and
 otherwise from the loop's condition (``dataflow.py``).
 
-Weak. All branches of a conditional count as executed. A loop of unknown trip count counts as one trip. Only text with ``%``
-before names, which JAX prints, is read.
+Of a conditional the branch with the most estimated cycles counts as executed, as in our own cost model; where there are no
+estimates all branches do.
+
+Weak. A loop of unknown trip count counts as one trip. Only text with ``%`` before names, which JAX prints, is read.
 """
 
 from __future__ import annotations
@@ -166,6 +168,7 @@ class Module:
             for name in i.called:
                 self.callers[name].append(i)
         self.trips = {i: trip_count(self, i) for i in self.instructions() if i.opcode == "while"}
+        self._cycles: dict[str, int] = {}
         self.runs = {entry: 1}
         for name in computations:
             self._count_runs(name)
@@ -177,9 +180,25 @@ class Module:
                 trips = self.trips.get(caller)
                 times = 1 if trips is None else trips
                 times += caller.opcode == "while" and caller.attribute("condition") == name
+                if caller.opcode == "conditional":
+                    longest = max(caller.called, key=self._own_cycles)
+                    times = int(name == longest or not self._own_cycles(longest))
                 total += times * self._count_runs(caller.computation)
             self.runs[name] = total
         return self.runs[name]
+
+    def _own_cycles(self, name: str) -> int:
+        """The estimated cycles of one run of a computation."""
+        if name not in self._cycles:
+            total = 0
+            for i in self.computations[name].instructions:
+                inside = [self._own_cycles(c) for c in i.called] if i.opcode != "fusion" else []
+                times = (self.trips[i] or 1) if i.opcode == "while" else 1
+                total += i.estimated_cycles + times * (
+                    max(inside, default=0) if i.opcode == "conditional" else sum(inside)
+                )
+            self._cycles[name] = total
+        return self._cycles[name]
 
     def instructions(self) -> Iterator[Instruction]:
         for computation in self.computations.values():

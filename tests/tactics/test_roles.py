@@ -197,6 +197,24 @@ def test_a_frozen_vocabulary_is_no_batch() -> None:
     assert found == {"batch": ("tokens",), "params": ("adapter", "base")}
 
 
+def test_quantized_weights_are_parameters() -> None:
+    def multiplied(w: Any, scales: Any, x: Any) -> Any:
+        return jax.lax.dot(x.astype("int8"), w, preferred_element_type="int32") * scales
+
+    def dequantized(w: Any, scales: Any, x: Any) -> Any:
+        def layer(x: Any, each: Any) -> Any:
+            return jax.nn.relu(x @ (each[0].astype("float32") * each[1])), None
+
+        return jax.lax.scan(layer, x, (w, scales))[0]
+
+    weights = {
+        multiplied: (shape(16, 8, dtype="int8"), shape(8)),
+        dequantized: (shape(2, 16, 16, dtype="int8"), shape(2, 16)),
+    }
+    for fn, args in weights.items():
+        assert inferred(fn, *args, X) == {"batch": ("x",), "params": ("w", "scales")}
+
+
 def test_complex_weights_are_parameters() -> None:
     def step(w: Any, x: Any) -> Any:
         loss, gradient = jax.value_and_grad(lambda w: jnp.abs(jnp.fft.fft(x) @ w).mean())(w)

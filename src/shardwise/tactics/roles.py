@@ -5,14 +5,14 @@
 - The *batch* has one color in its first dimension that no loop runs over: of these dimensions of all arguments, the one that
   most products have; where no argument comes back, and no gradient is taken then, one that no product contracts. A color of
   arguments that come back is not the batch's if a product contracts it: the gradient of a parameter sums over the batch, and
-  no parameter has the batch's dimension. Nor is one that every product of such an argument contracts (a frozen weight), and
-  one of which all arguments come back (the experts of a layer, the networks of an ensemble) only if there is no other. Arrays that are addressed by the
-  batch, and added up by the same indices (nodes of a graph, by its edges), belong to it.
+  no parameter has the batch's dimension. Nor is one that every product of such an argument contracts (a frozen weight). One of
+  which all arguments come back (the experts of a layer, the networks of an ensemble) is, only if there is no other. Arrays
+  that are addressed by the batch, and added up by the same indices (nodes of a graph, by its edges), belong to it.
 - *Params* are floating-point arguments that come back, without the batch's dimension, and influence both an output that
   replaces no argument, and a product before they are updated: moments reach products of the same step through parameters that
   they changed (two networks that are trained in turn, several updates in a loop). So are those that do not come back
-  (inference, frozen layers): the operands of products, tables that a gather looks into, and arguments that have only
-  dimensions of these.
+  (inference, frozen layers): the operands of products, also quantized ones, tables that a gather looks into, and arguments
+  that have only dimensions of these.
 - A *cache* comes back and has the batch's dimension; integers that do are the batch, as the tokens that a decoding step returns
   for the next one. The *optimizer* is whatever else comes back, where there are params; where none of them comes back it is
   a cache (the pages of a decoding step).
@@ -39,6 +39,8 @@ from shardwise.ir.traits import ADDING_SCATTERS
 
 #: Roles in the order in which they are shown.
 ROLES: Final = ("batch", "params", "optimizer", "cache")
+#: Types of weights that are multiplied by a scale.
+_QUANTIZED: Final = ("int2", "int4", "int8", "uint2", "uint4", "uint8")
 #: By role: the paths of its arguments, as users write them.
 RolesLike = Mapping[str, str | Sequence[str]]
 #: The same, by paths of arguments or of trees of them.
@@ -96,8 +98,8 @@ class _Inference:
         self.returned = {c for v in self.pairs for c in self.colors[v]}
 
     def _depends(self) -> dict[int, int]:
-        """Returns, by value, the arguments that it depends on, not through values that replace one of the ``pairs``, and by loops
-        not through new values of those. Loops are repeated until nothing changes."""
+        """Returns, by value, the arguments that it depends on. Loops are repeated until nothing changes. What replaces one of the
+        ``pairs`` depends on nothing, and what a loop carries for one depends on its initial value alone."""
         depends = {v.id: 1 << k for k, v in enumerate(self.arguments)}
         updated = {self.program.ops[self.program.definitions[o][0]].operands[0] for o in self.pairs.values()}
         updated -= depends.keys()
@@ -247,12 +249,18 @@ class _Inference:
         return roles
 
     def _frozen(self, batch_colors: set[int]) -> set[int]:
-        """Returns the arguments that look like parameters: they lack the batch's dimension and share those of products."""
-        able = [v for v in self.arguments if v.shape and _floating(v) and not batch_colors & set(self.colors[v.id])]
+        """Returns the arguments that look like parameters, also quantized: they lack the batch's dimension and share those of
+        products."""
+        weights = [v for v in self.arguments if v.shape and (_floating(v) or v.dtype.startswith(_QUANTIZED))]
+        able = [v for v in weights if not batch_colors & set(self.colors[v.id])]
         looked_into = [op.operands[0] for op in self.program.ops if op.kind == "gather"]
-        used = {self._argument(v) for v in (*(v for op in self.heavy for v in op.operands), *looked_into)}
-        used_colors = {c for v in able if v.id in used for c in self.colors[v.id]} | {-1}
-        return {v.id for v in able if set(self.colors[v.id]) <= used_colors and max(self.colors[v.id]) >= 0}
+        multiplied = {v for op in self.heavy for v in op.operands}
+        used = {self._argument(v) for v in (*multiplied, *looked_into)}
+        used_colors = {c for v in able if v.id in used for c in self.colors[v.id]}
+        if batch_colors:  # what is computed from weights alone, as it is where they are quantized
+            used_colors |= {c for v in multiplied if batch_colors.isdisjoint(self.colors[v]) for c in self.colors[v]}
+        trips = {-1, *self.analysis.names.color[self.analysis.names.trip].tolist()}
+        return {v.id for v in able if set(self.colors[v.id]) - trips and set(self.colors[v.id]) <= used_colors | trips}
 
 
 def _floating(value: Value) -> bool:

@@ -98,8 +98,8 @@ class _Inference:
         self.returned = {c for v in self.pairs for c in self.colors[v]}
 
     def _depends(self) -> dict[int, int]:
-        """Returns, by value, the arguments that it depends on. Loops are repeated until nothing changes. What replaces one of the
-        ``pairs`` depends on nothing, and what a loop carries for one depends on its initial value alone."""
+        """Returns, by value, the arguments that it depends on. Loops are repeated until nothing changes. What replaces one of
+        the ``pairs`` depends on nothing, and what a loop carries for one depends on its initial value alone."""
         depends = {v.id: 1 << k for k, v in enumerate(self.arguments)}
         updated = {self.program.ops[self.program.definitions[o][0]].operands[0] for o in self.pairs.values()}
         updated -= depends.keys()

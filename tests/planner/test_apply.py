@@ -100,3 +100,20 @@ def test_new_arrays_and_results_share_a_compilation(new: Any, caplog: pytest.Log
     compiled = [r for r in caplog.records if r.getMessage().startswith("Compiling jit(run)")]
     assert len(compiled) == 1
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_inside_of_other_transformations() -> None:
+    """A planned step in a jitted function, in a loop over steps, and mapped."""
+
+    def step(w: Any, x: Any) -> Any:
+        return w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+
+    w, x = jax.numpy.ones((16, 16)), jax.numpy.ones((32, 16))
+    planned = sw.plan(step, w, x, mesh={"data": 8}, tactics="fsdp").jit(step)
+
+    def loop(fn: Any) -> Any:
+        return jax.lax.scan(lambda w, x: (fn(w, x), None), w, jax.numpy.stack([x, 2 * x]))[0]
+
+    np.testing.assert_allclose(jax.jit(lambda w: planned(w, x))(w), step(w, x), rtol=1e-5)
+    np.testing.assert_allclose(loop(planned), loop(step), rtol=1e-5)
+    np.testing.assert_allclose(jax.vmap(planned, (None, 0))(w, x[None])[0], step(w, x), rtol=1e-5)

@@ -117,3 +117,24 @@ def test_inside_of_other_transformations() -> None:
     np.testing.assert_allclose(jax.jit(lambda w: planned(w, x))(w), step(w, x), rtol=1e-5)
     np.testing.assert_allclose(loop(planned), loop(step), rtol=1e-5)
     np.testing.assert_allclose(jax.vmap(planned, (None, 0))(w, x[None])[0], step(w, x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", list(jax.sharding.AxisType)[:2])
+def test_the_mesh_of_sharded_arguments_is_used(kind: Any) -> None:
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)
+    w, x = (
+        jax.device_put(np.ones((16, 16), np.float32), jax.NamedSharding(mesh, P)) for P in map(jax.P, ("data", None))
+    )
+    plan = sw.plan(lambda w, x: w @ x, w, x, budget_evals=10)
+    assert (plan.mesh.names, plan["w"]) == (("data", "model"), jax.P("data"))
+    np.testing.assert_allclose(plan.jit(lambda w, x: w @ x)(w, x), np.full((16, 16), 16.0))
+
+
+def test_a_state_that_is_sharded_already_is_planned_for_another_batch() -> None:
+    """The last batch of an epoch: the state has the shardings of the plan before, on a mesh that was searched for."""
+    step = sw.jit(
+        lambda w, x: w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w), objective="memory", budget_evals=20
+    )
+    w = step(np.ones((64, 64), np.float32), np.ones((32, 64), np.float32))
+    assert any(w.sharding.spec)
+    assert step(w, np.ones((24, 64), np.float32)).shape == (64, 64)

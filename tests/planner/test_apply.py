@@ -100,3 +100,41 @@ def test_new_arrays_and_results_share_a_compilation(new: Any, caplog: pytest.Log
     compiled = [r for r in caplog.records if r.getMessage().startswith("Compiling jit(run)")]
     assert len(compiled) == 1
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_inside_of_other_transformations() -> None:
+    """A planned step in a jitted function, in a loop over steps, and mapped."""
+
+    def step(w: Any, x: Any) -> Any:
+        return w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+
+    w, x = jax.numpy.ones((16, 16)), jax.numpy.ones((32, 16))
+    planned = sw.plan(step, w, x, mesh={"data": 8}, tactics="fsdp").jit(step)
+
+    def loop(fn: Any) -> Any:
+        return jax.lax.scan(lambda w, x: (fn(w, x), None), w, jax.numpy.stack([x, 2 * x]))[0]
+
+    np.testing.assert_allclose(jax.jit(lambda w: planned(w, x))(w), step(w, x), rtol=1e-5)
+    np.testing.assert_allclose(loop(planned), loop(step), rtol=1e-5)
+    np.testing.assert_allclose(jax.vmap(planned, (None, 0))(w, x[None])[0], step(w, x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", list(jax.sharding.AxisType)[:2])
+def test_the_mesh_of_sharded_arguments_is_used(kind: Any) -> None:
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)
+    w, x = (
+        jax.device_put(np.ones((16, 16), np.float32), jax.NamedSharding(mesh, P)) for P in map(jax.P, ("data", None))
+    )
+    plan = sw.plan(lambda w, x: w @ x, w, x, budget_evals=10)
+    assert (plan.mesh.names, plan["w"]) == (("data", "model"), jax.P("data"))
+    np.testing.assert_allclose(plan.jit(lambda w, x: w @ x)(w, x), np.full((16, 16), 16.0))
+
+
+def test_a_state_that_is_sharded_already_is_planned_for_another_batch() -> None:
+    """The last batch of an epoch: the state has the shardings of the plan before, on a mesh that was searched for."""
+    step = sw.jit(
+        lambda w, x: w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w), objective="memory", budget_evals=20
+    )
+    w = step(np.ones((64, 64), np.float32), np.ones((32, 64), np.float32))
+    assert any(w.sharding.spec)
+    assert step(w, np.ones((24, 64), np.float32)).shape == (64, 64)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from pathlib import Path
 
 import jax
@@ -52,6 +54,11 @@ def test_saved_and_loaded_is_the_same_byte_for_byte(tmp_path: Path) -> None:
     assert shardwise.load_plan(file) == plan
     assert shardwise.load_plan(file).to_json() == file.read_text() == made().to_json()
     assert [f.name for f in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_plan_goes_to_other_processes() -> None:
+    plan = made()
+    assert pickle.loads(pickle.dumps(plan)) == copy.deepcopy(plan) == plan
 
 
 def test_a_loaded_plan_runs(tmp_path: Path) -> None:

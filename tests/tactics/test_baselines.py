@@ -5,8 +5,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import shardwise
 from shardwise import zoo
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
@@ -77,6 +80,21 @@ def test_what_strategies_are_about_is_found_by_structure(name: str, expected: Pl
     values = [analysis.program.values[a.value] for a in analysis.program.arguments]
     batch, params = ([v for v in values if v.path.startswith(role)] for role in ("batch", "params"))
     assert find_places(analysis, batch, params) == expected
+
+
+def test_square_weights_are_no_experts() -> None:
+    """Both of their dimensions have one color in a recurrence or a residual stream."""
+
+    def fn(w: Any, x: Any) -> Any:
+        for _ in range(2):
+            x = x + jnp.tanh(x @ w)
+        return x
+
+    analysis = shardwise.analyze(
+        fn, jax.ShapeDtypeStruct((64, 64), "float32"), jax.ShapeDtypeStruct((32, 64), "float32")
+    )
+    w, x = (analysis.program.values[a.value] for a in analysis.program.arguments)
+    assert find_places(analysis, [x], [w]).experts == ()
 
 
 def test_the_known_combinations_of_a_language_model() -> None:

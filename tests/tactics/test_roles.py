@@ -123,6 +123,117 @@ def test_a_dict_with_a_dropout_key_statistics_and_a_rate() -> None:
     }
 
 
+def _updated(w: Any, m: Any, gradients: Any) -> tuple[Any, Any]:
+    m = jax.tree.map(lambda a, g: 0.9 * a + g, m, gradients)
+    return jax.tree.map(lambda a, b: a - 0.1 * b, w, m), m
+
+
+def test_networks_that_are_trained_in_turn() -> None:
+    """The critic's moments reach the actor's loss, through the critic that they changed."""
+
+    def step(critic: Any, moments: Any, actor: Any, x: Any) -> Any:
+        critic, moments = _updated(critic, moments, jax.grad(lambda c: ((x @ c) ** 2).mean())(critic))
+        loss, gradient = jax.value_and_grad(lambda a: (jnp.tanh(x @ a) @ critic).mean())(actor)
+        return critic, moments, actor - 0.1 * gradient, loss
+
+    found = inferred(step, shape(16, 8), shape(16, 8), shape(16, 16), X)
+    assert found == {"batch": ("x",), "params": ("critic", "actor"), "optimizer": ("moments",)}
+
+
+def test_several_updates_in_loops() -> None:
+    """Epochs over minibatches, as in PPO: moments change the parameters of the next trip."""
+
+    def step(w: Any, m: Any, x: Any) -> Any:
+        def update(state: Any, part: Any) -> Any:
+            w, m = state
+            loss, gradient = jax.value_and_grad(lambda w: (jnp.tanh(part @ w) ** 2).mean())(w)
+            return _updated(w, m, gradient), loss
+
+        def epoch(state: Any, _: Any) -> Any:
+            return jax.lax.scan(update, state, x.reshape(4, -1, *x.shape[1:]))
+
+        (w, m), losses = jax.lax.scan(epoch, (w, m), None, length=2)
+        return w, m, losses
+
+    found = inferred(step, shape(16, 8), shape(16, 8), X)
+    assert found == {"batch": ("x",), "params": ("w",), "optimizer": ("m",)}
+
+
+def test_experts_by_scatter_and_ensembles_are_no_batch() -> None:
+    def experts(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            best = (x @ w["gate"]).argmax(-1)
+            buffer = jnp.zeros((8, 64, 16)).at[best, jnp.arange(256) // 8].set(x, mode="drop")
+            out = jax.nn.relu(buffer @ w["up"]) @ w["down"]
+            return ((out[best, jnp.arange(256) // 8] - x) ** 2).mean() + (x @ w["gate"]).mean()
+
+        loss_, gradients = jax.value_and_grad(loss)(w)
+        return jax.tree.map(lambda a, g: a - g, w, gradients), loss_
+
+    w = {"gate": shape(16, 8), "up": shape(8, 16, 32), "down": shape(8, 32, 16)}
+    assert inferred(experts, w, X) == {"batch": ("x",), "params": ("w",)}
+
+    def one(w: Any, count: Any, x: Any) -> Any:
+        return w - jax.grad(lambda w: (jax.nn.relu(x @ w) ** 2).mean())(w), count + 1
+
+    found = inferred(jax.vmap(one, (0, 0, None)), shape(4, 16, 8), shape(4, dtype="int32"), X)
+    assert (found["batch"], found["params"]) == (("x",), ("w",))
+
+
+def test_a_frozen_vocabulary_is_no_batch() -> None:
+    """Each example looks up one of its own logits: the vocabulary is no array of nodes that the batch addresses."""
+
+    def step(adapter: Any, base: Any, tokens: Any) -> Any:
+        def loss(adapter: Any) -> Any:
+            x = base["table"][tokens]
+            logits = jax.nn.log_softmax((x + x @ adapter) @ base["head"])
+            return -jnp.take_along_axis(logits, tokens[:, None], 1).mean()
+
+        value, gradient = jax.value_and_grad(loss)(adapter)
+        return adapter - gradient, value
+
+    base = {"table": shape(96, 16), "head": shape(16, 96)}
+    found = inferred(step, shape(16, 16), base, shape(256, dtype="int32"))
+    assert found == {"batch": ("tokens",), "params": ("adapter", "base")}
+
+
+def test_quantized_weights_are_parameters() -> None:
+    def multiplied(w: Any, scales: Any, x: Any) -> Any:
+        return jax.lax.dot(x.astype("int8"), w, preferred_element_type="int32") * scales
+
+    def dequantized(w: Any, scales: Any, x: Any) -> Any:
+        def layer(x: Any, each: Any) -> Any:
+            return jax.nn.relu(x @ (each[0].astype("float32") * each[1])), None
+
+        return jax.lax.scan(layer, x, (w, scales))[0]
+
+    weights = {
+        multiplied: (shape(16, 8, dtype="int8"), shape(8)),
+        dequantized: (shape(2, 16, 16, dtype="int8"), shape(2, 16)),
+    }
+    for fn, args in weights.items():
+        assert inferred(fn, *args, X) == {"batch": ("x",), "params": ("w", "scales")}
+
+
+def test_complex_weights_are_parameters() -> None:
+    def step(w: Any, x: Any) -> Any:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.abs(jnp.fft.fft(x) @ w).mean())(w)
+        return w - jnp.conj(gradient), loss
+
+    assert inferred(step, shape(16, 8, dtype="complex64"), X) == {"batch": ("x",), "params": ("w",)}
+
+
+def test_pages_of_a_cache() -> None:
+    """They have no dimension of the batch."""
+
+    def step(w: Any, pages: Any, table: Any, x: Any) -> Any:
+        pages = pages.at[table[:, 0]].set(x @ w)
+        return pages, jnp.einsum("bd,bpd->bp", x, pages[table]).argmax(-1)
+
+    found = inferred(step, shape(16, 16), shape(512, 16), shape(64, 4, dtype="int32"), shape(64, 16))
+    assert found == {"batch": ("table", "x"), "params": ("w",), "cache": ("pages",)}
+
+
 def test_frozen_weights_with_adapters() -> None:
     def step(base: Any, adapter: Any, x: Any, y: Any) -> Any:
         def loss(adapter: Any) -> Any:
@@ -322,8 +433,7 @@ THIRD = {
     "linen-decode": {
         "batch": ("x",),
         "params": ("params",),
-        "optimizer": ("cache/cache_index",),
-        "cache": ("cache/cached_key", "cache/cached_value"),
+        "cache": ("cache",),
     },
     "equinox-recurrent": {"batch": ("batch",), "params": ("params",), "optimizer": ("state",)},
     "haiku-layer-stack": {"batch": ("batch",), "params": ("params",), "optimizer": ("state",)},

@@ -50,7 +50,7 @@ class HardwareCost:
 
     def __init__(self, placement: Placement):
         self.placement, self.profile = placement, placement.topology.profile
-        self._links: dict[tuple[Kind, Axes, bool, bool], AlphaBeta] = {}
+        self._links: dict[tuple[str, Axes], AlphaBeta] = {}
         self._hidden = {kind: self.profile.hidden_share(kind.value) for kind in Kind}
         self._early = {kind: 0.0 if kind in REDUCING else self._hidden[kind] for kind in Kind}
         self._memory_bytes_per_s = self.profile.memory_bytes_per_s * self.profile.memory_efficiency
@@ -72,11 +72,10 @@ class HardwareCost:
         return self.profile.rounds
 
     def link(self, step: Collective) -> AlphaBeta:
-        key = (step.purpose, step.axes, step.near, step.hops > 0)
-        if key not in self._links:
-            kind = "hop" if step.hops else "halo" if step.near else step.kind.value
-            self._links[key] = collective(kind, step.axes, self.placement)
-        return self._links[key]
+        kind = "hop" if step.hops else "halo" if step.near else step.kind.value
+        if (kind, step.axes) not in self._links:
+            self._links[kind, step.axes] = collective(kind, step.axes, self.placement)
+        return self._links[kind, step.axes]
 
     def ring(self, array: ArrayType, overlapped: bool) -> Ring:
         """Which reductions into shards are rings of permutes, where the compiler runs permutes beside compute and

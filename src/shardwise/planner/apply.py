@@ -214,7 +214,8 @@ class PlannedFunction:
         """The arrays, with new ones placed: ``jax.jit`` would compile once for them and again for its own results."""
         if self.mesh.is_multi_process:
             return leaves
-        for k in [k for k, x in enumerate(leaves) if not getattr(x, "committed", False)]:
+        arrays = ((k, x) for k, x in enumerate(leaves) if not isinstance(x, jax.core.Tracer))
+        for k in [k for k, x in arrays if not getattr(x, "committed", False)]:
             planned = self.plan.arguments[k]
             if _is_new(leaves[k]) and leaves[k].shape == tuple(planned.shape):
                 leaves[k] = jax.device_put(leaves[k], named_sharding(planned, self.mesh))

@@ -46,9 +46,8 @@ def check_version(
             theirs, ours = f"{array.dtype}{list(array.shape)}", f"{value.dtype}{list(value.shape)}"
             raise PlanError(f"{name} is for other shapes: {array.path} is {theirs} there and {ours} here; plan again")
     if fingerprint(variant() if variant is not None else program) != plan.fingerprint:
-        raise PlanError(
-            f"{name} was made for another version of {plan.function} (other code or JAX version): plan again"
-        )
+        what = "other code, static arguments or JAX version"
+        raise PlanError(f"{name} was made for another version of {plan.function} ({what}): plan again")
 
 
 def check_parts(plan: Plan, program: Program) -> None:

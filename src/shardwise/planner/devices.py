@@ -79,6 +79,13 @@ def automatic(mesh: Any) -> Any:
     return mesh if mesh.axis_types == kinds else jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
 
 
+def mesh_of_arguments(leaves: Sequence[Any]) -> Any:
+    """The mesh over which arguments are sharded; None if there is none, or several."""
+    shardings = (getattr(leaf, "sharding", None) for leaf in leaves if not isinstance(leaf, jax.core.Tracer))
+    meshes = {s.mesh for s in shardings if isinstance(s, NamedSharding) and any(s.spec)}
+    return meshes.pop() if len(meshes) == 1 else None
+
+
 def real_mesh(plan: Plan) -> Any:
     """The mesh that a plan is tied to, or that of ``jax.set_mesh``, or one of ``jax.devices()``."""
     if plan.tied is not None:

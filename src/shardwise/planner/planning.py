@@ -27,7 +27,7 @@ from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.planner.arms import Decided
 from shardwise.planner.asked import Asked
 from shardwise.planner.bind import fingerprint
-from shardwise.planner.devices import under_explicit
+from shardwise.planner.devices import mesh_of_arguments, under_explicit
 from shardwise.planner.infeasible import does_not_fit, size, variant_changes
 from shardwise.planner.inquiry import Inquiry, Settled, Variants, described
 from shardwise.planner.mesh import OpenMesh, devices_at_hand
@@ -84,7 +84,8 @@ def plan(
       fn: a function that ``jax.jit`` can trace.
       args, kwargs: its arguments, arrays or ``ShapeDtypeStruct``s, by position and by name.
       mesh: a ``jax.sharding.Mesh``, an ``AbstractMesh`` or a dict of axis sizes. No device is needed. Sizes of None are
-        searched for. Without a mesh, that of ``jax.set_mesh`` is used, or the shape is searched for on the topology.
+        searched for. Without a mesh, that of ``jax.set_mesh`` is used, or that over which arguments are sharded, or the
+        shape is searched for on the topology.
       topology: the devices and links, such as ``"v5e:4x4"``, ``"16 v5e"`` or ``"h100:8x4"``
         (``shardwise.hardware.topology``). Without one, the devices of ``jax.devices()``; with a
         mesh of another size, as many devices of that kind.
@@ -182,7 +183,7 @@ def asked_of(**options: Any) -> Asked:
 
 def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
     """Plans a function for some arguments."""
-    asked = with_devices(asked)
+    asked = with_devices(asked, jax.tree.leaves((args, kwargs)))
     if asked.search.progress == "auto":
         from shardwise.report.progress import ProgressLine
 
@@ -200,12 +201,12 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
         return plan_of(variants, asked, choose(variants, asked))
 
 
-def with_devices(asked: Asked) -> Asked:
-    """The same with the mesh of ``jax.set_mesh``, if there is one and no other was given. Where sizes are open and there is no
-    topology, with that of ``jax.devices()``."""
+def with_devices(asked: Asked, leaves: Sequence[Any] = ()) -> Asked:
+    """The same with the mesh of ``jax.set_mesh``, or that over which some arguments are sharded, if there is one and no other
+    was given. Where sizes are open and there is no topology, with that of ``jax.devices()``."""
     current = jax.sharding.get_abstract_mesh()
-    if asked.mesh is None and not isinstance(asked.topology, Placement) and not current.empty:
-        asked = replace(asked, mesh=current)
+    if asked.mesh is None and not isinstance(asked.topology, Placement):
+        asked = replace(asked, mesh=mesh_of_arguments(leaves) if current.empty else current)
     if asked.topology is not None or asked.objective == "devices":
         return asked
     name, count, _ = devices_at_hand()

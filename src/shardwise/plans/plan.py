@@ -396,6 +396,12 @@ class Plan(Execution):
 
         return load_plan(path)
 
+    def __reduce__(self) -> Any:
+        """A pickled or copied plan is what :meth:`save` writes: it goes to other processes without the program."""
+        from shardwise.plans.load import read_plan
+
+        return read_plan, (json.loads(self.to_json()),)
+
     def __repr__(self) -> str:
         from shardwise.report.units import binary, seconds
 

@@ -70,8 +70,10 @@ def find_places(
         if op.unit in HEAVY:
             multiplied |= of_weights
             if op.kind in _PRODUCTS and any(f.kind is Kind.REDUCTION for f in op.rule.factors):
-                results = {color[f] for dims in op.rule.results for dim in dims for f in dim}
-                batched |= of_weights & of_others & results | of_weights & indexed
+                # By factor: both dimensions of a square matrix may have one color.
+                every = [{f for dim in dims for f in dim} for dims in (*op.rule.operands[:2], *op.rule.results)]
+                shared = {color[f] for f in set.intersection(*every)}
+                batched |= of_weights & of_others & shared | of_weights & indexed
         elif indexed & first:
             edges |= (operands[1] & first) - indexed
         else:

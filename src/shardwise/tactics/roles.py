@@ -5,16 +5,20 @@
 - The *batch* has one color in its first dimension that no loop runs over: of these dimensions of all arguments, the one that
   most products have; where no argument comes back, and no gradient is taken then, one that no product contracts. A color of
   arguments that come back is not the batch's if a product contracts it: the gradient of a parameter sums over the batch, and
-  no parameter has the batch's dimension. Arrays that are addressed by the batch, and added up by the same indices (nodes of a
-  graph, by its edges), belong to it.
-- *Params* are floating-point arguments that come back, without the batch's dimension, and influence both a product and an
-  output that replaces no argument. So are those that do not come back (inference, frozen layers): the operands of products,
-  tables that a gather looks into, and arguments that have only dimensions of these.
+  no parameter has the batch's dimension. Nor is one that every product of such an argument contracts (a frozen weight). One of
+  which all arguments come back (the experts of a layer, the networks of an ensemble) is, only if there is no other. Arrays
+  that are addressed by the batch, and added up by the same indices (nodes of a graph, by its edges), belong to it.
+- *Params* are floating-point arguments that come back, without the batch's dimension, and influence both an output that
+  replaces no argument, and a product before they are updated: moments reach products of the same step through parameters that
+  they changed (two networks that are trained in turn, several updates in a loop). So are those that do not come back
+  (inference, frozen layers): the operands of products, also quantized ones, tables that a gather looks into, and arguments
+  that have only dimensions of these.
 - A *cache* comes back and has the batch's dimension; integers that do are the batch, as the tokens that a decoding step returns
-  for the next one. The *optimizer* is whatever else comes back, where there are params.
+  for the next one. The *optimizer* is whatever else comes back, where there are params; where none of them comes back it is
+  a cache (the pages of a decoding step).
 
-Weak: the batch of a step that carries a state with the batch's dimension and also takes gradients is not found. Where a step
-returns no loss, moments that are orthogonalized by products (Muon) look like parameters. A table of positions that is added to
+Weak: the batch of a step that carries a state with the batch's dimension and also takes gradients is not found, and that of one
+that maps over its examples one by one. A table of positions that is added to
 activations is no parameter of an inference step: only its name tells it from a mask.
 """
 
@@ -24,6 +28,7 @@ import functools
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Final
 
 from shardwise.dims.analysis import Analysis
@@ -34,6 +39,8 @@ from shardwise.ir.traits import ADDING_SCATTERS
 
 #: Roles in the order in which they are shown.
 ROLES: Final = ("batch", "params", "optimizer", "cache")
+#: Types of weights that are multiplied by a scale.
+_QUANTIZED: Final = ("int2", "int4", "int8", "uint2", "uint4", "uint8")
 #: By role: the paths of its arguments, as users write them.
 RolesLike = Mapping[str, str | Sequence[str]]
 #: The same, by paths of arguments or of trees of them.
@@ -84,28 +91,44 @@ class _Inference:
         self.arguments = [self.program.values[a.value] for a in self.program.arguments]
         self.heavy = [op for op in self.program.ops if op.unit in HEAVY and op.rule is not None]
         self.leading = analysis.leading_colors
+        self.pairs: dict[int, int] = {}
         self.depends = self._depends()
         self.pairs = self._pairs()
+        self.before = self._depends()
         self.returned = {c for v in self.pairs for c in self.colors[v]}
 
     def _depends(self) -> dict[int, int]:
-        """Returns, by value, the arguments that it depends on. Loops are repeated until nothing changes."""
+        """Returns, by value, the arguments that it depends on. Loops are repeated until nothing changes. What replaces one of
+        the ``pairs`` depends on nothing, and what a loop carries for one depends on its initial value alone."""
         depends = {v.id: 1 << k for k, v in enumerate(self.arguments)}
+        updated = {self.program.ops[self.program.definitions[o][0]].operands[0] for o in self.pairs.values()}
+        updated -= depends.keys()
         ops = [op for op in self.program.schedule if op.rule is not None and op.kind != "argument"]
+        carries, carried = set[int](), set(self.pairs)
+        for op in (op for op in ops if op.kind.endswith(".carry")):
+            if op.operands[0] in carried or self._argument(op.operands[0]) in carried:
+                carries.add(op.id)
+                carried.update(op.results)
         loops = len(self.program.regions) > 1
         changed = True
         while changed:
             changed = False
             for op in ops:
-                bits = functools.reduce(operator.or_, (depends.get(v, 0) for v in op.operands), 0)
-                for v in op.results:
+                used = op.operands[:1] if op.id in carries else op.operands
+                bits = functools.reduce(operator.or_, (depends.get(v, 0) for v in used), 0)
+                for v in (v for v in op.results if v not in updated):
                     if bits & ~depends.get(v, 0):
                         depends[v], changed = depends.get(v, 0) | bits, loops
         return depends
 
-    def reaching(self, values: Iterable[int]) -> int:
+    def _argument(self, value: int) -> int:
+        """Returns the argument that a value is, or is a view of; -1 if there is none."""
+        return self.program.argument_of.get(value, -1)
+
+    @staticmethod
+    def reaching(values: Iterable[int], depends: Mapping[int, int]) -> int:
         """Returns the arguments that some of these values depend on."""
-        return functools.reduce(operator.or_, (self.depends.get(v, 0) for v in values), 0)
+        return functools.reduce(operator.or_, (depends.get(v, 0) for v in values), 0)
 
     def _pairs(self) -> dict[int, int]:
         values, left = self.program.values, dict.fromkeys(self.program.outputs)
@@ -128,13 +151,48 @@ class _Inference:
         products = Counter(c for op in self.heavy for c in set(self.analysis.names.factor_colors(op.id)))
         shown = {self.colors[o][0] for o in self.program.outputs if self.colors[o]}
         conflicting = set(self.analysis.names.color[self.analysis.conflict_table.first].tolist())
+        new = {self.leading[v.id] for v in self.arguments if v.id not in self.pairs and self._trains}
+        fed = {self.leading[v.id] for v in self.arguments if self._is_fed(v)}
 
-        def rank(color: int) -> tuple[bool, int, bool, bool, bool, int]:
+        def rank(color: int) -> tuple[bool, bool, bool, int, bool, bool, bool, int]:
             plain = (color not in contracted, color in shown, color not in conflicting)
-            return not self.pairs and plain[0], products[color], *plain, leading.count(color)
+            return (
+                color in new,
+                color in fed,
+                not self.pairs and plain[0],
+                products[color],
+                *plain,
+                leading.count(color),
+            )
 
-        able = [c for c in dict.fromkeys(leading) if products[c] and not (c in self.returned and c in contracted)]
+        no_batch = {c for c in contracted if c in self.returned} | self._contracted_alone()
+        able = [c for c in dict.fromkeys(leading) if products[c] and c not in no_batch]
         return max(able, key=rank) if able else None
+
+    @cached_property
+    def _trains(self) -> bool:
+        """Returns whether something is added to an argument that comes back, as an update to a parameter."""
+        definitions, ops = self.program.definitions, self.program.ops
+        makers = ((a, ops[definitions[ops[definitions[o][0]].operands[0]][0]]) for a, o in self.pairs.items())
+        return any(op.kind in ("add", "add_any", "sub") and a in map(self._argument, op.operands) for a, op in makers)
+
+    def _is_fed(self, value: Value) -> bool:
+        """Returns whether an argument is new in every step. Integers that come back are fed in again: the tokens of a decoding
+        step."""
+        return value.id not in self.pairs or not _floating(value)
+
+    def _contracted_alone(self) -> set[int]:
+        """Returns the leading colors of arguments of products, all of which contract them."""
+        contracts: dict[int, bool] = {}
+        for op in self.heavy:
+            kinds = self._kinds(op)
+            for argument, dims in zip(
+                map(self._argument, op.operands), op.rule.operands if op.rule else (), strict=False
+            ):
+                for color, kind in {kinds[f] for dim in dims for f in dim if argument >= 0}:
+                    if color == self.leading[argument]:
+                        contracts[color] = contracts.get(color, True) and kind is Kind.REDUCTION
+        return {color for color, alone in contracts.items() if alone}
 
     def _kinds(self, op: Op) -> list[tuple[int, Kind]]:
         """Returns the colors of an op's factors, and their kinds."""
@@ -154,6 +212,7 @@ class _Inference:
                 continue
             kinds = self._kinds(op)
             by = {kinds[f][0] for dim in op.rule.operands[1] for f in dim}
+            by -= {kinds[f][0] for dim in op.rule.operands[0] for f in dim}  # each example looks into itself
             addressed = {c for c, kind in kinds if kind is Kind.INDEXED}
             (reads if op.kind == "gather" else writes).update((a, b) for a in addressed for b in by - addressed)
         colors = {batch_color}
@@ -166,11 +225,11 @@ class _Inference:
         """Returns the paths of the arguments by role."""
         batch_colors = self._batch_colors()
         outputs = [o for o in self.program.outputs if o not in self.pairs.values()]
-        losses, products = self.reaching(outputs), self.reaching(v for op in self.heavy for v in op.operands)
+        losses = self.reaching(outputs, self.depends)
+        products = self.reaching((v for op in self.heavy for v in op.operands), self.before)
         roles: dict[str, list[str]] = {role: [] for role in ROLES}
         first = {v.id: self.leading[v.id] in batch_colors for v in self.arguments}
-        # Integers that come back are fed in again: the tokens of a decoding step.
-        fed = {v.id for v in self.arguments if first[v.id] and (v.id not in self.pairs or not _floating(v))}
+        fed = {v.id for v in self.arguments if first[v.id] and self._is_fed(v)}
         frozen = self._frozen(batch_colors)
         for k, v in enumerate(self.arguments):
             if v.id in fed or (first[v.id] and not fed):
@@ -184,16 +243,25 @@ class _Inference:
                 roles["params"].append(v.path)
             else:
                 roles["optimizer"].append(v.path)
-        return roles if roles["params"] else roles | {"optimizer": []}
+        if not any(v.id in self.pairs for v in self.arguments if v.path in roles["params"]):
+            roles["cache"] += roles["optimizer"] if roles["params"] else []
+            roles["optimizer"] = []
+        return roles
 
     def _frozen(self, batch_colors: set[int]) -> set[int]:
-        """Returns the arguments that look like parameters: they lack the batch's dimension and share those of products."""
-        able = [v for v in self.arguments if v.shape and _floating(v) and not batch_colors & set(self.colors[v.id])]
+        """Returns the arguments that look like parameters, also quantized: they lack the batch's dimension and share those of
+        products."""
+        weights = [v for v in self.arguments if v.shape and (_floating(v) or v.dtype.startswith(_QUANTIZED))]
+        able = [v for v in weights if not batch_colors & set(self.colors[v.id])]
         looked_into = [op.operands[0] for op in self.program.ops if op.kind == "gather"]
-        used = {self.program.argument_of.get(v) for v in (*(v for op in self.heavy for v in op.operands), *looked_into)}
-        used_colors = {c for v in able if v.id in used for c in self.colors[v.id]} | {-1}
-        return {v.id for v in able if set(self.colors[v.id]) <= used_colors and max(self.colors[v.id]) >= 0}
+        multiplied = {v for op in self.heavy for v in op.operands}
+        used = {self._argument(v) for v in (*multiplied, *looked_into)}
+        used_colors = {c for v in able if v.id in used for c in self.colors[v.id]}
+        if batch_colors:  # what is computed from weights alone, as it is where they are quantized
+            used_colors |= {c for v in multiplied if batch_colors.isdisjoint(self.colors[v]) for c in self.colors[v]}
+        trips = {-1, *self.analysis.names.color[self.analysis.names.trip].tolist()}
+        return {v.id for v in able if set(self.colors[v.id]) - trips and set(self.colors[v.id]) <= used_colors | trips}
 
 
 def _floating(value: Value) -> bool:
-    return value.dtype.startswith(("float", "bfloat"))
+    return value.dtype.startswith(("float", "bfloat", "complex"))

@@ -116,7 +116,7 @@ def test_plans_of_something_else_are_refused(
     [
         (
             [*COMMAND, "--tactics", "dp,fsdpp"],
-            "no tactic is called 'fsdpp' (did you mean 'fsdp'?); there are pipeline, expert, edges, dp",
+            "no tactic is called 'fsdpp' (did you mean 'fsdp'?); there are pipeline, edges, dp, fsdp",
         ),
         ([*COMMAND, "--tactics", ""], "'' is no list of tactics"),
         ([*COMMAND, "--plans", "nowhere.json"], "cannot read nowhere.json"),

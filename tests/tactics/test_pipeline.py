@@ -110,7 +110,7 @@ def test_a_search_keeps_the_program_as_it_is_where_that_is_faster() -> None:
 def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", "zoo:llama3:tiny,layers=4", "--topology", "v5e:2x4", "--mesh", "stage=4,data=2", "--remat", "no"]
     assert main([*command, "--tactics", "pipeline:stage,dp:data", "--microbatches", "8"]) == 0
-    assert "a pipeline of 4 stages: 8 micro-batches" in capsys.readouterr().out
+    assert "A pipeline of 4 stages: 8 micro-batches" in capsys.readouterr().out
     assert main([*command, "--tactics", "dp:data", "--pipeline", "no"]) == 1
     assert "pipeline is a number of stages or 'auto', not 'no'" in capsys.readouterr().err
 

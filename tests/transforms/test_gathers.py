@@ -41,7 +41,7 @@ def test_copies_of_parameters_are_not_kept_for_the_backward_pass() -> None:
     assert kept.predicted.peak_bytes - again.predicted.peak_bytes > 0.75 * parameters, "all but those near the turn"
     gathered = [plan.moved()["all-gather", ("data",)][1] for plan in (kept, again)]
     assert 1.8 * gathered[0] < gathered[1] <= 2 * gathered[0]
-    assert "the backward pass gathers parameters again" in str(again)
+    assert "The backward pass gathers parameters again" in str(again)
 
 
 def test_parameters_near_the_turn_are_gathered_once() -> None:

@@ -140,6 +140,6 @@ def test_it_rescues_what_fits_no_other_way() -> None:
         shardwise.plan(step, *large(), **options)
     plan = shardwise.plan(step, *large(), offload="auto", **options)
     assert plan.predicted.fits and plan.variant.offload == ("state",)
-    assert "the optimizer's stacked state is in the memory of the host" in str(plan)
+    assert "The optimizer's stacked state is in the memory of the host" in str(plan)
     del options["memory_limit"]
     assert not shardwise.plan(step, *large(), offload="auto", **options).variant.offload

@@ -11,12 +11,11 @@ search of an arm gains less than its first, so the gains of both are kept apart.
 Variants change the program, so the one that changes least comes first, and arms are searched shortly before another variant
 gets a look. It gets one only if a state was seen that does not fit, whose arguments alone do, and that could be faster than the
 best that fits in as many micro-batches as it needs (``Arm.candidates``); on a given mesh rematerialized ones come last if they
-are expected to be slower. If it is proven that nothing fits as it is, such
-states are looked for on the best mesh once something else fits: that takes less time than a look at micro-batches.
+are expected to be slower. If it is proven that nothing fits as it is, such states are looked for on the best mesh once
+something else fits: that takes less time than a look at micro-batches.
 
-Everything is counted in evaluations, so that the result does not depend on the machine.
-
-Weak: gains of arms may differ. A variant is not looked at where it would be faster without needing less memory.
+Everything is counted in evaluations, so that the result does not depend on the machine. Weak: gains of arms may differ, and a
+variant is not looked at where it would be faster without needing less memory.
 """
 
 from __future__ import annotations

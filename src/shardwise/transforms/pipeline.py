@@ -289,7 +289,8 @@ class _Pipeline:
         what the last has."""
         hop = -1 if self._layers.reverse else 1
         if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-            shifted = back = jnp.roll(array, hop, axis=0)
+            shifted: Any = jnp.roll(array, hop, axis=0)
+            back = shifted
         else:
             shifted = _shifted(array, hop)
             back = _shifted(array, -hop * (self._stages - 1)) if at is not None else None

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +67,15 @@ def test_a_wrong_number_is_an_alarm() -> None:
     assert right.explained and not wrong.explained
 
 
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """Python hears interruptions, also where the shell that started the tests ignores them (a background job)."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listening")
 def test_phases_are_shown_and_an_interruption_is_heard() -> None:
     phases: list[str] = []
     x = jnp.ones((8, 8))

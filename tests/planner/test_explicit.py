@@ -133,6 +133,17 @@ def test_replicated_arrays_are_no_pins() -> None:
     assert plan["x"] == P("data")
 
 
+def test_a_gradient_alone_states_nothing() -> None:
+    """JAX reshards the scalar that a gradient starts from."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+    with jax.set_mesh(explicit()):
+        plan = sw.plan(jax.grad(loss), numbers(32, 64), X, tactics=[])
+    assert plan.decisions == ()
+
+
 def test_without_a_mesh_the_error_says_what_to_do() -> None:
     with pytest.raises(sw.ShardwiseError, match=r"Plan under jax\.set_mesh"):
         sw.plan(mlp, PARAMS, X, mesh={"data": 2, "model": 4}, tactics=[])

@@ -141,7 +141,8 @@ def _stated(equation: Any) -> tuple[tuple[str, Any], ...]:
     spec = spec_of(sharding)
     if spec is None or (name != "sharding_constraint" and not is_explicit(getattr(sharding, "mesh", None))):
         return ()
-    return (("spec", spec),) if any(spec) or name in _MAY_REPLICATE else ()
+    replicated = name in _MAY_REPLICATE and bool(shape_of(equation.outvars[0].aval))  # JAX reshards scalars by itself
+    return (("spec", spec),) if any(spec) or replicated else ()
 
 
 def stated_rule(equation: Any) -> str | None:

@@ -12,6 +12,7 @@ import numpy as np
 from shardwise.dims.conflicts import ConflictTable, find_conflicts
 from shardwise.dims.groups import GroupTable, find_groups
 from shardwise.dims.names import Names, build_names
+from shardwise.dims.replaced import find_replaced
 from shardwise.dims.why import Chain, find_chain, find_place
 from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import HEAVY, Op, Origin, Program
@@ -216,6 +217,16 @@ class Analysis:
             dims = (rest.get((a.value, c), c) for c in self.value_colors[a.value])
             leading[a.value] = next((c for c in dims if c not in trips), -1)
         return leading
+
+    @cached_property
+    def replaced_by(self) -> dict[int, int]:
+        """By argument that comes back updated: the output that replaces it.
+
+        >>> sgd = shardwise.analyze(lambda w, x: w - x.T @ (x @ w), jnp.ones((8, 4)), jnp.ones((32, 8)))
+        >>> {sgd.program.label(v): sgd.program.label(output) for v, output in sgd.replaced_by.items()}
+        {'w': 'out'}
+        """
+        return find_replaced(self.program, self.value_colors)
 
     @cached_property
     def conflicts(self) -> tuple[Conflict, ...]:

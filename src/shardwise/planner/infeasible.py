@@ -284,25 +284,16 @@ def _where(placement: Placement) -> str:
 def with_small_moments(structure: Structure) -> Analysis | None:
     """The same program with its moments in bfloat16; None where it has none.
 
-    A moment is a float32 argument that an output of the same type and colors replaces and that no product or lookup uses,
-    directly or as a view.
+    A moment is a float32 argument that an output replaces and that no product or lookup uses, directly or as a view.
     """
-    program, colors = structure.program, structure.colors
+    program = structure.program
     computed = {op.results[0]: op.operands[0] for op in program.ops if op.kind == "output"}
     users = [op for op in program.ops if op.unit in HEAVY or op.kind == "gather"]
     used = {v for op in users for v in op.operands}
-    outputs: dict[object, list[int]] = {}
-    for out in program.outputs:
-        outputs.setdefault((program.values[out].type_text, colors[out]), []).append(out)
     small: set[int] = set()
-    for argument in program.arguments:
-        v = program.values[argument.value]
-        matches = outputs.get((v.type_text, colors[v.id]))
-        if not matches:
-            continue
-        out = matches.pop(0)
-        if v.dtype == "float32" and not used & views(program, [v.id]):
-            small |= {v.id, out, computed.get(out, out)}
+    for v, out in structure.analysis.replaced_by.items():
+        if program.values[v].dtype == "float32" and not used & views(program, [v]):
+            small |= {v, out, computed.get(out, out)}
     if not small:
         return None
     values = tuple(replace(v, dtype="bfloat16", itemsize=2) if v.id in small else v for v in program.values)

@@ -215,23 +215,17 @@ def kept_alone(
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """Returns the arguments that may be kept replicated, all or ``only`` some, each with the output that replaces it.
 
-    Arguments that a product or a lookup uses, directly or as a view: first those that an output of the same type and colors
-    replaces, the parameters of a training step; then the others, the parameters of a step that does not train.
+    Arguments that a product or a lookup uses, directly or as a view: first those that an output replaces, the parameters of a
+    training step; then the others, the parameters of a step that does not train.
     """
     program = analysis.program
     users = (op for op in program.ops if op.unit in HEAVY or op.kind == "gather")
     used = {program.argument_of.get(v) for op in users for v in op.operands}
 
-    def kind(value: int) -> object:
-        return program.values[value].type_text, analysis.value_colors[value]
-
-    outputs: dict[object, list[int]] = {}
-    for v in program.outputs:
-        outputs.setdefault(kind(v), []).append(v)
     replaced, others = list[tuple[int, ...]](), list[tuple[int, ...]]()
     for v in (a.value for a in program.arguments if a.value in used and "float" in program.values[a.value].dtype):
-        same = outputs.get(kind(v))
-        twins = [same.pop(0)] if same else []
-        if only is None or v in only:
-            (others if same is None else replaced).append((v, *twins))
+        if v in analysis.replaced_by and (only is None or v in only):
+            replaced.append((v, analysis.replaced_by[v]))
+        elif only is None or v in only:
+            others.append((v,))
     return replaced, others

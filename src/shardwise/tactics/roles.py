@@ -1,7 +1,6 @@
 """Which arguments are the batch, the parameters, the optimizer's state, a cache: inferred from structure, never from names.
 
-- An argument *comes back* if an output of its shape, dtype and colors depends on it. Outputs are matched once, in order; one
-  floating-point scalar is always left over, for a loss.
+- An argument *comes back* if an output replaces it (``shardwise.dims.replaced``).
 - The *batch* has one color in its first dimension that no loop runs over: of these dimensions of all arguments, the one that
   most products have; where no argument comes back, and no gradient is taken then, one that no product contracts. A color of
   arguments that come back is not the batch's if a product contracts it: the gradient of a parameter sums over the batch, and
@@ -32,6 +31,7 @@ from functools import cached_property
 from typing import Final
 
 from shardwise.dims.analysis import Analysis
+from shardwise.dims.replaced import depends_on, is_floating
 from shardwise.ir.paths import find_paths, trees
 from shardwise.ir.program import HEAVY, Op, Value
 from shardwise.ir.rule import Kind
@@ -91,35 +91,10 @@ class _Inference:
         self.arguments = [self.program.values[a.value] for a in self.program.arguments]
         self.heavy = [op for op in self.program.ops if op.unit in HEAVY and op.rule is not None]
         self.leading = analysis.leading_colors
-        self.pairs: dict[int, int] = {}
-        self.depends = self._depends()
-        self.pairs = self._pairs()
-        self.before = self._depends()
+        self.pairs = analysis.replaced_by
+        self.depends = depends_on(self.program)
+        self.before = depends_on(self.program, self.pairs)
         self.returned = {c for v in self.pairs for c in self.colors[v]}
-
-    def _depends(self) -> dict[int, int]:
-        """Returns, by value, the arguments that it depends on. Loops are repeated until nothing changes. What replaces one of
-        the ``pairs`` depends on nothing, and what a loop carries for one depends on its initial value alone."""
-        depends = {v.id: 1 << k for k, v in enumerate(self.arguments)}
-        updated = {self.program.ops[self.program.definitions[o][0]].operands[0] for o in self.pairs.values()}
-        updated -= depends.keys()
-        ops = [op for op in self.program.schedule if op.rule is not None and op.kind != "argument"]
-        carries, carried = set[int](), set(self.pairs)
-        for op in (op for op in ops if op.kind.endswith(".carry")):
-            if op.operands[0] in carried or self._argument(op.operands[0]) in carried:
-                carries.add(op.id)
-                carried.update(op.results)
-        loops = len(self.program.regions) > 1
-        changed = True
-        while changed:
-            changed = False
-            for op in ops:
-                used = op.operands[:1] if op.id in carries else op.operands
-                bits = functools.reduce(operator.or_, (depends.get(v, 0) for v in used), 0)
-                for v in (v for v in op.results if v not in updated):
-                    if bits & ~depends.get(v, 0):
-                        depends[v], changed = depends.get(v, 0) | bits, loops
-        return depends
 
     def _argument(self, value: int) -> int:
         """Returns the argument that a value is, or is a view of; -1 if there is none."""
@@ -129,21 +104,6 @@ class _Inference:
     def reaching(values: Iterable[int], depends: Mapping[int, int]) -> int:
         """Returns the arguments that some of these values depend on."""
         return functools.reduce(operator.or_, (depends.get(v, 0) for v in values), 0)
-
-    def _pairs(self) -> dict[int, int]:
-        values, left = self.program.values, dict.fromkeys(self.program.outputs)
-        pairs: dict[int, int] = {}
-        for k, argument in enumerate(self.arguments):
-            shape, dtype = argument.shape, argument.dtype
-            like = [o for o in left if values[o].shape == shape and values[o].dtype == dtype]
-            if not argument.shape and _floating(argument) and len(like) == 1:
-                continue
-            for output in like:
-                if self.colors[output] == self.colors[argument.id] and self.depends.get(output, 0) >> k & 1:
-                    pairs[argument.id] = output
-                    del left[output]
-                    break
-        return pairs
 
     def _batch_color(self) -> int | None:
         contracted = {c for op in self.heavy for c, kind in self._kinds(op) if kind is Kind.REDUCTION}
@@ -179,7 +139,7 @@ class _Inference:
     def _is_fed(self, value: Value) -> bool:
         """Returns whether an argument is new in every step. Integers that come back are fed in again: the tokens of a decoding
         step."""
-        return value.id not in self.pairs or not _floating(value)
+        return value.id not in self.pairs or not is_floating(value)
 
     def _contracted_alone(self) -> set[int]:
         """Returns the leading colors of arguments of products, all of which contract them."""
@@ -239,7 +199,7 @@ class _Inference:
                     roles["params"].append(v.path)
             elif batch_colors & set(self.colors[v.id]):
                 roles["cache"].append(v.path)
-            elif _floating(v) and products >> k & 1 and (losses >> k & 1 or not losses & products):
+            elif is_floating(v) and products >> k & 1 and (losses >> k & 1 or not losses & products):
                 roles["params"].append(v.path)
             else:
                 roles["optimizer"].append(v.path)
@@ -251,7 +211,7 @@ class _Inference:
     def _frozen(self, batch_colors: set[int]) -> set[int]:
         """Returns the arguments that look like parameters, also quantized: they lack the batch's dimension and share those of
         products."""
-        weights = [v for v in self.arguments if v.shape and (_floating(v) or v.dtype.startswith(_QUANTIZED))]
+        weights = [v for v in self.arguments if v.shape and (is_floating(v) or v.dtype.startswith(_QUANTIZED))]
         able = [v for v in weights if not batch_colors & set(self.colors[v.id])]
         looked_into = [op.operands[0] for op in self.program.ops if op.kind == "gather"]
         multiplied = {v for op in self.heavy for v in op.operands}
@@ -261,7 +221,3 @@ class _Inference:
             used_colors |= {c for v in multiplied if batch_colors.isdisjoint(self.colors[v]) for c in self.colors[v]}
         trips = {-1, *self.analysis.names.color[self.analysis.names.trip].tolist()}
         return {v.id for v in able if set(self.colors[v.id]) - trips and set(self.colors[v.id]) <= used_colors | trips}
-
-
-def _floating(value: Value) -> bool:
-    return value.dtype.startswith(("float", "bfloat", "complex"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Sequence
 from typing import Final
 
@@ -166,17 +165,6 @@ def meeting_groups(analysis: Analysis) -> set[tuple[int, int]]:
 
 
 def with_outputs(analysis: Analysis, values: Sequence[Value]) -> tuple[int, ...]:
-    """Arguments, and the outputs that replace them: the first subtree of the outputs with the same structure and shapes."""
-    program = analysis.program
-    outputs = {program.values[v].path: program.values[v] for v in program.outputs}
-    prefix = os.path.commonpath([v.path for v in values])
-    tails = {v.path.removeprefix(prefix).lstrip("/"): v for v in values}
-    first = next(iter(tails))
-    for path in outputs:
-        if not path.endswith(first):
-            continue
-        root = path.removesuffix(first).rstrip("/")
-        twins = {v.id: outputs.get(f"{root}/{tail}" if tail else root) for tail, v in tails.items()}
-        if all(t is not None and t.shape == program.values[v].shape for v, t in twins.items()):
-            return (*(v.id for v in values), *(t.id for t in twins.values() if t is not None))
-    return tuple(v.id for v in values)
+    """Returns arguments, and the outputs that replace them."""
+    replaced = analysis.replaced_by
+    return (*(v.id for v in values), *(replaced[v.id] for v in values if v.id in replaced))

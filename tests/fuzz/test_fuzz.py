@@ -121,10 +121,10 @@ def test_random_programs(first: int) -> None:
 FOUND = {
     # XLA refuses a shard_map whose operands are all empty.
     "empty": (Drawn(((3, 8, 8), (0,)), (("transpose", 42, 8, 20, 36), ("binary", 10, 44, 5, 27)), 3), 146),
-    # XLA's partitioner clamps the start of a dynamic slice by the size of a shard (see partitioner/interpret.py).
+    # XLA's partitioner clamps the start of a dynamic slice by the size of a shard (see partitioner/quirks.py).
     "dynamic_slice": (Drawn(((8,),), (("dynamic_slice", 0, 4, 0, 0), ("outer", 0, 0, 0, 0)), 0), 78),
     # XLA's partitioner, for a product over an axis that its result is scattered on while the operands' other axes are not
-    # those of the result: P(None, "x") @ P("x", None) to P("x", ("z", "y")) is wrong (see partitioner/faults.py).
+    # those of the result: P(None, "x") @ P("x", None) to P("x", ("z", "y")) is wrong (see partitioner/quirks.py).
     "product": (
         Drawn(
             shapes=((3, 24), (2,)),

@@ -40,7 +40,7 @@ def propagated_directly(traced: Traced, lowered: Lowered, constraints: Constrain
     shapes = [internals.plain_shape(v.aval) for v in internals.split_jaxpr(traced.jaxpr)[0].invars]
     shardings = [[propagation._named(s) for s in of] for of in ends(lowered)]
     jitted = jax.jit(
-        lambda *arrays: constrained.run(traced.jaxpr, arrays),
+        lambda *arrays: constrained(*arrays),
         in_shardings=shardings[0],
         out_shardings=shardings[1],
         keep_unused=True,

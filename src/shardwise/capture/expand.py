@@ -15,14 +15,12 @@ from weakref import WeakKeyDictionary
 import jax
 import jax.numpy as jnp
 
-from shardwise.capture import control
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.leaves import abstract, dtype_of
-from shardwise.ir.program import Op, Program
 from shardwise.rules.kernels import primitive_names
 from shardwise.rules.registry import is_known
 
-#: The results of ``called`` by jaxpr and equation number: they must be the same whenever the jaxpr is walked again.
+#: The results of ``called`` by jaxpr and equation number: unrolled layers call one jaxpr many times.
 _CACHE: Final[WeakKeyDictionary[Any, dict[int, Any]]] = WeakKeyDictionary()
 
 
@@ -139,29 +137,6 @@ def implementation(equation: Any) -> Any | None:
 
 def _types(variables: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
     return [(internals.shape_of(v.aval), dtype_of(v.aval)[0]) for v in variables]
-
-
-class Replay:
-    """The ops and scopes of a program by scope and number of the equation, for code that walks the jaxpr as capture did."""
-
-    def __init__(self, program: Program):
-        self._ops: dict[tuple[int, int], list[Op]] = {}
-        for op in program.ops:
-            if op.equation >= 0 and op.id not in program.linked and op.kind != "constant":
-                self._ops.setdefault((op.scope, op.equation), []).append(op)
-        self._repeats = program.repeats
-        self._scopes = {
-            (s.parent, s.equation, s.name if s.kind in control.LOWERINGS else ""): s.id for s in program.scopes
-        }
-
-    def ops(self, scope: int, equation: int) -> list[Op]:
-        """Returns the live ops of an equation."""
-        place = scope, equation
-        return self._ops.get(self._repeats.get(place, place), [])
-
-    def inner(self, scope: int, equation: int, part: str = "") -> int:
-        """Returns the scope of an equation's call, or of one ``part`` of a loop or branch."""
-        return self._scopes[scope, equation, part]
 
 
 def forwarded(closed: Any) -> list[int | None]:

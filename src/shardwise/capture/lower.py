@@ -71,11 +71,10 @@ class Builder:
         self.values: list[Value] = []
         self.ops: list[Op] = []
         self.regions: list[Region] = [Region(0, "program", -1, -1, (), (), ())]
-        self.scopes: list[Scope] = [Scope(0, "program", name, -1, -1, 0)]
+        self.scopes: list[Scope] = [Scope(0, "program", name, -1, 0)]
         self.region = 0
         self.manual = False  # inside of a shard_map, where arrays are local and all factors are blocked
         self.effects: set[int] = set()
-        self.repeats: dict[tuple[int, int], tuple[int, int]] = {}
         self._equations: list[Any] = []  # by op
         self._constants: dict[int, Any] = {}
         self._scalars: list[Any] = []
@@ -88,7 +87,7 @@ class Builder:
         self._section = 0
         self._numbers: dict[Any, int] = {}  # of ``_params``
         self._rules: dict[Any, tuple[Rule, dict[str, Any]]] = {}
-        self._memo: dict[Any, tuple[list[int], tuple[int, int]]] = {}
+        self._memo: dict[Any, list[int]] = {}
         self._widened: dict[tuple[int, int, int], int] = {}
         self._reshaped: dict[tuple[int, int, int], int] = {}
 
@@ -195,8 +194,7 @@ class Builder:
     def _simplified(self, equation: Any, operands: list[int], key: Any) -> list[int] | None:
         """Returns the earlier values that an equation computes again; None if it computes something new."""
         if key in self._memo:
-            results, self.repeats[self._scope, self._equation] = self._memo[key]
-            return results
+            return self._memo[key]
         if equations.only_reshapes(equation):
             before = self._reshaped.get((self.region, self._section, operands[0]), NO_VALUE)
             if before >= 0 and self.values[before].shape == internals.shape_of(equation.outvars[0].aval):
@@ -219,7 +217,7 @@ class Builder:
         """Stores the results with which later equations can be simplified."""
         # Two results with a dimension that no operand has could be sharded differently.
         if key is not None and not any(f.kind is FactorKind.FREE for f in rule.factors):
-            self._memo[key] = results, (self._scope, self._equation)
+            self._memo[key] = results
         if equations.only_reshapes(equation):
             self._reshaped[self.region, self._section, results[0]] = operands[0]
         if equation.primitive.name == "convert_element_type" and operands[0] >= 0:
@@ -260,7 +258,7 @@ class Builder:
         return results
 
     def new_scope(self, kind: str, name: str, has_barrier: bool = False) -> int:
-        scope = Scope(len(self.scopes), kind, name, self._scope, self._equation, self.region, has_barrier)
+        scope = Scope(len(self.scopes), kind, name, self._scope, self.region, has_barrier)
         self.scopes.append(scope)
         self._call_sites.append(self._source)
         return scope.id
@@ -343,7 +341,6 @@ class Builder:
             arguments=arguments,
             outputs=new(outputs),
             sources=cache(self._resolver()),
-            repeats=self.repeats,
             contents=Contents(
                 tuple(self._equations[op.id] for op in live),
                 {value_ids[v]: array for v, array in self._constants.items() if v in value_ids},

@@ -136,7 +136,6 @@ class Scope:
     kind: str
     name: str
     parent: int
-    equation: int
     region: int
     has_barrier: bool = False
 
@@ -185,8 +184,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Program:
-    """A captured function. ``regions[0]`` is the program itself; ``sources`` reads source lines by number when asked;
-    ``repeats`` maps equations, by scope and number, to earlier ones that compute the same."""
+    """A captured function. ``regions[0]`` is the program itself; ``sources`` reads source lines by number when asked."""
 
     name: str
     values: tuple[Value, ...]
@@ -196,7 +194,6 @@ class Program:
     arguments: tuple[Argument, ...]
     outputs: tuple[int, ...]
     sources: Callable[[int], Source] = field(repr=False)
-    repeats: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict, repr=False)
     contents: Contents = field(default=Contents((), {}, {}), repr=False, compare=False)
 
     @cached_property

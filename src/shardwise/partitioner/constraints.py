@@ -15,9 +15,9 @@ from shardwise.ir.program import Op, Program, Unit
 from shardwise.ir.traits import REMATERIALIZED
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.sharding import Sharding, is_moved, reshard, result_sharding, tensor_sharding
-from shardwise.partitioner.interpret import Place
 from shardwise.partitioner.propagation import Constraints, Dims, Propagation
 from shardwise.partitioner.quirks import CONVOLUTION, PAD, UNEVEN_FAILS, failing_pads, scattered_product
+from shardwise.partitioner.whole import Place
 from shardwise.plans.parts import StatedConstraint
 
 #: Rounds that add a single constraint, and the most rounds.

@@ -20,7 +20,7 @@ from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Op, Program
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.sharding import Axes, Sharding
-from shardwise.partitioner.interpret import Interpreter, Place
+from shardwise.partitioner.whole import Place, WholeProgram
 
 Dims = tuple[Axes, ...]
 Constraints = Mapping[Place, Sharding]
@@ -39,7 +39,7 @@ def named_sharding(mesh: Any, sharding: Sharding) -> NamedSharding:
     return NamedSharding(mesh, partition_spec(sharding.spec(MeshAxes.of(mesh))))
 
 
-class Constrained(Interpreter):
+class Constrained(WholeProgram):
     """A program with constraints."""
 
     def __init__(self, program: Program, constraints: Constraints, mesh: Any):
@@ -54,7 +54,7 @@ class Constrained(Interpreter):
         return constrain(array, named_sharding(self._mesh, sharding))
 
 
-class _Marked(Interpreter):
+class _Marked(WholeProgram):
     """Numbers stored values that have dimensions, and some other places; every op is bound in a scope of its number."""
 
     def __init__(self, program: Program, others: Collection[Place]):
@@ -85,7 +85,7 @@ class Propagation:
         marked = _Marked(self._program, others)
 
         def run(*arrays: Any) -> list[Any]:
-            return marked.run(jaxpr, arrays)
+            return marked(*arrays)
 
         shapes = [internals.plain_shape(v.aval) for v in internals.split_jaxpr(jaxpr)[0].invars]
         inputs = [self._named(lowered.storage[a.value]) for a in self._program.arguments]

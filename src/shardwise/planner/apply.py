@@ -59,12 +59,14 @@ class Applied:
         # XLA updates a donated array in the memory of the host by a copy there: on an H200 that takes four times the transfers.
         self.donated = tuple(k for k, a in enumerate(plan.arguments) if a.donated and not a.host)
         self._plan, self._traced = plan, traced
+        self._weak = [internals.is_weak(v.aval) for v in internals.split_jaxpr(traced.jaxpr)[0].outvars]
         self._rounds = mesh.devices.flat[0].platform == "tpu" if rounds is None else rounds
         self.partitioner = partitioner
         self._run = self._explicit() if partitioner == "shardwise" else self._constrained()
 
     def __call__(self, *arrays: Any) -> list[Any]:
-        return self._run(*arrays)
+        results = zip(self._run(*arrays), self._weak, strict=True)
+        return [internals.as_weak(x) if is_weak else x for x, is_weak in results]
 
     def _explicit(self) -> Callable[..., list[Any]]:
         """The device-local program on every device. Empty arrays stay outside of it: XLA replaces them by constants, refuses a
@@ -102,10 +104,7 @@ class Applied:
                 results[k] if k in results else jnp.zeros(a.shape, a.dtype) for k, a in enumerate(self._plan.outputs)
             ]
 
-        weak = [internals.is_weak(v.aval) for v in internals.split_jaxpr(self._traced.jaxpr)[0].outvars]
-        return lambda *arrays: [
-            internals.as_weak(x) if is_weak else x for x, is_weak in zip(run(*arrays), weak, strict=True)
-        ]
+        return run
 
     def _constrained(self) -> Callable[..., list[Any]]:
         """The original program with constraints, which XLA's partitioner reads."""
@@ -116,8 +115,7 @@ class Applied:
                 f"XLA's partitioner computes wrong numbers for the convolution at {self.program.source_of(op)} as this plan "
                 "shards it: use plan.jit(fn) without partitioner='xla'"
             )
-        constrained = Constrained(self.program, choose_constraints(lowered, jaxpr), self.mesh)
-        return lambda *arrays: constrained.run(jaxpr, arrays)
+        return Constrained(self.program, choose_constraints(lowered, jaxpr), self.mesh)
 
     def jitted(self, donate: bool = True, run: Callable[..., Any] | None = None) -> Any:
         """``jax.jit`` of this function, or of another one of the same arrays, with the plan's shardings."""

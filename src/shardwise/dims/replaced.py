@@ -31,26 +31,25 @@ def find_replaced(program: Program, colors: Sequence[tuple[int, ...]]) -> dict[i
             kinds.setdefault((program.values[v].shape, program.values[v].dtype, colors[v]), []).append(v)
         return kinds
 
-    arguments, outputs = by_kind(a.value for a in program.arguments), by_kind(program.outputs)
-    bits = {a.value: 1 << k for k, a in enumerate(program.arguments)}
+    arguments = [a.value for a in program.arguments]
+    bit = {v: 1 << k for k, v in enumerate(arguments)}
+    outputs, elementwise = by_kind(program.outputs), _elementwise(program, colors)
+    depends = functools.cache(lambda: depends_on(program))
     replaced: dict[int, int] = {}
-    elementwise, depends = _elementwise(program, colors), functools.cache(lambda: depends_on(program))
-    for kind, able in arguments.items():
-        left = outputs.get(kind, [])
+    for kind, able in by_kind(arguments).items():
+        left, free = outputs.get(kind, []), sum(bit[v] for v in able)
         is_loss = not program.values[able[0]].shape and is_floating(program.values[able[0]])
-        every = sum(bits[v] for v in able)
-        for output in sorted(left, key=lambda o: (elementwise.get(o, 0) & every).bit_count()):
-            own = (v for v in able if v not in replaced and elementwise.get(output, 0) & bits[v])
-            if len(left) > is_loss and (argument := next(own, -1)) >= 0:
+        for output in sorted(left, key=lambda o: (elementwise.get(o, 0) & free).bit_count()):
+            if len(left) > is_loss and (own := elementwise.get(output, 0) & free):
+                first = own & -own
+                replaced[arguments[first.bit_length() - 1]] = output
+                left.remove(output)
+                free ^= first
+        for argument in (v for v in able if free & bit[v] and len(left) > is_loss):
+            if (output := next((o for o in left if depends().get(o, 0) & bit[argument]), -1)) >= 0:
                 replaced[argument] = output
                 left.remove(output)
-        for argument in (v for v in able if v not in replaced):
-            if len(left) > is_loss:
-                output = next((o for o in left if depends().get(o, 0) & bits[argument]), -1)
-                if output >= 0:
-                    replaced[argument] = output
-                    left.remove(output)
-    return {a.value: replaced[a.value] for a in program.arguments if a.value in replaced}
+    return {v: replaced[v] for v in arguments if v in replaced}
 
 
 def depends_on(program: Program, replaced: Mapping[int, int] | None = None) -> Dependencies:

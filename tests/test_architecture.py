@@ -12,8 +12,8 @@ ROOT = Path(shardwise.__file__).parent
 
 #: A folder may import from folders on its left. The zoo is a set of example programs: it stands aside.
 ORDER = (
-    "errors files interruption ir rules capture dims hardware lowering spmd cost evaluator search tactics transforms plans"
-    " partitioner planner verification tuning calibration report cli"
+    "errors files interruption units ir rules capture dims hardware lowering spmd cost evaluator search tactics transforms"
+    " plans partitioner planner verification tuning calibration report cli"
 ).split()
 
 
@@ -30,7 +30,6 @@ DISPLAY = {
     ("planner/planning.py", "report"),
     ("planner/what_if.py", "report"),
     ("verification/verify.py", "report"),
-    ("tuning/tune.py", "report"),
 }
 
 

@@ -19,8 +19,8 @@ from shardwise.plans.plan import Plan
 from shardwise.report.html import page_html
 from shardwise.report.plan_text import plan_page
 from shardwise.report.progress import ProgressLine
-from shardwise.report.units import binary, seconds
 from shardwise.search.searcher import Journal, Options
+from shardwise.units import binary, seconds
 from tests.report.test_page import HOSTILE, _Reader, plan
 
 __all__ = ["plan"]

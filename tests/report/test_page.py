@@ -25,7 +25,7 @@ from shardwise.plans.plan import Plan
 from shardwise.report.data import report_data
 from shardwise.report.diagram import diagram
 from shardwise.report.html import TABS, page_html
-from shardwise.report.units import binary, seconds
+from shardwise.units import binary, seconds
 
 HOSTILE = "</script><b>&amp;'\"{{ 7 * 7 }}"
 

@@ -22,9 +22,9 @@ from shardwise.plans.plan import Plan
 from shardwise.report.code import STYLES, code_text
 from shardwise.report.data import report_data
 from shardwise.report.html import TABS, page_html
-from shardwise.report.units import binary, seconds
 from shardwise.report.verdict import verdict
 from shardwise.tactics.strategies import FSDP
+from shardwise.units import binary, seconds
 from tests.report.test_page import HOSTILE, plan
 
 __all__ = ["plan"]

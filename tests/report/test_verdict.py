@@ -20,8 +20,8 @@ from shardwise.plans.plan import Plan
 from shardwise.report.data import report_data
 from shardwise.report.insights import insights, memory_by_kind
 from shardwise.report.plan_text import plan_page
-from shardwise.report.units import binary, seconds
 from shardwise.report.verdict import dimension_names, verdict
+from shardwise.units import binary, seconds
 
 
 def planned(**options: Any) -> Plan:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shardwise.cli import options
 from shardwise.cli.options import Result, argument, flag
 from shardwise.hardware.profile import MATRIX_TYPES
-from shardwise.report.units import si
+from shardwise.units import si
 
 if TYPE_CHECKING:
     from shardwise.hardware.profile import LinkTier, Profile
@@ -86,7 +86,7 @@ def _show(arguments: argparse.Namespace) -> Result:
 
 def _profile_text(profile: Profile, more: list[str]) -> str:
     """Returns every figure of a profile with its source."""
-    from shardwise.report.units import wrapped
+    from shardwise.units import wrapped
 
     lines = [f"{profile.title} ({profile.name})"]
     if profile.aliases:

@@ -49,7 +49,7 @@ def _explain(arguments: argparse.Namespace) -> Result:
       shardwise explain plan.json zoo:mlp --program
     """
     from shardwise.report.program_text import program_data
-    from shardwise.report.units import wrapped
+    from shardwise.units import wrapped
 
     if arguments.program:
         if arguments.target is not None:

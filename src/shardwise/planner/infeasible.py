@@ -43,6 +43,7 @@ from shardwise.search.run import Budget, Ended, Improvement, Stop
 from shardwise.tactics.baselines import Combinations
 from shardwise.tactics.roles import Roles
 from shardwise.transforms.variants import AS_IS, AUTO, Variant, Wanted
+from shardwise.units import binary
 
 #: How many of the tensors alive at the peak are named, and in how many columns.
 _NAMED: Final = 6
@@ -79,7 +80,7 @@ class Checked:
 
     def __str__(self) -> str:
         how = "" if self.fits else "at least " if self.proven else "the smallest found is "
-        return f"{self.what}: {how}{size(self.peak_bytes)} a device"
+        return f"{self.what}: {how}{binary(self.peak_bytes)} a device"
 
 
 def variant_changes(variants: Variants, variant: Variant, wanted: Wanted, roles: Roles) -> Iterator[Change]:
@@ -118,15 +119,15 @@ def does_not_fit(
     """
     model, lowered, predicted = inquiry.model, settled.lowered, settled.predicted
     base = tuple(d for d in lowered.state.decisions if isinstance(d, Pin))
-    others = [f"{t.mesh}: {size(t.peak_bytes) if t.peak_bytes is not None else t.why}" for t in log.meshes[1:]]
+    others = [f"{t.mesh}: {binary(t.peak_bytes) if t.peak_bytes is not None else t.why}" for t in log.meshes[1:]]
     bound = peak_bound(model, base, mesh=finest(lowered.mesh.devices) if others and not base else None)
     proven = bound.peak_bytes > predicted.usable_bytes
     lines = [*_proof(bound, predicted, proven, log.ended), *_named(bound.alive if proven else predicted.alive)]
     if proven:
-        lines.append(f"the smallest peak found is {size(predicted.peak_bytes)} a device")
+        lines.append(f"the smallest peak found is {binary(predicted.peak_bytes)} a device")
     arguments = [lowered.program.values[a.value] for a in lowered.program.arguments]
     used = sum(v.nbytes // lowered.storage[v.id].shards(lowered.mesh) for v in arguments)
-    lines.append(f"the arguments take {size(used)} of it")
+    lines.append(f"the arguments take {binary(used)} of it")
     lines += _list("on other meshes:", others)
     checked = list(_Relaxing(inquiry, base, changes).run()) if check else []
     lines += _list("would do (checked):", [str(c) for c in checked if c.fits])
@@ -140,7 +141,7 @@ def does_not_fit(
 
 def _proof(bound: Bound, predicted: Predicted, proven: bool, ended: Ended) -> list[str]:
     """What is known, and the heading of the list of tensors."""
-    least, limit = size(bound.peak_bytes), f"{predicted.hardware} has {size(predicted.usable_bytes)}"
+    least, limit = binary(bound.peak_bytes), f"{predicted.hardware} has {binary(predicted.usable_bytes)}"
     where = f" at {bound.source}" if bound.source else ""
     if proven:
         return [
@@ -150,7 +151,7 @@ def _proof(bound: Bound, predicted: Predicted, proven: bool, ended: Ended) -> li
         ]
     why = "no plan with these tactics can fit" if ended is Ended.INFEASIBLE else "no plan was found that fits"
     return [
-        f"{why}: {size(predicted.peak_bytes)} a device, {limit}",
+        f"{why}: {binary(predicted.peak_bytes)} a device, {limit}",
         f"not proven for all plans: the bound is {least} a device{where}",
         "largest at the peak:",
     ]
@@ -158,7 +159,7 @@ def _proof(bound: Bound, predicted: Predicted, proven: bool, ended: Ended) -> li
 
 def _named(alive: Iterable[Alive]) -> Iterator[str]:
     for a in itertools.islice(alive, _NAMED):
-        line = f"  {size(a.nbytes):>10}  "
+        line = f"  {binary(a.nbytes):>10}  "
         room = _COLUMNS - len(line)
         yield line + (a.label if len(a.label) <= room else "…" + a.label[1 - room :])
 
@@ -298,14 +299,3 @@ def with_small_moments(structure: Structure) -> Analysis | None:
         return None
     values = tuple(replace(v, dtype="bfloat16", itemsize=2) if v.id in small else v for v in program.values)
     return replace(structure.analysis, program=replace(program, values=values))
-
-
-def size(nbytes: float) -> str:
-    """
-    >>> size(3 * 2**30), size(1536), size(12)
-    ('3.00 GiB', '1.50 KiB', '12 B')
-    """
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if nbytes > 0.999 * 2**power:
-            return f"{nbytes / 2**power:.2f} {unit}"
-    return f"{nbytes:.0f} B"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from shardwise.planner.arms import Decided
 from shardwise.planner.asked import Asked
 from shardwise.planner.bind import fingerprint
 from shardwise.planner.devices import mesh_of_arguments, under_explicit
-from shardwise.planner.infeasible import does_not_fit, size, variant_changes
+from shardwise.planner.infeasible import does_not_fit, variant_changes
 from shardwise.planner.inquiry import Inquiry, Settled, Variants, described
 from shardwise.planner.mesh import OpenMesh, devices_at_hand
 from shardwise.planner.racing import Outcome, choose
@@ -43,6 +44,7 @@ from shardwise.tactics.roles import RolesLike, complete_roles
 from shardwise.tactics.tactic import Tactic
 from shardwise.tactics.text import TacticsLike, tactic_text
 from shardwise.transforms.variants import AS_IS, Wanted
+from shardwise.units import binary
 
 _SMALL: Final = "small, gathering would cost more"
 #: The share of the step time from which a kernel that every device computes whole is worth a note, and how many are noted.
@@ -184,14 +186,9 @@ def asked_of(**options: Any) -> Asked:
 def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Asked) -> Plan:
     """Plans a function for some arguments."""
     asked = with_devices(asked, jax.tree.leaves((args, kwargs)))
-    if asked.search.progress == "auto":
-        from shardwise.report.progress import ProgressLine
-
-        with ProgressLine() as line:
-            return plan_asked(fn, args, kwargs, replace(asked, search=replace(asked.search, progress=line)))
-    if callable(begin := getattr(asked.search.progress, "begin", None)):
-        begin()
-    with interruptible(), collector_paused(), under_explicit(asked.mesh):
+    with with_progress(asked) as asked, interruptible(), collector_paused(), under_explicit(asked.mesh):
+        if callable(begin := getattr(asked.search.progress, "begin", None)):
+            begin()
         # 1. Trace and analyze the function; find the roles of its arguments.
         variants = Variants(fn, args, dict(kwargs), asked.jit)
         asked = replace(asked, roles=complete_roles(variants[AS_IS].analysis, asked.roles))
@@ -199,6 +196,18 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
         if asked.objective == "devices":
             return plan_of(variants, asked, *choose_slice(variants, asked))
         return plan_of(variants, asked, choose(variants, asked))
+
+
+@contextlib.contextmanager
+def with_progress(asked: Asked) -> Iterator[Asked]:
+    """The same with a progress line that is shown in this context, in place of ``progress="auto"``."""
+    if asked.search.progress != "auto":
+        yield asked
+        return
+    from shardwise.report.progress import ProgressLine
+
+    with ProgressLine() as line:
+        yield replace(asked, search=replace(asked.search, progress=line))
 
 
 def with_devices(asked: Asked, leaves: Sequence[Any] = ()) -> Asked:
@@ -278,7 +287,7 @@ def _tight_notes(inquiry: Inquiry, settled: Settled) -> Iterator[str]:
     upper = upper_bytes(inquiry.model, settled.lowered, p.curve)
     if p.fits and upper > p.usable_bytes:
         yield (
-            f"tight: the peak is between {size(p.peak_bytes)} and {size(upper)} of {size(p.usable_bytes)}, by how the "
+            f"tight: the peak is between {binary(p.peak_bytes)} and {binary(upper)} of {binary(p.usable_bytes)}, by how the "
             "compiler lays out arrays; verify with the topology as its backend asks it, memory_limit=... leaves more room"
         )
 
@@ -324,7 +333,7 @@ def _objective_notes(asked: Asked) -> Iterator[str]:
 
 def _peak(tried: VariantTried) -> str:
     assert tried.peak_bytes is not None
-    return f"{'at least ' if tried.time_s is None else ''}{size(tried.peak_bytes)}"
+    return f"{'at least ' if tried.time_s is None else ''}{binary(tried.peak_bytes)}"
 
 
 def _schedule(tactics: Sequence[Tactic], decided: Decided) -> Iterator[ScheduleStep]:

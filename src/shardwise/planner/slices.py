@@ -15,12 +15,12 @@ from shardwise.errors import HardwareError, MeshError, PlanError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.topology import Topology
 from shardwise.planner.asked import Asked, candidate_meshes
-from shardwise.planner.infeasible import size
 from shardwise.planner.inquiry import Variants
 from shardwise.planner.mesh import OpenMesh
 from shardwise.planner.racing import Hopeless, Outcome, choose
 from shardwise.search.run import Ended
 from shardwise.transforms.variants import AS_IS
+from shardwise.units import binary
 
 
 def choose_slice(variants: Variants, asked: Asked) -> tuple[Outcome, list[str]]:
@@ -54,7 +54,7 @@ def _tried(variants: Variants, asked: Asked, part: Topology) -> Outcome | str:
                 return f"at least {least_s:.3g} s a step, if all devices share the work evenly"
         outcome = choose(variants, asked, anyway=False)
     except Hopeless as proof:
-        return f"at least {size(proof.least_bytes)} a device"
+        return f"at least {binary(proof.least_bytes)} a device"
     except MeshError as error:
         return str(error)
     predicted = outcome.settled.predicted
@@ -62,5 +62,5 @@ def _tried(variants: Variants, asked: Asked, part: Topology) -> Outcome | str:
     if not enough and outcome.log is not None and outcome.log.ended is Ended.INTERRUPTED:
         raise KeyboardInterrupt
     if not predicted.fits:
-        return f"{size(predicted.peak_bytes)} a device, nothing was found that fits"
+        return f"{binary(predicted.peak_bytes)} a device, nothing was found that fits"
     return outcome if enough else f"{predicted.time_s:.3g} s a step"

@@ -403,7 +403,7 @@ class Plan(Execution):
         return read_plan, (json.loads(self.to_json()),)
 
     def __repr__(self) -> str:
-        from shardwise.report.units import binary, seconds
+        from shardwise.units import binary, seconds
 
         p = self.predicted
         return f"<Plan of {self.function} on {self.mesh}: step time {seconds(p.time_s)}, {binary(p.peak_bytes)}>"

@@ -19,12 +19,12 @@ from shardwise.planner.mesh import OpenMesh, placement_of
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
 from shardwise.report.page import Page
-from shardwise.report.units import binary, plural, seconds
 from shardwise.tactics.baselines import MENU, Baseline, baselines
 from shardwise.tactics.named import PARTS
 from shardwise.tactics.roles import RolesLike, complete_roles
 from shardwise.tactics.text import read_words
 from shardwise.transforms.variants import AS_IS, Variant
+from shardwise.units import binary, plural, seconds
 
 #: A plan, one with a name, or the path of a saved one.
 PlanLike = Plan | tuple[str, Plan] | str | os.PathLike[str]

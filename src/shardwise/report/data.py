@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import math
 import re
 from collections import Counter
@@ -21,12 +20,12 @@ from shardwise.plans.codec import encode
 from shardwise.plans.parts import ArrayPlan
 from shardwise.plans.plan import Plan
 from shardwise.report.code import STYLES, code_text
-from shardwise.report.diagram import colors_in, diagram
+from shardwise.report.diagram import colors_in, diagram, line_text
 from shardwise.report.insights import kind_of, memory_by_kind, products_of
 from shardwise.report.plan_text import decided, decision_of, evidence_lines, schedule_rows, shards, spec_text
 from shardwise.report.program_text import listing_data
-from shardwise.report.units import binary
-from shardwise.report.verdict import dimension_names
+from shardwise.report.verdict import arrays_of, dimension_names
+from shardwise.units import binary
 
 SCHEMA: Final = 2
 #: A curve has no more points than a wide screen can show.
@@ -39,8 +38,6 @@ _MOST_EVENTS: Final = 20_000
 _MOST_ALLOCATIONS: Final = 120
 _MOST_BASELINES: Final = 150
 _WITH_SPECS: Final = 12
-#: Characters of a source line that are shown.
-_MOST_TEXT: Final = 160
 
 
 def report_data(plan: Plan) -> dict[str, Any]:
@@ -64,7 +61,7 @@ def report_data(plan: Plan) -> dict[str, Any]:
         },
         "verdict": list(found.lines),
         "insights": list(plan.insights),
-        "parameters": _elements(plan, "params"),
+        "parameters": sum(math.prod(a.shape) for a in arrays_of(plan, "params")),
         "roles": {role: [path for (path,) in collapsed((p,) for p in paths)] for role, paths in plan.roles.items()},
         "variant": list(plan.variant.lines()),
         "sharded": [{"what": what, "axes": axes} for what, axes in sharded.items()],
@@ -125,12 +122,6 @@ def _device(plan: Plan) -> dict[str, Any] | None:
     dtype = max(flops, key=lambda name: flops[name], default="bfloat16")
     rates = {"flops_per_s": profile.matrix_rate(dtype), "bytes_per_s": profile.memory_bytes_per_s}
     return {"dtype": dtype, "products": sorted(products_of(plan)), **rates}
-
-
-def _elements(plan: Plan, role: str) -> int:
-    roots = plan.roles.get(role, ())
-    some = (a for a in plan.arguments if any(a.path == r or a.path.startswith((f"{r}/", f"{r}[")) for r in roots))
-    return sum(math.prod(a.shape) for a in some)
 
 
 def _array(plan: Plan, array: ArrayPlan, role: str) -> dict[str, Any]:
@@ -229,7 +220,7 @@ def _source_texts(plan: Plan) -> dict[str, str]:
         return {}
     program = plan.asked.analysis.program
     places = {place for op in program.ops if (place := program.source_of(op)).file}
-    return {str(place): linecache.getline(place.file, place.line).strip()[:_MOST_TEXT] for place in places}
+    return {str(place): line_text(place) for place in places}
 
 
 def _largest_first(row: dict[str, Any]) -> tuple[float, float]:

@@ -18,19 +18,20 @@ import numpy as np
 from shardwise.cost.compute import work
 from shardwise.cost.kernels import Kernel
 from shardwise.cost.model import CostModel, TermKind
-from shardwise.ir.program import HEAVY, Value
+from shardwise.ir.program import HEAVY, Source, Value
 from shardwise.lowering.lowered import Lowered, Reshard
 from shardwise.lowering.sharding import Kind, Sharding
 from shardwise.plans.plan import Plan
+from shardwise.transforms.blocks import repetitions
 
 #: Parts that are shown, and rows of one; the rows with the most time are kept.
 _MOST_PARTS: Final = 8
 _MOST_ROWS: Final = 40
 #: A kernel that takes less of its part, is no product and has no collective is left out.
 _LITTLE: Final = 0.01
-#: Kernels of the longest repeated sequence that is looked for, and the shortest sequence that is one.
-_LONGEST: Final = 600
+#: Kernels of the shortest sequence whose repetitions are shown as one part.
 _SHORTEST: Final = 4
+#: Characters of a source line that are shown.
 _MOST_TEXT: Final = 160
 
 
@@ -88,15 +89,14 @@ class _Drawing:
         """Splits a sequence of kernels where the same comes again and again."""
         codes: dict[object, int] = {}
         keys = np.array([codes.setdefault(self._key(self.kernels[n]), len(codes)) for n in numbers])
-        start, period, count = longest_repeat(keys)
-        if not count:
-            yield _Part(numbers, 1, "the program" if len(numbers) == len(self.kernels) else "outside of what repeats")
-            return
-        if start:
-            yield from self._repeated(numbers[:start])
-        yield _Part(numbers[start : start + period], count, "one of the repeated blocks")
-        if rest := numbers[start + period * count :]:
-            yield from self._repeated(rest)
+        at, outside = 0, "the program" if len(numbers) == len(self.kernels) else "outside of what repeats"
+        for first, end, period in sorted(r for r in repetitions(keys) if r[2] >= _SHORTEST):
+            if first > at:
+                yield _Part(numbers[at:first], 1, "outside of what repeats")
+            yield _Part(numbers[first : first + period], (end - first) // period, "one of the repeated blocks")
+            at, outside = end - (end - first) % period, "outside of what repeats"
+        if at < len(numbers):
+            yield _Part(numbers[at:], 1, outside)
 
     def _key(self, kernel: Kernel) -> object:
         ops = [self.program.ops[k] for k in kernel.ops]
@@ -176,7 +176,7 @@ class _Drawing:
             "with": sorted(others)[:8],
             "source": str(place),
             "module": place.module,
-            "text": linecache.getline(place.file, place.line).strip()[:_MOST_TEXT] if place.file else "",
+            "text": line_text(place),
             "time_s": self.time_s.get(n, 0.0),
             **self._work(kernel),
             "from": sources,
@@ -230,25 +230,9 @@ class _Drawing:
                     }
 
 
-def longest_repeat(keys: np.ndarray) -> tuple[int, int, int]:
-    """Returns start, length and number of the sequence whose repetitions cover most of the keys; zeros where nothing repeats.
-
-    >>> longest_repeat(np.array([9, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 7]))
-    (1, 4, 3)
-    """
-    best = (0, 0, 0)
-    covered = 0
-    for period in range(_SHORTEST, min(len(keys) // 2, _LONGEST) + 1):
-        same = np.concatenate(([0], (keys[:-period] == keys[period:]).astype(np.int8), [0]))
-        edges = np.flatnonzero(np.diff(same))
-        if not len(edges):
-            continue
-        lengths = edges[1::2] - edges[::2]
-        k = int(np.argmax(lengths))
-        count = int(lengths[k]) // period + 1
-        if count > 1 and count * period > covered:
-            best, covered = (int(edges[::2][k]), period, count), count * period
-    return best
+def line_text(place: Source) -> str:
+    """Returns the text of a source line, where its file can be read."""
+    return linecache.getline(place.file, place.line).strip()[:_MOST_TEXT] if place.file else ""
 
 
 def colors_in(parts: Iterable[dict[str, Any]]) -> set[int]:

@@ -15,7 +15,7 @@ from shardwise.plans.codec import encode
 from shardwise.plans.plan import Plan
 from shardwise.report.page import Page
 from shardwise.report.plan_text import axes_text, spec_text
-from shardwise.report.units import binary, listed, plural, seconds
+from shardwise.units import binary, listed, plural, seconds
 
 if TYPE_CHECKING:
     from shardwise.planner.what_if import WhatIf

@@ -13,7 +13,7 @@ from shardwise.plans.plan import Plan
 from shardwise.report.colors import AXIS_COLORS, axis_spans
 from shardwise.report.data import report_data
 from shardwise.report.page import Page
-from shardwise.report.units import binary, change, count, plural, seconds
+from shardwise.units import binary, change, count, plural, seconds
 
 #: In a notebook a table with more rows is folded away, and no more than these are put into a cell.
 _FOLDED: Final = 12

@@ -24,9 +24,9 @@ from shardwise.lowering.decisions import Shard as ShardDecision
 from shardwise.planner.infeasible import with_small_moments
 from shardwise.planner.inquiry import Inquiry, Variants
 from shardwise.plans.plan import Plan
-from shardwise.report.units import binary, seconds
 from shardwise.tactics.strategies import Shard
 from shardwise.tactics.tactic import decide
+from shardwise.units import binary, seconds
 
 #: A change is named if it lowers the peak by this share at least.
 _FREED: Final = 0.05

@@ -10,7 +10,7 @@ from shardwise.dims.analysis import Analysis, CompatibilitySet, Place
 from shardwise.ir.paths import collapsed
 from shardwise.ir.program import Op, Origin, Program
 from shardwise.report.page import Page
-from shardwise.report.units import binary, plural, si
+from shardwise.units import binary, plural, si
 
 
 def analysis_json(analysis: Analysis) -> dict[str, Any]:

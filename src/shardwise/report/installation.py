@@ -16,7 +16,7 @@ from importlib import metadata
 from typing import Any, Final
 
 import shardwise
-from shardwise.report.units import wrapped
+from shardwise.units import wrapped
 
 #: Shown even if no requirement names them.
 _SHOWN: Final = ("jax", "jaxlib", "numpy", "scipy")

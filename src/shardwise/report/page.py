@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shardwise.report.colors import painted
-from shardwise.report.units import wrapped
+from shardwise.units import wrapped
 
 #: Longer lines of prose are hard to read.
 _PROSE: Final = 120

@@ -16,9 +16,9 @@ from shardwise.plans.parts import ArrayPlan, Spec
 from shardwise.plans.plan import Plan
 from shardwise.report.page import Page
 from shardwise.report.program_text import laid_out, touching
-from shardwise.report.units import binary, listed, plural, seconds
 from shardwise.search.run import Ended
 from shardwise.spmd.text import program_lines
+from shardwise.units import binary, listed, plural, seconds
 
 #: Lines of the device-local program that are shown for one argument or output.
 _MOST_LINES: Final = 12

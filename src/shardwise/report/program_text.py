@@ -11,8 +11,8 @@ from shardwise.ir.program import Program
 from shardwise.lowering.sharded_program import ShardedProgram
 from shardwise.lowering.storage import views
 from shardwise.report.page import Page
-from shardwise.report.units import binary
 from shardwise.spmd.text import MOVING, Line, program_lines, totals
+from shardwise.units import binary
 
 #: Below this width a collective has its bytes where other lines have their source.
 _WIDE: Final = 100

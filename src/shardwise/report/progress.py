@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from shardwise.report.units import binary, seconds
+from shardwise.units import binary, seconds
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -7,7 +7,7 @@ from shardwise.ir.program import Spec
 from shardwise.plans.together import Together
 from shardwise.report.page import Page
 from shardwise.report.plan_text import axes_text
-from shardwise.report.units import binary, listed, seconds
+from shardwise.units import binary, listed, seconds
 
 
 def together_page(together: Together, width: int = 80) -> Page:

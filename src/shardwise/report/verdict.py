@@ -21,9 +21,9 @@ from shardwise.lowering.decisions import Shard
 from shardwise.plans.parts import ArrayPlan
 from shardwise.plans.plan import Plan
 from shardwise.report.compare import Row
-from shardwise.report.units import binary, listed, seconds
 from shardwise.tactics.structure import inner_colors
 from shardwise.tactics.tactic import Context
+from shardwise.units import binary, listed, seconds
 
 #: Baselines beside the plan.
 MOST_BASELINES: Final = 3
@@ -118,11 +118,11 @@ def _sharded(plan: Plan) -> Iterator[str]:
         yield f"Nothing is sharded: all {mesh.devices} devices compute the same" if mesh.devices > 1 else "One device"
         return
     names = dimension_names(plan)
-    if batch := _of_role(plan, "batch"):
+    if batch := arrays_of(plan, "batch"):
         yield _batch_text(batch, names, mesh)
     said: dict[Kinds, list[str]] = {}
     for role, title in (("params", "Parameters"), ("optimizer", "Optimizer state"), ("cache", "Cache")):
-        if arrays := _of_role(plan, role):
+        if arrays := arrays_of(plan, role):
             said.setdefault(_kinds(arrays, names), []).append(title)
     for kinds, titles in said.items():
         heading = " and ".join(t if k == 0 else t.lower() for k, t in enumerate(titles))
@@ -130,7 +130,8 @@ def _sharded(plan: Plan) -> Iterator[str]:
     yield from _inner(plan, names)
 
 
-def _of_role(plan: Plan, role: str) -> list[ArrayPlan]:
+def arrays_of(plan: Plan, role: str) -> list[ArrayPlan]:
+    """Returns the arguments with a role."""
     by_path = {a.path: a for a in plan.arguments}
     paths: dict[str, None] = {}
     for prefix in plan.roles.get(role, ()):
@@ -209,12 +210,12 @@ def dimension_names(plan: Plan) -> dict[int, str]:
     """Returns words for the colors of dimensions, from the roles of arguments and the structure of the program. A loaded plan
     knows the roles alone."""
     names: dict[int, str] = {}
-    for a in _of_role(plan, "batch"):
+    for a in arrays_of(plan, "batch"):
         if a.colors and a.colors[0] >= 0:
             names.setdefault(a.colors[0], "batch")
     if plan.asked is not None and plan.roles:
         names |= {c: n for c, n in _structural(plan.asked.context).items() if c not in names}
-    params = {a.path for a in _of_role(plan, "params")}
+    params = {a.path for a in arrays_of(plan, "params")}
     for a in sorted(plan.arguments, key=lambda a: (a.path not in params, -math.prod(a.shape))):
         for d, c in enumerate(a.colors):
             if c >= 0:

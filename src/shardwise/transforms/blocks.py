@@ -54,7 +54,7 @@ def find_families(flat: Flat) -> list[_Cuts]:
     read = {v for step in flat.steps if step.is_backward for v in step.reads}
     least = _MIN_DROPPED * sum(map(flat.nbytes, computed & read))
     families: list[_Cuts] = []
-    for first, end, period in sorted(_repetitions(_text(flat))):
+    for first, end, period in sorted(repetitions(_text(flat))):
         cuts = _cut(flat, first, end, period)
         if len(cuts) > 2 and _saved_bytes(flat, cuts) > least:
             families.append(cuts)
@@ -63,7 +63,7 @@ def find_families(flat: Flat) -> list[_Cuts]:
 
 def repeated_product(flat: Flat) -> Any:
     """Returns the equation of the first product in the longest stretch of the forward pass that repeats, None without one."""
-    for first, _, period in _repetitions(_text(flat)):
+    for first, _, period in repetitions(_text(flat)):
         products = [step.equation for step in flat.steps[first : first + period] if step.name == "dot_general"]
         if products:
             return products[0]
@@ -89,8 +89,12 @@ def _text(flat: Flat) -> NDArray[np.int64]:
     return np.array([letter(k, step) for k, step in enumerate(flat.steps)], np.int64)
 
 
-def _repetitions(text: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    """Returns begin, end and period of the stretches that repeat, the longest first, without overlaps."""
+def repetitions(text: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """Returns begin, end and period of the stretches that repeat, the longest first, without overlaps.
+
+    >>> repetitions(np.array([9, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 7]))
+    [(1, 13, 4)]
+    """
     order = np.argsort(text, kind="stable")
     apart = [
         order[k:][same] - order[:-k][same] for k in range(1, _OCCURRENCES + 1) if (same := _same(text[order], k)).any()

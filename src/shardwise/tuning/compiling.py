@@ -30,10 +30,8 @@ from shardwise.capture import jax_internals as internals
 from shardwise.errors import ShardwiseError
 from shardwise.files import write_whole
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.verification import hlo
-from shardwise.verification.collectives import read_collectives, totals
-from shardwise.verification.compiled import make_mesh, read_memory, tpu_environment
-from shardwise.verification.slices import Slices
+from shardwise.verification.collectives import totals
+from shardwise.verification.compiled import make_mesh, read_text, tpu_environment
 from shardwise.verification.step_time import Schedule
 
 #: The form of results; those of another form are not read.
@@ -139,18 +137,14 @@ def compiled(job: Job) -> Result:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return {"refused": " ".join(str(error).split())[:240]}
-    module = hlo.read("\n\n".join(m.to_string() for m in executable.hlo_modules()))
-    collectives = read_collectives(module, MeshAxes.of(mesh), Slices.of(mesh.devices.ravel().tolist()))
-    memory = read_memory(executable.get_compiled_memory_stats(), on_host=False)
+    text = "\n\n".join(m.to_string() for m in executable.hlo_modules())
+    module, read = read_text(text, executable.get_compiled_memory_stats(), mesh, job.backend)
+    transfers, moves = Schedule(module).transfers(read.collectives), totals(read.collectives)
     return {
-        "cycles": module.estimated_cycles,
-        "peak_bytes": memory and memory.peak_bytes,
-        "transfers": [
-            [t.kind, t.axes, t.runs, t.nbytes, t.beside_cycles] for t in Schedule(module).transfers(collectives)
-        ],
-        "moves": [
-            [kind, axes or (), total.values, total.nbytes] for (kind, axes), total in totals(collectives).items()
-        ],
+        "cycles": read.estimated_cycles,
+        "peak_bytes": read.memory and read.memory.peak_bytes,
+        "transfers": [[t.kind, t.axes, t.runs, t.nbytes, t.beside_cycles] for t in transfers],
+        "moves": [[kind, axes or (), total.values, total.nbytes] for (kind, axes), total in moves.items()],
     }
 
 

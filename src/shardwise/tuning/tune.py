@@ -19,7 +19,7 @@ from shardwise.ir.collector import collector_paused
 from shardwise.planner.asked import Asked
 from shardwise.planner.devices import under_explicit
 from shardwise.planner.inquiry import Variants
-from shardwise.planner.planning import asked_of, plan, plan_of, with_devices
+from shardwise.planner.planning import asked_of, plan, plan_of, with_devices, with_progress
 from shardwise.planner.racing import Race
 from shardwise.plans.evidence import Correction, Evidence, Judged, Tried
 from shardwise.plans.plan import Plan
@@ -91,11 +91,7 @@ def tune(
     workers = jobs or (max(1, (os.cpu_count() or 2) // 2) if executor is None else finalists)
     with contextlib.ExitStack() as stack:
         stack.enter_context(interruptible())
-        if asked.search.progress == "auto":
-            from shardwise.report.progress import ProgressLine
-
-            line = stack.enter_context(ProgressLine())
-            asked = replace(asked, search=replace(asked.search, progress=line))
+        asked = stack.enter_context(with_progress(asked))
         pool = executor or stack.enter_context(ThreadPoolExecutor(workers))  # each job starts a process
         compiler = lambda backend: TpuCompiler(backend, pool, workers, timeout_s, Cache(cache))  # noqa: E731
         return _Tuning(fn, args, kwargs or {}, asked, dict(compiler_options or {})).run(finalists, judge, compiler)

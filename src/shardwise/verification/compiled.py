@@ -131,13 +131,15 @@ def compile_lowered(lowered: Any, mesh: Mesh, backend: str = HOST) -> tuple[Comp
 
 def read_compiled(executable: Any, mesh: Mesh, backend: str = HOST) -> Compiled:
     """Reads what ``jax.jit(...).lower(...).compile()`` returns. JAX assigns devices in the order of the mesh."""
-    module = hlo.read(executable.as_text())
-    return Compiled(
-        backend=backend,
-        collectives=read_collectives(module, MeshAxes.of(mesh), Slices.of(mesh.devices.ravel().tolist())),
-        memory=read_memory(executable.memory_analysis(), on_host=mesh.devices.flat[0].platform == "cpu"),
-        estimated_cycles=module.estimated_cycles,
-    )
+    return read_text(executable.as_text(), executable.memory_analysis(), mesh, backend)[1]
+
+
+def read_text(text: str, stats: Any, mesh: Mesh, backend: str) -> tuple[hlo.Module, Compiled]:
+    """Reads the text of a compiled program, and what ``memory_analysis()`` returns for it."""
+    module, devices = hlo.read(text), mesh.devices.ravel().tolist()
+    collectives = read_collectives(module, MeshAxes.of(mesh), Slices.of(devices))
+    memory = read_memory(stats, on_host=devices[0].platform == "cpu")
+    return module, Compiled(backend, collectives, memory, module.estimated_cycles)
 
 
 def read_memory(stats: Any, on_host: bool) -> Memory | None:

@@ -51,7 +51,7 @@ def binary(nbytes: float) -> str:
     ('16.00 GiB', '372.00 KiB', '12 B', '6.00 TiB')
     """
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if nbytes >= 2**power:
+        if nbytes > 0.999 * 2**power:
             return f"{nbytes / 2**power:.2f} {unit}"
     return f"{nbytes:.0f} B"
 

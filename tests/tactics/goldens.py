@@ -24,6 +24,7 @@ from shardwise.tactics.roles import complete_roles
 from shardwise.tactics.tactic import decide
 from shardwise.tactics.text import as_tactics
 from shardwise.transforms.variants import AS_IS
+from tests.programs.codings import experts_by_scatter, fused_projections, latent_attention
 from tests.programs.equinox_programs import attention_block
 from tests.programs.flax_programs import linen_language_model, nnx_language_model
 from tests.programs.haiku_programs import penzai_llama, stacked_attention
@@ -47,7 +48,7 @@ STRATEGIES: Final = (
 )
 _ZOO: Final = (
     "t2b:2b,layers=2 t7b:7b,layers=2 gpt:2.6b,layers=2 gpt:2.6b,layers=2,unrolled llama3:8b,layers=2 mixtral:8x7b,layers=2 "
-    "t5:3b,layers=2 vit:l16,layers=2 itx:prefill,layers=2 itx:step,layers=2"
+    "deepseek:671b,layers=4,batch=64 t5:3b,layers=2 vit:l16,layers=2 itx:prefill,layers=2 itx:step,layers=2"
 ).split()
 
 
@@ -66,6 +67,9 @@ PROGRAMS: Final[dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]]] = {
     "equinox-attention": attention_block,
     "haiku-layer-stack": stacked_attention,
     "penzai-llama": lambda: penzai_llama(False),
+    "latent-attention": latent_attention,
+    "fused-projections": fused_projections,
+    "experts-by-scatter": experts_by_scatter,
 }
 
 

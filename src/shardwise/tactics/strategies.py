@@ -28,11 +28,11 @@ from shardwise.lowering.decisions import Shard as ShardDecision
 from shardwise.tactics.places import PathDim
 from shardwise.tactics.structure import (
     batch_colors,
-    communication_s,
     covering_colors,
     inner_colors,
     meeting_groups,
     scattered_values,
+    step_s,
     with_outputs,
 )
 from shardwise.tactics.tactic import Axes, Batched, Context, Listed, OverAxes, shard_groups
@@ -170,8 +170,8 @@ class Megatron(Listed):
 
     By structure: groups that one product with a parameter makes and another contracts, other than residual streams (where a
     product is added to something that is not one), the width of heads and what a gather looks into. Of those that the axis
-    divides, the ones with the least communication for the bytes of parameters that they shard, no two of which meet in one
-    op. Communication is compared only where not all of them can be chosen. Decisions before this one do not change the choice.
+    divides, the ones that make the shortest step alone, no two of which meet in one op. Steps are compared only where not all
+    of them can be chosen. Decisions before this one do not change the choice.
 
     >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=[Megatron("model")])
     >>> plan.spec("up"), plan.spec("down"), [kind for kind, _ in plan.moved()]
@@ -217,10 +217,9 @@ class Megatron(Listed):
         return sorted(groups.values(), key=lambda color: -_covered_bytes(context, color))
 
     def _price(self, context: Context, color: int) -> tuple[float, int]:
-        """The communication that a color takes for the bytes that it shards."""
+        """The time of a step in which a color alone is sharded."""
         axis = max(zip(context.mesh.sizes, context.mesh.names, strict=True))[1]
-        seconds = communication_s(context, shard_groups(context, [color], axis, ()))
-        return seconds / _covered_bytes(context, color), color
+        return step_s(context, shard_groups(context, [color], axis, ())), color
 
 
 def _covered(context: Context, color: int) -> set[int]:

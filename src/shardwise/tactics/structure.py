@@ -114,12 +114,13 @@ def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
     return {c for c in (kept & contracted) - left_out if analysis.colors[c].matters}
 
 
-def communication_s(context: Context, decisions: Sequence[Decision]) -> float:
-    """Returns the communication time of a step under some decisions."""
+def step_s(context: Context, decisions: Sequence[Decision]) -> float:
+    """Returns the time of a step under some decisions, as the compute rule counts it: op by op, with nothing hidden."""
     lowered = context.lower(decisions)
-    return sum(
-        context.cost.communication_s(r.steps, False) * float(lowered.program.trips[r.region]) for r in lowered.reshards
-    )
+    program, runs = lowered.program, lowered.program.runs
+    ops = sum(lowered.computes[op.id].seconds * float(runs[op.region]) for op in program.ops if op.rule is not None)
+    moves = (context.cost.communication_s(r.steps, False) * float(runs[r.region]) for r in lowered.reshards)
+    return ops + sum(moves)
 
 
 def scattered_values(context: Context, decisions: Sequence[Decision], axis: str) -> tuple[int, ...]:

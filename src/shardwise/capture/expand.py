@@ -2,8 +2,8 @@
 
 Libraries define primitives to give a function other transformation rules (Equinox does so throughout); what they compute is
 ordinary JAX code, and their implementation can be traced. A ``while`` with one condition per example, from ``vmap``, is
-expanded as in JAX's lowering, a linear solve to its solve, a ``scan`` of length one to its body, and a ``device_put`` of many
-arrays to one of each.
+expanded as in JAX's lowering, a linear solve to its solve, a ``scan`` of length one to its body, a ``device_put`` of many
+arrays to one of each, and a lookup by row and column to one by column (``own_rows.py``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from shardwise.capture import jax_internals as internals
 from shardwise.capture.leaves import abstract, dtype_of
+from shardwise.capture.own_rows import LOOKUPS, with_own_rows
 from shardwise.rules.kernels import primitive_names
 from shardwise.rules.registry import is_known
 
@@ -28,12 +29,14 @@ def called(jaxpr: Any, number: int) -> Any | None:
     """Returns the jaxpr that an equation of an open jaxpr is expanded to; None where it is not expanded."""
     cached = _CACHE.setdefault(jaxpr, {})
     if number not in cached:
-        cached[number] = _called(jaxpr.eqns[number])
+        cached[number] = _called(jaxpr, jaxpr.eqns[number])
     return cached[number]
 
 
-def _called(equation: Any) -> Any | None:
+def _called(jaxpr: Any, equation: Any) -> Any | None:
     name = equation.primitive.name
+    if name in LOOKUPS:
+        return with_own_rows(jaxpr, equation)
     if name in EXPANDED:
         return EXPANDED[name](equation)
     inner = internals.inner_jaxpr(equation)

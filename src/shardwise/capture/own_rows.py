@@ -91,11 +91,10 @@ def _counted(atom: Any, makers: Mapping[Any, Any]) -> int | None:
     if name == "iota":
         return int(params["dimension"])
     if name == "select_n" and len(maker.invars) == 3:  # x + n where x is negative, which a counter never is
-        test = None if internals.is_literal(maker.invars[0]) else makers.get(maker.invars[0])
-        negative = test is not None and test.primitive.name == "lt" and internals.is_literal(test.invars[1])
-        if not negative or test.invars[1].val != 0 or test.invars[0] is not maker.invars[1]:
+        test, counter = makers.get(maker.invars[0]), maker.invars[1]
+        if test is None or test.primitive.name != "lt" or test.invars[0] is not counter:
             return None
-        return _counted(maker.invars[1], makers)
+        return _counted(counter, makers) if internals.is_literal(test.invars[1]) and test.invars[1].val == 0 else None
     if name not in ("broadcast_in_dim", "reshape", "convert_element_type"):
         return None
     shape, result = maker.invars[0].aval.shape, atom.aval.shape

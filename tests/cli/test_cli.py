@@ -79,6 +79,7 @@ def test_why_and_program(target: Path, capsys) -> None:
     ("target_text", "message"),
     [
         ("nonsense", "'nonsense' is no target: use zoo:NAME"),
+        ("{file}", "needs a function: use {file}:NAME, one of make, "),
         ("no/such/file.py:make", "there is no file"),
         ("{file}:mak", "has no 'mak'; did you mean make"),
         ("{file}:fails", r"IndexError: list index out of range (line 10 of my_model.py)"),
@@ -92,8 +93,15 @@ def test_why_and_program(target: Path, capsys) -> None:
 def test_bad_targets_give_one_line(target: Path, target_text: str, message: str, capsys) -> None:
     code, out, err = run("inspect", target_text.format(file=target), capsys=capsys)
     assert code == 1 and not out
-    assert err.startswith("shardwise: ") and message in err
+    assert err.startswith("shardwise: ") and message.format(file=target) in err
     assert "Traceback" not in err
+
+
+def test_a_failure_names_the_line_of_the_file_and_where_it_was_raised(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text("import json\n\ndef make():\n    return json.loads('{')\n")
+    _, _, err = run("inspect", f"{file}:make", capsys=capsys)
+    assert "(line 4 of bad.py; raised in line " in err and "of decoder.py)" in err
 
 
 @pytest.mark.parametrize("broken", ["import nothing_like_this", "def (", "1/0"])

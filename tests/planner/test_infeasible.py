@@ -236,7 +236,7 @@ def section(text: str, heading: str) -> list[str]:
 def test_proven_and_not_proven() -> None:
     least = bound().peak_bytes
     below, above = said(least - 2**20, check=False), said(least + 2**20, check=False)
-    text = f"{least / 2**20:.2f} MiB a device"
+    text = f"{least / 2**20:.2f} MiB per device"
     assert below.startswith(
         f"no plan can fit: at least {text}, v5e:2x2 has {(least - 2**20) / 2**20:.2f} MiB\nproven: "
     )

@@ -168,7 +168,7 @@ def test_nothing_fits() -> None:
         planned(topology=tiny)
     text = str(caught.value)
     plan = planned(topology=tiny, allow_infeasible=True)
-    assert f"the smallest peak found is {plan.predicted.peak_bytes / 2**20:.2f} MiB a device" in text
+    assert f"the smallest peak found is {plan.predicted.peak_bytes / 2**20:.2f} MiB per device" in text
     for part in (
         "no plan can fit",
         "has 1.00 MiB",

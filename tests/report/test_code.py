@@ -124,12 +124,28 @@ def test_logical_rules_give_the_specs_under_flax() -> None:
     program = zoo.load("t2b", "tiny")
     plan = shardwise.plan(program.fn, *program.args, **WHERE, tactics="fsdp:data,megatron:model")
     code = executed(plan, style="flax")
-    for a in plan.arguments:
+    written = [a for a in plan.arguments if a.shape and not a.path.startswith("opt_state/")]
+    assert set(code["names"]) == {a.path for a in written}  # those of the optimizer follow from the parameters
+    for a in written:
         assert list(code["spec_of"](a.path)) == [x[0] if len(x) == 1 else x or None for x in a.spec], a.path
-    assert {"batch", "vocabulary", "width"} <= {name for name, _ in code["rules"]}
+    assert {"batch", "heads", "mlp", "width"} <= {name for name, _ in code["rules"]}
     config = yaml.safe_load(plan.code("maxtext"))
     assert config["logical_axis_rules"] == json.loads(json.dumps(code["rules"]))
     assert flax.linen.logical_to_mesh_axes(("batch",), code["rules"]) == P("data")
+
+
+def test_a_name_may_have_several_rules_and_state_its_own() -> None:
+    """A width is sharded on both axes, and in the embedding on the one that the vocabulary leaves."""
+    program = zoo.load("t2b", "tiny")
+    pins = {"*/embed": P("model", "data")}
+    plan = shardwise.plan(program.fn, *program.args, **WHERE, tactics="fsdp:data+model", pins=pins)
+    code = executed(plan, style="flax")
+    assert [axes for name, axes in code["rules"] if name == "width"] == [("data", "model"), "data"]
+    assert list(code["spec_of"]("params/embed")) == ["model", "data"]
+    zero = executed(shardwise.plan(program.fn, *program.args, **WHERE, tactics="zero1:data"), style="flax")
+    moments = [path for path in zero["names"] if path.startswith("opt_state/")]
+    assert moments and any("data" in zero["spec_of"](path) for path in moments)
+    assert all(set(zero["spec_of"](path)) == {None} for path in zero["names"] if path.startswith("params/"))
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

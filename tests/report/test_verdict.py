@@ -14,14 +14,18 @@ import pytest
 
 import shardwise
 from shardwise import zoo
+from shardwise.lowering.decisions import Shard
 from shardwise.planner.asked import read_bytes
 from shardwise.plans.load import load_plan
 from shardwise.plans.plan import Plan
 from shardwise.report.data import report_data
 from shardwise.report.insights import insights, memory_by_kind
-from shardwise.report.plan_text import plan_page
-from shardwise.report.verdict import dimension_names, verdict
+from shardwise.report.plan_text import decided, plan_page
+from shardwise.report.verdict import dimension_names, strategy_words, verdict
+from shardwise.tactics.named import PARTS
 from shardwise.units import binary, seconds
+
+P = jax.sharding.PartitionSpec
 
 
 def planned(**options: Any) -> Plan:
@@ -38,7 +42,10 @@ def plan() -> Plan:
 def test_the_headline_has_the_figures(plan: Plan) -> None:
     p = plan.predicted
     head = verdict(plan).headline
-    assert head.startswith(f"{seconds(p.time_s)} a step, {p.utilization:.0%} MFU, fits ({binary(p.peak_bytes)} of ")
+    assert head.startswith(
+        f"{seconds(p.time_s)} per step, fits ({binary(p.peak_bytes)} of "
+    )  # MFU is below one percent
+    assert ", 64% MFU, fits" in verdict(replace(plan, predicted=replace(p, utilization=0.64))).headline
     over = replace(plan, predicted=replace(p, usable_bytes=p.peak_bytes - 1))
     assert "does not fit" in verdict(over).headline
     tight = replace(plan, predicted=replace(p, usable_bytes=p.peak_bytes + 1))
@@ -68,6 +75,36 @@ def test_baselines_are_the_best_three_that_differ(plan: Plan) -> None:
     assert rows[0] == plan.baselines[0] and list(rows) == sorted(rows, key=lambda row: row.rank)
 
 
+@pytest.mark.parametrize(
+    ("name", "variant", "words"),
+    [
+        ("fsdp:data+model", "", "FSDP over all 8 devices"),
+        (
+            "dp:data,megatron:model,sequence:model",
+            "",
+            "data parallelism over data, Megatron and sequence parallelism over model",
+        ),
+        ("replicated", "4 micro-batches", "everything replicated, 4 micro-batches"),
+    ],
+)
+def test_strategies_in_words(plan: Plan, name: str, variant: str, words: str) -> None:
+    assert strategy_words(replace(plan.baselines[0], name=name, variant=variant), plan.mesh) == words
+
+
+def test_every_named_strategy_has_words(plan: Plan) -> None:
+    """``vocabulary`` and ``edges`` are words already."""
+    for name in set(PARTS) - {"vocabulary", "edges", "pipeline"}:
+        row = replace(plan.baselines[0], name=f"{name}:data", variant="")
+        assert strategy_words(row, plan.mesh) not in (f"{name} over data", "")
+
+
+def test_one_device_is_compared_with_nothing() -> None:
+    one = shardwise.plan(lambda w, x: x @ w, jnp.ones((8, 8)), jnp.ones((64, 8)), mesh={"data": 1}, topology="v5e:1")
+    found = verdict(one)
+    assert found.sharded == "One device: there is nothing to shard." and not found.compared and not found.baselines
+    assert "named strateg" not in plan_page(one).text()
+
+
 def test_what_is_sharded_is_said_by_role() -> None:
     def sharded(tactics: Any) -> str:
         made = planned(tactics=tactics)
@@ -76,10 +113,32 @@ def test_what_is_sharded_is_said_by_role() -> None:
 
     text = sharded("dp:data,megatron:model")
     assert text.startswith("Batch over data. Parameters and optimizer state: ")
-    assert "inner width of params/layers/mlp over model" in text
+    assert "inner width of params/layers/mlp over model" in text and "heads over model" in text
     assert sharded([]) == "Nothing is sharded: all 8 devices compute the same."
     zero = sharded("zero1:data")
     assert "Parameters: replicated. Optimizer state: width over data" in zero
+
+
+def test_the_batch_says_what_of_it_is_replicated() -> None:
+    def step(w: Any, x: Any, y: Any) -> Any:
+        return jnp.sum((x @ w - y) ** 2)
+
+    args = jnp.ones((8, 8)), jnp.ones((64, 8)), jnp.ones((64, 8))
+    made = shardwise.plan(
+        step, *args, mesh={"data": 2, "model": 2}, pins={"y": P(("data", "model")), "x": P("data")}, tactics=[]
+    )
+    assert verdict(made).sharded.startswith("Batch over data (50%), over all 4 devices (50%). ")
+
+
+def test_the_dimensions_of_a_cache_and_of_images_are_named() -> None:
+    """A cache by its own places, not by those of parameters; rows and columns of an image are no sequence."""
+    program = zoo.load("itx", "tiny")
+    where: dict[str, Any] = {"topology": "v5e:2x4", "mesh": {"data": 2, "model": 4}}
+    text = verdict(shardwise.plan(program.fn, *program.args, **where, tactics="megatron:model")).sharded
+    assert "Cache: params" not in text
+    net = zoo.load("unet", "tiny")
+    names = dimension_names(shardwise.plan(net.fn, *net.args, **where, tactics="dp:data")).values()
+    assert "spatial dimension" in names and "sequence" not in names
 
 
 def test_dimensions_are_named_by_structure_alone(plan: Plan) -> None:
@@ -95,7 +154,7 @@ def test_dimensions_are_named_by_structure_alone(plan: Plan) -> None:
             (hidden, (batch, params, state)),
         )
     ]
-    words = {"batch", "sequence", "vocabulary", "width"}
+    words = {"batch", "sequence", "vocabulary", "width", "heads"}
     assert words <= set(names[0]) and words <= set(names[1])
 
 
@@ -162,9 +221,31 @@ def test_moments_in_bfloat16_are_checked() -> None:
     assert float(lower) < float(before)
 
 
-def test_a_loaded_plan_has_a_verdict_without_comparison(plan: Plan, tmp_path: Path) -> None:
+def test_a_step_that_is_bound_by_memory_says_what_of_it_is_used() -> None:
+    program = zoo.load("itx", "tiny")
+    plan = shardwise.plan(program.fn, *program.args, topology="v5e:1", tactics=[])
+    (said,) = [line for line in plan.insights if "reads and writes" in line]
+    found = re.search(r"reads and writes ([\d.]+ \wiB) .* (\d+)% of", said)
+    assert found is not None
+    rate = plan.inquiry.model.cost.profile.memory_bytes_per_s
+    assert int(found[2]) == pytest.approx(100 * read_bytes(found[1]) / rate / plan.predicted.time_s, abs=1)
+    arguments = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(program.args))
+    assert read_bytes(found[1]) >= 0.9 * arguments
+
+
+def test_decisions_about_other_dimensions_are_other_rows(plan: Plan) -> None:
+    """Also where repeated layers give them the same text."""
+    choices = tuple(Shard(c, axis, what="w/*[0]") for c, axis in (((1,), "data"), ((2,), "data"), ((1,), "model")))
+    rows, _ = decided(replace(plan, choices=choices, small=()))
+    assert rows == [("1, 3", ["data", "model"], "w/*[0]"), ("2", ["data"], "w/*[0]")]
+
+
+def test_a_loaded_plan_has_a_verdict_without_comparison(tmp_path: Path) -> None:
+    plan = planned(tactics="fsdp:data")
     plan.save(tmp_path / "plan.json")
     loaded = load_plan(tmp_path / "plan.json")
     found = verdict(loaded)
-    assert found.headline == verdict(plan).headline and not found.compared and found.sharded
+    assert found.headline == verdict(plan).headline and not found.compared
+    assert found.sharded == verdict(plan).sharded and "width" in found.sharded
+    assert load_plan(tmp_path / "plan.json").to_json() == plan.to_json()
     assert insights(loaded) == ()

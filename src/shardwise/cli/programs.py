@@ -111,6 +111,7 @@ def _planned(arguments: argparse.Namespace, plan: Callable[..., Plan], **more: A
         text = plan_page(planned, options.width(), arguments.all).text(options.colored())
         if arguments.topology is None:
             text += f"\nNo --topology was given: this is for {planned.predicted.hardware}.\n"
+            text += "  --topology v5e:4x4 plans for 16 TPU chips, h100:8 for 8 GPUs\n"
         text += _next(arguments)
     return text, _INTERRUPTED if planned.search is not None and planned.search.ended is Ended.INTERRUPTED else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import importlib.util
@@ -46,6 +47,8 @@ def load_target(text: str) -> Target:
         return _unpack(text, zoo.parse(text.removeprefix("zoo:")))
     file, colon, name = text.rpartition(":")
     if not colon or not file.endswith(".py") or not name:
+        if text.endswith(".py") and Path(text).is_file():
+            raise TargetError(f"{text!r} needs a function: use {text}:NAME, one of {', '.join(_functions(Path(text)))}")
         raise TargetError(f"{text!r} is no target: use zoo:NAME, zoo:NAME:CONFIG or path/to/file.py:function")
     module = _load_module(Path(file))
     if not hasattr(module, name):
@@ -53,6 +56,20 @@ def load_target(text: str) -> Target:
         near = difflib.get_close_matches(name, functions, n=3)
         raise TargetError(f"{file} has no {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
     return _unpack(text, _call(text, getattr(module, name)))
+
+
+def _functions(path: Path) -> list[str]:
+    """Returns the functions of a file that take no arguments, without running it; ``make`` if there are none."""
+    try:
+        body = ast.parse(path.read_text("utf-8")).body
+    except (OSError, SyntaxError, ValueError):
+        body = []
+    plain = (
+        f
+        for f in body
+        if isinstance(f, ast.FunctionDef) and not (f.args.posonlyargs or f.args.args or f.args.kwonlyargs)
+    )
+    return [f.name for f in plain] or ["make"]
 
 
 def _load_module(path: Path) -> ModuleType:
@@ -101,12 +118,17 @@ def _call(text: str, make: Any) -> Any:
     try:
         return make()
     except (Exception, SystemExit) as error:
-        raise TargetError(f"{text} failed: {_failure(error)}") from None
+        file = text.rpartition(":")[0]
+        raise TargetError(f"{text} failed: {_failure(error, Path(file).resolve())}") from None
 
 
-def _failure(error: BaseException) -> str:
+def _failure(error: BaseException, file: Path | None = None) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, importlib.__file__)]
-    where = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
+    own = [
+        f for f in frames[:-1] if file is not None and Path(f.filename) == file and frames[-1].filename != f.filename
+    ]
+    shown = [*own[-1:], *frames[-1:]]
+    where = f" ({'; raised in '.join(f'line {f.lineno} of {Path(f.filename).name}' for f in shown)})" if shown else ""
     if isinstance(error, SyntaxError):
         where = f" (line {error.lineno})"
     if isinstance(error, SystemExit):

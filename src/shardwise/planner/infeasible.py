@@ -80,7 +80,7 @@ class Checked:
 
     def __str__(self) -> str:
         how = "" if self.fits else "at least " if self.proven else "the smallest found is "
-        return f"{self.what}: {how}{binary(self.peak_bytes)} a device"
+        return f"{self.what}: {how}{binary(self.peak_bytes)} per device"
 
 
 def variant_changes(variants: Variants, variant: Variant, wanted: Wanted, roles: Roles) -> Iterator[Change]:
@@ -124,7 +124,7 @@ def does_not_fit(
     proven = bound.peak_bytes > predicted.usable_bytes
     lines = [*_proof(bound, predicted, proven, log.ended), *_named(bound.alive if proven else predicted.alive)]
     if proven:
-        lines.append(f"the smallest peak found is {binary(predicted.peak_bytes)} a device")
+        lines.append(f"the smallest peak found is {binary(predicted.peak_bytes)} per device")
     arguments = [lowered.program.values[a.value] for a in lowered.program.arguments]
     used = sum(v.nbytes // lowered.storage[v.id].shards(lowered.mesh) for v in arguments)
     lines.append(f"the arguments take {binary(used)} of it")
@@ -145,14 +145,14 @@ def _proof(bound: Bound, predicted: Predicted, proven: bool, ended: Ended) -> li
     where = f" at {bound.source}" if bound.source else ""
     if proven:
         return [
-            f"no plan can fit: at least {least} a device, {limit}",
+            f"no plan can fit: at least {least} per device, {limit}",
             f"proven: so much is alive{where}, however it is sharded",
             "largest there, each at its smallest:",
         ]
     why = "no plan with these tactics can fit" if ended is Ended.INFEASIBLE else "no plan was found that fits"
     return [
-        f"{why}: {binary(predicted.peak_bytes)} a device, {limit}",
-        f"not proven for all plans: the bound is {least} a device{where}",
+        f"{why}: {binary(predicted.peak_bytes)} per device, {limit}",
+        f"not proven for all plans: the bound is {least} per device{where}",
         "largest at the peak:",
     ]
 

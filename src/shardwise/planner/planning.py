@@ -236,7 +236,7 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome, slices: Sequence
     notes += [f"{t.variant}: {t.why}" for t in tried if t.why and not tried[0].fits]
     for t in (t for t in tried[:1] if t.peak_bytes and not t.fits):
         changed = "unchanged" if t.variant == str(AS_IS) else t.variant
-        notes.append(f"{changed}, the program does not fit: {_peak(t)} a device")
+        notes.append(f"{changed}, the program does not fit: {_peak(t)} per device")
     if asked.mesh is not None and OpenMesh.of(asked.mesh) is None and placement.mesh != MeshAxes.of(asked.mesh):
         notes.append(
             f"the mesh {MeshAxes.of(asked.mesh)} is used as {placement.mesh}, with the devices in the same order"

@@ -51,10 +51,10 @@ def _tried(variants: Variants, asked: Asked, part: Topology) -> Outcome | str:
         if limit_s is not None:
             least_s = inquiry.model.evaluate(inquiry.context.lower(())).compute_ps * 1e-12 / part.devices
             if least_s > limit_s:
-                return f"at least {least_s:.3g} s a step, if all devices share the work evenly"
+                return f"at least {least_s:.3g} s per step, if all devices share the work evenly"
         outcome = choose(variants, asked, anyway=False)
     except Hopeless as proof:
-        return f"at least {binary(proof.least_bytes)} a device"
+        return f"at least {binary(proof.least_bytes)} per device"
     except MeshError as error:
         return str(error)
     predicted = outcome.settled.predicted
@@ -62,5 +62,5 @@ def _tried(variants: Variants, asked: Asked, part: Topology) -> Outcome | str:
     if not enough and outcome.log is not None and outcome.log.ended is Ended.INTERRUPTED:
         raise KeyboardInterrupt
     if not predicted.fits:
-        return f"{binary(predicted.peak_bytes)} a device, nothing was found that fits"
-    return outcome if enough else f"{predicted.time_s:.3g} s a step"
+        return f"{binary(predicted.peak_bytes)} per device, nothing was found that fits"
+    return outcome if enough else f"{predicted.time_s:.3g} s per step"

@@ -155,7 +155,8 @@ def _times(predicted: Predicted) -> dict[str, float]:
 def _memory(predicted: Predicted) -> dict[str, float]:
     nbytes: dict[str, float] = defaultdict(float)
     for row in predicted.alive:
-        nbytes[f"{row.label} at {row.source}" if row.source else "all that is smaller"] += row.nbytes
+        # The label of a value has its source line, that of an argument has none.
+        nbytes[row.label if row.source else "all that is smaller"] += row.nbytes
     return nbytes
 
 

@@ -48,6 +48,12 @@ def read_plan(data: Any, where: str = "the plan") -> Plan:
     _check_unchanged(data, where)
     problems: list[str] = []
     values: dict[str, Any] = {}
+    try:
+        values["words"] = {
+            str(int(c)): word for c, word in decode(dict[str, str], data.get("words", {}), "words").items()
+        }
+    except ValueError as error:
+        problems.append(str(error))
     for name, (_, kind) in saved_fields(Plan).items():
         try:
             if name not in data:

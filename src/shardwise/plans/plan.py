@@ -88,6 +88,8 @@ class Plan(Execution):
     schedule: tuple[ScheduleStep, ...] = ()
     compiler_options: Mapping[str, str] = field(default_factory=dict)
     evidence: Evidence | None = None
+    #: What the dimensions of a loaded plan are called, by color; see ``_content``.
+    words: Mapping[str, str] = field(default_factory=dict, compare=False)
     # Not saved: the trees of arguments and results, the traced function, its Inquiry, its call, and a real mesh.
     trees: Any = field(default=None, compare=False)
     jaxpr: Any = field(default=None, compare=False)
@@ -356,7 +358,12 @@ class Plan(Execution):
             raise PlanError(f"the plan of {self.function!r} cannot be written: {error}") from None
 
     def _content(self) -> dict[str, Any]:
-        return {"schema": SCHEMA} | {name: encode(getattr(self, name)) for name in saved_fields(Plan)}
+        from shardwise.report.verdict import dimension_words
+
+        colors = {c for a in (*self.arguments, *self.outputs) for c in a.colors}
+        words = {str(c): word for c, word in sorted(dimension_words(self).items()) if c in colors}
+        fields = {name: encode(getattr(self, name)) for name in saved_fields(Plan)}
+        return {"schema": SCHEMA, "words": words} | fields
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a file, which is replaced as a whole or not at all.

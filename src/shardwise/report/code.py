@@ -15,17 +15,21 @@ from importlib import resources
 from itertools import groupby
 from typing import Any, Final
 
+from jinja2 import Template
+
 from shardwise.errors import PlanError
 from shardwise.ir.paths import pattern
 from shardwise.plans.parts import ArrayPlan
 from shardwise.plans.plan import Plan
-from shardwise.report.logical import in_comment, logical_rules
+from shardwise.report.logical import Names, in_comment, logical_rules
 from shardwise.report.plan_text import literal, spec_call
 
 STYLES: Final = ("jax", "flax", "maxtext")
 #: Specs from which an equal subtree gets a name.
 _FEWEST: Final = 3
 _WIDTH: Final = 118
+#: Arrays of one subtree are on one line up to this column, their key apart.
+_FLAT: Final = 92
 
 #: Specs by the parts of their paths. Where a path is both an array and a subtree, the spec of the array has the key "".
 Tree = dict[str, Any]
@@ -38,24 +42,47 @@ def code_text(plan: Plan, style: str = "jax", file: str = "plan.json", constrain
     if style == "jax":
         return _jax_text(plan, file, _constraints(plan) if constraints else [])
     rules = logical_rules(plan, None)
-    lines = [*_comment(plan), "# A name with a number at its end: the plan shards one dimension in several ways."]
+    lines, (names, state) = _comment(plan), _apart_from_state(plan, rules.names)
     if style == "flax":
-        lines += ["from flax import linen as nn", "", str(rules).rstrip("\n")]
+        lines += ["from flax import linen as nn", "", *_listing("rules = (", map(repr, rules.rules), ")"), ""]
+        lines += ["# The logical axes of arrays; None: the dimension is not sharded.", *state]
+        lines += _listing("names = {", (f"{path!r}: {own!r}" for path, own in names.items()), "}")
         lines += ["", "", "def spec_of(path):", "    return nn.logical_to_mesh_axes(names[path], rules)"]
     else:
         lines += ["# The names in the rules are of this plan: replace each by that of your model."]
         lines += [f"mesh_axes: {json.dumps(list(plan.mesh.names))}", "logical_axis_rules:"]
         lines += [f"  - {json.dumps(list(rule))}" for rule in rules.rules]
-        lines += ["# The dimensions of the arguments:"]
-        lines += [f"#   {json.dumps(path)}: {json.dumps(list(names))}" for path, names in _by_pattern(rules.names)]
-        lines += [f"# not as planned: {in_comment(text)}" for text in rules.others]
+        lines += ["# The logical axes of arrays; null: the dimension is not sharded.", *state]
+        by_pattern = dict.fromkeys((pattern(path), own) for path, own in names.items())
+        lines += [f"#   {json.dumps(path)}: {json.dumps(list(own))}" for path, own in by_pattern]
+    lines += [f"# not as planned: {in_comment(text)}" for text in rules.others]
     if rules.others:
-        lines.append("# One mapping for each name does not give the whole plan; the style jax does.")
+        lines.append("# These rules do not give the whole plan; the style jax does.")
     return "\n".join(lines) + "\n"
 
 
-def _by_pattern(names: dict[str, Any]) -> Iterable[tuple[str, Any]]:
-    return dict.fromkeys((pattern(path), own) for path, own in names.items())
+def _listing(first: str, rows: Iterable[str], last: str) -> list[str]:
+    return [first, *(f"    {row}," for row in rows), last]
+
+
+def _apart_from_state(plan: Plan, names: dict[str, Names]) -> tuple[dict[str, Names], list[str]]:
+    """Returns the names without those of optimizer state that is sharded as its parameter is, and a comment that says so."""
+    params = {path: own for root in plan.roles.get("params", ()) for path, own in names.items() if _below(path, root)}
+    ends = {(path.partition("/")[2] or path, own) for path, own in params.items()}
+    kept = dict(names)
+    for root in plan.roles.get("optimizer", ()):
+        for path, own in names.items():
+            parts = path.split("/")
+            if _below(path, root) and any(("/".join(parts[k:]), own) in ends for k in range(1, len(parts))):
+                kept.pop(path, None)
+    kept = {path: own for path, own in kept.items() if own}
+    return kept, [
+        "# Optimizer state that is not here has those of its parameters."
+    ] if kept.keys() != names.keys() else []
+
+
+def _below(path: str, root: str) -> bool:
+    return path == root or path.startswith((f"{root}/", f"{root}["))
 
 
 def _comment(plan: Plan) -> list[str]:
@@ -71,27 +98,52 @@ def _jax_text(plan: Plan, file: str, constraints: list[str]) -> str:
     for tree in trees.values():
         names.count(tree)
     body = [line for name, tree in trees.items() for line in ("", *names.assigned(name, tree))]
-    roots = dict.fromkeys(a.path.partition("/")[0] for a in plan.arguments)
-    donated = dict.fromkeys(a.path.partition("/")[0] for a in plan.arguments if a.donated)
+    roots = list(dict.fromkeys(a.path.partition("/")[0] for a in plan.arguments))
+    donated = {a.path.partition("/")[0] for a in plan.arguments if a.donated}
     order = list(plan.device_order) if list(plan.device_order) != list(range(plan.mesh.devices)) else []
+    host = tuple(a.path for a in plan.arguments if a.host)
     head = [
         *_comment(plan),
+        "#",
+        *_use(roots, donated),
         "import jax",
         "import numpy as np",
         "from jax.sharding import AxisType, Mesh, NamedSharding",
         "from jax.sharding import PartitionSpec as P",
         "",
-        f"PLAN = {file!r}  # the plan itself, which plan.save(...) or --output wrote",
-        f"MESH = {plan.mesh.shape!r}",
-        "# The devices in the order of the mesh, if that is not their own.",
-        f"DEVICE_ORDER = {order!r}",
+        f"PLAN = {literal(file)}  # the plan itself, which plan.save(...) or --output wrote",
+        f"MESH = {_braced((literal(name), str(size)) for name, size in plan.mesh.shape.items())}",
         f"ARGUMENTS = {tuple(roots)!r}",
-        f"DONATED = {tuple(donated)!r}",
-        f"IN_HOST_MEMORY = {tuple(a.path for a in plan.arguments if a.host)!r}",
-        f"COMPILER_OPTIONS = {dict(plan.compiler_options)!r}",
     ]
-    used = resources.files("shardwise.report").joinpath("templates/code.py.txt").read_text("utf-8")
+    if order:
+        head.append(f"DEVICE_ORDER = {order!r}  # neighbors in the mesh are neighbors on the links")
+    if host:
+        head.append(f"IN_HOST_MEMORY = {host!r}")
+    if plan.compiler_options:
+        head.append(f"COMPILER_OPTIONS = {dict(plan.compiler_options)!r}  # planned() passes them on")
+    template = resources.files("shardwise.report").joinpath("templates/code.py.txt").read_text("utf-8")
+    used = Template(template, trim_blocks=True).render(order=order, host=host)
     return "\n".join([*head, *names.lines, *body, "", "", used.rstrip("\n"), *constraints]) + "\n"
+
+
+def _use(roots: list[str], donated: set[str]) -> list[str]:
+    """Returns how the file is used, in comments."""
+    plain = all(root.isidentifier() for root in roots)
+    named = ", ".join(f"{root}={root}" for root in roots) if plain else "**dict(zip(ARGUMENTS, args))"
+    numbers = [k for k, root in enumerate(roots) if root in donated]
+    jitted = "step, in_shardings=tuple(shardings(mesh, **args).values())"
+    lines = [
+        "mesh = make_mesh()",
+        f"args = place(mesh, {named})",
+        "run = planned(step, *args.values(), mesh=mesh)  # collective by collective",
+        "results = run(*args.values())",
+        "",
+        "Without Shardwise, where XLA's partitioner decides about the inside of the step:",
+        "",
+        f"run = jax.jit({jitted}{f', donate_argnums={tuple(numbers)}' if numbers else ''})",
+    ]
+    comments = [f"#     {line}" if line and not line.startswith("Without") else f"# {line}".rstrip() for line in lines]
+    return ["# How to use it:", "#", *comments]
 
 
 def _constraints(plan: Plan) -> list[str]:
@@ -146,6 +198,10 @@ class _Names:
         return [f"{name} = {text[0]}", *text[1:]]
 
     def _lines(self, tree: Tree, depth: int) -> list[str]:
+        if all(isinstance(child, str) for child in tree.values()):
+            flat = _braced((literal(key), child) for key, child in tree.items())
+            if len(flat) + 4 * depth <= _FLAT:
+                return [flat]
         inner, pad = [], "    " * (depth + 1)
         for keys, child in _runs(tree):
             shown = self._child(keys[0], child, depth + 1)
@@ -167,8 +223,8 @@ class _Names:
         if text not in self._name_of:
             assigned = self._lines(child, 0)
             base = re.sub(r"\W+|^(?=\d)", "_", key, flags=re.ASCII).strip("_").upper() or "LAYER"
-            base = f"LAYER_{base}" if base.isdigit() else base
-            taken = {*self._name_of.values(), "P", "PLAN", "MESH", "ARGUMENTS", "DONATED", "IN_SPECS", "OUT_SPECS"}
+            base = "LAYER" if base.strip("_").isdigit() else base
+            taken = {*self._name_of.values(), "P", "PLAN", "MESH", "ARGUMENTS", "IN_SPECS", "OUT_SPECS"}
             taken |= {"DEVICE_ORDER", "COMPILER_OPTIONS", "IN_HOST_MEMORY"}
             name, number = base, 2
             while name in taken:
@@ -176,6 +232,10 @@ class _Names:
             self._name_of[text] = name
             self.lines += ["", f"{name} = {assigned[0]}", *assigned[1:]]
         return [self._name_of[text]]
+
+
+def _braced(items: Iterable[tuple[str, str]]) -> str:
+    return "{" + ", ".join(f"{key}: {value}" for key, value in items) + "}"
 
 
 def _runs(tree: Tree) -> Iterator[tuple[list[str], Any]]:

@@ -247,7 +247,7 @@ def comparison_text(compared: Comparison, width: int = 80, every: bool = False) 
     """Returns a table with all plans and, unless ``every``, only the first strategies."""
     page = Page(width)
     page.print(
-        f"{compared.function} on {compared.mesh}: {compared.hardware}, {binary(compared.usable_bytes)} a device\n"
+        f"{compared.function} on {compared.mesh}: {compared.hardware}, {binary(compared.usable_bytes)} per device\n"
     )
     ranked = compared.ranked
     shown = [row for k, row in enumerate(ranked) if every or k < _MOST or row.kind == "plan"]

@@ -64,7 +64,7 @@ def report_data(plan: Plan) -> dict[str, Any]:
         "parameters": sum(math.prod(a.shape) for a in arrays_of(plan, "params")),
         "roles": {role: [path for (path,) in collapsed((p,) for p in paths)] for role, paths in plan.roles.items()},
         "variant": list(plan.variant.lines()),
-        "sharded": [{"what": what, "axes": axes} for what, axes in sharded.items()],
+        "sharded": [{"what": what, "axes": axes} for _, axes, what in sharded],
         "decisions": rest,
         "judged": evidence_lines(plan),
         "notes": list(plan.notes),

@@ -160,7 +160,7 @@ def verification_text(verified: Verification, width: int = 80) -> str:
     page.print(f"\n{verified.matched:.1%} of bytes as predicted")
     if compiled.memory is not None:
         expected = f"{binary(predicted.peak_bytes)} predicted for {predicted.hardware}"
-        page.print(f"peak memory {binary(compiled.memory.peak_bytes)} a device; {expected}")
+        page.print(f"peak memory {binary(compiled.memory.peak_bytes)} per device; {expected}")
     if verified.differences is None:
         page.print("compiled, not run: results are compared on host devices, for arguments that are arrays")
         return page.text()

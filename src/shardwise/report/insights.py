@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardwise.capture.trace import JitOptions
+from shardwise.cost.compute import work
 from shardwise.cost.memory import BLOCK, Allocation
 from shardwise.cost.model import CostModel, memory_curve
 from shardwise.errors import ShardwiseError
@@ -41,15 +42,18 @@ _CHUNKS: Final = 8
 #: Arrays that live for a smaller share of the program are short-lived, and a line is named from this share of the peak on.
 _BRIEF: Final = 0.1
 _LEAST: Final = 0.2
+#: The utilization of the peak rate below which it is said what of the memory's rate is used.
+_SLOW: Final = 0.2
 #: The share of the step from which a part of it is named.
 _MUCH: Final = 0.1
 #: Ops of a program beyond which no changed program is built, so that a verdict takes no seconds.
 _LARGE: Final = 8000
 
 #: What an allocation is, in the order in which the page stacks them.
-PARAMETERS, OPTIMIZER, INPUTS, STACKS, VALUES, COPIES = KINDS = (
+PARAMETERS, OPTIMIZER, CACHE, INPUTS, STACKS, VALUES, COPIES = KINDS = (
     "parameters",
     "optimizer state",
+    "cache",
     "other arguments",
     "stacks that loops keep",
     "activations and gradients",
@@ -94,7 +98,7 @@ def kind_of(plan: Plan) -> Callable[[Allocation], str]:
     """Returns a function that gives the kind of an allocation."""
     context, program = plan.inquiry.context, plan.inquiry.analysis.program
     kinds = {a.value: INPUTS for a in program.arguments}
-    for role, kind in (("params", PARAMETERS), ("optimizer", OPTIMIZER)):
+    for role, kind in (("params", PARAMETERS), ("optimizer", OPTIMIZER), ("cache", CACHE)):
         kinds |= {v.id: kind for v in context.arguments(plan.roles.get(role, ()))}
     made = (program.ops[program.definitions[v][0]] for v in plan.inquiry.model.life.temporary)
     kinds |= {op.results[0]: STACKS for op in made if op.kind == "scan.output"}
@@ -235,6 +239,8 @@ def _of_time(plan: Plan) -> Iterator[str]:
     p = plan.settled.predicted
     if not p.time_s:
         return
+    if p.utilization < _SLOW:
+        yield from _bandwidth(plan)
     exposed = max(0.0, p.time_s - p.compute_s)
     if exposed > _MUCH * p.time_s:
         rows = Counter[Any]()
@@ -259,3 +265,17 @@ def _of_time(plan: Plan) -> Iterator[str]:
             f"{sum(other.values()) / p.time_s:.0%} of the step is kernels without a matrix product; the longest is "
             f"{what}: {seconds(time_s)}."
         )
+
+
+def _bandwidth(plan: Plan) -> Iterator[str]:
+    """What of the rate of the memory is used: the figure that counts where kernels are bound by it, as in a decode step."""
+    model, lowered, p = plan.inquiry.model, plan.settled.lowered, plan.predicted
+    profile, program = model.cost.profile, lowered.program
+    if len(program.ops) > _LARGE:
+        return
+    kernels = [k for k in model.kernels if k.returned is None and k.transposed is None]
+    moved = (work(lowered, k, profile, model.life.layouts)[1] * float(program.runs[k.region]) for k in kernels)
+    nbytes = sum(moved)
+    share = nbytes / profile.memory_bytes_per_s / p.time_s
+    if share > p.utilization:
+        yield f"Each device reads and writes {binary(nbytes)} of memory in a step: {share:.0%} of what it could in this time."

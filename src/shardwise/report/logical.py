@@ -1,7 +1,8 @@
 """A plan's specs as rules from logical axes to mesh axes, as Flax (``logical_to_mesh_axes``) and MaxText have them.
 
-A rule gives all dimensions of one name the same mesh axes. With the names of a model a plan may shard a name in two ways: the
-one of more elements becomes the rule, and the other arrays are listed.
+Rules apply in their order, and one whose mesh axes an array uses already is skipped: a name may have several, such as a width
+that is sharded on two axes, and on one of them in the embedding, whose vocabulary has the other. With the names of a model
+there may be no rules that give the whole plan: those of more elements count, and the other arrays are listed.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ Names = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class Rules:
-    """``rules`` in the form that Flax takes; ``names``: the logical axes of arguments by path; ``others``: arguments that these
-    rules do not shard as planned, in words."""
+    """``rules`` in the form that Flax takes; ``names``: the logical axes of arguments by path, None where a dimension needs
+    none; ``others``: arguments that these rules do not shard as planned, in words."""
 
     rules: tuple[tuple[str, Mapped], ...]
     names: dict[str, Names]
@@ -52,31 +53,46 @@ def in_comment(text: str) -> str:
 def logical_rules(plan: Plan, names: Mapping[str, Sequence[str | None]] | None) -> Rules:
     """See :meth:`Plan.rules`."""
     arrays = {a.path: a for a in plan.arguments}
-    names_of = _generated(plan) if names is None else _checked(arrays, names)
+    if names is not None:
+        return _rules(arrays, _checked(arrays, names))
+    rules = _rules(arrays, _generated(plan, apart=False))
+    return rules if not rules.others else _rules(arrays, _generated(plan, apart=True))
+
+
+def _rules(arrays: Mapping[str, ArrayPlan], names_of: dict[str, Names]) -> Rules:
     elements: defaultdict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
     for path, axis_names in names_of.items():
         for name, axes in zip(axis_names, dims(arrays[path]), strict=True):
             if name is not None:
                 elements[name][axes] += math.prod(arrays[path].shape)
-    chosen = {name: max(counts, key=lambda axes: (counts[axes], axes)) for name, counts in elements.items()}
+    rules: list[tuple[str, tuple[str, ...]]] = []
+    # Names with one sharding come first: those with several give way to them.
+    for name, counts in sorted(elements.items(), key=lambda item: len(item[1])):
+        for axes in sorted(counts, key=lambda axes: (-counts[axes], axes)):
+            rules.append((name, axes))
+            if not axes:  # always possible, so that nothing comes after it
+                break
     others = [
         f"{path} is {axes_text(dims(arrays[path]))}, the rules make it {axes_text(spec)}"
         for path, axis_names in names_of.items()
-        if (spec := _applied(axis_names, chosen)) != dims(arrays[path])
+        if (spec := _applied(axis_names, rules)) != dims(arrays[path])
     ]
-    rules = tuple((name, axes[0] if len(axes) == 1 else axes or None) for name, axes in chosen.items())
-    return Rules(rules, names_of, tuple(others))
+    return Rules(
+        tuple((name, axes[0] if len(axes) == 1 else axes or None) for name, axes in rules), names_of, tuple(others)
+    )
 
 
-def _applied(names: Names, rules: Mapping[str, tuple[str, ...]]) -> Spec:
-    """Returns the spec that the rules give an array; a mesh axis goes to the first dimension that may have it."""
+def _applied(names: Names, rules: Sequence[tuple[str, tuple[str, ...]]]) -> Spec:
+    """Returns the spec that the rules give an array."""
+    spec: dict[str, tuple[str, ...]] = {}
     used: set[str] = set()
-    spec = []
-    for name in names:
-        axes = rules[name] if name is not None and not used & set(rules[name]) else ()
-        used.update(axes)
-        spec.append(axes)
-    return tuple(spec)
+    for name, axes in rules:
+        if name in names and name not in spec and not used & set(axes):
+            spec[name] = axes
+            used.update(axes)
+    return tuple(
+        spec.get(name, ()) if name is not None and name not in names[:d] else () for d, name in enumerate(names)
+    )
 
 
 def _checked(arrays: Mapping[str, ArrayPlan], names: Mapping[str, Sequence[str | None]]) -> dict[str, Names]:
@@ -97,20 +113,22 @@ def _checked(arrays: Mapping[str, ArrayPlan], names: Mapping[str, Sequence[str |
     return names_of
 
 
-def _generated(plan: Plan) -> dict[str, Names]:
-    """Returns a name for each color and each of its shardings: what the dimension is, or a place in the largest argument."""
+def _generated(plan: Plan, apart: bool) -> dict[str, Names]:
+    """Returns a name for each color that is sharded: what the dimension is, or its place in the largest argument. ``apart``:
+    one for each of its shardings."""
     names: dict[tuple[int, tuple[str, ...]], str] = {}
     used: Counter[str] = Counter()
     words = dimension_names(plan)
     for array in sorted(plan.arguments, key=lambda a: -math.prod(a.shape)):
-        for key in _keys(array):
+        for key in _keys(array, apart):
             if key is not None and key not in names:
                 base = re.sub(r"\W+", "_", words[key[0]].rpartition("/")[2]).strip("_") or "axis"
                 used[base] += 1
                 names[key] = base if used[base] == 1 else f"{base}_{used[base]}"
-    return {a.path: tuple(None if k is None else names[k] for k in _keys(a)) for a in plan.arguments}
+    return {a.path: tuple(None if k is None else names[k] for k in _keys(a, apart)) for a in plan.arguments}
 
 
-def _keys(array: ArrayPlan) -> list[tuple[int, tuple[str, ...]] | None]:
+def _keys(array: ArrayPlan, apart: bool) -> list[tuple[int, tuple[str, ...]] | None]:
     colors = array.colors or (-1,) * len(array.shape)
-    return [None if c < 0 else (c, axes) for c, axes in zip(colors, dims(array), strict=True)]
+    pairs = zip(colors, dims(array), strict=True)
+    return [(c, axes if apart else ()) if c >= 0 and axes else None for c, axes in pairs]

@@ -160,8 +160,8 @@ def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
     sharded, rest = decided(plan)
     short = plan.search is not None and plan.search.ended in (Ended.SECONDS, Ended.EVALUATIONS, Ended.INTERRUPTED)
     nothing = "nothing is sharded" if short else "nothing is sharded: no dimension is worth sharding on this mesh"
-    rows = [[_numbers(plan, what), "·".join(axes), what] for what, axes in sharded.items()]
-    if rows:
+    if sharded:
+        rows = [[numbers, "·".join(axes), what] for numbers, axes, what in sharded]
         page.table(["decision", "over", "*dimensions that are sharded together"], rows)
     else:
         page.print(nothing)
@@ -188,7 +188,7 @@ def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
         page.table(["kind", "axes", ">count", ">bytes", ">time"], cells, heading)
     if plan.schedule:
         heading = "After each tactic, with the collectives and bytes that it adds or removes"
-        page.table(["tactic", ">step time", ">peak memory", "*collectives"], schedule_rows(plan, every), heading)
+        page.table(["*tactic", ">step time", ">peak memory", "*collectives"], schedule_rows(plan, every), heading)
     _print_origin(page, plan)
     return page
 
@@ -203,7 +203,8 @@ def _print_verdict(page: Page, plan: Plan) -> None:
         for row in found.baselines:
             name = row.name.replace(",", ", ") + (f"\n  {row.variant}" if row.variant else "")
             rows.append([name, seconds(row.time_s), binary(row.peak_bytes), _fits(row.fits)])
-        heading = f"Beside the best of {plural(len(plan.baselines), 'named strategy', 'named strategies')}"
+        many = plural(len(plan.baselines), "named strategy", "named strategies")
+        heading = f"Beside the best of {many} (written as in tactics, name:axes)"
         page.table(["*plan or strategy", ">step time", ">peak memory", ""], rows, heading)
     page.print()
     for line in plan.insights:
@@ -273,10 +274,6 @@ def figures(plan: Plan, bounds: bool = False) -> list[list[str]]:
     return [*rows, ["bounds", seconds(p.overlapped_s), limits]] if bounds else rows
 
 
-def _numbers(plan: Plan, what: str) -> str:
-    return ", ".join(str(k) for k, d in enumerate(plan.decisions, 1) if isinstance(d, Shard) and d.what == what)
-
-
 def _roles(plan: Plan) -> list[str]:
     """Returns the arguments by role, in one line."""
     parts = []
@@ -325,15 +322,19 @@ def _print_origin(page: Page, plan: Plan) -> None:
         page.print(f"note: {note}")
 
 
-def decided(plan: Plan) -> tuple[dict[str, list[str]], list[str]]:
-    """Returns what is sharded, with its axes in order; and the other decisions as text."""
-    sharded: dict[str, list[str]] = {}
-    for decision in plan.decisions:
+def decided(plan: Plan) -> tuple[list[tuple[str, list[str], str]], list[str]]:
+    """Returns what is sharded: the numbers of the decisions, the axes in order, and the dimensions; and the other decisions as
+    text."""
+    sharded: dict[tuple[int, ...], list[tuple[int, Shard]]] = {}
+    for k, decision in enumerate(plan.decisions, 1):
         if isinstance(decision, Shard):
-            sharded.setdefault(decision.what, []).append(decision.axis)
+            sharded.setdefault(decision.colors, []).append((k, decision))
+    rows = [
+        (", ".join(str(k) for k, _ in some), [d.axis for _, d in some], some[0][1].what) for some in sharded.values()
+    ]
     kept: dict[tuple[str, str], list[str]] = {}
     for decision in plan.decisions:
         if isinstance(decision, Keep):
             kept.setdefault((decision.what, decision.why), []).append(decision.axis)
     rest = [str(Keep((), " and ".join(axes), what, why)) for (what, why), axes in kept.items()]
-    return sharded, [*rest, *(str(d) for d in plan.decisions if isinstance(d, Pin))]
+    return rows, [*rest, *(str(d) for d in plan.decisions if isinstance(d, Pin))]

@@ -15,7 +15,7 @@ function drawn(tag, attributes, ...children) {
   return made;
 }
 
-// Figures as in shardwise/report/units.py.
+// Figures as in shardwise/units.py.
 function figure(value, unit) {
   return `${value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2)} ${unit}`;
 }

@@ -53,7 +53,7 @@
     const cut = array.shards === 1 ? `replicated on ${copies === 1 ? "the device" : "every device"}`
       : `${array.shards} shards of [${size.join(", ")}], ${each}`;
     document.getElementById("shards").textContent = `${array.text}: ${cut}, ` +
-      `${array.device_bytes_text} a device.` + (order.length > count ? ` The first ${count} devices are shown.` : "");
+      `${array.device_bytes_text} per device.` + (order.length > count ? ` The first ${count} devices are shown.` : "");
     const body = element("tbody", {});
     for (let first = 0; first < count; first += last) {
       for (let from = 0; from < last && first + from < count; from += columns) {

@@ -138,7 +138,7 @@ def test_many_lines_are_summed_up(plan: Plan, monkeypatch: pytest.MonkeyPatch) -
 def test_the_picture_shows_loops_and_repeated_layers_once() -> None:
     """A scanned decoder and the same with its layers unrolled: one layer forward, one backward, and the rest."""
     where: dict[str, Any] = {"topology": "v5e:2x4", "mesh": {"data": 2, "model": 4}}
-    for options, what in (({}, "one trip of a loop"), ({"scan": False, "layers": 6}, "one of the repeated blocks")):
+    for options, what in (({}, "body of a loop"), ({"scan": False, "layers": 6}, "repeated block")):
         program = zoo.load("t2b", "tiny", **options)
         planned = shardwise.plan(program.fn, *program.args, **where, tactics="dp:data,megatron:model")
         parts = diagram(planned)

@@ -23,6 +23,7 @@ from shardwise.plans.parts import ArrayPlan
 from shardwise.plans.plan import Plan
 from shardwise.report.logical import Names, in_comment, logical_rules
 from shardwise.report.plan_text import literal, spec_call
+from shardwise.report.verdict import arrays_of
 
 STYLES: Final = ("jax", "flax", "maxtext")
 #: Specs from which an equal subtree gets a name.
@@ -67,22 +68,14 @@ def _listing(first: str, rows: Iterable[str], last: str) -> list[str]:
 
 def _apart_from_state(plan: Plan, names: dict[str, Names]) -> tuple[dict[str, Names], list[str]]:
     """Returns the names without those of optimizer state that is sharded as its parameter is, and a comment that says so."""
-    params = {path: own for root in plan.roles.get("params", ()) for path, own in names.items() if _below(path, root)}
-    ends = {(path.partition("/")[2] or path, own) for path, own in params.items()}
-    kept = dict(names)
-    for root in plan.roles.get("optimizer", ()):
-        for path, own in names.items():
-            parts = path.split("/")
-            if _below(path, root) and any(("/".join(parts[k:]), own) in ends for k in range(1, len(parts))):
-                kept.pop(path, None)
-    kept = {path: own for path, own in kept.items() if own}
-    return kept, [
-        "# Optimizer state that is not here has those of its parameters."
-    ] if kept.keys() != names.keys() else []
-
-
-def _below(path: str, root: str) -> bool:
-    return path == root or path.startswith((f"{root}/", f"{root}["))
+    ends = {(a.path.partition("/")[2] or a.path, names[a.path]) for a in arrays_of(plan, "params")}
+    kept = {path: own for path, own in names.items() if own}
+    for path in [a.path for a in arrays_of(plan, "optimizer")]:
+        parts = path.split("/")
+        if any(("/".join(parts[k:]), names[path]) in ends for k in range(1, len(parts))):
+            kept.pop(path, None)
+    comment = "# Optimizer state that is not here has those of its parameters."
+    return kept, [comment] if len(kept) < len(names) else []
 
 
 def _comment(plan: Plan) -> list[str]:

@@ -24,7 +24,7 @@ from shardwise.report.diagram import colors_in, diagram, line_text
 from shardwise.report.insights import kind_of, memory_by_kind, products_of
 from shardwise.report.plan_text import decided, decision_of, evidence_lines, schedule_rows, shards, spec_text
 from shardwise.report.program_text import listing_data
-from shardwise.report.verdict import arrays_of, dimension_names
+from shardwise.report.verdict import arrays_of, dimension_names, strategy_words
 from shardwise.units import binary
 
 SCHEMA: Final = 2
@@ -167,7 +167,8 @@ def _colors(plan: Plan, shown: set[int]) -> dict[int, dict[str, Any]]:
 def _baselines(plan: Plan) -> list[dict[str, Any]]:
     """Returns the named strategies, the first few with the specs of their arguments."""
     figures = ("name", "time_s", "compute_s", "comm_s", "peak_bytes", "fits", "variant")
-    rows = [{key: getattr(row, key) for key in figures} for row in plan.baselines[:_MOST_BASELINES]]
+    shown = plan.baselines[:_MOST_BASELINES]
+    rows = [{key: getattr(row, key) for key in figures} | {"words": strategy_words(row, plan.mesh)} for row in shown]
     best = plan.asked.best_baselines[:_WITH_SPECS] if rows else ()
     rivals = {r.variant: r.inquiry for r in plan.asked.rivals} if rows else {}
     for row, (variant, baseline) in zip(rows, best, strict=False):

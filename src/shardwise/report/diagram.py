@@ -76,24 +76,28 @@ class _Drawing:
             numbers.sort(key=lambda n: (self._point(self.kernels[n]), n))
             runs = int(self.program.runs[region])
             if region:
-                yield _Part(numbers, runs, "one trip of a loop")
+                yield _Part(numbers, runs, "body of a loop")
             else:
                 yield from self._repeated(numbers)
 
     def _point(self, kernel: Kernel) -> int:
-        """Where a kernel stands in the program as it is written."""
+        """Where a kernel stands in the program as it is written. What a loop stacks stands at its end, not where it is made."""
         position = self.lowered.structure.position
-        return max(position[k] for k in (kernel.main, *kernel.roots))
+        roots = [k for k in (kernel.main, *kernel.roots) if not self._stacked(k)]
+        return max(position[k] for k in roots or [kernel.main])
+
+    def _stacked(self, op: int) -> bool:
+        return self.program.ops[op].kind.endswith((".output", ".carry"))
 
     def _repeated(self, numbers: list[int]) -> Iterator[_Part]:
         """Splits a sequence of kernels where the same comes again and again."""
         codes: dict[object, int] = {}
         keys = np.array([codes.setdefault(self._key(self.kernels[n]), len(codes)) for n in numbers])
-        at, outside = 0, "the program" if len(numbers) == len(self.kernels) else "outside of what repeats"
+        at, outside = 0, "whole program" if len(numbers) == len(self.kernels) else "outside of what repeats"
         for first, end, period in sorted(r for r in repetitions(keys) if r[2] >= _SHORTEST):
             if first > at:
                 yield _Part(numbers[at:first], 1, "outside of what repeats")
-            yield _Part(numbers[first : first + period], (end - first) // period, "one of the repeated blocks")
+            yield _Part(numbers[first : first + period], (end - first) // period, "repeated block")
             at, outside = end - (end - first) % period, "outside of what repeats"
         if at < len(numbers):
             yield _Part(numbers[at:], 1, outside)
@@ -118,7 +122,7 @@ class _Drawing:
         ops = [op for op in ops if op.unit in HEAVY] or ops
         backward = sum("transpose(" in self.program.source_of(op).names for op in ops) > len(ops) / 2
         time_s = sum(self.time_s.get(n, 0.0) for n in part.kernels) * (
-            part.times if part.what == "one of the repeated blocks" else 1
+            part.times if part.what == "repeated block" else 1
         )
         return {
             "what": part.what,
@@ -137,7 +141,7 @@ class _Drawing:
         kernel = self.kernels[n]
         moved = any(s.kind is not Kind.SLICE for op in kernel.ops for move, _ in self.moves[op] for s in move.steps)
         product = any(self.program.ops[k].unit in HEAVY for k in kernel.ops)
-        links = self.program.ops[kernel.main].kind.endswith((".output", ".carry")) and not moved
+        links = self._stacked(kernel.main) and not moved
         return bool(kernel.writes) and not links and (product or moved or self.time_s.get(n, 0.0) > _LITTLE * total)
 
     def _sources(self, numbers: Sequence[int], shown: set[int]) -> dict[int, set[int]]:
@@ -170,6 +174,7 @@ class _Drawing:
         place = self.program.source_of(main)
         values = [self.program.values[v] for v in self._written(kernel)]
         out = max(values, key=lambda v: v.nbytes)
+        stacked = self.program.ops[self.program.definitions[out.id][0]].kind.endswith(".output")
         others = {self.program.ops[k].kind for k in kernel.ops if k != main.id} - {"broadcast_in_dim", "reshape"}
         return {
             "op": main.kind,
@@ -182,7 +187,7 @@ class _Drawing:
             "from": sources,
             "arguments": list(self._arguments(kernel)),
             "out": self._array(out, self.lowered.actual[out.id]),
-            "label": self.program.label(out.id) if out.path else "",
+            "label": self.program.label(out.id) if out.path else "stacked by the loop:" * stacked,
             "moves": list(self._moves(kernel)),
         }
 

@@ -204,7 +204,7 @@ def _print_verdict(page: Page, plan: Plan) -> None:
             name = row.name.replace(",", ", ") + (f"\n  {row.variant}" if row.variant else "")
             rows.append([name, seconds(row.time_s), binary(row.peak_bytes), _fits(row.fits)])
         many = plural(len(plan.baselines), "named strategy", "named strategies")
-        heading = f"Beside the best of {many} (written as in tactics, name:axes)"
+        heading = f"Beside the best of {many}, as --tactics or tactics= takes them"
         page.table(["*plan or strategy", ">step time", ">peak memory", ""], rows, heading)
     page.print()
     for line in plan.insights:

@@ -17,9 +17,10 @@ function drawn(tag, attributes, ...children) {
 
 // Figures as in shardwise/units.py.
 function figure(value, unit) {
-  return `${value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2)} ${unit}`;
+  return `${value.toFixed(value >= 100 || Number.isInteger(value) ? 0 : value >= 10 ? 1 : 2)} ${unit}`;
 }
 function seconds(value) {
+  if (value >= 999.5) return `${Math.round(value).toLocaleString("en")} s`;
   for (const [factor, unit] of [[1, "s"], [1e3, "ms"], [1e6, "µs"]]) {
     if (value * factor >= 0.9995 || value === 0) return figure(value * factor, unit);
   }

@@ -21,7 +21,7 @@
     for (const other of box.querySelectorAll(".point")) other.classList.toggle("on", other === point);
     const rows = (one.specs ?? []).slice(0, 40).map(([path, text]) => element("tr", {}, element("th", { scope: "row" }, element("code", {}, path)), element("td", {}, element("code", {}, text))));
     const note = one.specs ? [] : [element("p", { class: "quiet" }, one.kind === "found" ? "The log of the search keeps times and memory of its states, not their specs." : "Only the best few baselines have their specs here.")];
-    chosen.replaceChildren(element("h4", {}, one.name), element("p", {}, `${seconds(one.time_s)} per step, ${binary(one.peak_bytes)} per device${one.fits ? "" : ": does not fit"}`), ...note);
+    chosen.replaceChildren(element("h4", {}, one.name), ...(one.words ? [element("p", {}, one.words)] : []), element("p", {}, `${seconds(one.time_s)} per step, ${binary(one.peak_bytes)} per device${one.fits ? "" : ": does not fit"}`), ...note);
     if (rows.length) chosen.append(element("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Specs" }, element("table", {}, element("tbody", {}, ...rows))));
   };
 

@@ -59,14 +59,16 @@ if (data.diagram.length) {
   const choose = (number) => {
     light(-1, { axes: [], shape: [0], local: [0] }, 0, "");
     const row = part.rows[number];
+    const within = part.what === "repeated block" ? "in this block" : "in a step";
     rows.forEach((other, k) => other.classList.toggle("chosen", k === number));
     const lines = [element("h4", {}, row.op), element("p", {}, element("code", {}, row.source), row.module ? ` in ${row.module}` : "")];
     if (row.text) lines.push(element("pre", {}, row.text));
-    lines.push(element("p", {}, `${seconds(row.time_s)} of compute in a step` + (row.with.length ? `, together with ${row.with.join(", ")}` : "") + "."));
+    lines.push(element("p", {}, `${seconds(row.time_s)} of compute ${within}` + (row.with.length ? `, together with ${row.with.join(", ")}` : "") + "."));
     lines.push(element("p", {}, `Writes ${row.out.dtype}[${row.out.shape.join(", ")}], of which each device has [${row.out.local.join(", ")}].`));
     for (const move of row.moves) {
       lines.push(element("p", {}, `${move.kind} over `, axesText(move.axes), ` ${move.before ? "before" : "after"} it, of ${move.of}: ` +
-        `${binary(move.nbytes)} and ${seconds(move.time_s)} in a step, ${seconds(move.overlapped_s)} of it can overlap.`));
+        `${binary(move.nbytes)} and ${seconds(move.time_s)} ${within}` +
+        (move.overlapped_s ? `, ${seconds(move.overlapped_s)} of it can overlap.` : ", none of it beside compute.")));
     }
     about.replaceChildren(...lines);
   };
@@ -139,10 +141,10 @@ if (data.diagram.length) {
   };
 
   data.diagram.forEach((one, k) => {
-    const way = one.backward ? ", backward" : one.times > 1 ? ", forward" : "";
+    const way = one.what === "whole program" ? "" : one.backward ? ", backward" : one.times > 1 ? ", forward" : "";
     const times = one.times > 1 ? `, ${one.times} times` : "";
     const what = one.what[0].toUpperCase() + one.what.slice(1);
-    select.append(element("option", { value: k }, `${what}${way}${times}: ${seconds(one.time_s)}`));
+    select.append(element("option", { value: k }, `${what}${way}${times}: ${seconds(one.time_s)} per step`));
   });
   select.addEventListener("change", () => {
     part = data.diagram[select.value];

@@ -7,7 +7,7 @@ if (data.device && data.diagram.length) {
     return `${Number((value / 10 ** (3 * power)).toPrecision(3))} ${["", "k", "M", "G", "T", "P"][power]}${unit}`;
   };
   const points = data.diagram.flatMap((part) => part.rows.map((row) => {
-    const times = part.what === "one of the repeated blocks" ? part.times : 1;
+    const times = part.what === "repeated block" ? part.times : 1;
     return { row, time_s: row.time_s * times, x: row.flops / row.nbytes, y: row.flops / row.time_s };
   })).filter((one) => one.x > 0 && one.y > 0 && isFinite(one.x) && isFinite(one.y) && one.y > 1e-4 * peak).sort((a, b) => b.time_s - a.time_s);
   const log = Math.log10, ridge = peak / speed;

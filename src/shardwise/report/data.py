@@ -167,7 +167,7 @@ def _colors(plan: Plan, shown: set[int]) -> dict[int, dict[str, Any]]:
 def _baselines(plan: Plan) -> list[dict[str, Any]]:
     """Returns the named strategies, the first few with the specs of their arguments."""
     figures = ("name", "time_s", "compute_s", "comm_s", "peak_bytes", "fits", "variant")
-    shown = plan.baselines[:_MOST_BASELINES]
+    shown = plan.baselines[:_MOST_BASELINES] if plan.mesh.devices > 1 else ()
     rows = [{key: getattr(row, key) for key in figures} | {"words": strategy_words(row, plan.mesh)} for row in shown]
     best = plan.asked.best_baselines[:_WITH_SPECS] if rows else ()
     rivals = {r.variant: r.inquiry for r in plan.asked.rivals} if rows else {}

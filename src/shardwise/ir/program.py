@@ -246,6 +246,12 @@ class Program:
         return roots
 
     @cached_property
+    def multiplied(self) -> frozenset[int]:
+        """The arguments that a product or a lookup reads, directly or as a view."""
+        users = (op for op in self.ops if op.unit in HEAVY or op.kind == "gather")
+        return frozenset(self.argument_of[v] for op in users for v in op.operands if v in self.argument_of)
+
+    @cached_property
     def moved_as(self) -> Mapping[int, int]:
         """For values that can be communicated in a narrower type, a value of that type."""
         narrower: dict[int, int] = {}

@@ -29,10 +29,8 @@ from shardwise.dims.analysis import Analysis
 from shardwise.errors import HardwareError, MeshError, ShardwiseError
 from shardwise.hardware.layout import Placement, ideal, place
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.ir.program import HEAVY
 from shardwise.lowering.decisions import Pin
 from shardwise.lowering.local_cost import HardwareCost
-from shardwise.lowering.storage import views
 from shardwise.lowering.structure import Structure
 from shardwise.planner.inquiry import Inquiry, Settled, Variants
 from shardwise.plans.search_log import SearchLog
@@ -289,11 +287,9 @@ def with_small_moments(structure: Structure) -> Analysis | None:
     """
     program = structure.program
     computed = {op.results[0]: op.operands[0] for op in program.ops if op.kind == "output"}
-    users = [op for op in program.ops if op.unit in HEAVY or op.kind == "gather"]
-    used = {v for op in users for v in op.operands}
     small: set[int] = set()
     for v, out in structure.analysis.replaced_by.items():
-        if program.values[v].dtype == "float32" and not used & views(program, [v]):
+        if program.values[v].dtype == "float32" and v not in program.multiplied:
             small |= {v, out, computed.get(out, out)}
     if not small:
         return None

@@ -23,7 +23,6 @@ from shardwise.cost.model import Cost, CostModel
 from shardwise.dims.analysis import Analysis, Group
 from shardwise.evaluator.evaluator import Evaluator
 from shardwise.evaluator.space import Space
-from shardwise.ir.program import HEAVY
 from shardwise.lowering.decisions import Decision, Keep, Shard, State
 from shardwise.lowering.small import keep_small
 from shardwise.search.bounds import least_bytes
@@ -219,11 +218,10 @@ def kept_alone(
     training step; then the others, the parameters of a step that does not train.
     """
     program = analysis.program
-    users = (op for op in program.ops if op.unit in HEAVY or op.kind == "gather")
-    used = {program.argument_of.get(v) for op in users for v in op.operands}
 
     replaced, others = list[tuple[int, ...]](), list[tuple[int, ...]]()
-    for v in (a.value for a in program.arguments if a.value in used and "float" in program.values[a.value].dtype):
+    used = [a.value for a in program.arguments if a.value in program.multiplied]
+    for v in (v for v in used if "float" in program.values[v].dtype):
         if v in analysis.replaced_by and (only is None or v in only):
             replaced.append((v, analysis.replaced_by[v]))
         elif only is None or v in only:

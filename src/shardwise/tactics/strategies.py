@@ -224,10 +224,13 @@ class Megatron(Listed):
 
 def _covered(context: Context, color: int) -> set[int]:
     """Returns the parameters that have a dimension of a color's group."""
-    group, parameters = set(context.group(color).colors), context.role("params", "Megatron")
-    return context.once(
-        ("covered", color), lambda: {v.id for v in parameters if any(c in group for _, c in context.colors_of(v))}
-    )
+    group = context.group(color)
+
+    def covered() -> set[int]:
+        parameters, colors = context.role("params", "Megatron"), set(group.colors)
+        return {v.id for v in parameters if any(c in colors for _, c in context.colors_of(v))}
+
+    return context.once(("covered", group.id), covered)
 
 
 def _covered_bytes(context: Context, color: int) -> int:

@@ -70,7 +70,7 @@ def inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
 def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
     analysis = context.analysis
     program = analysis.program
-    weights = set(views(program, (v.id for v in parameters)))
+    weights = views(program, (v.id for v in parameters))
     kept: set[int] = set()  # colors of parameters that their products keep
     contracted: set[int] = set()
     of_weights = {c for v in parameters for _, c in context.colors_of(v)}

@@ -150,7 +150,7 @@ class Dependencies:
                     yield op
 
     def unit_sets(self) -> set[frozenset[int]]:
-        """The sets of units on which nodes depend, directly or through other nodes."""
+        """Returns the sets of units on which nodes depend, directly or through other nodes."""
         masks: list[frozenset[int]] = []
         views = list(self.views)
         for node in self.nodes:
@@ -158,7 +158,8 @@ class Dependencies:
         return set(masks)
 
     def reach(self, op: Op, space: Space) -> Reach:
-        """The axes that any state of a space can give to an op's factors, and those on which it can pass partial sums on."""
+        """Returns the axes that any state of a space can give to an op's factors, and those on which the op can pass partial
+        sums on."""
         sizes = space.mesh.sizes
         axes = tuple(range(len(sizes)))
 
@@ -192,7 +193,8 @@ class Dependencies:
     # What decisions say about colors.
 
     def _colored(self, colors: tuple[int, ...], reads: Reads) -> Hashable:
-        """How some colors look to a state: their units, which of a unit's colors they are, and what the base gave them."""
+        """Adds the units of some colors; returns a key of all that a state can decide about them: their units, which of
+        a unit's colors they are, and the axes that the base gives them."""
         if colors not in self._looks:
             units = [self._unit.get(c) for c in colors]
             place = {pair: k for k, pair in enumerate(sorted({unit for unit in units if unit is not None}))}
@@ -205,7 +207,7 @@ class Dependencies:
         return self._looks[colors][1]
 
     def _conflicts(self, op: int, places: dict[int, int], reads: Reads) -> Hashable:
-        """The conflicts at an op between some of its dimension names, by their places."""
+        """Adds the bits of the conflicts between some dimension names of an op; returns these, by the names' places."""
         conflicts = []
         for first, second, bit in self.structure.clashes.by_op.get(op, ()):
             if first in places and second in places:
@@ -215,7 +217,7 @@ class Dependencies:
         return tuple(conflicts)
 
     def _candidates(self, op: Op, reads: Reads) -> Hashable:
-        """Of ``Lowered.factor_axes``."""
+        """Adds what ``Lowered.factor_axes`` reads; returns a key that is equal for ops with equal candidates."""
         s = self.structure
         assert op.rule is not None
         start, count = s.first_node[op.id], len(op.rule.factors)
@@ -226,7 +228,7 @@ class Dependencies:
     # The three rules.
 
     def _stored(self, value: int) -> int:
-        """Of ``Lowered.storage``."""
+        """Returns the node of a value's storage (``Lowered.stored``)."""
         s, reads = self.structure, Reads()
         colors = self._colored(s.colors[value], reads)
         places = {n: d for d, n in enumerate(s.nodes[value]) if n >= 0}
@@ -238,7 +240,7 @@ class Dependencies:
         return self._node("stored", value, (array.type_text, array.origin, colors, conflicts, kept, fixed), reads)
 
     def _computes(self, op: Op) -> int:
-        """Of ``Lowered.computes``."""
+        """Returns the node of an op's choice (``Lowered.choose``)."""
         s, reads, asked = self.structure, Reads(), Reads()
         inputs: list[Hashable] = []
         for k, v in enumerate(op.operands):
@@ -260,7 +262,8 @@ class Dependencies:
         return self._node("computes", op.id, (candidates, tuple(inputs), tuple(outputs)), reads, asked)
 
     def _actual(self, op: Op, value: int) -> int:
-        """Of ``Lowered.actual``, where that may differ from storage."""
+        """Returns the node of the sharding in which a value leaves its op (``Lowered.actual_sharding``), which may differ from
+        its storage."""
         reads = Reads(nodes={self.computes[op.id], self.stored[value]})
         self._waits(value, reads)
         asked = Reads()
@@ -274,7 +277,7 @@ class Dependencies:
         return self.structure.linear[op.id] != () and any(v >= 0 and self.structure.waits[v] for v in op.operands)
 
     def _waits(self, value: int, reads: Reads) -> Hashable:
-        """Of ``Lowered.may_wait``."""
+        """Adds what ``Lowered.may_wait`` reads; returns a key for its answer."""
         if not self.structure.waits[value] or value in self._base.pinned or value in self._base_named:
             return False
         named = self._named.get(value, frozenset())
@@ -290,7 +293,7 @@ class Dependencies:
         return bool(self._waits(value, Reads())) or self._may_stay(value)
 
     def _uses_of(self, value: int, reads: Reads) -> int:
-        """Of ``Lowered.stays``: the uses of a value, through views."""
+        """Adds what ``Lowered.stays`` reads of a value's consumers, through views; returns a number that equal ones share."""
         if value not in self._uses:
             s, used = self.structure, Reads(nodes={self.stored[value]})
             self._colored(s.colors[value], used)

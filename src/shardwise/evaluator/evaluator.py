@@ -285,7 +285,7 @@ class Evaluator:
         return Snapshot(seen, results, parts, (compute, comm, hidden), changes, base.on_chip_blocks)
 
     def _seen(self, state: tuple[int, ...]) -> list[int]:
-        """By view a number for what a state decides about its units, bits and keeps: equal for states that agree on them."""
+        """Returns, by view, a number for what a state decides about its units, bits and keeps; states that agree have one."""
         numbers = []
         for by_action, memo in self._views:
             seen = tuple([by_action[n] for n in state if n in by_action])

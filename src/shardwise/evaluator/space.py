@@ -28,8 +28,8 @@ class Space:
         return Shard(self.units[unit], axis, tuple(zip(self.bits[unit], all_sides, strict=True)), padded=padded)
 
 
-#: What an action says to someone who reads a few decisions only: unit, keep, axis, the bits whose second side it takes,
-#: and whether it pads the unit.
+#: The part of an action that concerns a node, which reads only some units, bits and keeps: unit, keep, axis, the bits whose
+#: second side it takes, and whether it pads the unit.
 Seen = tuple[int, int, int, tuple[int, ...], bool]
 
 
@@ -45,7 +45,7 @@ class Action:
     keep: int = -1
 
     def seen(self, units: frozenset[int], bits: frozenset[int], keeps: frozenset[int]) -> Seen | None:
-        """What the decision says about some units, bits (of conflicts) and sets of kept values; None for nothing."""
+        """Returns the part of the decision that concerns some units, bits (of conflicts) and sets of kept values, or None."""
         sides = self.decision.sides if isinstance(self.decision, Shard) else ()
         taken = tuple(bit for bit, side in sides if side and bit in bits)
         unit, keep = (self.unit if self.unit in units else -1), (self.keep if self.keep in keeps else -1)

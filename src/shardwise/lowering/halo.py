@@ -82,7 +82,8 @@ _Range = tuple[int, tuple[int, ...], int, int]
 
 
 def _windowed(windows: tuple[Window, ...], sizes: tuple[int, ...], operands: int, pieces: int) -> list[_Range] | None:
-    """Of an operand that is looked into by blocks of another tensor. Of several results (a split) each looks by itself."""
+    """Returns the ranges of an operand that the windows of another tensor read. Each of several results (a split) has its own
+    range."""
     ranges: list[_Range] = []
     for w in windows:
         if w.of >= operands:
@@ -101,7 +102,8 @@ def _windowed(windows: tuple[Window, ...], sizes: tuple[int, ...], operands: int
 
 
 def _pooled(windows: tuple[Window, ...], sizes: tuple[int, ...], operands: int, pieces: int) -> list[_Range] | None:
-    """The gradient of a pooling: of the source all windows that touch the block, and of the operand all that these cover."""
+    """Returns the ranges for the gradient of a pooling: all windows of the source that touch the block, and all positions of
+    the operand that these windows cover."""
     over = next((w for w in windows if w.of < operands and w.by < operands), None)
     if over is None:  # one window covers the whole dimension
         return None

@@ -26,7 +26,8 @@ class LocalCost(Protocol):
     """Seconds on one device."""
 
     def communication_s(self, steps: Iterable[Collective], early: bool) -> float:
-        """Of collectives one after another. ``early``: their operand is ready long before, so that they can be hidden."""
+        """Returns the time of collectives one after another; ``early``: their operand is ready long before, so that other work
+        can run beside them."""
         ...
 
     def compute_s(self, flops: float, nbytes: float, unit: Unit, dtype: str) -> float: ...

@@ -165,8 +165,8 @@ class Lowered:
     # Computation.
 
     def factor_axes(self, op: Op) -> tuple[Axes, ...]:
-        """By factor the axes that it can take, in the order of decisions. The losing side of a conflict can take none. Only a
-        padded factor can take an axis that does not divide its size."""
+        """Returns, by factor, the axes that it can take, in the order of decisions. The losing side of a conflict can take
+        none. Only a padded factor can take an axis that does not divide its size."""
         s, padded = self.structure, self.state.padded
         colors = s.factor_colors[op.id]
         given = [self._axes.get(c, ()) for c in colors]
@@ -213,7 +213,8 @@ class Lowered:
         return fastest[0] if len(fastest) == 1 else self.first(op, fastest)
 
     def first(self, op: Op, equal: tuple[Candidate, ...]) -> Candidate:
-        """Of equally fast candidates the first by the order of decisions; passing sums on comes first, replicated last."""
+        """Returns the first of equally fast candidates, by the order of decisions: those that pass sums on come first, and
+        the replicated one last."""
         colors, last = self.structure.factor_colors[op.id], (len(self.state.order), 0)
 
         def places(candidate: Candidate) -> list[tuple[int, int]]:

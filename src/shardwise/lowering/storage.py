@@ -29,7 +29,7 @@ def views(program: Program, sources: Iterable[int]) -> set[int]:
 class Clashes:
     """Conflicts by op: (node of side 0, node of side 1, bit). Bit -1 is an inconsistent family: neither may have the axis."""
 
-    by_op: dict[int, tuple[tuple[int, int, int], ...]]  # op -> (node of side 0, node of side 1, bit)
+    by_op: dict[int, tuple[tuple[int, int, int], ...]]
 
     @staticmethod
     def of(analysis: Analysis) -> Clashes:

@@ -89,7 +89,8 @@ class Structure:
         return float(sum(op.flops * self.program.runs[op.region] for op in self.program.ops))
 
     def section(self, op: int, value: int) -> int:
-        """Where the reshard of a value on an edge of an op is done: inside of a loop for what a link ties to its body."""
+        """Returns the section in which a value is resharded for an op. For the links between a loop and a value of its body it
+        is that of the body."""
         return self._crossing.get((op, value), self.sections[op])
 
 
@@ -199,8 +200,9 @@ def array_type(program: Program, value: int) -> ArrayType:
 
 
 def find_sections(program: Program) -> tuple[tuple[int, ...], tuple[int, ...], dict[tuple[int, int], int]]:
-    """By op its section, by section its region, and the sections of edges between a link and a body. Within one a value is
-    resharded to a sharding once: a loop body, or the part behind the barrier of a ``remat``."""
+    """Returns the section of each op, the region of each section, and the sections of the edges between a loop's links and its
+    body. A section is a loop body, or the part behind the barrier of a ``remat``: within one, a value is resharded to a
+    sharding once."""
     numbers: dict[tuple[int, int], int] = {}
 
     def number(region: int, scope: int) -> int:

@@ -241,7 +241,7 @@ class PlannedFunction:
             return flat.objects.finish(call.outputs.unflatten(call.run(*flat.leaves)))
 
     def lower(self, *args: Any, **kwargs: Any) -> Stage:
-        """As ``lower`` of ``jax.jit``."""
+        """Lowers the function for some arguments, as ``jax.jit(fn).lower`` does."""
         flat = self._flat(args, kwargs)
         with under_mesh(self.mesh):
             call = self._find(flat)

@@ -211,7 +211,8 @@ def product_ps(captured: Captured, placement: Placement) -> float:
 
 
 def suited(best: Decided) -> Decided:
-    """The same decisions with equal axes exchanged, so that they carry what their names say, where that costs nothing."""
+    """Returns the decisions with axes of equal size exchanged so that each carries what its name says, where that costs
+    nothing."""
     inquiry = best.inquiry
     for decisions in exchanged(inquiry.context, best.decisions):
         total = inquiry.model.evaluate(inquiry.context.lower(decisions))
@@ -222,7 +223,7 @@ def suited(best: Decided) -> Decided:
 
 
 def best_placement(captured: Captured, asked: Asked, best: Decided) -> Decided:
-    """The same decisions on the best placement of the same mesh, of those that cut no more rows."""
+    """Returns the decisions on the best placement of the mesh, of those that cut no more rows of a torus."""
     default = best.inquiry.cost.placement
     others = placements(default.mesh, default.topology, limit=_MOST_PLACEMENTS)[1:]
     for other in (p for p in others if cuts(p) <= cuts(default)):

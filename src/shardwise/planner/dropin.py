@@ -59,7 +59,7 @@ class Planned:
         return self._find(flat, args, kwargs).call(flat)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """As a method of a class, it gets the instance as its first argument."""
+        """Returns the function with the instance as its first argument, where it is a method of a class."""
         return self if instance is None else functools.partial(self, instance)
 
     def _make(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlannedFunction:

@@ -97,7 +97,8 @@ class Inquiry:
                 yield replace(keep, values=values)
 
     def renamed(self, decisions: Sequence[Decision], names: Sequence[str]) -> tuple[Inquiry, tuple[Decision, ...]]:
-        """The same with other names of mesh axes, and decisions with these; pins, which name axes, cannot be among them."""
+        """Returns a copy with other names of the mesh axes, and the decisions with these names. Pins, which name axes, cannot
+        be among the decisions."""
         placement = self.cost.placement
         new = dict(zip(placement.mesh.names, names, strict=True))
         mesh = MeshAxes(tuple(names), placement.mesh.sizes)
@@ -106,7 +107,7 @@ class Inquiry:
         return other, on_axes(decisions, new)
 
     def beside(self, rivals: Iterable[Rival]) -> Inquiry:
-        """The same with rivals."""
+        """Returns a copy with other variants on the same mesh, which baselines are compared with."""
         other = copy.copy(self)
         other.rivals = tuple(rivals)
         return other

@@ -40,13 +40,13 @@ def _padded_lines(lowered: Lowered, padded: dict[_Uneven, None]) -> Iterator[str
 
 
 def _refused_lines(lowered: Lowered, padded: dict[_Uneven, None]) -> Iterator[str]:
-    told = {(group, axis) for group, _, axis in padded}
+    noted = {(group, axis) for group, _, axis in padded}
     by_group: dict[int, tuple[str, list[str]]] = {}
     for value in (v for v in lowered.program.values if v.path):
         for d, pieces, axis in lowered.stored(value.id)[1]:
             group = lowered.analysis.colors[lowered.structure.colors[value.id][d]].group
-            if (group, axis) not in told:
-                told.add((group, axis))
+            if (group, axis) not in noted:
+                noted.add((group, axis))
                 first = f"{value.path}[{d}] of size {value.shape[d]} does not divide by "
                 by_group.setdefault(group, (first, []))[1].append(f"{pieces} ({lowered.mesh.names[axis]})")
     yield from (text + ", ".join(axes) for text, axes in by_group.values())

@@ -104,7 +104,8 @@ def plan_together(
 
 
 def _on(asked: Asked, mesh: Any) -> Asked:
-    """The same on a mesh. The axes of one that is not open are named: all programs use them as they are, none in parts."""
+    """Returns the options for a mesh. If its sizes are given, the search is over its axes by name, so that no program splits
+    one."""
     names = () if OpenMesh.of(mesh) is not None else MeshAxes.of(mesh).names
     return replace(asked, mesh=mesh, tactics=(Auto(names),))
 

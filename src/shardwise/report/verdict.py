@@ -30,7 +30,7 @@ from shardwise.units import binary, listed, seconds
 
 #: Baselines beside the plan.
 MOST_BASELINES: Final = 3
-#: Of a role: kinds of sharding that are named, and the share of its bytes below which one is left out.
+#: How many kinds of sharding are named for a role, and the share of its bytes below which one is left out.
 _MOST_KINDS: Final = 3
 _LITTLE: Final = 0.01
 #: The utilization from which it is said.

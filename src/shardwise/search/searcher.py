@@ -191,7 +191,7 @@ class Starts(Protocol):
     def seeds(self, problem: Problem, quick: bool) -> Iterable[Actions]: ...
 
 
-#: What is decided before a search, the axes that it decides about, and the arguments if these are not all.
+#: The decisions before a search, the axes that it decides about, and the arguments if it does not decide about all.
 Key = tuple[tuple[Decision, ...], tuple[str, ...], tuple[int, ...] | None]
 #: The problems of a placed mesh, with the states from which searches start, if these are not only the unsharded one.
 Problems = dict[Key, tuple[Problem, Starts | None]]

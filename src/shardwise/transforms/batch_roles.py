@@ -281,7 +281,7 @@ def _linear_operands(equation: Any, reducer: str, partial: Sequence[int]) -> Seq
 
 
 def join(equation: Any, one: BatchState, other: BatchState) -> BatchState:
-    """Returns the role of a value that may come from either. Invariant values can be had in rows."""
+    """Returns the role of a value that may come from either. An invariant value can be cut into rows."""
     if one == other:
         return one
     first, second = sorted((one, other), key=lambda s: s.role is not Role.INVARIANT)

@@ -1,6 +1,7 @@
 """What pages show as output is what their code prints; pictures are what is drawn; every command has its section.
 
-Pages that are notebooks are run by ``make docs`` and show what comes out, so that there is nothing to compare.
+Pages that are notebooks show what comes out when ``make docs`` runs them, so that there is nothing to compare; here their code
+is run, the quick start always and the others among the slow tests.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import inspect
 import io
 import linecache
+import os
 import re
 import runpy
 import sys
@@ -21,6 +23,8 @@ from shardwise.cli.main import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 PINNED = re.search(r"^jax==(.*)$", (DOCS.parent / "requirements.txt").read_text(), flags=re.M)[1]  # type: ignore[index]
+CELL = re.compile(r"^```{code-cell} ipython3\n(?::tags:.*\n\n)?(.*?)^```$", flags=re.DOTALL | re.M)
+NOTEBOOKS = sorted(page for page in DOCS.rglob("*.md") if CELL.search(page.read_text()))
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", flags=re.DOTALL | re.M)
 
 
@@ -65,6 +69,27 @@ def test_what_is_shown_is_printed(
             assert shown.split("\n") == lines
         else:
             assert list(map(without_figures, shown.split("\n"))) == list(map(without_figures, lines))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, id=p.stem, marks=() if p.stem == "quickstart" else pytest.mark.slow) for p in NOTEBOOKS],
+)
+def test_the_code_of_notebooks_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cell by cell, as a reader does; the last expression of a cell is shown by a notebook alone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+    scope: dict[str, object] = {"__name__": page.stem}
+    with redirect_stdout(io.StringIO()) as printed_text:
+        for number, code in enumerate(CELL.findall(page.read_text())):
+            name = f"{page.stem}_{number}.py"
+            linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+            exec(compile(code, name, "exec"), scope)
+    assert printed_text.getvalue().strip()
+
+
+def test_all_notebooks_are_known() -> None:
+    assert {"quickstart", "cli", "inference", "moe", "tpu-slice"} <= {page.stem for page in NOTEBOOKS}
 
 
 @pytest.fixture

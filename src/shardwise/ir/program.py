@@ -402,4 +402,4 @@ def _op(program: Program, op: Op, sources: bool) -> str:
     text += f" {operands}" if operands else ""
     text += f" '{path}'" if path else ""
     text += f"  {op.rule}" if op.rule is not None and op.rule.factors else ""
-    return text + (f"  # {program.source_of(op)}" if sources else "")
+    return text + (f"  # {program.source_of(op)}" if sources and program.source_of(op).file else "")

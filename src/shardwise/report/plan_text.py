@@ -143,8 +143,8 @@ def decision_of(plan: Plan, color: int, axis: str) -> str:
             effect, now = plan.effects[k], plan.predicted
             fits = "" if effect.fits or not now.fits else ", which does not fit"
             return (
-                f"{text}; without it step time {seconds(effect.time_s)} instead of {seconds(now.time_s)}, "
-                f"peak memory {binary(effect.peak_bytes)} instead of {binary(now.peak_bytes)}{fits}"
+                f"{text}; without it a step takes {seconds(effect.time_s)} instead of {seconds(now.time_s)}, and "
+                f"the peak is {binary(effect.peak_bytes)} instead of {binary(now.peak_bytes)}{fits}"
             )
     return ""
 

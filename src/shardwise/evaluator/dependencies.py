@@ -27,7 +27,7 @@ from shardwise.ir.traits import VIEWS
 from shardwise.lowering.candidate_tables import Reach
 from shardwise.lowering.decisions import State
 from shardwise.lowering.sharding import Axes
-from shardwise.lowering.storage import views
+from shardwise.lowering.storage import sets_of_views
 from shardwise.lowering.structure import Structure
 
 
@@ -72,10 +72,7 @@ class Situation:
     def __init__(self, program: Program, space: Space):
         self.units, self.keeps, self.base = space.units, space.keeps, State(space.mesh, space.base)
         self.named = frozenset[int]().union(*self.base.kept)
-        axes: dict[int, tuple[int, ...]] = {}
-        for axis, values in enumerate(self.base.kept):
-            for v in views(program, values) if values else ():
-                axes[v] = (*axes.get(v, ()), axis)
+        axes = sets_of_views(program, self.base.kept)
         numbers: dict[Hashable, int] = {((), False): 0}
         fixed = ((axes.get(v.id, ()), v.id in self.named) for v in program.values)
         self.kept = tuple([numbers.setdefault(one, len(numbers)) for one in fixed])
@@ -93,11 +90,10 @@ class Dependencies:
         self._base_axes: dict[int, list[tuple[int, int]]] = {}  # by color: (rank, axis)
         for rank, (color, axis) in enumerate(self._base.order):
             self._base_axes.setdefault(color, []).append((rank, axis))
-        self._kept: dict[int, frozenset[int]] = {}  # by value or view of it: the keeps that name it
+        # By value: the keeps that name it, or what it is a view of.
+        self._kept = {v: frozenset(keeps) for v, keeps in sets_of_views(self.program, situation.keeps).items()}
         self._named: dict[int, frozenset[int]] = {}  # by value: the keeps that name the value itself
         for k, values in enumerate(situation.keeps):
-            for v in views(self.program, values):
-                self._kept[v] = self._kept.get(v, frozenset()) | {k}
             for v in values:
                 self._named[v] = self._named.get(v, frozenset()) | {k}
         self._looks: dict[tuple[int, ...], tuple[frozenset[int], Hashable]] = {}  # of ``_colored``

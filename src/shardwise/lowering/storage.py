@@ -25,6 +25,15 @@ def views(program: Program, sources: Iterable[int]) -> set[int]:
     return seen
 
 
+def sets_of_views(program: Program, sets: Iterable[Iterable[int]]) -> dict[int, tuple[int, ...]]:
+    """Returns, by value, the numbers of the sets of values that have it, or that have what it is a view of."""
+    numbers: dict[int, tuple[int, ...]] = {}
+    for number, values in enumerate(sets):
+        for v in views(program, values) if values else ():
+            numbers[v] = (*numbers.get(v, ()), number)
+    return numbers
+
+
 @dataclass(frozen=True)
 class Clashes:
     """Conflicts by op: (node of side 0, node of side 1, bit). Bit -1 is an inconsistent family: neither may have the axis."""

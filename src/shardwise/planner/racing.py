@@ -128,8 +128,7 @@ class Race:
                 self.pipe(pipelines[1:])
             self.search()
             self._split_axes([first])
-            fits = self.best_arm is not None and self.best_arm.best.fits
-            if (self.asked.wanted.open or not fits) and not self.journal.interrupted:
+            if (wanted.open or self._limit_ps() == math.inf) and not self.journal.interrupted:
                 tried = dict(self.tried)
                 for some in self._in_turn(others):
                     self.vary(some)
@@ -140,8 +139,7 @@ class Race:
                 self.search()
                 found = dict.fromkeys(arm.captured.variant for arm in sorted(self.arms, key=_RANK))
                 self._split_axes(variant for variant in found if variant != first)
-            fits = self.best_arm is not None and self.best_arm.best.fits
-            if not fits and not self.journal.interrupted:
+            if self._limit_ps() == math.inf and not self.journal.interrupted:
                 self.vary(wanted.variants(traced, roles, offload=True))
                 self.search()
             if not self.arms and not self.failed:
@@ -354,6 +352,7 @@ class Race:
         return chosen[:_MOST_MESHES] or list(self.placed if among is None else among)
 
     def _limit_ps(self) -> float:
+        """The time that another variant has to beat; infinite as long as nothing fits."""
         best = self.best_arm
         return best.best.total.time_ps * (1 - _LITTLE) if best and best.best.fits else math.inf
 

@@ -34,7 +34,7 @@ from shardwise.ir.traits import BORDERS
 from shardwise.lowering.decisions import Decision, State
 from shardwise.lowering.padding import block, is_inner
 from shardwise.lowering.sharding import Sharding
-from shardwise.lowering.storage import views
+from shardwise.lowering.storage import sets_of_views
 from shardwise.lowering.structure import Structure
 
 
@@ -152,12 +152,10 @@ class _Least:
 
     def __init__(self, model: CostModel, mesh: MeshAxes, base: Sequence[Decision]):
         self.model, self.mesh = model, mesh
-        structure, program = model.structure, model.structure.program
+        structure = model.structure
         self._state = State(mesh, tuple(base))
-        self._kept: dict[int, frozenset[int]] = {}  # by value: the axes on which the base keeps it replicated
-        for axis, values in enumerate(self._state.kept):
-            for v in views(program, values) if values else ():
-                self._kept[v] = self._kept.get(v, frozenset()) | {axis}
+        # By value: the axes on which the base keeps it replicated.
+        self._kept = {v: frozenset(axes) for v, axes in sets_of_views(structure.program, self._state.kept).items()}
         if _Kinds not in model.prepared:
             model.prepared[_Kinds] = _Kinds(structure, model.life)
         self._kinds: _Kinds = model.prepared[_Kinds]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from shardwise.capture import jax_internals as internals
 from shardwise.ir.traits import SCATTERS
 
 LOOKUPS: Final = ("gather", *SCATTERS)
+#: By jaxpr, the equations that make its values: a program may have many lookups.
+_MAKERS: Final[WeakKeyDictionary[Any, Mapping[Any, Any]]] = WeakKeyDictionary()
 
 
 def with_own_rows(jaxpr: Any, equation: Any) -> Any | None:
@@ -68,8 +71,10 @@ def _counters(jaxpr: Any, equation: Any) -> dict[int, int]:
     batching = numbers.start_indices_batching_dims if gathers else numbers.scatter_indices_batching_dims
     if len(dims) < 2:
         return {}
-    makers = {v: e for e in jaxpr.eqns for v in e.outvars}
-    joined = makers.get(indices)
+    if jaxpr not in _MAKERS:
+        _MAKERS[jaxpr] = {v: e for e in jaxpr.eqns for v in e.outvars}
+    makers = _MAKERS[jaxpr]
+    joined = None if internals.is_literal(indices) else makers.get(indices)
     if joined is None or joined.primitive.name != "concatenate" or len(joined.invars) != len(dims):
         return {}
     columns: dict[int, int] = {}
@@ -91,7 +96,7 @@ def _counted(atom: Any, makers: Mapping[Any, Any]) -> int | None:
     if name == "iota":
         return int(params["dimension"])
     if name == "select_n" and len(maker.invars) == 3:  # x + n where x is negative, which a counter never is
-        test, counter = makers.get(maker.invars[0]), maker.invars[1]
+        test, counter = None if internals.is_literal(maker.invars[0]) else makers.get(maker.invars[0]), maker.invars[1]
         if test is None or test.primitive.name != "lt" or test.invars[0] is not counter:
             return None
         return _counted(counter, makers) if internals.is_literal(test.invars[1]) and test.invars[1].val == 0 else None

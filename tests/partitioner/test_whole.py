@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import shardwise
+from shardwise.partitioner.propagation import Propagation
 from shardwise.tactics.strategies import Shard
 
 P = jax.sharding.PartitionSpec
@@ -53,3 +54,21 @@ def test_a_program_equals_the_plain_run(fn: Callable[..., Any]) -> None:
     want, have = (jax.tree.leaves(f(x, w)) for f in (jax.jit(run), plan.jit(run, partitioner="xla")))
     for a, b in zip(want, have, strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
+
+
+def test_shardings_of_loops_are_read_without_what_nothing_uses() -> None:
+    def step(x: Any, w: Any) -> Any:
+        def layer(carry: Any, _: None) -> Any:
+            x, count, _ = carry
+            y = jnp.tanh(x @ w)
+            return (y, count + y[0], count * y[1]), (y.T, count[None], y)
+
+        (_, count, _), (_, _, stacked) = jax.lax.scan(layer, (x, x[0], x[1]), None, length=3)
+        return count, stacked
+
+    shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(16, 8), (8, 8)]]
+    plan = shardwise.plan(step, *shapes, mesh={"x": 4}, tactics=[Shard("x", 0, "x")])
+    program, lowered = plan.inquiry.analysis.program, plan.settled.lowered
+    read = Propagation(lowered, plan.jaxpr, ()).shardings({})
+    stacked = program.ops[program.definitions[program.paths["out/1"]][0]].operands[0]
+    assert plan.spec("out/1") == P(None, "x") and read[stacked] == lowered.actual[stacked].dims == ((), (0,), ())

@@ -105,6 +105,18 @@ class Propagation:
             self._ops[location] = self._program.ops[int(match[-1])] if match else None
         return self._ops[location]
 
+    def _results(self, op: Op) -> Sequence[int]:
+        """Returns the values that an op returns as it is emitted: of a loop or branch those of its links, -1 where nothing uses
+        one."""
+        if op.rule is not None:
+            return op.results
+        links, inner = (
+            [self._program.ops[k] for k in op.links],
+            {v for r in op.regions for v in self._program.regions[r].inputs},
+        )
+        ordered = [link for part in (".carry", ".output") for link in links if link.kind.endswith(part)]
+        return [next((v for v in link.results if v not in inner), -1) for link in ordered]
+
     @collector_paused()
     def shardings(self, constraints: Constraints) -> dict[int, Dims]:
         """Returns the shardings of the values that ops of the program define, by value number."""
@@ -115,8 +127,9 @@ class Propagation:
             op = self._op(location)
             if op is None or (op.rule is None and name not in _LOOPS):
                 continue  # added by the lowering of a loop
-            # A loop's operands may precede its results.
-            for value, dims in zip(op.results, per_result[-len(op.results) :], strict=False):
+            results = self._results(op)
+            # A loop's counter precedes its results.
+            for value, dims in zip(results, per_result[-len(results) :], strict=False):
                 if value >= 0 and len(dims) == len(values[value].shape):
                     shardings[value] = dims  # the last op of a scope has the results of the program's op
         return shardings

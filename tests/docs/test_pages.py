@@ -15,6 +15,7 @@ import runpy
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from types import ModuleType
 
 import jax
 import pytest
@@ -23,7 +24,7 @@ from shardwise.cli.main import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 PINNED = re.search(r"^jax==(.*)$", (DOCS.parent / "requirements.txt").read_text(), flags=re.M)[1]  # type: ignore[index]
-CELL = re.compile(r"^```{code-cell} ipython3\n(?::tags:.*\n\n)?(.*?)^```$", flags=re.DOTALL | re.M)
+CELL = re.compile(r"^```{code-cell} ipython3\n(?::tags:[^\n]*\n\n)?(.*?)^```$", flags=re.DOTALL | re.M)
 NOTEBOOKS = sorted(page for page in DOCS.rglob("*.md") if CELL.search(page.read_text()))
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", flags=re.DOTALL | re.M)
 
@@ -79,12 +80,13 @@ def test_the_code_of_notebooks_runs(page: Path, tmp_path: Path, monkeypatch: pyt
     """Cell by cell, as a reader does; the last expression of a cell is shown by a notebook alone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
-    scope: dict[str, object] = {"__name__": page.stem}
+    module = ModuleType(f"notebook_{page.stem.replace('-', '_')}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     with redirect_stdout(io.StringIO()) as printed_text:
         for number, code in enumerate(CELL.findall(page.read_text())):
             name = f"{page.stem}_{number}.py"
             linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
-            exec(compile(code, name, "exec"), scope)
+            exec(compile(code, name, "exec"), vars(module))
     assert printed_text.getvalue().strip()
 
 

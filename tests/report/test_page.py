@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -151,8 +152,20 @@ def test_the_picture_shows_loops_and_repeated_layers_once() -> None:
         for part in parts:
             for number, row in enumerate(part["rows"]):
                 assert all(0 <= other < number for other in row["from"])
+        paths = [a["path"] for row in repeated[0]["rows"] for a in row["arguments"]]
+        assert (
+            len({re.findall(r"\d+", path)[0] for path in paths if "layers/" in path and options}) == len(options) // 2
+        )
         moved = {move["kind"] for part in parts for row in part["rows"] for move in row["moves"]}
         assert moved <= {c.kind for c in planned.predicted.collectives} and "all-reduce" in moved
+
+
+def test_what_is_alive_is_the_peak_and_layers_are_one() -> None:
+    program = zoo.load("t2b", "tiny", scan=False, layers=4)
+    plan = shardwise.plan(program.fn, *program.args, topology="v5e:2x2", mesh={"data": 4}, tactics="dp:data")
+    rows = report_data(plan)["alive"]
+    assert sum(nbytes for *_, nbytes in rows) == plan.predicted.peak_bytes
+    assert ["params/layers/*/mlp/up", 4] in [row[:2] for row in rows] and not any("%" in row[0] for row in rows)
 
 
 def test_bytes_a_device_follow_the_spec(plan: Plan) -> None:

@@ -213,19 +213,19 @@ def _collectives(rows: Iterable[Row]) -> Iterable[Moved]:
         yield Moved(kind, axes, sum(r.count for r in same), sum(r.nbytes for r in same), sum(r.time_s for r in same))
 
 
-def alive(program: Program, allocations: Iterable[Allocation], blocks: int) -> Iterable[Alive]:
+def alive(program: Program, allocations: Iterable[Allocation], blocks: int, most: int = _NAMED) -> Iterable[Alive]:
     """The largest allocations by name, the rest as one: those in memory, which are so many ``blocks`` in sum."""
     ordered = sorted(_in_memory(list(allocations), blocks), key=lambda a: (-a.blocks, a.value, a.what))
-    for a in ordered[:_NAMED]:
+    for a in ordered[:most]:
         op = program.ops[program.definitions[a.value][0]]
         # A stacked result of a loop is named by the value in its body: the loop's line is that of all its results.
         stacked = op.kind == "scan.output" and not program.values[a.value].path
         label = f"stack of {program.label(op.operands[0])}" if stacked else program.label(a.value)
         named = label if a.what == "value" else f"{a.what} of {label}"
         yield Alive(named, a.blocks * BLOCK, str(program.source_of(op)))
-    rest = sum(a.blocks for a in ordered[_NAMED:])
+    rest = sum(a.blocks for a in ordered[most:])
     if rest:
-        yield Alive(f"{len(ordered) - _NAMED} more", rest * BLOCK, "")
+        yield Alive(f"{len(ordered) - most} more", rest * BLOCK, "")
 
 
 def _in_memory(allocations: list[Allocation], blocks: int) -> Iterable[Allocation]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, Final
@@ -13,8 +13,8 @@ import numpy as np
 
 from shardwise.cost.compute import widest_dtype
 from shardwise.cost.memory import BLOCK
-from shardwise.cost.predict import PARTS, Predicted
-from shardwise.ir.paths import collapsed
+from shardwise.cost.predict import PARTS, Predicted, alive
+from shardwise.ir.paths import collapsed, pattern
 from shardwise.ir.program import HEAVY
 from shardwise.plans.codec import encode
 from shardwise.plans.parts import ArrayPlan
@@ -36,6 +36,7 @@ _MOST_SOURCES: Final = 400
 _MOST_EVENTS: Final = 20_000
 #: Allocations that are named where memory is looked at, named strategies, and those of them with their specs.
 _MOST_ALLOCATIONS: Final = 120
+_MOST_ALIVE: Final = 20
 _MOST_BASELINES: Final = 150
 _WITH_SPECS: Final = 12
 
@@ -83,6 +84,7 @@ def report_data(plan: Plan) -> dict[str, Any]:
         "timeline": _timeline(p),
         "program": program and listing_data(program, plan.sharded, _MOST_LINES),
         "memory": _memory(plan),
+        "alive": _alive(plan),
         "breakdown": _breakdown(p),
         "effects": [
             asdict(row)
@@ -287,6 +289,29 @@ def _memory(plan: Plan) -> dict[str, Any] | None:
             for a in largest
         ],
     }
+
+
+def _alive(plan: Plan) -> list[list[Any]]:
+    """Returns what is in memory at the peak: names, their number and their bytes. Values of one line, or of the same place in
+    several layers, are one."""
+    p = plan.predicted
+    rows = [(a.label, a.nbytes) for a in p.alive]
+    if plan.asked is not None and p.curve:
+        at = int(np.argmax(p.curve))
+        there = [a for a in plan.settled.predicted.allocations if a.first <= at <= a.last]
+        every = alive(plan.inquiry.analysis.program, there, p.peak_bytes // BLOCK, len(there))
+        rows = [(re.sub(r"%\d+ \((.*)\)", r"\1", a.label), a.nbytes) for a in every]
+    groups: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+    for label, nbytes in rows:
+        groups[pattern(f"/{label}")].append((label, nbytes))
+    merged: list[tuple[str, int, int]] = [
+        (key[1:] if len(some) > 1 else some[0][0], len(some), sum(nbytes for _, nbytes in some))
+        for key, some in groups.items()
+    ]
+    merged.sort(key=lambda row: -row[2])
+    rest = merged[_MOST_ALIVE:]
+    more = [("others", sum(count for _, count, _ in rest), sum(nbytes for *_, nbytes in rest))] if rest else []
+    return [list(row) for row in (*merged[:_MOST_ALIVE], *more)]
 
 
 def _breakdown(p: Predicted) -> list[dict[str, Any]]:

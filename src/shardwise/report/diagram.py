@@ -8,6 +8,7 @@ are the kernels of the cost model (``cost/kernels.py``), so that every array in 
 from __future__ import annotations
 
 import linecache
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ _LITTLE: Final = 0.01
 _SHORTEST: Final = 4
 #: Characters of a source line that are shown.
 _MOST_TEXT: Final = 160
+#: Kernels of a block in which it is looked for where a layer begins.
+_LONGEST: Final = 300
+_NUMBER: Final = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -97,10 +101,20 @@ class _Drawing:
         for first, end, period in sorted(r for r in repetitions(keys) if r[2] >= _SHORTEST):
             if first > at:
                 yield _Part(numbers[at:first], 1, "outside of what repeats")
-            yield _Part(numbers[first : first + period], (end - first) // period, "repeated block")
+            begin = first + self._begin(numbers[first:end], period)
+            yield _Part(numbers[begin : begin + period], (end - first) // period, "repeated block")
             at, outside = end - (end - first) % period, "outside of what repeats"
         if at < len(numbers):
             yield _Part(numbers[at:], 1, outside)
+
+    def _begin(self, numbers: list[int], period: int) -> int:
+        """Returns where in a repeated sequence a block begins: such that what it reads is of the fewest layers."""
+        if len(numbers) < 2 * period or period > _LONGEST:
+            return 0
+        layers = [
+            {tuple(_NUMBER.findall(a["path"])) for a in self._arguments(self.kernels[n])} for n in numbers[: 2 * period]
+        ]
+        return min(range(period), key=lambda k: len(set().union(*layers[k : k + period])))
 
     def _key(self, kernel: Kernel) -> object:
         ops = [self.program.ops[k] for k in kernel.ops]

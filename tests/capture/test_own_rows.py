@@ -38,6 +38,7 @@ OTHER: dict[str, Callable[..., Any]] = {
     "reversed": lambda x, i, j: x[_rows()[::-1], i],
     "shifted": lambda x, i, j: x[_rows() - 1, i],
     "argument": lambda x, i, j: x[i, i],
+    "chosen": lambda x, i, j: x[jnp.where(i[0] > 0, _rows(), 0), i],
 }
 
 

@@ -90,13 +90,14 @@ def _counters(jaxpr: Any, equation: Any) -> dict[int, int]:
 def _counted(atom: Any, makers: Mapping[Any, Any]) -> int | None:
     """Returns the dimension along which an array of integers counts from zero; None if there is none."""
     maker = None if internals.is_literal(atom) else makers.get(atom)
-    if maker is None:
+    if maker is None or not _counts_to(atom.aval, max(atom.aval.shape, default=0)):
         return None
     name, params = maker.primitive.name, maker.params
     if name == "iota":
         return int(params["dimension"])
     if name == "select_n" and len(maker.invars) == 3:  # x + n where x is negative, which a counter never is
-        test, counter = None if internals.is_literal(maker.invars[0]) else makers.get(maker.invars[0]), maker.invars[1]
+        predicate, counter = maker.invars[:2]
+        test = None if internals.is_literal(predicate) else makers.get(predicate)
         if test is None or test.primitive.name != "lt" or test.invars[0] is not counter:
             return None
         return _counted(counter, makers) if internals.is_literal(test.invars[1]) and test.invars[1].val == 0 else None
@@ -105,10 +106,15 @@ def _counted(atom: Any, makers: Mapping[Any, Any]) -> int | None:
     shape, result = maker.invars[0].aval.shape, atom.aval.shape
     counted = _counted(maker.invars[0], makers)
     if counted is None or name == "convert_element_type":
-        return counted if jnp.issubdtype(atom.aval.dtype, jnp.integer) else None
+        return counted
     if name == "broadcast_in_dim":
         moved = int(params["broadcast_dimensions"][counted])
         return moved if shape[counted] == result[moved] else None
     sized = [d for d, size in enumerate(result) if size != 1]  # a reshape that adds or removes dimensions of size one
     same = [size for size in shape if size != 1] == [result[d] for d in sized]
     return sized[sum(size != 1 for size in shape[:counted])] if same and shape[counted] != 1 else None
+
+
+def _counts_to(aval: Any, size: int) -> bool:
+    """Returns whether integers of an array's type can count to a size."""
+    return bool(jnp.issubdtype(aval.dtype, jnp.integer)) and size <= jnp.iinfo(aval.dtype).max

@@ -141,6 +141,17 @@ def test_the_dimensions_of_a_cache_and_of_images_are_named() -> None:
     assert "spatial dimension" in names and "sequence" not in names
 
 
+def test_arguments_without_a_role_are_said_too() -> None:
+    made = shardwise.plan(lambda x: x + 1, jnp.zeros(4096), mesh={"data": 4}, tactics=[shardwise.Shard("x", 0, "data")])
+    assert not made.roles and verdict(made).sharded == "Arguments: x[0] over all 4 devices."
+    shapes = (jax.ShapeDtypeStruct((64, 256), "float32"), jax.ShapeDtypeStruct((512, 64), "float32"))
+    shard = [shardwise.Shard("state/w", 1, "data")]
+    with_roles = shardwise.plan(
+        lambda state, x: x @ state["w"], {"w": shapes[0]}, shapes[1], mesh={"data": 4}, tactics=shard
+    )
+    assert verdict(with_roles).sharded == "Batch replicated. Parameters: state/w[1] over all 4 devices."
+
+
 def test_dimensions_are_named_by_structure_alone(plan: Plan) -> None:
     """The same program under other paths: its dimensions are called the same, up to the paths."""
     program = zoo.load("t2b", "tiny")

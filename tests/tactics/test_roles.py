@@ -359,6 +359,47 @@ def test_given_roles_come_first() -> None:
         inferred(step, *args, given={"batch": "z"})
 
 
+def test_batches_of_several_sizes() -> None:
+    """Unlabeled examples beside labeled ones, points on a boundary beside those inside; a mask is not one of them."""
+
+    def step(w: Any, x: Any, y: Any, unlabeled: Any, mask: Any) -> Any:
+        def loss(w: Any) -> Any:
+            hidden = unlabeled @ w["up"] * mask
+            return ((x @ w["up"] @ w["down"] - y) ** 2).mean() + jax.nn.relu(hidden @ w["down"]).mean()
+
+        value, grads = jax.value_and_grad(loss)(w)
+        return jax.tree.map(lambda a, g: a - 0.1 * g, w, grads), value
+
+    w = {"up": shape(16, 64), "down": shape(64, 8)}
+    args = w, shape(64, 16), shape(64, 8), shape(256, 32, 16), shape(32, 64)
+    assert inferred(step, *args) == {"batch": ("x", "y", "unlabeled"), "params": ("w",)}
+    plan = sw.plan(step, *args, mesh={"data": 4}, tactics="dp:data")
+    assert plan.spec("x") == plan.spec("unlabeled") == P("data")
+
+
+def test_a_table_that_a_loop_looks_into() -> None:
+    def decode(table: Any, w: Any, tokens: Any) -> Any:
+        def step(tokens: Any, _: Any) -> Any:
+            return (jnp.tanh(table[tokens] @ w)).argmax(-1), None
+
+        return jax.lax.scan(step, tokens, None, length=3)[0]
+
+    args = shape(100, 16), shape(16, 100), shape(32, dtype="int32")
+    assert inferred(decode, *args) == {"batch": ("tokens",), "params": ("table", "w")}
+
+
+def test_positions_that_count_are_no_training() -> None:
+    def decode(table: Any, cache: Any, token: Any, position: Any) -> Any:
+        x = table[token]
+        cache = cache.at[jnp.arange(8), position].set(x)
+        logits = jnp.einsum("bd,btd,vd->bv", x, cache, table)
+        return cache, logits.argmax(-1), position + 1
+
+    args = shape(100, 16), shape(8, 32, 16), shape(8, dtype="int32"), shape(8, dtype="int32")
+    expected = {"batch": ("token", "position"), "params": ("table",), "cache": ("cache",)}
+    assert inferred(decode, *args) == expected
+
+
 def test_a_plan_has_them(tmp_path: Any) -> None:
     def step(params: Any, moments: Any, x: Any, y: Any) -> Any:
         loss, grads = jax.value_and_grad(loss_of)(params, x, y)

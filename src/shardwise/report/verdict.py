@@ -157,10 +157,17 @@ def _sharded(plan: Plan) -> Iterator[str]:
         if arrays := arrays_of(plan, role):
             names = words if role == "cache" else of_params
             said.setdefault(_kinds(arrays, names), []).append(title)
+    with_role = {a.path for role in plan.roles for a in arrays_of(plan, role)}
+    rest = [a for a in plan.arguments if a.path not in with_role]
+    if any(axes for a in rest for axes in a.spec):
+        said.setdefault(_kinds(rest, words), []).append("Other arguments" if with_role else "Arguments")
     for kinds, titles in said.items():
         heading = " and ".join(t if k == 0 else t.lower() for k, t in enumerate(titles))
         yield f"{heading}: {'; '.join(_kind_texts(kinds, mesh))}"
-    yield from _inner(plan, dimension_names(plan))
+    inner = list(_inner(plan, dimension_names(plan)))
+    if not inner and not plan.roles and not said:
+        yield "Arguments: replicated"
+    yield from inner
 
 
 def arrays_of(plan: Plan, role: str) -> list[ArrayPlan]:

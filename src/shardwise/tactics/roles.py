@@ -6,7 +6,8 @@
   arguments that come back is not the batch's if a product contracts it: the gradient of a parameter sums over the batch, and
   no parameter has the batch's dimension. Nor is one that every product of such an argument contracts (a frozen weight). One of
   which all arguments come back (the experts of a layer, the networks of an ensemble) is, only if there is no other. Arrays
-  that are addressed by the batch, and added up by the same indices (nodes of a graph, by its edges), belong to it.
+  that are addressed by the batch, and added up by the same indices (nodes of a graph, by its edges), belong to it, and so do
+  other examples over which gradients of parameters are summed.
 - *Params* are floating-point arguments that come back, without the batch's dimension, and influence both an output that
   replaces no argument, and a product before they are updated: moments reach products of the same step through parameters that
   they changed (two networks that are trained in turn, several updates in a loop). So are those that do not come back
@@ -131,9 +132,11 @@ class _Inference:
 
     @cached_property
     def _trains(self) -> bool:
-        """Returns whether something is added to an argument that comes back, as an update to a parameter."""
+        """Returns whether something is added to an argument that comes back, as an update to a parameter. Positions and other
+        integers are counted without training."""
         definitions, ops = self.program.definitions, self.program.ops
-        makers = ((a, ops[definitions[ops[definitions[o][0]].operands[0]][0]]) for a, o in self.pairs.items())
+        pairs = ((a, o) for a, o in self.pairs.items() if is_floating(self.program.values[a]))
+        makers = ((a, ops[definitions[ops[definitions[o][0]].operands[0]][0]]) for a, o in pairs)
         return any(op.kind in ("add", "add_any", "sub") and a in map(self._argument, op.operands) for a, op in makers)
 
     def _is_fed(self, value: Value) -> bool:
@@ -161,7 +164,7 @@ class _Inference:
         return list(zip(self.analysis.names.factor_colors(op.id), kinds, strict=True))
 
     def _batch_colors(self) -> set[int]:
-        """Returns the batch's color, and those from which it gathers and to which it scatters."""
+        """Returns the batch's color, those of further batches, and those from which it gathers and to which it scatters."""
         batch_color = self._batch_color()
         if batch_color is None:
             return set()
@@ -175,11 +178,26 @@ class _Inference:
             by -= {kinds[f][0] for dim in op.rule.operands[0] for f in dim}  # each example looks into itself
             addressed = {c for c, kind in kinds if kind is Kind.INDEXED}
             (reads if op.kind == "gather" else writes).update((a, b) for a in addressed for b in by - addressed)
-        colors = {batch_color}
+        colors = {batch_color, *self._further_batches(batch_color)}
         for pair in map(set, sorted(reads & writes)):
             if pair & colors and not pair & self.returned:
                 colors |= pair
         return colors
+
+    def _further_batches(self, batch_color: int) -> set[int]:
+        """Returns the leading colors over which gradients of parameters are summed, but not together with the batch's: those of
+        other examples (unlabeled ones, points on a boundary). A color that other arguments have further inside (a sequence,
+        which a mask begins with) is none."""
+        fed = [v for v in self.arguments if v.id not in self.pairs]
+        inside = {c for v in fed for c in self.colors[v.id] if c != self.leading[v.id]}
+        new = {self.leading[v.id] for v in fed} - inside - self.returned - {batch_color, -1}
+        further: set[int] = set()
+        for op in self.heavy if new and self._trains else ():
+            kinds = self._kinds(op)
+            summed = {c for c, kind in kinds if kind is Kind.REDUCTION}
+            if batch_color not in summed and self.returned.issuperset(c for c in self.colors[op.results[0]] if c >= 0):
+                further |= summed & new
+        return further
 
     def roles(self) -> dict[str, list[str]]:
         """Returns the paths of the arguments by role."""
@@ -217,7 +235,8 @@ class _Inference:
         multiplied = {v for op in self.heavy for v in op.operands}
         used = {self._argument(v) for v in (*multiplied, *looked_into)}
         used_colors = {c for v in able if v.id in used for c in self.colors[v.id]}
-        if batch_colors:  # what is computed from weights alone, as it is where they are quantized
-            used_colors |= {c for v in multiplied if batch_colors.isdisjoint(self.colors[v]) for c in self.colors[v]}
+        if batch_colors:  # what is computed from weights alone, as it is where they are quantized, or read in loops
+            values = (*multiplied, *looked_into)
+            used_colors |= {c for v in values if batch_colors.isdisjoint(self.colors[v]) for c in self.colors[v]}
         trips = {-1, *self.analysis.names.color[self.analysis.names.trip].tolist()}
         return {v.id for v in able if set(self.colors[v.id]) - trips and set(self.colors[v.id]) <= used_colors | trips}

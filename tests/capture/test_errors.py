@@ -25,8 +25,18 @@ def wrong_shapes(x, w):
     return x @ w
 
 
+class Module:
+    """As PyTorch's: it can be called."""
+
+    __module__ = "torch.nn.modules.linear"
+
+    def __call__(self, x: object) -> object:
+        return x
+
+
 CASES = {
     "not a function": (42, (), {}, r"expected a function to analyze, got int: 42"),
+    "a PyTorch module": (Module(), (shape(3),), {}, r"Module is a PyTorch module, .* torchax makes"),
     "too many arguments": (
         wrong_shapes,
         (shape(3),) * 3,

@@ -91,6 +91,7 @@ def test_the_two_cores_of_a_chip_share_its_links() -> None:
         ("13 h100", "make no regular shape"),
         ("2*512 v5e", "are 2 slices already"),
         ("", "unknown hardware ''"),
+        ("a100x8", "did you mean a100:8?"),
     ],
 )
 def test_bad_texts(text: str, problem: str) -> None:

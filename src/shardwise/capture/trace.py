@@ -84,6 +84,11 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
     """Traces ``fn`` as ``jax.jit`` does."""
     if not callable(fn):
         raise CaptureError(f"expected a function to analyze, got {type(fn).__name__}: {fn!r:.60}")
+    if any(cls.__module__.partition(".")[0] == "torch" for cls in type(fn).__mro__):
+        raise CaptureError(
+            f"{type(fn).__name__} is a PyTorch module, which JAX cannot trace: torchax makes a JAX function of it "
+            "(docs/tutorials/pytorch.md)"
+        )
     name = getattr(fn, "__name__", type(fn).__name__)
     given, (fn, args, kwargs) = fn, pure_call(fn, args, kwargs)
     jitted = getattr(given, "jitted_fn", given)  # of an nnx.jit

@@ -11,6 +11,7 @@ import copy
 import difflib
 import functools
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -140,6 +141,9 @@ def _find(name: str) -> Path:
     names = _names()
     wanted = canonical(name)
     if wanted not in names:
+        count = re.fullmatch(r"(.+?)[-_ ]?[x*](\d+)", name)
+        if count and canonical(count[1]) in names:
+            raise HardwareError(f"unknown hardware {name!r}; did you mean {count[1]}:{count[2]}?")
         near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "'shardwise hardware list' shows what there is."
         raise HardwareError(

@@ -46,12 +46,21 @@ def _dtype(name: str) -> Any:
     return jax.numpy.dtype(name)
 
 
+def host_devices(count: int) -> str:
+    """Returns what gives a process so many host devices."""
+    return (
+        f"start Python with XLA_FLAGS=--xla_force_host_platform_device_count={count}, or call "
+        f"jax.config.update('jax_num_cpu_devices', {count}) before anything uses JAX"
+    )
+
+
 def make_mesh(axes: MeshAxes, devices: Sequence[Any] | None = None, order: Sequence[int] = ()) -> Any:
     """A mesh of automatic axes over the first devices, by default of ``jax.devices()``. ``order`` has the numbers of all
     devices in the mesh's order (``Plan.device_order``); without it JAX chooses the order."""
     devices = jax.devices() if devices is None else devices
     if len(devices) < axes.devices:
-        raise PlanError(f"a mesh of {axes} needs {axes.devices} devices; there are {len(devices)}")
+        hint = f"; to try it here, {host_devices(axes.devices)}" if devices and devices[0].platform == "cpu" else ""
+        raise PlanError(f"a mesh of {axes} needs {axes.devices} devices; there are {len(devices)}{hint}")
     kinds = (jax.sharding.AxisType.Auto,) * len(axes.names)
     if len(order) == axes.devices == len(devices):
         ordered = np.array(sorted(devices, key=lambda device: device.id), dtype=object)[list(order)]

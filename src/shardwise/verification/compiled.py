@@ -81,9 +81,8 @@ def make_mesh(axes: Any, backend: str = HOST, order: Sequence[int] = ()) -> Any:
     devices = jax.devices("cpu")
     if len(devices) < mesh_axes.devices:
         raise CompileError(
-            f"the mesh {mesh_axes} needs {mesh_axes.devices} host devices and this process has {len(devices)}: start Python "
-            f"with XLA_FLAGS=--xla_force_host_platform_device_count={mesh_axes.devices}, or call "
-            f"jax.config.update('jax_num_cpu_devices', {mesh_axes.devices}) before anything uses JAX"
+            f"the mesh {mesh_axes} needs {mesh_axes.devices} host devices and this process has {len(devices)}: "
+            f"{planned_devices.host_devices(mesh_axes.devices)}"
         )
     return planned_devices.make_mesh(mesh_axes, devices)
 

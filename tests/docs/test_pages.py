@@ -6,6 +6,8 @@ is run, the quick start always and the others among the slow tests.
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import inspect
 import io
 import linecache
@@ -13,6 +15,7 @@ import os
 import re
 import runpy
 import sys
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +23,9 @@ from types import ModuleType
 import jax
 import pytest
 
-from shardwise.cli.main import main
+import shardwise
+from shardwise.cli.main import _parser, main
+from shardwise.plans.plan import Plan
 
 DOCS = Path(__file__).parents[2] / "docs"
 PINNED = re.search(r"^jax==(.*)$", (DOCS.parent / "requirements.txt").read_text(), flags=re.M)[1]  # type: ignore[index]
@@ -122,6 +127,41 @@ def test_every_command_has_a_section(capsys: pytest.CaptureFixture[str]) -> None
     assert {"plan", "inspect"} <= commands
     sections = re.findall(r"^## ([\w-]+)$", (DOCS / "cli.md").read_text(), flags=re.M)
     assert set(sections) == commands - {"COMMAND"}
+
+
+PAGES = [DOCS.parent / "README.md", *(page for page in sorted(DOCS.rglob("*.md")) if page.stem != "changelog")]
+
+
+def test_names_on_pages_exist() -> None:
+    """Also in code that no test runs, and in the text."""
+    members = {*dir(Plan), *(field.name for field in dataclasses.fields(Plan))}
+    wrong, seen = [], 0
+    for page in PAGES:
+        for owner, name in re.findall(r"\b(sw|plan)\.(?!json\b|html\b|py\b)([a-zA-Z_]\w*)", page.read_text()):
+            seen += 1
+            if not (hasattr(shardwise, name) if owner == "sw" else name in members):
+                wrong.append(f"{page.name}: {owner}.{name}")
+    assert seen > 100 and not wrong
+
+
+def test_options_on_pages_exist() -> None:
+    """Each belongs to the command that stands before it."""
+
+    def options(parser: argparse.ArgumentParser) -> Iterator[str]:
+        for action in parser._actions:
+            yield from action.option_strings
+            for inner in action.choices.values() if isinstance(action.choices, dict) else ():
+                yield from options(inner)
+
+    (commands,) = (action.choices for action in _parser()._actions if isinstance(action.choices, dict))
+    known = {name: set(options(command)) for name, command in commands.items()}
+    lines = [(page, line) for page in PAGES for line in page.read_text().splitlines()]
+    uses = [
+        (p, *use) for p, line in lines for use in re.findall(r"shardwise ([a-z-]+) ([^`#|;]*)", line) if use[0] in known
+    ]
+    words = [(p, name, word) for p, name, rest in uses for word in re.findall(r"(?<!\S)--[a-z][a-z-]*", rest)]
+    assert len(words) > 30
+    assert not [(p.name, name, word) for p, name, word in words if word not in known[name]]
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))

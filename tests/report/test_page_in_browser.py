@@ -143,7 +143,8 @@ def test_figures_are_the_data(plan: Plan, show: Any) -> None:
     page.click("#tab-timeline")
     assert page.locator(".lines tbody th").count() == len(data["lines"])
     page.click("#tab-memory")
-    assert [row[1:3] for row in cells(page, "#alive")] == [[str(n), binary(nbytes)] for _, n, nbytes in data["alive"]]
+    alive = [[f"{n} × {label}" if n > 1 else label, binary(nbytes)] for label, n, nbytes in data["alive"]]
+    assert [row[:2] for row in cells(page, "#alive")] == alive
     page.click("#tab-advanced")
     kinds = plan.predicted.breakdown("kind")
     assert [row[:2] for row in cells(page, "#by-kind")] == [[kind, seconds(s)] for kind, s in kinds.items()]

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import enum
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -19,21 +18,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardwise.ir.rule import Kind, Rule
+from shardwise.ir.rule import Kind, Rule, Symbol
 from shardwise.ir.traits import SAME_ELEMENTS, VIEWS, WIDER
 
 #: Mesh axes by dimension, major first; None for an unconstrained dimension. Missing trailing dimensions are replicated.
 Spec = tuple[tuple[str, ...] | None, ...]
 
 
-class Origin(enum.Enum):
+class Origin(Symbol):
     ARGUMENT = "argument"
     CONSTANT = "constant"
     RESULT = "result"
     OUTPUT = "output"
 
 
-class Unit(enum.Enum):
+class Unit(Symbol):
     """The part of the device that does the arithmetic."""
 
     NONE = "none"

@@ -25,7 +25,14 @@ from typing import Final
 from shardwise.errors import RuleError
 
 
-class Kind(enum.Enum):
+class Symbol(enum.Enum):
+    """An enumeration whose members are hashed by identity, since they are parts of many keys: ``enum.Enum`` computes a hash in
+    Python."""
+
+    __hash__ = object.__hash__
+
+
+class Kind(Symbol):
     """What happens when a mesh axis shards a factor."""
 
     PARALLEL = "parallel"  # in operands and results: nothing to communicate

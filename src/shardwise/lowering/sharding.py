@@ -3,7 +3,6 @@ an addend, and the value is their sum (or maximum, …)."""
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.ir.rule import Kind as FactorKind
-from shardwise.ir.rule import Rule
+from shardwise.ir.rule import Rule, Symbol
 from shardwise.lowering.padding import block
 
 Axes = tuple[int, ...]
@@ -67,7 +66,7 @@ class Sharding(_Fields):
         return tuple(tuple(mesh.names[a] for a in dim) for dim in self.dims)
 
 
-class Kind(enum.Enum):
+class Kind(Symbol):
     """What moves. A slice is local."""
 
     SLICE = "slice"
@@ -92,7 +91,7 @@ PAIRED: Final = ("argmax", "argmin")
 _ROW_BYTES: Final = 512
 
 
-class Ring(enum.Enum):
+class Ring(Symbol):
     """Which reductions into shards are rings of permutes: none; those for which the compiler has no reduce-scatter; or all,
     since other work can run beside them."""
 

@@ -15,7 +15,6 @@ Weak. An index over the batch (``logits[arange(n), labels]``) raises, although i
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from shardwise.capture import control, equations
 from shardwise.capture import jax_internals as internals
 from shardwise.errors import VariantError
 from shardwise.ir import traits
-from shardwise.ir.rule import Kind, Rule
+from shardwise.ir.rule import Kind, Rule, Symbol
 from shardwise.rules.call import OpCall
 from shardwise.rules.registry import find_rule, is_known
 
@@ -38,7 +37,7 @@ REDUCERS: Final = ("sum", "max", "min", "and", "or")
 NEEDS_BOTH: Final = "needs a value that is reduced over the whole batch together with the batch"
 
 
-class Role(enum.Enum):
+class Role(Symbol):
     INVARIANT = "invariant"
     BATCH = "batch"
     PARTIAL = "partial"

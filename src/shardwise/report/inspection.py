@@ -94,7 +94,7 @@ def _print_groups(page: Page, analysis: Analysis, everything: bool) -> None:
     heading = f"What can be sharded: {plural(len(shown), 'group')} of {plural(colors, 'color')} that matter"
     rows = []
     for g in sorted(shown, key=lambda g: (-g.flops, -g.nbytes, g.id)):
-        size = f"{g.size:,}" + ("…" if len(g.sizes) > 1 else "")
+        size = "–".join(f"{s:,}" for s in dict.fromkeys((min(g.sizes), max(g.sizes))))
         count = f" ×{len(g.colors)}" if len(g.colors) > 1 else ""
         where = _where(analysis, g.places, page.width - 42)
         rows.append([f"{g.id}{count}", size, f"{g.values:,}", binary(g.nbytes), si(g.flops), where])

@@ -19,6 +19,7 @@ from shardwise.capture import jax_internals as internals
 from shardwise.capture.expand import forwarded, with_outputs
 from shardwise.capture.leaves import abstract, explicit_mesh, unknown_argument
 from shardwise.capture.objects import Result, apart, of_objects, pure_call
+from shardwise.capture.shifts import with_shifts
 from shardwise.errors import CaptureError
 from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Argument, Spec
@@ -112,7 +113,7 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
     try:
         with collector_paused(), _under_mesh_of(shapes):
             traced = jitted.trace(*abstract_args, **{**kwargs, **keywords})
-        jaxpr = internals.without_references(internals.low_jaxpr(traced))
+        jaxpr = with_shifts(internals.without_references(internals.low_jaxpr(traced)))
     except CaptureError as error:
         raise CaptureError(str(error)) from None  # without the frames of JAX
     except Exception as error:

@@ -16,6 +16,12 @@ from shardwise.units import wrapped
 _PROSE: Final = 120
 
 
+class Strong(str):
+    """A headline: bold in a notebook and in a terminal with colors."""
+
+    strong: Final = True
+
+
 class Page:
     """Paragraphs and tables for a terminal of ``width`` columns. The names of ``axes`` have their colors where these are asked
     for.
@@ -33,8 +39,8 @@ class Page:
         self.width, self.axes = width, tuple(axes)
         self.items: list[str | Table] = []
 
-    def print(self, item: str = "") -> None:
-        self.items.append(item)
+    def print(self, item: str = "", strong: bool = False) -> None:
+        self.items.append(Strong(item) if strong else item)
 
     def table(self, titles: Sequence[str], rows: Iterable[Sequence[str]], heading: str = "") -> None:
         """Prints a table without lines. The cells under ``>title`` are right-aligned, those under ``*title`` may wrap; without
@@ -46,13 +52,17 @@ class Page:
             shown.add_column(title.lstrip(">*"), justify=justify, no_wrap=not title.startswith("*"), overflow="fold")  # type: ignore[arg-type]
         for row in rows:
             shown.add_row(*row)
-        self.items += [f"\n{heading}\n", shown] if heading else [shown]
+        self.items += [Strong(f"\n{heading}\n"), shown] if heading else [shown]
 
     def text(self, colored: bool = False) -> str:
-        prose = min(self.width, _PROSE)
-        text = "".join(wrapped(f"{x}\n", prose) if isinstance(x, str) else self._text(x) for x in self.items)
+        return "".join(self._item(item, colored) for item in self.items)
+
+    def _item(self, item: str | Table, colored: bool) -> str:
+        text = wrapped(f"{item}\n", min(self.width, _PROSE)) if isinstance(item, str) else self._text(item)
         if not colored:
             return text
+        if isinstance(item, Strong):
+            return "".join(f"\x1b[1m{line}\x1b[0m\n" if line else "\n" for line in text.splitlines())
         return "".join(painted(line, self.axes) for line in text.splitlines(keepends=True))
 
     def _text(self, shown: Table) -> str:

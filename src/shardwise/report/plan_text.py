@@ -196,12 +196,13 @@ def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
 def _print_verdict(page: Page, plan: Plan) -> None:
     """Prints the verdict, the plan beside the best named strategies, and what stands out."""
     found, p = plan.verdict, plan.predicted
-    for line in found.lines:
+    page.print(found.headline, strong=True)
+    for line in found.lines[1:]:
         page.print(line)
     if found.baselines:
         rows = [["this plan", seconds(p.time_s), binary(p.peak_bytes), _fits(p.fits)]]
         for row in found.baselines:
-            name = row.name.replace(",", ", ") + (f"\n  {row.variant}" if row.variant else "")
+            name = row.name.replace(",", ", ") + (f",\n  {row.variant}" if row.variant else "")
             rows.append([name, seconds(row.time_s), binary(row.peak_bytes), _fits(row.fits)])
         many = plural(len(plan.baselines), "named strategy", "named strategies")
         heading = f"Beside the best of {many}, as --tactics or tactics= takes them"

@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_made_to_fit(capsys: pytest.CaptureFixture[str]) ->
     assert main([*words, "--evaluations", "150"]) == 0
     text = capsys.readouterr().out
     assert (
-        "Loops and repeated blocks keep their carry" in text
+        "Rematerialized: loops and repeated blocks keep their carry" in text
         and "note: unchanged, the program does not fit: at least " in text
     )
 

@@ -184,6 +184,11 @@ def test_axes_have_their_colors_where_these_are_shown(plan: Plan) -> None:
     page = plan_page(plan)
     plain, colored = page.text(), page.text(colored=True)
     assert "\x1b" not in plain and re.sub(r"\x1b\[[\d;]*m", "", colored) == plain
+    headline = colored.splitlines()[2]
+    assert (
+        headline == f"\x1b[1m{plain.splitlines()[2]}\x1b[0m"
+        and f'<p class="strong">{plan.verdict.headline}' in plan._repr_html_()
+    )
     assert "\x1b[1;38;5;68mdata\x1b[0m" in colored and "\x1b[1;38;5;172mmodel\x1b[0m" in colored
     assert "#4c8ed9" in plan._repr_html_() and "--axis-0: #4c8ed9" in page_html(plan)
 

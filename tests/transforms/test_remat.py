@@ -163,7 +163,7 @@ def test_as_much_memory_as_with_checkpoint() -> None:
 def test_sharded_it_computes_the_same(count: int | None) -> None:
     asked: dict[str, Any] = {"mesh": {"data": 4, "model": 2}, "tactics": [FSDP("data")], "roles": ROLES}
     plan = shardwise.plan(step, *step_args(), microbatches=count, remat=True, **asked)
-    assert plan.variant.remat and "keep their carry, and compute the rest again" in str(plan)
+    assert plan.variant.remat and "keep their carry and compute the rest again" in " ".join(str(plan).split())
     assert shardwise.verify(plan, step, *step_args()).agrees
 
 

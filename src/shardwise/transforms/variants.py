@@ -66,7 +66,9 @@ class Variant:
         if self.remat == GATHERS:
             lines.append("the backward pass gathers parameters again")
         elif self.remat:
-            lines.append("loops and repeated blocks keep their carry, and compute the rest again")
+            lines.append(
+                "rematerialized: loops and repeated blocks keep their carry and compute the rest again in the backward pass"
+            )
         if self.offload:
             lines.append("the optimizer's stacked state is in the memory of the host, and fetched layer by layer")
         return tuple(lines)

@@ -23,6 +23,7 @@ from shardwise.capture.shifts import with_shifts
 from shardwise.errors import CaptureError
 from shardwise.ir.collector import collector_paused
 from shardwise.ir.program import Argument, Spec
+from shardwise.units import listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,8 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
     except CaptureError as error:
         raise CaptureError(str(error)) from None  # without the frames of JAX
     except Exception as error:
-        raise CaptureError(_trace_failure(name, error)) from None
+        numbers = [path for path, (_, leaf) in zip(paths, leaves, strict=True) if isinstance(leaf, bool | int | float)]
+        raise CaptureError(_trace_failure(name, error, numbers)) from None
     infos = jax.tree.leaves(traced.args_info)
     stated = [equations.spec_of(sharding) for sharding in internals.in_shardings(traced)]
     if len(stated) > len(leaves):
@@ -253,7 +255,7 @@ def _check_leaves(name: str, leaves: Sequence[tuple[str, Any]]) -> None:
         )
 
 
-def _trace_failure(name: str, error: Exception) -> str:
+def _trace_failure(name: str, error: Exception, numbers: Sequence[str] = ()) -> str:
     where = _user_line(error)
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     first = lines[0] if lines else ""
@@ -269,6 +271,12 @@ def _trace_failure(name: str, error: Exception) -> str:
         )
     elif isinstance(error, jax.errors.TracerIntegerConversionError | jax.errors.NonConcreteBooleanIndexError):
         text += "\nA shape or an index depends on an argument's value: mark that argument static (static_argnames=...)."
+    inner = [path for path in numbers if "/" in path]
+    if inner:
+        text += (
+            f"\nPython numbers inside of arguments are traced, as in jax.jit: {listed(inner, 3)}. If they are settings of a "
+            "module, close over them, and pass its arrays alone (eqx.partition; docs/recipes.md)."
+        )
     return text
 
 

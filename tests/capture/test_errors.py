@@ -29,7 +29,9 @@ def test_numbers_inside_of_modules_are_named() -> None:
     def step(model: dict, x: jax.Array) -> jax.Array:
         return x if model["drop"]["p"] > 0 else model["w"] @ x
 
-    with pytest.raises(shardwise.ShardwiseError, match=r"numbers inside of arguments are traced.*: model/drop/p\. If they"):
+    with pytest.raises(
+        shardwise.ShardwiseError, match=r"numbers inside of arguments are traced.*: model/drop/p\. If they"
+    ):
         shardwise.analyze(step, {"w": shape(3), "drop": {"p": 0.5}}, shape(3))
 
 

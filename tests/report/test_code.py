@@ -148,6 +148,24 @@ def test_a_name_may_have_several_rules_and_state_its_own() -> None:
     assert all(set(zero["spec_of"](path)) == {None} for path in zero["names"] if path.startswith("params/"))
 
 
+def test_moments_beside_their_parameters_in_one_argument() -> None:
+    """As in the recipes: the parameters name the tree, and rules have theirs alone."""
+
+    def step(state: Any, x: Any) -> Any:
+        grads = jax.grad(lambda p: jnp.sum((x * p["n"]["s"] @ p["up"]["w"] + p["up"]["b"]) ** 2))(state["params"])
+        mu = jax.tree.map(lambda m, g: 0.9 * m + g, state["opt"]["mu"], grads)
+        return {"params": jax.tree.map(lambda p, m: p - m, state["params"], mu), "opt": {"mu": mu}}
+
+    params = {"up": {"w": jnp.ones((64, 64)), "b": jnp.ones(64)}, "n": {"s": jnp.ones(64)}}
+    state = {"opt": {"mu": params}, "params": params}
+    plan = shardwise.plan(step, state, jnp.ones((256, 64)), **WHERE, tactics="fsdp:data")
+    assert plan.roles["params"] == ("state/params",)
+    text = plan.code()
+    assert "\nPARAMS = {" in text and '"mu": PARAMS' in text and text.count('"up"') == 1
+    names = executed(plan, style="flax")["names"]
+    assert {path.rpartition("/")[0] for path in names} == {"state/params/up", "state/params/n", ""}
+
+
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     plan = shardwise.plan(lambda w, x: x @ w, jnp.ones((8, 8)), jnp.ones((64, 8)), mesh={"data": 4}, tactics="dp")

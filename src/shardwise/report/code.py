@@ -68,7 +68,8 @@ def _listing(first: str, rows: Iterable[str], last: str) -> list[str]:
 
 def _apart_from_state(plan: Plan, names: dict[str, Names]) -> tuple[dict[str, Names], list[str]]:
     """Returns the names without those of optimizer state that is sharded as its parameter is, and a comment that says so."""
-    ends = {(a.path.partition("/")[2] or a.path, names[a.path]) for a in arrays_of(plan, "params")}
+    roots = sorted(plan.roles.get("params", ()), key=len)
+    ends = {(a.path.removeprefix(f"{root}/"), names[a.path]) for a in arrays_of(plan, "params") for root in roots}
     kept = {path: own for path, own in names.items() if own}
     for path in [a.path for a in arrays_of(plan, "optimizer")]:
         parts = path.split("/")
@@ -173,17 +174,19 @@ class _Names:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self._uses: Counter[str] = Counter()
-        self._seen: set[str] = set()
         self._name_of: dict[str, str] = {}
+        self._place_of: dict[str, tuple[int, str]] = {}
 
-    def count(self, tree: Tree) -> None:
-        for child in tree.values():
+    def count(self, tree: Tree, depth: int = 0, again: bool = False) -> None:
+        """Counts equal subtrees. Of their keys the outermost one names them: ``params`` rather than ``mu``."""
+        for name, child in tree.items():
             if isinstance(child, dict):
                 key = repr(child)
-                self._uses[key] += 1
-                if key not in self._seen:
-                    self._seen.add(key)
-                    self.count(child)
+                self._uses[key] += not again
+                known = self._place_of.get(key)
+                if known is None or depth < known[0]:
+                    self._place_of[key] = depth, name
+                    self.count(child, depth + 1, again or known is not None)
 
     def assigned(self, name: str, tree: Tree) -> list[str]:
         """Returns the lines that assign a tree to a name."""
@@ -215,7 +218,7 @@ class _Names:
             return self._lines(child, depth)
         if text not in self._name_of:
             assigned = self._lines(child, 0)
-            base = re.sub(r"\W+|^(?=\d)", "_", key, flags=re.ASCII).strip("_").upper() or "LAYER"
+            base = re.sub(r"\W+|^(?=\d)", "_", self._place_of[text][1], flags=re.ASCII).strip("_").upper() or "LAYER"
             base = "LAYER" if base.strip("_").isdigit() else base
             taken = {*self._name_of.values(), "P", "PLAN", "MESH", "ARGUMENTS", "IN_SPECS", "OUT_SPECS"}
             taken |= {"DEVICE_ORDER", "COMPILER_OPTIONS", "IN_HOST_MEMORY"}

@@ -134,3 +134,25 @@ def test_what_cannot_be_done() -> None:
     plain = shardwise.plan(deep, W, X, mesh={"stage": 4}, tactics=[], roles=ROLES)
     with pytest.raises(DecisionError, match="the program has no stages"):
         Pipeline("stage").decide(plain.inquiry.context, ())
+
+
+def test_sharding_inside_of_layers_with_weights_that_are_converted() -> None:
+    """The backward pass reads converted weights: Megatron has to know them as weights, and no tick may copy them."""
+    w = [jax.ShapeDtypeStruct(s, "float32") for s in [(8, 256, 1024), (8, 1024, 256)]]
+
+    def step(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            def layer(x: Any, p: Any) -> Any:
+                up, down = (a.astype(jnp.bfloat16) for a in p)
+                return x + jnp.tanh(x @ up) @ down, None
+
+            return jnp.sum(jax.lax.scan(layer, x.astype(jnp.bfloat16), w)[0].astype(jnp.float32) ** 2)
+
+        return jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss)(w))
+
+    tactics = [Pipeline("stage", microbatches=8), "megatron:model"]
+    made = shardwise.plan(step, w, X, mesh={"stage": 4, "model": 2}, tactics=tactics, roles=ROLES)
+    assert made.spec("w/0") == jax.P("stage", None, "model")
+    program = made.inquiry.analysis.program
+    carried = [program.values[v] for op in program.ops if op.kind == "scan.carry" for v in op.results]
+    assert not [v for v in carried if v.dtype == "bfloat16" and v.shape in ((2, 4, 256, 1024), (2, 4, 1024, 256))]

@@ -248,6 +248,8 @@ class Clusters:
         role = self.roles[user.id]
         if role is Role.PRODUCT:
             return not self.by_library
+        if user.kind == "scan.input":
+            return False
         if user.kind == "gather":
             return self.by_library
         return role in (Role.ELEMENTWISE, Role.REDUCTION, Role.UPDATE) or user.kind in ("scan.output", "pad")

@@ -46,7 +46,7 @@ from shardwise.transforms.batch_walk import moved
 from shardwise.transforms.flat import Flat, Step, emit, read_atoms, spliced, values_of
 from shardwise.transforms.microbatch import cut_batch
 from shardwise.transforms.remat import read_elsewhere
-from shardwise.transforms.rows import REDUCERS, cut_rows, joined_rows
+from shardwise.transforms.rows import REDUCERS, cut_rows, joined_rows, neutral, reduced
 from shardwise.transforms.schedule import Schedule, Task
 from shardwise.transforms.stages import Layers, Program
 
@@ -194,7 +194,8 @@ class _Pipeline:
             for by_tick, array, state in zip(is_ticked, read_atoms(env, layers.scanned), layers.row_states, strict=True)
         ]
         residuals = [ticked[v] if by_tick else None for v, by_tick in zip(layers.scanned, is_ticked, strict=True)]
-        kept = [v in needed for v in layers.stacked]
+        fixed = self._fixed(env) if any(layers.stacked[k] in needed for k in layers.fixed) else {}
+        kept = {k for k, v in enumerate(layers.stacked) if v in needed and k not in fixed}
 
         def tick(state: _State, scanned: tuple[Any, list[Any]]) -> tuple[_State, tuple[list[Any], list[Any]]]:
             (carries, sums, totals), (time, residual) = state, scanned
@@ -205,7 +206,7 @@ class _Pipeline:
                 for k, (carry, enter) in enumerate(zip(carries, entering, strict=True))
             ]
             read = [old if row is None else row(part, at) for old, row in zip(residual, rows, strict=True)]
-            carries, sums, stacked = self._compute(constants, carries, sums, read, task)
+            carries, sums, stacked = self._compute(constants, carries, sums, read, task, kept)
             leaving = busy & (self._stage == self._schedule.last)
             if at is not None:
                 leaving &= at == self._schedule.last_round
@@ -215,11 +216,10 @@ class _Pipeline:
             ]
             batched = zip(carries, layers.carried, layers.carry_states, strict=True)
             ended = [carry if v in needed and s.role is Role.BATCH else None for carry, v, s in batched]
-            stacked = [x if keep else None for x, keep in zip(stacked, kept, strict=True)]
             return (carries, sums, totals), (ended, stacked)
 
         times = jnp.arange(self._schedule.ticks, dtype=jnp.int32)
-        start = self._start(entering, read_atoms(env, layers.initial), needed)
+        start = self._start(entering, read_atoms(env, layers.initial), needed, kept)
         (carries, sums, totals), (ended, stacked) = jax.lax.scan(
             tick, start, (times, residuals), reverse=layers.reverse
         )
@@ -227,6 +227,7 @@ class _Pipeline:
             self._leaving(k, *arrays) if layers.carried[k] in needed else None
             for k, arrays in enumerate(zip(carries, totals, ended, strict=True))
         ]
+        sums = [fixed.get(k, array) for k, array in enumerate(sums)]
         summed = [None if array is None else self._unstaged(array) for array in sums]
         return carried, [x if total is None else total for x, total in zip(stacked, summed, strict=True)]
 
@@ -241,6 +242,18 @@ class _Pipeline:
         rows = rows.reshape(self._schedule.parts, -1, *rows.shape[3:])
         return self._unstaged(joined_rows(self._analysis, rows, moved(state, 2)))
 
+    def _fixed(self, env: Mapping[int, Any]) -> dict[int, Any]:
+        """Returns the stacked results that are the same for every micro-batch, by layer and stage."""
+        layers, states = self._layers, self._layers.row_states
+        constants = read_atoms(env, layers.constants)
+        rows = [
+            self._staged(jnp.asarray(array)) if s.role is Role.INVARIANT else None
+            for array, s in zip(read_atoms(env, layers.scanned), states, strict=True)
+        ]
+        of_stages = jax.vmap(lambda xs: layers.fixed_of([*constants, *xs]), axis_size=self._stages)
+        every = jax.vmap(of_stages, axis_size=self._schedule.rounds * self._depth)(rows)
+        return dict(zip(layers.fixed, every, strict=True))
+
     # One tick.
 
     def _compute(
@@ -250,8 +263,9 @@ class _Pipeline:
         sums: list[Any],
         rows: list[Any],
         task: Task,
+        kept: Collection[int],
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Returns the carries, sums and stacked results of all stages after their layers."""
+        """Returns the carries, sums and ``kept`` stacked results of all stages after their layers."""
         layers, (busy, part, at) = self._layers, task
         # Rows that are the same for every part are computed by each layer, as the broadcasts that they are.
         given = [x if isinstance(x, _Rows) else x(part) for x in constants]
@@ -268,7 +282,7 @@ class _Pipeline:
             adds = busy if exists is None else busy & exists
             masks = (adds if k in layers.sums else exists for k in range(layers.carries))
             new = [_where(*three) for three in zip(masks, outputs, carries, strict=False)]
-            stacked = outputs[layers.carries :]
+            stacked = [x if k in kept else None for k, x in enumerate(outputs[layers.carries :])]
             for k, (total, s) in enumerate(zip(sums, layers.stacked_states, strict=True)):
                 if total is not None:
                     adding = partial(_added, reducer=s.reducer)
@@ -344,7 +358,11 @@ class _Pipeline:
         return partial(_always, array)
 
     def _start(
-        self, entering: Sequence[Callable[[Any], Any]], initial: Sequence[Any], needed: Collection[int]
+        self,
+        entering: Sequence[Callable[[Any], Any]],
+        initial: Sequence[Any],
+        needed: Collection[int],
+        kept: Collection[int],
     ) -> _State:
         """Returns the state before the first tick: every stage has a copy of what enters first."""
         layers = self._layers
@@ -358,12 +376,11 @@ class _Pipeline:
                 every = _where(self._stage == 0, every, jnp.zeros_like(every))
             carries.append(every)
             is_total = s.role is Role.PARTIAL and k not in layers.sums and layers.carried[k] in needed
-            totals.append(_initial(every.shape, every.dtype, s.reducer) if is_total else None)
+            totals.append(neutral(every.shape, every.dtype, s.reducer) if is_total else None)
+        shape = (self._schedule.rounds * self._depth, self._stages)
         sums = [
-            _initial((self._schedule.rounds * self._depth, self._stages, *v.aval.shape), v.aval.dtype, s.reducer)
-            if s.role is not Role.BATCH and result in needed
-            else None
-            for v, s, result in zip(self._outputs, layers.stacked_states, layers.stacked, strict=True)
+            neutral(shape + v.aval.shape, v.aval.dtype, s.reducer) if s.role is not Role.BATCH and k in kept else None
+            for k, (v, s) in enumerate(zip(self._outputs, layers.stacked_states, strict=True))
         ]
         return carries, sums, totals
 
@@ -376,14 +393,14 @@ class _Pipeline:
                 self._analysis, self._from_last(self._schedule.by_round(rows)[self._schedule.last_round], 1), s
             )
         if total is not None or carry in self._layers.sums:
-            return _reduced(state if total is None else total, s.reducer)
+            return reduced(state if total is None else total, s.reducer)
         return self._from_last(state, 0)
 
     def _from_last(self, array: Any, dim: int) -> Any:
         """Returns the part of the last stage, as a sum over the stages, which is a reduction where they are sharded."""
         if jnp.issubdtype(array.dtype, jax.dtypes.extended):
             return jnp.take(array, self._schedule.last, axis=dim)
-        return _reduced(_where(self._stage == self._schedule.last, array, jnp.zeros_like(array), dim), "sum", dim)
+        return reduced(_where(self._stage == self._schedule.last, array, jnp.zeros_like(array), dim), "sum", dim)
 
     def _staged(self, array: Any) -> Any:
         """Returns an array of layers by the round and the number in the stage, and stage."""
@@ -429,13 +446,3 @@ def _where(mask: Any, new: Any, old: Any, dim: int = 0) -> Any:
     if mask is None:
         return new
     return jnp.where(jnp.expand_dims(mask, [d for d in range(jnp.ndim(old)) if d != dim]), new, old)
-
-
-def _initial(shape: tuple[int, ...], dtype: Any, reducer: str) -> Any:
-    return jnp.full(shape, REDUCERS[reducer][1](dtype), dtype)
-
-
-def _reduced(array: Any, reducer: str, dim: int = 0) -> Any:
-    """Returns a reduction over a dimension, in the type of the array."""
-    reduce, first = REDUCERS["or" if reducer == "sum" and array.dtype == bool else reducer]
-    return jax.lax.reduce(array, np.asarray(first(array.dtype), array.dtype), reduce, [dim])

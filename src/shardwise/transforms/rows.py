@@ -52,3 +52,14 @@ REDUCERS: Final[dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]
 
 #: The primitives by which a reduced value is added to.
 ADDING: Final = {"sum": ("add", "add_any"), "max": ("max",), "min": ("min",), "or": ("or",), "and": ("and",)}
+
+
+def neutral(shape: tuple[int, ...], dtype: Any, reducer: str) -> Any:
+    """Returns an array that adds nothing."""
+    return jnp.full(shape, REDUCERS[reducer][1](dtype), dtype)
+
+
+def reduced(array: Any, reducer: str, dim: int = 0) -> Any:
+    """Returns a reduction over a dimension, in the type of the array."""
+    reduce, first = REDUCERS["or" if reducer == "sum" and array.dtype == bool else reducer]
+    return jax.lax.reduce(array, np.asarray(first(array.dtype), array.dtype), reduce, [dim])

@@ -92,6 +92,33 @@ class Layers(Scan):
         ends = enumerate(zip(inner.invars[self.consts :], inner.outvars, self.carry_states, strict=False))
         return self.sums.union(k for k, (old, new, s) in ends if old is new and s.role is Role.INVARIANT)
 
+    @cached_property
+    def fixed(self) -> list[int]:
+        """The stacked results that follow from constants and rows without the batch: the same for every micro-batch."""
+        flat, states = self.body.flat, (*self.const_states, *self.carry_states, *self.row_states)
+        carries = range(self.consts, self.first_xs)
+        varying = {v for k, v in enumerate(flat.inputs) if k in carries or states[k].role is not Role.INVARIANT}
+        for step in flat.steps:
+            if varying.intersection(step.reads) or step.equation.effects:
+                varying.update(step.results)
+        ends = enumerate(zip(flat.outputs[self.carries :], self.stacked_states, strict=True))
+        return [k for k, (v, s) in ends if isinstance(v, int) and v not in varying and s.role is Role.INVARIANT]
+
+    def fixed_of(self, layer: Sequence[Any]) -> list[Any]:
+        """Returns the fixed results of one layer, from its constants and rows; those with the batch may be None."""
+        flat, first = self.body.flat, self.consts
+        results = [flat.outputs[self.carries + k] for k in self.fixed]
+        needed, steps = set(results), list[Step]()
+        for step in reversed(flat.steps):
+            if needed.intersection(step.results):
+                steps.append(step)
+                needed.update(step.reads)
+        env: dict[int, Any] = flat.constants | dict(zip(flat.inputs[:first], layer[:first], strict=True))
+        env |= zip(flat.inputs[self.first_xs :], layer[first:], strict=True)
+        for step in reversed(steps):
+            env |= zip(step.results, step.run(env), strict=True)
+        return [env[v] for v in results]
+
 
 def added_carries(equation: Any) -> dict[int, str]:
     """Returns the carries of a scan that its body only adds to, or takes the maximum with, and so on: each with its reducer."""

@@ -11,7 +11,7 @@ import pytest
 import shardwise
 from shardwise.plans.plan import Plan
 from tests.spmd.emitted import emitted, predicted
-from tests.transforms.layered import ALL, plain
+from tests.transforms.layered import ALL, one_by_one, plain
 
 TWO = {"stage": 4, "data": 2}
 THREE = {"stage": 2, "data": 2, "model": 2}
@@ -60,6 +60,17 @@ def test_circular_stages_on_devices() -> None:
     sent = [c for c in plan.collectives if c.kind == "collective-permute" and c.axes == ("stage",)]
     assert [c.times for c in sent] == [2 * 4 + 2 - 1] * 4  # on, and back to the first stage
     check(fn, args, plan, plain("decoder", 5))
+
+
+@pytest.mark.parametrize(
+    "name, tactics, remat",
+    [("decoder", "pipeline:stage,fsdp:data+stage", False), ("experts", "pipeline:stage,dp:data", True)],
+)
+def test_layers_that_are_called_one_by_one(name: str, tactics: str, remat: bool) -> None:
+    fn, args = one_by_one(name, 5)
+    plan = shardwise.plan(fn, *args, mesh=TWO, tactics=tactics, microbatches=4, remat=remat)
+    assert "collective-permute" in kinds(plan, "stage")
+    check(fn, args, plan, jax.tree.leaves(jax.jit(fn)(*args)))
 
 
 def test_stages_are_no_experts() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -151,7 +152,12 @@ def experts(layers: int, remat: bool = False) -> tuple[Step, tuple[Any, ...]]:
     return trained(loss), (params, jax.tree.map(np.ones_like, params), batch)
 
 
-ALL = {"decoder": cache(decoder), "translator": cache(translator), "experts": cache(experts)}
+BUILD: dict[str, Callable[..., tuple[Step, tuple[Any, ...]]]] = {
+    "decoder": decoder,
+    "translator": translator,
+    "experts": experts,
+}
+ALL = {name: cache(build) for name, build in BUILD.items()}
 
 
 @cache
@@ -159,3 +165,33 @@ def plain(name: str, layers: int) -> list[jax.Array]:
     """The results of a step in plain JAX."""
     fn, args = ALL[name](layers)
     return jax.tree.leaves(jax.jit(fn)(*args))
+
+
+def _called(f: Any, init: Any, xs: Any, **_: Any) -> tuple[Any, None]:
+    """A scan that calls the layers one by one."""
+    layers, numbers = xs if isinstance(xs, tuple) else (xs, None)
+    for k, p in enumerate(layers):
+        init, _ = f(init, p if numbers is None else (p, k))
+    return init, None
+
+
+def _apart(tree: Any) -> Any:
+    """Stacked arrays as lists of layers."""
+    if not isinstance(tree, dict):
+        return tree
+    stacks = {"layers", "encoder", "decoder"} & tree.keys()
+    return {
+        k: [jax.tree.map(lambda x, n=n: x[n], sub) for n in range(len(jax.tree.leaves(sub)[0]))] if k in stacks else sub
+        for k, sub in tree.items()
+    }
+
+
+def one_by_one(name: str, layers: int) -> tuple[Step, tuple[Any, ...]]:
+    """The step that calls its layers one by one, with separate arrays for the parameters of each."""
+    step, (params, moments, *rest) = BUILD[name](layers)
+
+    def unrolled(params: Any, moments: Any, batch: Any, *rest: Any) -> Any:
+        with mock.patch.object(jax.lax, "scan", _called):
+            return step(params, moments, batch, *rest)
+
+    return unrolled, (_apart(params), _apart(moments), *rest)

@@ -169,7 +169,7 @@ class Variants:
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: JitOptions):
         self._call = fn, args, kwargs, options
-        self._traces: dict[bool | str, Traced] = {}
+        self._traces: dict[tuple[int, bool | str], Traced] = {}
         self._captured: dict[Variant, Captured] = {}
 
     @property

@@ -34,6 +34,8 @@ _OCCURRENCES: Final = 4
 #: The least fraction of the bytes read by the backward pass that a family must drop.
 _MIN_DROPPED: Final = 0.02
 
+PRODUCTS: Final = ("dot_general", "conv_general_dilated")
+
 _Cuts = tuple[int, ...]
 
 
@@ -54,7 +56,7 @@ def find_families(flat: Flat) -> list[_Cuts]:
     read = {v for step in flat.steps if step.is_backward for v in step.reads}
     least = _MIN_DROPPED * sum(map(flat.nbytes, computed & read))
     families: list[_Cuts] = []
-    for first, end, period in sorted(repetitions(_text(flat))):
+    for first, end, period in sorted(repetitions(text_of(flat))):
         cuts = _cut(flat, first, end, period)
         if len(cuts) > 2 and _saved_bytes(flat, cuts) > least:
             families.append(cuts)
@@ -63,8 +65,8 @@ def find_families(flat: Flat) -> list[_Cuts]:
 
 def repeated_product(flat: Flat) -> Any:
     """Returns the equation of the first product in the longest stretch of the forward pass that repeats, None without one."""
-    for first, _, period in repetitions(_text(flat)):
-        products = [step.equation for step in flat.steps[first : first + period] if step.name == "dot_general"]
+    for first, _, period in repetitions(text_of(flat)):
+        products = [step.equation for step in flat.steps[first : first + period] if step.name in PRODUCTS]
         if products:
             return products[0]
     return None
@@ -77,14 +79,14 @@ def find_blocks(flat: Flat, cuts: _Cuts) -> list[Block]:
     return [block for block in blocks if block is not None]
 
 
-def _text(flat: Flat) -> NDArray[np.int64]:
-    """Returns a number for every step, equal for equal letters; those of the backward pass are unique."""
+def text_of(flat: Flat, backward: bool = False) -> NDArray[np.int64]:
+    """Returns a number for every step, equal for equal letters; those that are not of one pass are unique."""
     letters: dict[Any, int] = {}
 
     def letter(k: int, step: Step) -> int:
         types = [flat.types[v] for v in step.results]
         kinds = ((internals.shape_of(aval), dtype_of(aval)[0]) for aval in types)
-        return -1 - k if step.is_backward else letters.setdefault((step.name, *kinds), len(letters))
+        return -1 - k if step.is_backward != backward else letters.setdefault((step.name, *kinds), len(letters))
 
     return np.array([letter(k, step) for k, step in enumerate(flat.steps)], np.int64)
 

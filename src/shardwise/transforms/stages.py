@@ -146,11 +146,10 @@ class Program(Walk):
         self._numbers = {step.results[0]: k for k, step in enumerate(flat.steps) if step.results}
         super().__init__(flat, roles, analysis)
         if not self.layers:
-            unrolled = repeated_product(flat)
             raise VariantError(
                 f"there is no loop over at least {stages} layers, with the batch in its carry and stacked parameters"
-                + (f"; {where(unrolled)} is in layers that are unrolled" if unrolled is not None else "")
-                + ": write the layers as a jax.lax.scan over their stacked parameters"
+                + _why(flat, stages)
+                + ": layers have to be a jax.lax.scan over their stacked parameters, outside of other loops"
             )
         for number in list(self.layers):
             self._return_rows(number)
@@ -248,3 +247,20 @@ def _stacks_matrices(step: Step, states: Sequence[BatchState]) -> bool:
         s.role is Role.INVARIANT and len(internals.shape_of(v.aval)) >= 3 and jnp.issubdtype(v.aval.dtype, jnp.inexact)
         for v, s in zip(variables, states, strict=True)
     )
+
+
+def _why(flat: Flat, stages: int) -> str:
+    """Returns what looks like layers, and why they are none."""
+    for step in flat.steps:
+        if step.name == "while":
+            return f"; {where(step.equation)} is a loop whose number of trips is not known"
+        if step.name != "scan":
+            continue
+        body, scan = internals.split_jaxpr(step.equation.params["jaxpr"])[0], Scan(step)
+        inner = next((e for e in body.eqns if e.primitive.name == "scan"), None)
+        if inner is not None:
+            return f"; {where(inner)} is inside of another loop, at {where(step.equation)}"
+        if _stacks_matrices(step, [INVARIANT] * len(scan.scanned)) and scan.length < stages:
+            return f"; {where(step.equation)} is a loop over {scan.length}"
+    unrolled = repeated_product(flat)
+    return f"; {where(unrolled)} is in layers that are unrolled" if unrolled is not None else ""

@@ -22,6 +22,7 @@ from shardwise.transforms.microbatch import microbatched
 from shardwise.transforms.offload import offload
 from shardwise.transforms.pipeline import pipelined
 from shardwise.transforms.remat import rematerialize
+from shardwise.transforms.rolled import rolled
 
 AUTO: Final = "auto"
 #: A value of ``remat``: only the gathered copies of parameters are made again.
@@ -206,15 +207,19 @@ def trace_variant(
     kwargs: Mapping[str, Any],
     options: JitOptions,
     variant: Variant,
-    traces: dict[bool | str, Traced] | None = None,
+    traces: dict[tuple[int, bool | str], Traced] | None = None,
 ) -> Traced:
-    """Traces a variant of a function. ``traces``: a cache of the function, by ``remat``."""
+    """Traces a variant of a function. ``traces``: a cache of the function, by stages, for which its layers are loops, and
+    ``remat``."""
     traces = {} if traces is None else traces
-    if False not in traces:
-        traces[False] = trace(fn, args, kwargs, options)
-    if variant.remat not in traces:
-        traces[variant.remat] = (gather_again if variant.remat == GATHERS else rematerialize)(traces[False])
-    traced, count = traces[variant.remat], variant.microbatches
+    key = stages, remat = variant.stages, variant.remat
+    if (1, False) not in traces:
+        traces[1, False] = trace(fn, args, kwargs, options)
+    if (stages, False) not in traces:
+        traces[stages, False] = rolled(traces[1, False], stages)
+    if key not in traces:
+        traces[key] = (gather_again if remat == GATHERS else rematerialize)(traces[stages, False])
+    traced, count = traces[key], variant.microbatches
     what = f"{count} micro-batches"
     try:
         if variant.stages > 1:

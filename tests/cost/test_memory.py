@@ -249,6 +249,18 @@ def test_a_carry_that_is_still_read_has_a_second_array() -> None:
     assert len(carry) == 1 and any(a.last > a.first for a in inside)
 
 
+def test_a_carry_goes_on_in_a_loop_inside_unless_it_is_read_again() -> None:
+    def nested(again):
+        def outer(c, _):
+            inner = lax.scan(lambda c, _: (jnp.sin(c), None), c, None, length=3)[0]
+            return jnp.cos(inner) + c if again else inner, None
+
+        return lambda x: lax.scan(outer, x, None, length=10)[0]
+
+    one, two = (made(nested(again), [p.shape(64, 128)]) for again in (False, True))
+    assert [len(of(found, "value", "scan.carry")) for found in (one, two)] == [1, 2]
+
+
 def test_residuals_are_stacked_and_live_to_the_end_of_the_backward_loop() -> None:
     found = made(scanned, [p.shape(64, 128), p.shape(10, 128, 128)])
     life, program = found[1], found[0].program

@@ -114,6 +114,12 @@ class Clusters:
                 yield inner
                 yield from self.inner_ops(inner)
 
+    def outermost(self, link: Op) -> Op:
+        """Returns the link of the outermost loop through which the operand of a loop's link passes as it is."""
+        while (maker := self.program.ops[self.program.definitions[link.operands[0]][0]]).kind == "scan.const":
+            link = maker
+        return link
+
     def _is_stacked(self, value: int) -> bool:
         """Is the value written straight into the stack that a loop returns?"""
         return any(self.program.ops[u].kind == "scan.output" for u in self.uses[value])

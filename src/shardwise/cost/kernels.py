@@ -201,14 +201,16 @@ def _returned(clusters: Clusters) -> Iterator[Kernel]:
 
 
 def _conversions(clusters: Clusters, narrowed: Mapping[int, float], body: Mapping[int, int]) -> Iterator[Kernel]:
-    """The conversions of stacks before the first loop that reads them: slice by slice, as many as the loop has trips."""
-    converted: set[int] = set()
-    for op in clusters.program.schedule:
-        stack = op.operands[0] if op.kind == "scan.input" and op.id in body else -1
-        if stack in narrowed and stack not in converted and not clusters.program.values[stack].host:
+    """The conversions of stacks before the first loop that reads them: slice by slice, as many as the loop has trips, or whole
+    before an outer loop through which they pass."""
+    program, converted = clusters.program, set[int]()
+    for op in (op for op in program.schedule if op.kind == "scan.input" and op.id in body):
+        stack, link = clusters.base[op.operands[0]], clusters.outermost(op)
+        if stack in narrowed and stack not in converted and not program.values[stack].host:
             converted.add(stack)
-            read, write = Tensor(op.id, 0, clusters.program.values[stack].itemsize), Tensor(op.id, 1, narrowed[stack])
-            yield Kernel(body[op.id], (op.id,), others=(op.id,), reads=((read,),), feeds=(False,), writes=(write,))
+            read, write = Tensor(link.id, 0, program.values[stack].itemsize), Tensor(link.id, 1, narrowed[stack])
+            region, ops = body[op.id] if link is op else link.region, (link.id,)
+            yield Kernel(region, ops, others=ops, reads=((read,),), feeds=(False,), writes=(write,))
 
 
 def _transposed(clusters: Clusters, part: _Cluster) -> Iterator[Kernel]:
@@ -315,8 +317,8 @@ def _cluster(clusters: Clusters, op: Op, region: int, narrowed: Mapping[int, flo
             base, maker = clusters.base[v], program.ops[program.definitions[v][0]]
             if base in clusters.reads[inner.id] and clusters.stored[base]:
                 if clusters.roles[inner.id] is not Role.UPDATE and not program.values[base].host:
-                    sliced = inner.kind == "scan.input" and v in narrowed
-                    itemsize = narrowed[v] if sliced else program.values[base].itemsize
+                    sliced = inner.kind == "scan.input" and base in narrowed
+                    itemsize = narrowed[base] if sliced else program.values[base].itemsize
                     reads.setdefault(base, []).append(Tensor(inner.id, k, itemsize))
             elif maker.rule is not None and (clusters.roles[maker.id] is not Role.LINK or maker.kind in LOOP_SLICES):
                 todo.append(maker)

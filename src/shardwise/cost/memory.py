@@ -243,6 +243,10 @@ class Lifetimes:
         initial, out = base[op.operands[0]], base[op.operands[-1]]
         if initial in live and initial not in self._arguments and live[initial][1] == self.point[op.id]:
             live[initial][1] -= 1
+        maker = self.program.ops[self.program.definitions[initial][0]]
+        if maker.kind.endswith(".carry") and all(k == op.id or p < start for p, k in self._readers.get(initial, ())):
+            live.pop(first)  # the carry of a loop inside of another one, which it goes on in
+            self._place[first] = initial
         if out in live and self.program.home[out] == body.id and out not in body.inputs:
             if max([start, *(p for p, _ in inside)]) <= live[out][0] or self._restacks(out, [k for _, k in inside]):
                 live.pop(out)
@@ -329,7 +333,8 @@ class Lifetimes:
                 continue
             itemsize = values[users[0].results[0]].itemsize
             if itemsize < values[op.results[0]].itemsize:
-                stack, loop = op.operands[0], ops[c.owner[op.id]]
+                loop = ops[c.owner[c.outermost(op).id]]
+                stack = c.base[op.operands[0]]
                 first, last = self.point[loop.id] - 1, self.span[loop.regions[-1]][1]
                 _, start, end = narrowed.get(stack, (itemsize, first, last))
                 narrowed[stack] = (itemsize, min(first, start), max(last, end))

@@ -100,6 +100,7 @@ def test_a_search_keeps_a_pipeline_where_it_is_predicted_faster() -> None:
     tried = {one.variant: one.time_s for one in made.search.variants}
     assert made.variant.stages == 4 and made.spec("params/0")[0] == "slice"
     assert made.predicted.time_s < 0.8 * tried["as it is"]
+    assert f"Without a pipeline the best plan takes {1e3 * tried['as it is']:.0f} ms: as it is" in str(made)
 
 
 def test_a_search_keeps_the_program_as_it_is_where_that_is_faster() -> None:

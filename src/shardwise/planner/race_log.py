@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardwise.cost.memory import BLOCK
 from shardwise.errors import MeshError, ShardwiseError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.planner.arms import Arm, Decided
-from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade
+from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.goal import thinned
 from shardwise.search.run import Ended
+from shardwise.transforms.variants import Variant
 
 if TYPE_CHECKING:
     from shardwise.planner.racing import Race
@@ -55,6 +56,13 @@ def _meshes(race: Race) -> Iterator[MeshTried]:
         if placement not in by_mesh:
             missed = "it was interrupted before it was searched"
             yield MeshTried(placement.mesh, why=str(race.failed.get(placement, missed)))
+
+
+def variant_tried(variant: Variant, best: Decided | None = None, **found: Any) -> VariantTried:
+    """The log of a variant, with the best that was found for it, or other findings."""
+    if best is not None:
+        found = {"time_s": best.total.time_s, "peak_bytes": best.total.peak_bytes, "fits": best.fits}
+    return VariantTried(str(variant), stages=variant.stages, **found)
 
 
 def failure(failed: Mapping[Placement, ShardwiseError]) -> ShardwiseError:

@@ -34,7 +34,7 @@ from shardwise.planner.arms import Arm, Decided, best_placement, product_ps, sui
 from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes, with_stages
 from shardwise.planner.inquiry import Captured, Rival, Settled, Variants, decisions_text
 from shardwise.planner.mesh import carried_names, carried_over, outer_sizes, splits
-from shardwise.planner.race_log import failure, search_log
+from shardwise.planner.race_log import failure, search_log, variant_tried
 from shardwise.plans.search_log import SearchLog, VariantTried
 from shardwise.search.bounds import finest, peak_bound
 from shardwise.search.run import Budget
@@ -212,7 +212,7 @@ class Race:
         if bound <= model.cost.profile.usable_bytes:
             return False
         self.hopeless[captured.variant] = bound / model.cost.profile.usable_bytes
-        self.tried[captured.variant] = VariantTried(str(captured.variant), peak_bytes=bound)
+        self.tried[captured.variant] = variant_tried(captured.variant, peak_bytes=bound)
         return True
 
     def search(self) -> None:
@@ -309,7 +309,7 @@ class Race:
                 looked = self.look(variant, placed or near) if placed or near else []
             except VariantError as error:
                 if remat != GATHERS:  # it is only for programs with unrolled layers
-                    self.tried[variant] = VariantTried(str(variant), why=str(error))
+                    self.tried[variant] = variant_tried(variant, why=str(error))
                 looked, placed, near = [], [], []
             if not placed and not near:
                 stopped.add(remat)
@@ -333,7 +333,7 @@ class Race:
             try:
                 looked = self.look(variant, placed)
             except VariantError as error:
-                self.tried[variant] = VariantTried(str(variant), why=str(error))
+                self.tried[variant] = variant_tried(variant, why=str(error))
                 stopped.add(kind)
                 continue
             ranks = [arm.best.rank for arm in looked]
@@ -406,10 +406,9 @@ class Race:
         if not arms:
             return
         if all(arm.hopeless for arm in arms):
-            self.tried[variant] = VariantTried(str(variant), peak_bytes=min(arm.least_bytes for arm in arms))
+            self.tried[variant] = variant_tried(variant, peak_bytes=min(arm.least_bytes for arm in arms))
             return
-        best = min(arms, key=_RANK).best
-        self.tried[variant] = VariantTried(str(variant), best.total.time_s, best.total.peak_bytes, best.fits)
+        self.tried[variant] = variant_tried(variant, min(arms, key=_RANK).best)
 
     # The result.
 

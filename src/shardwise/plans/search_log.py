@@ -38,13 +38,14 @@ class MeshTried:
 @dataclass(frozen=True, slots=True)
 class VariantTried:
     """A variant that could have been chosen: the best state for it, or in ``why`` the reason that there is none. Without a time
-    none of its plans can fit."""
+    none of its plans can fit. ``stages``: those of its pipeline."""
 
     variant: str
     time_s: float | None = None
     peak_bytes: int | None = None
     fits: bool = False
     why: str = ""
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)

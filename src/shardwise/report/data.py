@@ -22,7 +22,15 @@ from shardwise.plans.plan import Plan
 from shardwise.report.code import STYLES, code_text
 from shardwise.report.diagram import colors_in, diagram, line_text
 from shardwise.report.insights import kind_of, memory_by_kind, products_of
-from shardwise.report.plan_text import decided, decision_of, evidence_lines, schedule_rows, shards, spec_text
+from shardwise.report.plan_text import (
+    decided,
+    decision_of,
+    evidence_lines,
+    schedule_rows,
+    shards,
+    spec_text,
+    variant_lines,
+)
 from shardwise.report.program_text import listing_data
 from shardwise.report.verdict import arrays_of, dimension_names, strategy_words
 from shardwise.units import binary
@@ -64,7 +72,7 @@ def report_data(plan: Plan) -> dict[str, Any]:
         "insights": list(plan.insights),
         "parameters": sum(math.prod(a.shape) for a in arrays_of(plan, "params")),
         "roles": {role: [path for (path,) in collapsed((p,) for p in paths)] for role, paths in plan.roles.items()},
-        "variant": list(plan.variant.lines()),
+        "variant": variant_lines(plan),
         "sharded": [{"what": what, "axes": axes} for _, axes, what in sharded],
         "decisions": rest,
         "judged": evidence_lines(plan),

@@ -149,12 +149,20 @@ def decision_of(plan: Plan, color: int, axis: str) -> str:
     return ""
 
 
+def variant_lines(plan: Plan) -> list[str]:
+    """Returns what the plan's variant does, and beside a pipeline the best plan without one."""
+    tried = plan.search.variants if plan.search is not None and plan.variant.stages > 1 else ()
+    plain = [(t.time_s, t.variant) for t in tried if t.stages == 1 and t.fits and t.time_s is not None]
+    beside = [f"without a pipeline the best plan takes {seconds(min(plain)[0])}: {min(plain)[1]}"] if plain else []
+    return [*plan.variant.lines(), *beside]
+
+
 def plan_page(plan: Plan, width: int = 80, every: bool = False) -> Page:
     """Returns the summary of a plan; ``every`` lists all arguments and collectives too."""
     page, p = Page(width, plan.mesh.names), plan.predicted
     page.print(f"{plan.function} on {plan.mesh}: {p.hardware}\n")
     _print_verdict(page, plan)
-    for line in (*plan.variant.lines(), *_roles(plan)):
+    for line in (*variant_lines(plan), *_roles(plan)):
         page.print(f"{line[:1].upper()}{line[1:]}")
     page.print()
     sharded, rest = decided(plan)

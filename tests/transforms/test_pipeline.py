@@ -214,8 +214,25 @@ def test_a_program_without_a_loop_over_layers() -> None:
     def scanned(w: jax.Array, batch: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), batch, w)[0]
 
-    with pytest.raises(VariantError, match="no loop over at least 8 layers"):
+    with pytest.raises(
+        VariantError, match=r"no loop over at least 8 layers.*; scan at test_pipeline\.py:\d+ is a loop over 4: "
+    ):
         jaxpr_of(scanned, (w, x), 4, 8)
+
+    def in_parts(w: jax.Array, batch: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda _, x: (None, scanned(w, x)), None, batch.reshape(2, 4, 4))[1]
+
+    with pytest.raises(
+        VariantError, match=r"; scan at \S+ is inside of another loop, at scan at \S+: layers have to be"
+    ):
+        jaxpr_of(in_parts, (w, x), 4, 2)
+
+    def until_done(w: jax.Array, batch: jax.Array) -> jax.Array:
+        body = lambda c: (c[0] + 1, jnp.tanh(c[1] @ w[c[0]]))  # noqa: E731
+        return jax.lax.while_loop(lambda c: c[1][0, 0] < 1, body, (0, batch))[1]
+
+    with pytest.raises(VariantError, match=r"; while at \S+ is a loop whose number of trips is not known"):
+        jaxpr_of(until_done, (w, x), 4, 2)
     with pytest.raises(VariantError, match=r"batch \[8, 4\] cannot be cut into 3 micro-batches"):
         jaxpr_of(scanned, (w, x), 3, 2)
 

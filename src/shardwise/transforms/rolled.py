@@ -39,7 +39,9 @@ _Operand = tuple[str, Any]
 def rolled(traced: Traced, least: int) -> Traced:
     """Returns a traced function with its unrolled layers, if they are at ``least`` as many, as loops."""
     flat = Flat(traced.jaxpr)
-    stretches = (s for backward in (False, True) for s in repetitions(text_of(flat, backward)) if s[1] - s[0] >= least * s[2])
+    stretches = (
+        s for backward in (False, True) for s in repetitions(text_of(flat, backward)) if s[1] - s[0] >= least * s[2]
+    )
     found = (_Loop(flat, *stretch) for stretch in stretches)
     loops = {loop.first: loop for loop in found if loop.is_loop}
     forward, backward = (sorted(n.length for n in loops.values() if n.reverse == r) for r in (False, True))

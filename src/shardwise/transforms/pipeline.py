@@ -227,8 +227,7 @@ class _Pipeline:
             self._leaving(k, *arrays) if layers.carried[k] in needed else None
             for k, arrays in enumerate(zip(carries, totals, ended, strict=True))
         ]
-        sums = [fixed.get(k, array) for k, array in enumerate(sums)]
-        summed = [None if array is None else self._unstaged(array) for array in sums]
+        summed = [None if x is None else self._unstaged(x) for x in (fixed.get(k, x) for k, x in enumerate(sums))]
         return carried, [x if total is None else total for x, total in zip(stacked, summed, strict=True)]
 
     def in_layers(self, array: Any, state: BatchState) -> Any:
@@ -244,14 +243,17 @@ class _Pipeline:
 
     def _fixed(self, env: Mapping[int, Any]) -> dict[int, Any]:
         """Returns the stacked results that are the same for every micro-batch, by layer and stage."""
-        layers, states = self._layers, self._layers.row_states
-        constants = read_atoms(env, layers.constants)
+        layers, constants = self._layers, read_atoms(env, self._layers.constants)
         rows = [
             self._staged(jnp.asarray(array)) if s.role is Role.INVARIANT else None
-            for array, s in zip(read_atoms(env, layers.scanned), states, strict=True)
+            for array, s in zip(read_atoms(env, layers.scanned), layers.row_states, strict=True)
         ]
-        of_stages = jax.vmap(lambda xs: layers.fixed_of([*constants, *xs]), axis_size=self._stages)
-        every = jax.vmap(of_stages, axis_size=self._schedule.rounds * self._depth)(rows)
+
+        def of_layer(xs: list[Any]) -> list[Any]:
+            return layers.fixed_of([*constants, *xs])
+
+        of_stages: Callable[..., list[Any]] = jax.vmap(of_layer, axis_size=self._stages)
+        every: list[Any] = jax.vmap(of_stages, axis_size=self._schedule.rounds * self._depth)(rows)
         return dict(zip(layers.fixed, every, strict=True))
 
     # One tick.

@@ -26,7 +26,7 @@ from shardwise.partitioner.constraints import choose_constraints
 from shardwise.partitioner.propagation import Constrained
 from shardwise.partitioner.quirks import failing_convolutions
 from shardwise.planner.bind import check_parts, check_version, relowered, static_options
-from shardwise.planner.devices import automatic, check_processes, named_sharding, under_mesh
+from shardwise.planner.devices import automatic, check_processes, in_host_form, named_sharding, under_mesh
 from shardwise.plans.plan import Plan
 from shardwise.spmd.program import LocalProgram
 from shardwise.transforms.variants import trace_variant
@@ -212,11 +212,16 @@ class PlannedFunction:
         """The arrays, with new ones placed: ``jax.jit`` would compile once for them and again for its own results."""
         if self.mesh.is_multi_process:
             return leaves
-        arrays = ((k, x) for k, x in enumerate(leaves) if not isinstance(x, jax.core.Tracer))
-        for k in [k for k, x in arrays if not getattr(x, "committed", False)]:
-            planned = self.plan.arguments[k]
-            if _is_new(leaves[k]) and leaves[k].shape == tuple(planned.shape):
-                leaves[k] = jax.device_put(leaves[k], named_sharding(planned, self.mesh))
+        shardings = {}
+        for k, x in enumerate(leaves):
+            if not isinstance(x, jax.core.Tracer) and not getattr(x, "committed", False):
+                planned = self.plan.arguments[k]
+                if _is_new(x) and x.shape == tuple(planned.shape):
+                    shardings[k] = named_sharding(planned, self.mesh)
+        if shardings:
+            placed = jax.device_put([in_host_form(leaves[k]) for k in shardings], list(shardings.values()))
+            for k, x in zip(shardings, placed, strict=True):
+                leaves[k] = x
         return leaves
 
     def _placed(self, leaves: Sequence[Any]) -> list[Any] | None:

@@ -167,8 +167,17 @@ def put_arrays(plan: Plan, tree: Any, of: str) -> Any:
     leaves, structure = jax.tree.flatten(states)
     mesh, arrays = real_mesh(plan), arrays_under(plan, of or _argument(plan, states))
     _check_shapes(leaves, arrays, of)
-    shardings = jax.tree.unflatten(structure, [named_sharding(a, mesh) for a in arrays])
-    return objects.write(jax.device_put(states, shardings))
+    shardings = [named_sharding(a, mesh) for a in arrays]
+    placed = jax.device_put(leaves if mesh.is_multi_process else [in_host_form(x) for x in leaves], shardings)
+    return objects.write(jax.tree.unflatten(structure, placed))
+
+
+def in_host_form(x: Any) -> Any:
+    """Returns an array of one CPU device as a NumPy array, without a copy. Its shards are then copies; of a JAX array, JAX
+    compiles a program for each shape that cuts it."""
+    plain = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and isinstance(x.dtype, np.dtype)
+    plain = plain and not internals.is_weak(x.aval) and [d.platform for d in x.devices()] == ["cpu"]
+    return np.asarray(x) if plain else x
 
 
 def _argument(plan: Plan, tree: Any) -> str:

@@ -129,3 +129,19 @@ def test_a_part_of_a_parameter_is_nothing_to_shard() -> None:
     where = {"mesh": {"model": 4}, "tactics": [Megatron("model")], "roles": {"params": "w"}}
     plan = shardwise.plan(jax.grad(loss), w, shape(8, 16), **where)
     assert plan.array("w/a").spec == ((), ("model",)) and plan.array("w/b").spec == (("model",), ())
+
+
+def test_of_a_chain_of_products_every_second_dimension_is_sharded() -> None:
+    """The dimension in the middle excludes both of its neighbors, and would shard two of the four matrices."""
+
+    def loss(w, x):
+        for name in "abcd":
+            x = jax.nn.relu(x @ w[name])
+        return jnp.sum(x**2)
+
+    sizes = {"a": (256, 512), "b": (512, 1024), "c": (1024, 512), "d": (512, 256)}
+    w = {name: shape(*size) for name, size in sizes.items()}
+    plan = shardwise.plan(
+        jax.grad(loss), w, shape(4096, 256), mesh={"data": 2, "model": 4}, tactics="dp:data,megatron:model"
+    )
+    assert [plan.array(f"w/{name}").spec for name in "abcd"] == [((), ("model",)), (("model",), ())] * 2

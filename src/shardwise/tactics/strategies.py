@@ -16,7 +16,6 @@ Most examples are about this training step, or this layer:
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -170,8 +169,8 @@ class Megatron(Listed):
 
     By structure: groups that one product with a parameter makes and another contracts, other than residual streams (where a
     product is added to something that is not one), the width of heads and what a gather looks into. Of those that the axis
-    divides, the ones that make the shortest step alone, no two of which meet in one op. Steps are compared only where not all
-    of them can be chosen. Decisions before this one do not change the choice.
+    divides, as many as no two of which meet in one op; where there are several such sets, the one that makes the shortest
+    step. Decisions before this one do not change the choice.
 
     >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=[Megatron("model")])
     >>> plan.spec("up"), plan.spec("down"), [kind for kind, _ in plan.moved()]
@@ -192,20 +191,21 @@ class Megatron(Listed):
                 f"{axis} {sizes[axis]}"
             )
         meeting = context.once("meeting", lambda: meeting_groups(context.analysis))
-        covers = {c: _covered(context, c) for c in colors}
-        if any(
-            covers[a] & covers[b] or (context.group(a).id, context.group(b).id) in meeting
-            for a, b in itertools.combinations(colors, 2)
-        ):
-            colors.sort(key=lambda c: context.once(("price", c), lambda: self._price(context, c)))
-        chosen: list[int] = []
-        covered: set[int] = set()
-        for color in colors:
-            group = context.group(color).id
-            if not covers[color] <= covered and not any((group, context.group(c).id) in meeting for c in chosen):
-                chosen.append(color)
-                covered |= covers[color]
-        return shard_groups(context, chosen, axis, taken)
+        groups, covers = {c: context.group(c).id for c in colors}, {c: _covered(context, c) for c in colors}
+
+        def compatible(first: int) -> tuple[int, ...]:
+            """Returns a color, with others that none of these meets and that shard more parameters."""
+            chosen, covered = [first], set(covers[first])
+            for c in colors:
+                if not covers[c] <= covered and not any((groups[c], groups[other]) in meeting for other in chosen):
+                    chosen.append(c)
+                    covered |= covers[c]
+            return tuple(sorted(chosen, key=colors.index))
+
+        sets = list(dict.fromkeys(map(compatible, colors)))
+        if len(sets) > 1:
+            sets.sort(key=lambda chosen: context.once(("step", chosen), lambda: self._step_s(context, chosen)))
+        return shard_groups(context, sets[0], axis, taken)
 
     def _inner(self, context: Context) -> list[int]:
         """Returns one color of each group of inner colors. Those that shard the most bytes come first."""
@@ -216,10 +216,10 @@ class Megatron(Listed):
                 groups.setdefault(context.analysis.colors[color].group, color)
         return sorted(groups.values(), key=lambda color: -_covered_bytes(context, color))
 
-    def _price(self, context: Context, color: int) -> tuple[float, int]:
-        """The time of a step in which a color alone is sharded."""
+    def _step_s(self, context: Context, colors: Sequence[int]) -> float:
+        """Returns the time of a step in which some colors are sharded, and nothing else."""
         axis = max(zip(context.mesh.sizes, context.mesh.names, strict=True))[1]
-        return step_s(context, shard_groups(context, [color], axis, ())), color
+        return step_s(context, shard_groups(context, colors, axis, ()))
 
 
 def _covered(context: Context, color: int) -> set[int]:

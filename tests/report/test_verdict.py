@@ -152,6 +152,16 @@ def test_arguments_without_a_role_are_said_too() -> None:
     assert verdict(with_roles).sharded == "Batch replicated. Parameters: state/w[1] over all 4 devices."
 
 
+def test_a_program_with_a_callback_has_a_verdict() -> None:
+    def step(w: Any, x: Any) -> Any:
+        jax.debug.print("{}", x.sum())
+        return x @ w
+
+    shapes = (jax.ShapeDtypeStruct((64, 256), "float32"), jax.ShapeDtypeStruct((512, 64), "float32"))
+    made = shardwise.plan(step, *shapes, mesh={"data": 4}, tactics="dp:data")
+    assert verdict(made).sharded.startswith("Batch over all 4 devices.")
+
+
 def test_dimensions_are_named_by_structure_alone(plan: Plan) -> None:
     """The same program under other paths: its dimensions are called the same, up to the paths."""
     program = zoo.load("t2b", "tiny")

@@ -368,6 +368,7 @@ def test_batches_of_several_sizes() -> None:
             return ((x @ w["up"] @ w["down"] - y) ** 2).mean() + jax.nn.relu(hidden @ w["down"]).mean()
 
         value, grads = jax.value_and_grad(loss)(w)
+        jax.debug.print("{}", value)
         return jax.tree.map(lambda a, g: a - 0.1 * g, w, grads), value
 
     w = {"up": shape(16, 64), "down": shape(64, 8)}

@@ -321,7 +321,7 @@ def _of_products(context: Context) -> tuple[set[int], set[int]]:
     made: set[int] = set()
     spatial: set[int] = set()
     for op in analysis.program.ops:
-        if op.rule is None or op.unit not in HEAVY:
+        if op.rule is None or op.unit not in HEAVY or not op.results:  # a callback has no result
             continue
         color = analysis.names.factor_colors(op.id)
         every = [{f for dim in dims for f in dim} for dims in (*op.rule.operands[:2], op.rule.results[0])]

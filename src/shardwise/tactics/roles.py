@@ -195,7 +195,8 @@ class _Inference:
         for op in self.heavy if new and self._trains else ():
             kinds = self._kinds(op)
             summed = {c for c, kind in kinds if kind is Kind.REDUCTION}
-            if batch_color not in summed and self.returned.issuperset(c for c in self.colors[op.results[0]] if c >= 0):
+            made = [c for v in op.results for c in self.colors[v] if c >= 0]
+            if made and batch_color not in summed and self.returned.issuperset(made):
                 further |= summed & new
         return further
 

@@ -201,7 +201,7 @@ def _code(arguments: argparse.Namespace) -> Result:
     """Print a saved plan as code to paste.
 
     Mesh, PartitionSpecs, and how to place arguments and run the step; repeated layers are written once. The styles
-    flax and maxtext are logical axis rules, and say where one mapping for each name does not give the whole plan.
+    flax and maxtext are logical axis rules, and list the arrays that these do not shard as planned.
 
       shardwise code plan.json --output shardings.py
       shardwise code plan.json --style flax

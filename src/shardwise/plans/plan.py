@@ -229,8 +229,8 @@ class Plan(Execution):
         and run the step as planned.
 
         Args:
-          style: ``"jax"``; ``"flax"``, logical axis rules and the names of all dimensions; ``"maxtext"``, the same as the YAML
-            of a MaxText configuration.
+          style: ``"jax"``; ``"flax"``, logical axis rules and the names of sharded dimensions; ``"maxtext"``, the same as the
+            YAML of a MaxText configuration.
           file: where the plan is saved.
 
         >>> "IN_SPECS" in plan.code(), "logical_to_mesh_axes" in plan.code("flax")
@@ -244,8 +244,8 @@ class Plan(Execution):
         """Returns the specs as rules from logical axes to mesh axes, as Flax and MaxText have them.
 
         Args:
-          names: by path of an argument, the names of its dimensions in the model. Without them, names are invented, one for
-            all dimensions that need the same sharding.
+          names: by path of an argument, the names of its dimensions in the model. Without them, sharded dimensions get names
+            that say what they are.
 
         >>> plan.rules({"x": ("batch", "embed"), "w": ("embed", "mlp")}).rules
         (('batch', 'data'), ('embed', None), ('mlp', None))

@@ -95,6 +95,22 @@ def test_what_is_slower_rematerialized_is_not_looked_at() -> None:
     assert slower.fits and outcome.decided.total.time_ps < slower.total.time_ps
 
 
+@pytest.mark.parametrize(
+    ("target", "topology", "remat"),
+    [("vit:l16,layers=2,batch=128", "h100:8", True), ("llama3:8b,layers=2,batch=8,seq=2048", "v5p:2x2x2", False)],
+)
+def test_what_fits_is_rematerialized_where_that_is_faster(target: str, topology: str, remat: bool) -> None:
+    """What the loop over layers stores in the forward pass takes longer to write and to read than to compute again."""
+    program = zoo.parse(target)
+    options: dict[str, Any] = {"mesh": {"data": 8}, "topology": topology, "donate_argnums": program.donate_argnums}
+    options |= {"tactics": "fsdp:data", "roles": {"batch": "batch", "params": "params"}}
+    times = [
+        shardwise.plan(program.fn, *program.args, remat=again, **options).predicted.time_s for again in (False, True)
+    ]
+    plan = shardwise.plan(program.fn, *program.args, remat="auto", **options)
+    assert (times[1] < times[0]) == remat and plan.predicted.time_s == min(times)
+
+
 def test_micro_batches_are_looked_at_only_if_they_could_win() -> None:
     """Neither program fits as it is, which is proven, and both fit rematerialized."""
 

@@ -11,16 +11,16 @@ import pytest
 
 from shardwise.capture.lower import lower
 from shardwise.capture.trace import JitOptions, trace
-from shardwise.cost.model import CostModel
+from shardwise.cost.model import Cost, CostModel
 from shardwise.dims.analysis import Analysis, analyze_program
 from shardwise.hardware.layout import place
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import topology
 from shardwise.lowering.decisions import Keep, Shard
 from shardwise.lowering.local_cost import HardwareCost
-from shardwise.search.mcts import mcts
+from shardwise.search.mcts import Tree, mcts
 from shardwise.search.problem import Problem, Scored
-from shardwise.search.run import Budget, Ended, Improvement
+from shardwise.search.run import Budget, Ended, Improvement, Run
 from shardwise.search.searcher import Options
 
 
@@ -109,6 +109,28 @@ def test_an_interrupt_keeps_the_best_so_far() -> None:
 
     found = mcts(problem(), Budget(seconds=60), 0, stop)
     assert found.ended is Ended.INTERRUPTED and found.best == seen[-1].best
+
+
+def test_a_neighbor_that_gains_next_to_nothing_does_not_hide_a_better_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = problem()
+    run = Run(given, Budget(), None)
+    tree, start = Tree(run, 0), Scored((), given.cost(()))
+    near = list(itertools.permutations(given.actions, 2))
+    times = {near[0]: start.cost.time_ps - 1, near[-1]: start.cost.time_ps // 2}
+    visited = []
+
+    def neighbors(state: tuple[int, ...]) -> list[tuple[int, ...]]:
+        visited.append(state)
+        return [] if state else near
+
+    def scored(states: list[tuple[int, ...]]) -> list[Scored]:
+        time_ps = start.cost.time_ps
+        return [Scored(s, Cost(times.get(s, 2 * time_ps), 0, 0, start.cost.peak_blocks)) for s in states]
+
+    monkeypatch.setattr(tree, "_neighbors", neighbors)
+    monkeypatch.setattr(run, "score", scored)
+    tree.polish(start)
+    assert len(near) > 16 and visited == [(), near[-1]]
 
 
 def test_nothing_to_decide() -> None:

@@ -43,7 +43,7 @@ _PLANNING: Final = (
         "--remat",
         choices=tuple(_REMAT),
         default="auto",
-        help="rematerialize layers, or gathered parameters alone (default: if needed to fit)",
+        help="rematerialize layers, or gathered parameters alone (default: if needed to fit, or faster)",
     ),
     argument(
         "--offload",

@@ -12,11 +12,12 @@ import numpy as np
 from shardwise.cost.compute import widest_dtype
 from shardwise.cost.memory import BLOCK, blocks, copy_allocations
 from shardwise.cost.model import Cost, TermKind, memory_curve, total
+from shardwise.errors import VariantError
 from shardwise.hardware.layout import Placement, placements
 from shardwise.ir.program import Unit
 from shardwise.lowering.decisions import Decision
 from shardwise.planner.asked import Asked
-from shardwise.planner.inquiry import Captured, Inquiry
+from shardwise.planner.inquiry import Captured, Inquiry, Variants
 from shardwise.planner.mesh import cuts, exchanged
 from shardwise.search.bounds import least_bytes
 from shardwise.search.goal import Goal
@@ -25,6 +26,7 @@ from shardwise.search.searcher import Journal, Searcher
 from shardwise.tactics.auto import Auto
 from shardwise.tactics.pins import make_pins, stated_shards
 from shardwise.tactics.tactic import decide
+from shardwise.transforms.variants import AS_IS
 
 #: Placements of the best mesh that are tried.
 _MOST_PLACEMENTS: Final = 5
@@ -132,7 +134,8 @@ class Arm:
         new = [state for state in decisions if state not in self._states]
         if new:
             self._states += new
-            self.search(Budget(evaluations=0), quick=True)
+            ended = self.best.ended
+            self.best = replace(self.search(Budget(evaluations=0), quick=True), ended=ended)
 
     def _decide(self, budget: Budget, quick: bool) -> Decided:
         self.quick &= quick
@@ -152,6 +155,12 @@ class Arm:
     def states(self) -> list[tuple[tuple[Decision, ...], Cost]]:
         """The evaluated states that no other beats in both time and memory; without a search, the best alone."""
         return self._searcher.front() or [(self.best.decisions, self.best.total)]
+
+    def stored_ps(self, cost: Cost) -> int:
+        """The time to write and to read all that is alive at the peak of a state; zero if it does not fit."""
+        profile = self.inquiry.model.cost.profile
+        fits = cost.peak_bytes <= self.usable_bytes
+        return int(fits * 2e12 * cost.peak_bytes / (profile.memory_bytes_per_s * profile.memory_efficiency))
 
     def candidates(self, faster_than_ps: float, gathers: bool = False) -> list[Candidate]:
         """States that are faster, and do not fit, but could in micro-batches, for each of which arguments are gathered, and
@@ -199,6 +208,15 @@ class Arm:
         compute_ps, comm_ps, _ = map(sum, zip(gathered, reduced, strict=True))
         others = np.maximum(every - copied - used, 0)
         return _Repeated(used * BLOCK, copied, others, compute_ps, comm_ps, gathered[2], reduced[2])
+
+
+def again_ps(variants: Variants, arm: Arm) -> float:
+    """The least time of what the rematerialized program of an arm computes again: of its products at the peak rate."""
+    try:
+        again = variants[replace(arm.captured.variant, microbatches=1, batch=(), remat=True)]
+    except VariantError:
+        return 0.0
+    return max(0.0, product_ps(again, arm.placement) - product_ps(variants[AS_IS], arm.placement))
 
 
 def product_ps(captured: Captured, placement: Placement) -> float:

@@ -10,12 +10,13 @@ search of an arm gains less than its first, so the gains of both are kept apart.
 
 Variants change the program, so the one that changes least comes first, and arms are searched shortly before another variant
 gets a look. It gets one only if a state was seen that does not fit, whose arguments alone do, and that could be faster than the
-best that fits in as many micro-batches as it needs (``Arm.candidates``); on a given mesh rematerialized ones come last if they
-are expected to be slower. If it is proven that nothing fits as it is, such states are looked for on the best mesh once
-something else fits: that takes less time than a look at micro-batches.
+best that fits in as many micro-batches as it needs (``Arm.candidates``); or to rematerialize what fits, if storing takes longer
+than computing again. On a given mesh rematerialized ones come last if they are expected to be slower. If it is proven that
+nothing fits as it is, such states are looked for on the best mesh once something else fits: that takes less time than a look at
+micro-batches.
 
-Everything is counted in evaluations, so that the result does not depend on the machine. Weak: gains of arms may differ, and a
-variant is not looked at where it would be faster without needing less memory.
+Everything is counted in evaluations, so that the result does not depend on the machine. Weak: gains of arms may differ, and
+micro-batches are not looked at where they would be faster without needing less memory.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from shardwise.cost.model import Cost
 from shardwise.errors import ShardwiseError, VariantError
 from shardwise.hardware.layout import Placement
 from shardwise.lowering.decisions import Pin
-from shardwise.planner.arms import Arm, Decided, best_placement, product_ps, suited
+from shardwise.planner.arms import Arm, Decided, again_ps, best_placement, suited
 from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes, with_stages
 from shardwise.planner.inquiry import Captured, Rival, Settled, Variants, decisions_text
 from shardwise.planner.mesh import carried_names, carried_over, outer_sizes, splits
@@ -49,6 +50,8 @@ _SHORT_SHARE: Final = 0.5
 _MOST_MESHES: Final = 3
 #: The share of memory that a search is assumed to save before any search has shown more.
 _LARGER: Final = 0.2
+#: The share of time that a thorough search is assumed to save as long as fewer than ``_MOST_MESHES`` were made.
+_FASTER: Final = 0.02
 #: A variant must promise to be faster by this.
 _LITTLE: Final = 0.005
 #: Micro-batches are looked at if they are expected to be slower than the best by less, since the expectation may be too high;
@@ -88,9 +91,9 @@ class _Gains:
         if not before.fits or before.goal.memory:
             self.memory = max(self.memory, 1 - after.total.peak_blocks / before.total.peak_blocks)
 
-    def applied(self, cost: Cost) -> Cost:
-        """The cost that a state might have after a search."""
-        return Cost(int(cost.time_ps * (1 - self.time)), 0, 0, int(cost.peak_blocks * (1 - self.memory)))
+    def applied(self, cost: Cost, least: float) -> Cost:
+        """The cost that a state might have after a search that gains at least this share of time."""
+        return Cost(int(cost.time_ps * (1 - max(least, self.time))), 0, 0, int(cost.peak_blocks * (1 - self.memory)))
 
 
 def choose(variants: Variants, asked: Asked, anyway: bool = True) -> Outcome:
@@ -226,17 +229,17 @@ class Race:
             self._note(arm.captured.variant)
 
     def _search(self, done: set[Arm], short: bool) -> None:
-        order = sorted(self.arms, key=_RANK)
-        for number, arm in enumerate(order):
-            self.journal.stage = f"{len(order) - number} of {len(order)} meshes left" if len(order) > 1 else ""
+        left = [arm for arm in self.arms if arm not in done]
+        while left:
+            self.journal.stage = f"{len(left)} of {len(self.arms)} meshes left" if len(self.arms) > 1 else ""
             best, shared = self.best_arm, self.journal.budget
             assert best is not None
             if self.journal.interrupted or (shared.empty and best.best.ended):
                 return
-            if arm in done or not (arm is best or self._could_win(arm, best.best)):
-                continue
-            self._search_arm(arm, short)
-            done.add(arm)
+            left.remove(arm := min(left, key=_RANK))
+            if arm is best or self._could_win(arm, best.best):
+                self._search_arm(arm, short)
+                done.add(arm)
 
     def _search_arm(self, arm: Arm, short: bool) -> None:
         budget = self.journal.budget.part(1)
@@ -249,7 +252,7 @@ class Race:
         self._carry_over(arm)
 
     def _carry_over(self, arm: Arm) -> None:
-        """Finer meshes start from what was found: sharding over two axes is sharding over their product."""
+        """Other meshes start from what was found: sharding over two axes is sharding over their product."""
         mesh, decisions = arm.placement.mesh, arm.best.decisions
         for other in self.arms if self.asked.searches_all else ():
             if other.captured is arm.captured and not other.hopeless:
@@ -259,7 +262,8 @@ class Race:
         if arm.hopeless:
             return False
         usable = arm.inquiry.model.usable_blocks
-        hoped = (self._gains[arm in self._short].applied(cost) for _, cost in arm.states())
+        least = _FASTER if len(self._full) < _MOST_MESHES and self.is_open else 0.0
+        hoped = (self._gains[arm in self._short].applied(cost, least) for _, cost in arm.states())
         return any(best.goal.rank(cost, usable) < best.rank for cost in hoped)
 
     # Variants.
@@ -276,17 +280,9 @@ class Race:
         for arm in as_is:
             every = (c for gathers in (False, True) for c in arm.candidates(math.inf, gathers))
             expected = min((c.in_parts_ps for c in every if c.microbatches in counts), default=math.inf)
-            if expected < min(cost.time_ps for _, cost in arm.states()) + self._again_ps(arm):
+            if expected < min(cost.time_ps for _, cost in arm.states()) + again_ps(self.variants, arm):
                 return [rest, again]
         return [list(others)]
-
-    def _again_ps(self, arm: Arm) -> float:
-        """The least time of what a rematerialized program computes again: of its products at the peak rate."""
-        try:
-            again = self.variants[replace(arm.captured.variant, microbatches=1, batch=(), remat=True)]
-        except VariantError:
-            return 0.0
-        return max(0.0, product_ps(again, arm.placement) - product_ps(self.variants[AS_IS], arm.placement))
 
     def vary(self, others: Sequence[Variant]) -> None:
         """Looks at further variants, with and without remat, as long as one could be faster than what fits."""
@@ -393,10 +389,12 @@ class Race:
         for arm in arms:
             gathers = remat == GATHERS != arm.captured.variant.remat
             same = arm.captured.variant.remat == remat or gathers  # gathering again saves memory, not time
-            found = arm.candidates(limit, gathers)
-            again_ps = self._again_ps(arm) if found and remat is True and not same else 0.0
-            times = (c.in_parts_ps if same else c.time_ps + again_ps for c in found)
-            time = min(times, default=limit)
+            found: list[float] = [c.in_parts_ps if same else c.time_ps for c in arm.candidates(limit, gathers)]
+            if remat is True and not same and (again := again_ps(self.variants, arm)):
+                # What fits is faster if it takes longer to store than to compute again.
+                found += [cost.time_ps - stored for _, cost in arm.states() if (stored := arm.stored_ps(cost))]
+                found = [time + again for time in found]
+            time = min(found, default=limit)
             if time < limit:
                 fastest[arm.placement] = min(time, fastest.get(arm.placement, time))
         return sorted(fastest, key=fastest.__getitem__)[:_MOST_MESHES]

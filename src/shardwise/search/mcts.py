@@ -35,7 +35,7 @@ from typing import Final
 
 from shardwise.cost.model import Cost
 from shardwise.search.problem import Actions, Problem, Scored
-from shardwise.search.run import Budget, Ended, Progress, Run, SearchResult, searched
+from shardwise.search.run import Budget, Ended, Progress, Run, SearchResult, is_better, searched
 from shardwise.search.steps import Joint, Rest, find_openings
 
 _EXPLORE: Final = 0.15
@@ -196,20 +196,21 @@ class Tree:
         return Scored(node.state, node.cost) if node is not None else None
 
     def polish(self, start: Scored) -> None:
-        """Goes from a state to better neighbors until there are none."""
+        """Goes from a state to better neighbors until there are none: to the first that is clearly better, so that a state that
+        gains next to nothing does not hide those after it, or else to the best."""
         here, spent = start, self.run.spent
         while True:
             self.polished.add(self.problem.canonical(here.state))
-            near = self._neighbors(here.state)
+            near, best = self._neighbors(here.state), here
             for k in range(0, len(near), _NEAR):
-                best = min(self.run.score(near[k : k + _NEAR]), key=self.problem.rank)
-                if self.problem.rank(best) < self.problem.rank(here):
-                    here = best
+                best = min([best, *self.run.score(near[k : k + _NEAR])], key=self.problem.rank)
+                if is_better(self.problem.rank(best), self.problem.rank(here)):
                     break
                 if self.run.spent - spent > _CLIMB:
                     return
-            else:
+            if best is here:
                 return
+            here = best
 
     def _neighbors(self, state: Actions) -> list[Actions]:
         """Returns states that differ in one decision or its position, or shard what is left; the most promising come first."""

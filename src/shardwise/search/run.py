@@ -126,7 +126,7 @@ class Run:
             raise Stop(Ended.SECONDS)
         if self.spent >= self.budget.evaluations:
             raise Stop(Ended.EVALUATIONS)
-        more = _MORE if self._beats(self._first_rank, _MUCH) else 1
+        more = _MORE if is_better(self.problem.rank(self.best), self._first_rank, _MUCH) else 1
         patience = more * self.budget.patience * max(_FEWEST, len(self.problem.actions))
         if self.spent - self._improved >= patience and not patient:
             raise Stop(Ended.CONVERGED)
@@ -146,14 +146,9 @@ class Run:
         before = self.problem.rank(self.best)
         if self.problem.rank(scored) < before:
             self.best = scored
-            if self._beats(before, _LITTLE):
+            if is_better(self.problem.rank(self.best), before):
                 self._improved = self.spent
             self.note()
-
-    def _beats(self, rank: tuple[int, int, int, int], share: float) -> bool:
-        """Returns whether the best state is better than this rank by a share, or fits where that does not."""
-        best = self.problem.rank(self.best)
-        return best[0] < rank[0] or best[1] < (1 - share) * rank[1]
 
     def note(self) -> None:
         """Writes the best state into the log."""
@@ -162,6 +157,11 @@ class Run:
         if self._progress is not None:
             limit = self.budget.seconds
             self._progress(improvement, min(1.0, improvement.seconds / limit) if limit else 1.0)
+
+
+def is_better(rank: tuple[int, ...], than: tuple[int, ...], share: float = _LITTLE) -> bool:
+    """Returns whether a state is better than another by a share, or fits where that does not."""
+    return rank[0] < than[0] or rank[1] < (1 - share) * than[1]
 
 
 @collector_paused()

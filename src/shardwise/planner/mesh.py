@@ -161,22 +161,20 @@ def splits(placement: Placement, groups: Sequence[Group]) -> list[Placement]:
     return placed[:_MOST_SPLITS]
 
 
-def carried_over(decisions: Sequence[Decision], mesh: MeshAxes, other: MeshAxes) -> Iterator[tuple[Decision, ...]]:
-    """The same decisions on another mesh: on a finer one for each way to split the axes of the one into those of the other, on
-    one with as many axes for each way to exchange them.
+def carried_over(decisions: Sequence[Decision], mesh: MeshAxes, finer: MeshAxes) -> Iterator[tuple[Decision, ...]]:
+    """The same decisions on a finer mesh, for each way to split the axes of the one into those of the other.
 
     >>> from shardwise.lowering.decisions import Shard
     >>> eight, finer = MeshAxes(("a",), (8,)), MeshAxes(("a", "b"), (2, 4))
     >>> [[str(d) for d in decisions] for decisions in carried_over([Shard((3,), "a")], eight, finer)]
     [['color 3 over a', 'color 3 over b']]
-    >>> [[str(d) for d in decisions] for decisions in carried_over([Shard((3,), "a")], finer, MeshAxes(("c", "d"), (4, 2)))]
-    [['color 3 over c'], ['color 3 over d']]
     """
-    alike = len(other.names) == len(mesh.names)
-    for owners in itertools.product(range(len(mesh.names)), repeat=len(other.names)):
+    if len(finer.names) <= len(mesh.names):
+        return
+    for owners in itertools.product(range(len(mesh.names)), repeat=len(finer.names)):
         parts = [[k for k, owner in enumerate(owners) if owner == axis] for axis in range(len(mesh.names))]
-        if all(map(len, parts)) and (alike or [other.pieces(part) for part in parts] == list(mesh.sizes)):
-            names = {name: [other.names[k] for k in part] for name, part in zip(mesh.names, parts, strict=True)}
+        if [finer.pieces(part) for part in parts] == list(mesh.sizes):
+            names = {name: [finer.names[k] for k in part] for name, part in zip(mesh.names, parts, strict=True)}
             axes = ((d, axis) for d in decisions if not isinstance(d, Pin) for axis in names[d.axis])
             yield tuple(replace(d, axis=axis) for d, axis in axes)
 

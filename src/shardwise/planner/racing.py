@@ -252,7 +252,7 @@ class Race:
         self._carry_over(arm)
 
     def _carry_over(self, arm: Arm) -> None:
-        """Other meshes start from what was found: sharding over two axes is sharding over their product."""
+        """Finer meshes start from what was found: sharding over two axes is sharding over their product."""
         mesh, decisions = arm.placement.mesh, arm.best.decisions
         for other in self.arms if self.asked.searches_all else ():
             if other.captured is arm.captured and not other.hopeless:

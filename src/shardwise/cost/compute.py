@@ -9,8 +9,11 @@ products) + Σ breaks`` (``kernel_s``), on TPUs without the launch where it has 
 - a stream costs by the element and by the byte, or its vector FLOPs if these take longer (``stream_s``). Only what is touched
   counts: of a stacked value the slice, of an update in place the update. Products with a single row or column are streams, and
   on GPUs those of small matrices;
-- arrays that are used soon stay in on-chip memory where they fit (``Profile.on_chip_bytes``, ``kernels._mark_brief``), and so
+- arrays that are used soon stay in on-chip memory where they fit (``Profile.on_chip_bytes``, ``kernels._mark_spans``), and so
   do operands that other devices send. Writing and reading them is free;
+- slices, pads and concatenations that shift elements inside of tiles take vector operations (``SHIFT``); lookups of windows
+  are loops (``copies.is_looped``), with the launches of ``KERNELS`` in each trip;
+- a convolution of single channels is a product for each tap, with the channels on the diagonal of its tiles;
 - a break is a collective inside the kernel: what comes after it is another sweep (``break_s``).
 
 A result of a collective that takes the place of a donated argument is copied (``copy_s``): ZeRO's parameters. So is a stack
@@ -45,6 +48,14 @@ from shardwise.lowering.sharding import ROUNDED_BYTES, is_moved
 #: (``ShouldStrengthReduceDotToReduce`` of its algebraic simplifier).
 _LARGEST_MATRIX: Final = 100
 _LARGEST_VECTOR: Final = 10_000_000
+#: Kernels of one trip of a loop over windows, which read the place and the window and write it: four to five where libtpu
+#: 0.0.42.1 was seen to loop (benchmarks/fidelity/kinds_more.py).
+KERNELS: Final = 5
+#: Vector operations per element where elements move inside of tiles, in each of the two minor dimensions: 7 to 9 cycles for a
+#: register (benchmarks/fidelity/kinds.py, wave-equation and game-of-life).
+SHIFT: Final = 32
+#: A value shares the on-chip memory with one in this many of those that are computed until its last use: others live shorter.
+SHORTER: Final = 4
 
 
 def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layouts) -> float:
@@ -60,12 +71,12 @@ def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layout
     elements, streamed = 0.0, far + stored
     if kernel.products:
         sources = [
-            (n, places[0].brief or any(sizes.arrives(t.op, t.number) for t in places))
+            (n, sizes.stays(n, places[0]) or (n <= room and any(sizes.arrives(t.op, t.number) for t in places)))
             for n, places, feeds in zip(reads, kernel.reads, kernel.feeds, strict=True)
             if feeds
         ]
         operands, results = sum([n for n, _ in sources]), sum([sizes.result_bytes(o) for o in kernel.products])
-        kept = sum([n for n, brief in sources if brief and n <= room])
+        kept = sum([n for n, stays in sources if stays])
         share = 1.0 - kept / operands if kept else 1.0
         written = results if stored or not writes else 0.0
         for number in kernel.products:
@@ -73,7 +84,8 @@ def kernel_s(lowered: Lowered, kernel: Kernel, profile: Profile, layouts: Layout
         streamed = max(0.0, sum(reads) + sum(writes) - operands - results)
     else:
         elements = max([x.largest for x in others], default=0.0)
-    vector = sum([x.flops for x in others if not x.dtype])
+    seconds += sum([sizes.windows_s(op) for op in kernel.looped])
+    vector = sum([x.flops + x.shifts for x in others if not x.dtype])
     matrix_s = sum([x.flops / (profile.matrix_rate(x.dtype) * profile.matrix_efficiency) for x in others if x.dtype])
     seconds += max(stream_s(streamed, elements, vector, profile), matrix_s)
     for edge in {e.value: e for e in kernel.inner if sizes.is_resharded(e)}.values():
@@ -162,13 +174,14 @@ def _waste(sizes: tuple[int, ...], tile: int) -> float:
 @dataclass(frozen=True, slots=True)
 class _Local:
     """Elements of each operand and result that an op touches on one device, those of the ``largest`` as they are in registers,
-    its FLOPs, and a kernel's ``dtype``."""
+    its FLOPs, a kernel's ``dtype``, and the vector operations that move elements inside of tiles."""
 
     elements: tuple[float, ...]
     largest: float
     flops: float
     product: Product | None
     dtype: str = ""
+    shifts: float = 0.0
 
 
 class _Sizes:
@@ -203,16 +216,42 @@ class _Sizes:
             largest = max(largest, size / candidate.parts[n] * registers)
         product = self._product(op, candidate) if op.unit is Unit.MATRIX else None
         dtype = widest_dtype(self.program, values) if op.unit is Unit.KERNEL else ""
-        return _Local(tuple(elements), largest, op.flops / candidate.devices, product, dtype)
+        shifts = SHIFT * self._shifted(op) * largest if self.profile.vector_tile[0] > 1 else 0.0
+        return _Local(tuple(elements), largest, op.flops / candidate.devices, product, dtype, shifts)
+
+    def _shifted(self, op: Op) -> int:
+        """The minor dimensions of which a slice, a pad or a concatenation shifts elements by a part of a tile."""
+        if op.unit is Unit.MATRIX or op.rule is None or not op.kind.startswith(("slice", "pad", "concatenate")):
+            return 0
+        minor, tile = [f for dim in op.rule.results[0][-2:] for f in dim], self.profile.vector_tile
+        places = {f: tile[n - len(minor)] for n, f in enumerate(minor)}
+        return sum(bool(w.low % places[w.factor]) for w in op.rule.windows if w.factor in places)
 
     def traffic(self, kernel: Kernel) -> tuple[list[float], list[float], float, float]:
         """The bytes that a kernel reads of each array and writes of each, and the sums of those that are in memory."""
         reads = [max([self.read_bytes(t) for t in places]) for places in kernel.reads]
         writes = [self.elements(t.op, t.number) * t.itemsize for t in kernel.writes]
-        room = self.profile.on_chip_bytes
-        far = sum([n for n, t in zip(reads, kernel.reads, strict=True) if not t[0].brief or n > room])
-        stored = sum([n for n, t in zip(writes, kernel.writes, strict=True) if not t.brief or n > room])
+        far = sum([n for n, t in zip(reads, kernel.reads, strict=True) if not self.stays(n, t[0])])
+        stored = sum([n for n, t in zip(writes, kernel.writes, strict=True) if not self.stays(n, t)])
         return reads, writes, far, stored
+
+    def windows_s(self, op: int) -> float:
+        """The time that the kernels of a lookup's loop take to start, on TPUs."""
+        if self.profile.vector_tile[0] == 1:
+            return 0.0
+        node = self.program.ops[op]
+        data = len(node.operands) if node.kind == "gather" else 2
+        value = self.program.values[(*node.operands, *node.results)[data]]
+        places = {f for dim in node.factor_rule.operands[1] for f in dim}
+        window = [
+            n for n, dim in zip(value.shape, node.factor_rule.tensors[data], strict=True) if places.isdisjoint(dim)
+        ]
+        count = value.elements / self.lowered.computes[op].parts[data] / max(1, math.prod(window))
+        return count * KERNELS * self.profile.launch_s
+
+    def stays(self, nbytes: float, t: Tensor) -> bool:
+        """Does a value stay in on-chip memory until its last use?"""
+        return t.span > 0 and max(1, t.span // SHORTER) * nbytes <= self.profile.on_chip_bytes
 
     def elements(self, op: int, number: int) -> float:
         return self.local(op).elements[number]
@@ -308,6 +347,13 @@ class _Sizes:
             count = rule.factors[groups[0]].size
             at_once = ragged_block(depth[0], count)
             depth[0] = (depth[0] // at_once + count) * at_once
+        if rule.windows and batch > 1 and not self.profile.calls_library:
+            taps = [f for dim in rule.operands[1] for f in dim if f not in left and f not in out]
+            if taps:  # of each tap a product with the kernel's channels on the diagonal of its tiles
+                across = self.profile.matrix_tile[2]
+                size = math.prod(rule.factors[f].size for f in taps)
+                columns = [math.ceil(batch * math.prod(columns) / across) * across]
+                depth, batch = [max(across, math.prod(depth) // size)], size
         zeros = math.prod(w.dilation for w in rule.windows)
         dtype = widest_dtype(self.program, op.operands[:2])
         return Product(batch, tuple(rows), tuple(columns), tuple(depth), dtype, zeros, op.attribute("passes", 1))

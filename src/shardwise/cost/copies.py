@@ -9,11 +9,14 @@ The idea. Where row-major order pads much, the compiler is known (``tests/verifi
 - the operand and the result of a gather of rows, and the updates of a scatter, if the rows fill at least half of their tiles;
 - the operand and the result, and the target and the updates, if each example looks up rows of its own array;
 - the indices of a gather or a scatter of single elements, if they have several dimensions;
+- the operand of a gather of windows that slide over one dimension, not the last one. Other gathers and scatters of windows are
+  loops, with a few kernels for each window (``is_looped``), and copy nothing;
 - an output that a product computes, if it has two dimensions of the product's first operand and the first of them is longer:
   the product makes the longer one minor. An output that takes the place of an argument is not copied.
 
-Other copies are seen now and then, in no order that we know. They are in the upper end of the peak only
-(``shardwise.cost.uncertainty``). A copy for a lookup in a loop is made before the loop if the array is from outside.
+A copy takes the time to read and write it. Other copies are seen now and then, in no order that we know. They are in the upper
+end of the peak only (``shardwise.cost.uncertainty``). A copy for a lookup in a loop is made before the loop if the array is
+from outside.
 """
 
 from __future__ import annotations
@@ -42,8 +45,28 @@ def looks_up(op: Op) -> bool:
     return op.rule is not None and (op.kind == "gather" or op.kind in SCATTERS)
 
 
+def windows(op: Op) -> frozenset[int]:
+    """The factors of a gather's result, or of a scatter's updates, of which a window is a part of the array.
+
+    A window of rows, as in ``jax.vmap`` of a ``dynamic_slice``, is neither one element nor all of a dimension."""
+    rule, data = op.factor_rule, len(op.operands) if op.kind == "gather" else 2
+    of_array, of_indices, of_data = (
+        {f for dim in rule.tensors[n] for f in dim if rule.factors[f].size > 1} for n in (0, 1, data)
+    )
+    return frozenset(of_data - of_array - of_indices)
+
+
+def is_looped(op: Op) -> bool:
+    """Does the compiler run a lookup as a loop over its windows?"""
+    slides = windows(op) if looks_up(op) else frozenset()
+    data = len(op.operands) if op.kind == "gather" else 2
+    return len(slides) > 1 or (bool(slides) and not slides.isdisjoint(op.factor_rule.tensors[data][-1]))
+
+
 def lookup_copies(lowered: Lowered, life: Lifetimes, op: Op, profile: Profile) -> Iterator[tuple[Allocation, bool]]:
     """The arrays of a gather or a scatter that row-major order pads, and whether the compiler is known to copy them."""
+    if is_looped(op):
+        return
     rule, data = op.factor_rule, len(op.operands) if op.kind == "gather" else 2
     sets = [
         {f for dim in tensor for f in dim if rule.factors[f].size > 1} for tensor in (*rule.operands, *rule.results)
@@ -64,7 +87,7 @@ def lookup_copies(lowered: Lowered, life: Lifetimes, op: Op, profile: Profile) -
             yield allocation, not rows
         else:
             wide = padding <= NARROW and (op.kind == "gather" or number == data)
-            yield allocation, rows and (batched or wide)
+            yield allocation, rows and (batched or wide or (number == 0 and bool(windows(op))))
 
 
 def copy_span(life: Lifetimes, op: Op, value: int) -> tuple[int, int]:

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from shardwise.cost.clusters import Clusters, Role
+from shardwise.cost.copies import is_looped
 from shardwise.ir.program import Op, Program, Unit, Value
 from shardwise.ir.traits import BORDERS, LOOP_SLICES, READ_PARTS, WRITE_PARTS, is_transfer
 
 #: Roles of ops that can share a kernel.
 _PLAIN: Final = (Role.VIEW, Role.ELEMENTWISE, Role.REDUCTION, Role.PRODUCT)
-#: A value stays on chip over at most so many clusters.
-_SOON: Final = 8
 #: Kinds that do nothing at run time.
 _FREE: Final = BORDERS | {"literal"}
 #: Views through which a transposed read is followed to its product.
@@ -23,13 +22,13 @@ _FOLLOWED: Final = ("transpose", "reshape", "convert_element_type")
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One operand or result of an op, numbered operands first; ``itemsize`` as it is in memory. ``brief``: the value is used
-    soon after it is computed, so that it can stay in on-chip memory."""
+    """One operand or result of an op, numbered operands first; ``itemsize`` as it is in memory. ``span``: the kernels of its
+    region that run until the last use of the value, up to a power of two; 0 if it is read elsewhere too."""
 
     op: int
     number: int
     itemsize: float
-    brief: bool = False
+    span: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,9 @@ class Kernel:
     """Ops that run as one kernel: what they compute, read and write. The time depends on how ``ops`` compute, nothing else.
     ``roots`` are the ops whose results it writes; ``transfers``: those that move an
     array between the memories of host and device; ``reads`` by stored value the places at which it is read; ``feeds``: whether
-    a product's operands are computed from it; ``inner``: the edges between its ops. A kernel with ``returned`` (a result takes
-    the place of a donated argument) or ``transposed`` (a product's result is read transposed) is nothing else."""
+    a product's operands are computed from it; ``inner``: the edges between its ops; ``looped``: lookups that run as a loop. A
+    kernel with ``returned`` (a result takes the place of a donated argument) or ``transposed`` (a product's result is read
+    transposed) is nothing else."""
 
     region: int
     ops: tuple[int, ...]
@@ -62,6 +62,7 @@ class Kernel:
     feeds: tuple[bool, ...] = ()
     writes: tuple[Tensor, ...] = ()
     inner: tuple[Edge, ...] = ()
+    looped: tuple[int, ...] = ()
     returned: Edge | None = None
     transposed: Edge | None = None
 
@@ -102,7 +103,7 @@ def kernels(
         _cluster(clusters, op, body.get(op.id, op.region), narrowed) for op in program.schedule if _begins(clusters, op)
     ]
     writer = {v: n for n, part in enumerate(parts) for v in part.op.results if v >= 0 and clusters.stored[v]}
-    _mark_brief(clusters, parts, writer)
+    _mark_spans(clusters, parts, writer)
     loops = _loops(clusters)
     groups: list[list[int]] = []
     readers: dict[tuple[int, int, int], int] = {}
@@ -146,22 +147,22 @@ def kernels(
     return (*joined, *_returned(clusters), *_conversions(clusters, narrowed, body), *reads)
 
 
-def _mark_brief(clusters: Clusters, parts: list[_Cluster], writer: dict[int, int]) -> None:
-    """Marks what is read by the next few clusters of its region only."""
+def _mark_spans(clusters: Clusters, parts: list[_Cluster], writer: dict[int, int]) -> None:
+    """Marks what is read by later clusters of its region only with their number."""
     last = dict(writer)
     for n, part in enumerate(parts):
         last |= dict.fromkeys((b for b in part.reads if b in writer), n)
     ops = clusters.program.ops
-    brief = {
-        b
+    spans = {
+        b: 1 << (last[b] - n - 1).bit_length()
         for b, n in writer.items()
-        if last[b] - n <= _SOON
+        if last[b] > n
         and parts[last[b]].region == parts[n].region
         and not any(clusters.roles[u] is Role.LINK or ops[u].kind in BORDERS for u in clusters.uses[b])
     }
     for part in parts:
-        part.writes = {b: replace(t, brief=b in brief) for b, t in part.writes.items()}
-        part.reads = {b: [replace(t, brief=b in brief) for t in places] for b, places in part.reads.items()}
+        part.writes = {b: replace(t, span=spans.get(b, 0)) for b, t in part.writes.items()}
+        part.reads = {b: [replace(t, span=spans.get(b, 0)) for t in places] for b, places in part.reads.items()}
 
 
 class _Loop(NamedTuple):
@@ -289,6 +290,7 @@ def _joined(clusters: Clusters, parts: list[_Cluster], seen: set[int]) -> Kernel
         feeds=tuple(any(t.op in feeding for t in reads[base]) for base in sorted(reads)),
         writes=tuple(t for base in sorted(writes) for t in [writes[base]] * (1 + (base in twice))),
         inner=first,
+        looped=() if clusters.by_library else tuple(o for o in sorted(members) if is_looped(program.ops[o])),
     )
 
 

@@ -3,7 +3,8 @@
 The problem. A TPU stores an array in tiles of its two minor dimensions, most often 8 x 128, and computes on registers of that
 size. How much padding that takes depends on which dimensions the compiler makes minor.
 
-The idea. The compiler orders dimensions so that tiles pad least, with two exceptions:
+The idea. The compiler orders dimensions so that tiles pad least; tiles of fewer than 8 rows take whole registers. There are two
+exceptions:
 
 - an argument is in row-major order if that pads nothing. Tiles of 1, 2 or 4 rows pad nothing in memory, but they fill only a
   part of a register: a kernel that streams such an array takes as long as if it had 8 rows. So does a kernel on what is sliced
@@ -55,7 +56,8 @@ class Layouts:
         """The elements of the registers that a kernel streams a block of this shape through, over the elements of the block."""
         if value in self.minor:
             return self.in_memory(value, shape, tile)
-        return narrow_rows(tuple(shape), itemsize, tile) if value in self.row_major else 1.0
+        narrow = narrow_rows(tuple(shape), itemsize, tile) if value in self.row_major else 1.0
+        return max(narrow, register_elements(tuple(shape), tile) / max(1, math.prod(shape)))
 
     def in_memory(self, value: int, shape: Sequence[int], tile: tuple[int, int]) -> float:
         """The elements of the tiles that store a block of this shape, over the block's elements; 1 for arrays in the order that
@@ -146,6 +148,19 @@ def padded_elements(sizes: tuple[int, ...], tile: tuple[int, int], minor: Minor 
     if len(large) <= 1:
         return max(total, lanes) if total <= lanes else _up(total, rows * lanes)
     return min(_tiled(total, a, b, tile) for a, b in itertools.permutations(large, 2))
+
+
+@cache
+def register_elements(sizes: tuple[int, ...], tile: tuple[int, int]) -> int:
+    """Elements of the registers that hold an array, with the dimensions in the best order.
+
+    >>> register_elements((3, 1000), (8, 128)), register_elements((1000,), (8, 128))
+    (8192, 1024)
+    """
+    (rows, lanes), large, total = tile, [s for s in sizes if s > 1], math.prod(sizes)
+    if rows == 1 or not total or len(large) <= 1:
+        return padded_elements(sizes, tile)
+    return min(total // (a * b) * _up(a, lanes) * _up(b, rows) for a, b in itertools.permutations(large, 2))
 
 
 def row_major_elements(sizes: Sequence[int], tile: tuple[int, int]) -> int:

@@ -310,6 +310,8 @@ class Lifetimes:
         base, match = self.clusters.base[op.operands[0]], self._matches.get(op.id)
         root = self._root(base)
         self._live.pop(op.results[0], None)
+        if root in self._arguments and match is None:  # a copy
+            self._live[op.results[0]] = [self._end, self._end]
         if match is not None:
             self.returned[base] = self._end
         if root in self._arguments or root not in self._live:

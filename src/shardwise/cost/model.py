@@ -27,12 +27,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardwise.cost.compute import kernel_s, transferred_bytes
+from shardwise.cost.compute import kernel_s, stream_s, transferred_bytes
 from shardwise.cost.copies import copy_span, looks_up, lookup_copies, output_copies, reordered_outputs
 from shardwise.cost.kernels import Edge, Kernel, Tensor, kernels
 from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, copy_allocations, on_chip_blocks, value_allocations
 from shardwise.dims.analysis import Analysis
-from shardwise.ir.program import HEAVY
+from shardwise.ir.program import HEAVY, Op
 from shardwise.ir.traits import MANUAL
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import Lowered, Reshard
@@ -190,7 +190,7 @@ class CostModel:
             if life.runs[op.id] and not life.clusters.by_library:
                 read = tuple(dict.fromkeys(v for v in (*op.operands, *op.results) if v >= 0))
                 spans = [p for v in read for p in copy_span(life, op, v)]
-                yield Term(TermKind.COPY, op.id, 0, (op.id,), read, tuple(spans))
+                yield Term(TermKind.COPY, op.id, op.region, (op.id,), read, tuple(spans))
 
     def figures(self, lowered: Lowered, term: Term) -> Figures:
         """What a term costs under a state."""
@@ -210,9 +210,13 @@ class CostModel:
         if term.kind is TermKind.COPY:
             op, rows = self.structure.program.ops[term.number], self.reordered.get(term.number)
             if rows is not None:
-                return Figures(allocations=tuple(output_copies(lowered, self.life, op, rows, profile)))
-            copies = lookup_copies(lowered, self.life, op, profile)
-            return Figures(allocations=tuple(allocation for allocation, known in copies if known))
+                allocations = tuple(output_copies(lowered, self.life, op, rows, profile))
+            else:
+                copies = lookup_copies(lowered, self.life, op, profile)
+                allocations = tuple(allocation for allocation, known in copies if known)
+            in_memory = [a for a in allocations if not a.on_chip]
+            times = [self._copies(op, a.value) * stream_s(2 * a.blocks * BLOCK, 0.0, 0.0, profile) for a in in_memory]
+            return Figures(sum([round(s * 1e12) for s in times]), allocations=allocations)
         reshards = tuple(self.edge_reshards(lowered, term))
         if not reshards:
             return _NOTHING
@@ -220,6 +224,11 @@ class CostModel:
         compute_ps, comm_ps, overlapped_ps = map(sum, zip(*steps, strict=True))
         allocations = tuple(copy_allocations(lowered, self.life, reshards, profile))
         return Figures(compute_ps, comm_ps, overlapped_ps, allocations, reshards)
+
+    def _copies(self, op: Op, value: int) -> int:
+        """How often an operand or result of a lookup is copied: before the loop if it is from outside."""
+        home = self.structure.program.home[self.life.clusters.base[value]]
+        return int(self.structure.program.runs[op.region if home == op.region else home])
 
     def shape(self, term: Term) -> Hashable:
         """What a term is made of, apart from how its ops compute: equal for terms of repeated layers."""
@@ -232,7 +241,8 @@ class CostModel:
             maker, minor = self.structure.program.definitions[term.number][0], life.layouts.minor.get(term.number)
             return term.number in life.returned, maker in term.ops, tuple(k in life.point for k in term.ops), minor
         if term.kind is TermKind.COPY:
-            return self.structure.program.ops[term.number].kind, self.reordered.get(term.number)
+            op = self.structure.program.ops[term.number]
+            return op.kind, self.reordered.get(op.id), tuple([self._copies(op, v) for v in term.values])
         layouts = tuple([life.layouts.of_op[k] for k in term.ops])
         return layouts, _kernel_shape(self.kernels[term.number], term)
 
@@ -288,12 +298,14 @@ def _kernel_shape(kernel: Kernel, term: Term) -> Hashable:
 
     def shape(part: object) -> Hashable:
         if isinstance(part, Tensor):
-            return ops[part.op], part.number, part.itemsize, part.brief
+            return ops[part.op], part.number, part.itemsize, part.span
         if isinstance(part, Edge):
             return values[part.value], ops[part.maker], part.result, ops[part.user], part.operand, part.stored
         return tuple(map(shape, part)) if isinstance(part, tuple) else part
 
-    work = tuple(tuple(ops[k] for k in numbers) for numbers in (kernel.products, kernel.others, kernel.transfers))
+    work = tuple(
+        tuple(ops[k] for k in numbers) for numbers in (kernel.products, kernel.others, kernel.transfers, kernel.looped)
+    )
     return (
         work,
         kernel.feeds,

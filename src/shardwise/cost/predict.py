@@ -187,11 +187,15 @@ def _rows(model: CostModel, term: Term, figures: Figures) -> Iterable[Row]:
         main = program.ops[kernel.main]
         point = max(life.point.get(k, 0) for k in (main.id, *kernel.roots))
         where = place(main, kernel.region)
-        yield Row("compute", main.kind, *where, figures.compute_ps * 1e-12, point=point)
+        name = f"loop of {main.kind}" if kernel.looped else main.kind
+        yield Row("compute", name, *where, figures.compute_ps * 1e-12, point=point)
         if kernel.transfers:
             nbytes = figures.comm_ps * 1e-12 * model.cost.profile.host_bytes_per_s
             times = figures.comm_ps * 1e-12, figures.overlapped_ps * 1e-12
             yield Row(TRANSFER, main.kind, *where, *times, nbytes, point)
+    if term.kind is TermKind.COPY and figures.compute_ps:
+        op = program.ops[term.number]
+        yield Row("compute", "copy", *place(op, op.region), figures.compute_ps * 1e-12, point=max(life.runs[op.id]))
     for move in figures.reshards:
         op = program.ops[move.op]
         where, point = place(op, move.region), max(life.runs[op.id], default=0)

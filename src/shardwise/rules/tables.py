@@ -24,15 +24,17 @@ ELEMENTWISE: Final[dict[str, int]] = {
     ),
     # Transcendental functions: a short polynomial.
     **dict.fromkeys(
-        """acos acosh asin asinh atan atanh cbrt cos cosh erf erf_inv erfc exp exp2 expm1 lgamma log log1p log2 logistic
-        pow rsqrt sin sinh tan tanh""".split(),
+        """acos acosh asin asinh atan atanh cbrt cosh erf erf_inv erfc exp exp2 expm1 log log1p log2 logistic pow rsqrt sinh
+        tanh""".split(),
         10,
     ),
+    # An angle is reduced exactly, whatever its size.
+    **dict.fromkeys("cos lgamma sin tan".split(), 160),
     # Series and iterations per element.
     **dict.fromkeys(
         """bessel_i0e bessel_i1e digamma igamma igamma_grad_a igammac polygamma regularized_incomplete_beta
         zeta""".split(),
-        100,
+        400,
     ),
     # Hashes per element.
     **dict.fromkeys("threefry2x32 threefry4x32 philox2x32 philox4x32".split(), 120),

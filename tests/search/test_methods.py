@@ -97,8 +97,11 @@ def test_the_tree_search_finds_the_best_of_all_states_of_a_language_model() -> N
     analysis = analyze_program(lower(traced))
     where = HardwareCost(place(MeshAxes.of({"x": 8}), topology("v5e:2x4")))
     made = Problem(CostModel.of(analysis, where), keeps=False)
-    best, tree, some, one = (METHODS[name](made, LONG).best for name in ("exhaustive", "mcts", "beam", "greedy"))
-    assert made.rank(best)[:2] == made.rank(tree)[:2] <= made.rank(some)[:2] <= made.rank(one)[:2]
+    best, tree, some, one = (METHODS[name](made, LONG) for name in ("exhaustive", "mcts", "beam", "greedy"))
+    found = tree.log[-1].best  # before decisions are dropped that gain almost nothing
+    assert made.rank(best.best)[:2] == made.rank(found)[:2]
+    assert made.rank(tree.best)[0] == 0 and made.rank(tree.best)[1] <= 1.005 * made.rank(found)[1]
+    assert made.rank(found)[:2] <= made.rank(some.best)[:2] <= made.rank(one.best)[:2]
 
 
 @pytest.mark.parametrize("name", ["narrow", "attention"])

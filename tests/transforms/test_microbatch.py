@@ -348,8 +348,11 @@ def test_the_search_takes_as_many_parts_as_it_takes_to_fit() -> None:
     again = shardwise.plan(wide, *args, roles={"batch": "batch"}, microbatches="auto", **where)
     assert again.to_json() == plan.to_json()
     where["topology"] = "v5e:2x2"
-    roomy = shardwise.plan(wide, *args, roles={"batch": "batch"}, microbatches="auto", remat="auto", **where)
+    roomy = shardwise.plan(wide, *args, roles={"batch": "batch"}, microbatches="auto", **where)
     assert roomy.variant == Variant(), "what fits already is left as it is"
+    # XLA compiles it to 1.50 ms where it takes 1.64 ms unchanged: storing sines takes longer than computing them again.
+    faster = shardwise.plan(wide, *args, roles={"batch": "batch"}, microbatches="auto", remat="auto", **where)
+    assert faster.variant == Variant(remat=True) and faster.predicted.time_s < roomy.predicted.time_s
     where["topology"] = small_memory("v5e:2x2", 80 * 2**20)
     growing = [shape((width, width + 64), "float32") for width in range(256, 640, 64)]
     both = shardwise.plan(wide, growing, args[1], roles={"batch": "batch"}, microbatches="auto", remat="auto", **where)

@@ -3,10 +3,10 @@
 The problem. An output can replace an argument of its shape, dtype and colors. A parameter and its moments have all of these in
 common, and neither names nor the order of arguments and outputs tell them apart.
 
-The idea. An update is computed element by element: a moment from itself, a parameter from itself and its moments. The outputs
-that are computed from the fewest arguments in this way, without a product and through values of their own shape and colors, are
-matched first, each with an argument that is left. Then the arguments without such an output (those that a loop updates row by
-row) take the first output that is left and depends on them. A floating-point scalar is always left over, for a loss.
+The idea. An update is computed element by element: a moment from itself, a parameter from itself and its moments. So only
+values of an output's shape and colors, and no products, are followed back to arguments. The outputs that depend on the fewest
+are matched first, each with an argument that is left. Then the arguments without such an output (those that a loop updates row
+by row) take the first output that is left and depends on them. A floating-point scalar is always left over, for a loss.
 """
 
 from __future__ import annotations

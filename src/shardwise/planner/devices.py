@@ -47,7 +47,7 @@ def _dtype(name: str) -> Any:
 
 
 def host_devices(count: int) -> str:
-    """Returns what gives a process so many host devices."""
+    """Returns the setting that gives a process this number of host devices."""
     return (
         f"start Python with XLA_FLAGS=--xla_force_host_platform_device_count={count}, or call "
         f"jax.config.update('jax_num_cpu_devices', {count}) before anything uses JAX"

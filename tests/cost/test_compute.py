@@ -427,16 +427,6 @@ def test_a_stack_that_passes_through_an_outer_loop_is_converted_once_before_it()
     assert conversion.region == 0 and time_s(lowered, conversion, UNIT) == 3 * 64 * 64 * (4.0 + 2.0)
 
 
-def test_a_loop_reads_its_own_slice_of_the_slice_of_an_outer_one() -> None:
-    def fn(x, ws):
-        inner = lambda c, ws: (lax.scan(lambda c, w: (c * w, None), c, ws)[0], None)  # noqa: E731
-        return lax.scan(inner, x, ws)[0]
-
-    lowered, work = predicted(fn, [p.shape(64, 64), p.shape(5, 3, 64, 64)])
-    times = {lowered.program.runs[w.region]: time_s(lowered, w, UNIT) for w in work}
-    assert times[15] == 3 * 64 * 64 * 4.0 and times[5] == 2 * 3 * 64 * 64 * 4.0
-
-
 def test_only_what_is_outside_of_a_loop_overlaps_with_a_collective_around_it() -> None:
     def fn(x, w, ws):
         return lax.scan(lambda c, v: (c @ v, None), x @ w, ws)[0]

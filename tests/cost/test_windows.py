@@ -13,7 +13,7 @@ from jax import lax
 import shardwise
 from shardwise.cost.compute import KERNELS, SHIFT, SHORTER
 from shardwise.cost.layouts import register_elements
-from tests.cost.test_compute import UNIT, predicted, seconds
+from tests.cost.test_compute import UNIT, predicted, seconds, time_s
 from tests.cost.test_copies import copies, indices
 from tests.cost.test_memory import TEMPORARY, V5E, blocks, made
 from tests.dims import programs as p
@@ -94,3 +94,15 @@ def test_an_argument_that_is_an_output_in_another_order_is_copied() -> None:
     found = made(lambda x: (x.T, jnp.sum(x)), [p.shape(64, 128)])
     alone = made(lambda x: jnp.sum(x), [p.shape(64, 128)])
     assert blocks(found, V5E) - blocks(alone, V5E) == TEMPORARY
+
+
+def test_a_loop_reads_its_own_slice_of_the_slice_of_an_outer_one() -> None:
+    def inner(c: jax.Array, ws: jax.Array) -> Any:
+        return lax.scan(lambda c, w: (c * w, None), c, ws)[0], None
+
+    def fn(x: jax.Array, ws: jax.Array) -> jax.Array:
+        return lax.scan(inner, x, ws)[0]
+
+    lowered, work = predicted(fn, [p.shape(64, 64), p.shape(5, 3, 64, 64)])
+    times = {lowered.program.runs[w.region]: time_s(lowered, w, UNIT) for w in work}
+    assert times[15] == 3 * 64 * 64 * 4.0 and times[5] == 2 * 3 * 64 * 64 * 4.0

@@ -2,7 +2,7 @@
 
 Every search has the same number of evaluations, which do not depend on the machine. Parts of the search:
 
-- *no tree*: states are improved by hill climbing alone: the best one, then the other starts, the best first;
+- *no tree*: the starts are improved by hill climbing, the best first;
 - *no openings*: no named strategy is put on some axes of a state; they are starts all the same;
 - *no climbing*: states are not improved, the tree grows alone;
 - *no strategies*: named strategies are neither starts nor openings.
@@ -73,20 +73,17 @@ CASES: Final = (
 
 
 class NoTree(Tree):
-    """Improves the best state, and then the other starts, each once."""
+    """Climbs from the best state, and then from the other starts, the best first."""
 
     def search(self) -> Ended:
-        rank = self.problem.rank
         starts = ((), *self.problem.seeds)
-        scored = sorted(map(Scored, starts, self.problem.costs(starts)), key=rank)
-        for start in (self.run.best, *scored):
-            if self.problem.canonical(start.state) not in self.polished:
-                self.polish(start)
+        for start in sorted(map(Scored, starts, self.problem.costs(starts)), key=self.problem.rank):
+            self.climb(start)
         return Ended.CONVERGED
 
 
 class NoOpenings(Tree):
-    """Has no openings as edges."""
+    """Puts no named strategy on some axes of a state."""
 
     def __init__(self, run: Run, seed: int):
         super().__init__(run, seed)
@@ -96,8 +93,8 @@ class NoOpenings(Tree):
 class NoClimbing(Tree):
     """Grows the tree alone."""
 
-    def to_polish(self) -> Scored | None:
-        return None
+    def climb(self, start: Scored) -> Scored:
+        return start
 
 
 # Parts of the analysis.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -19,8 +20,9 @@ from shardwise.hardware.topology import topology
 from shardwise.lowering.decisions import Keep, Shard
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.search.mcts import Tree, mcts
+from shardwise.search.neighbors import Neighbor
 from shardwise.search.problem import Problem, Scored
-from shardwise.search.run import Budget, Ended, Improvement, Run
+from shardwise.search.run import Budget, Ended, Improvement, Run, Stop
 from shardwise.search.searcher import Options
 
 
@@ -119,18 +121,48 @@ def test_a_neighbor_that_gains_next_to_nothing_does_not_hide_a_better_one(monkey
     times = {near[0]: start.cost.time_ps - 1, near[-1]: start.cost.time_ps // 2}
     visited = []
 
-    def neighbors(state: tuple[int, ...]) -> list[tuple[int, ...]]:
+    def neighbors(state: tuple[int, ...], _gain: Any) -> list[Neighbor]:
         visited.append(state)
-        return [] if state else near
+        return [] if state else [Neighbor(state) for state in near]
 
     def scored(states: list[tuple[int, ...]]) -> list[Scored]:
         time_ps = start.cost.time_ps
         return [Scored(s, Cost(times.get(s, 2 * time_ps), 0, 0, start.cost.peak_blocks)) for s in states]
 
-    monkeypatch.setattr(tree, "_neighbors", neighbors)
+    monkeypatch.setattr(tree.neighbors, "of", neighbors)
     monkeypatch.setattr(run, "score", scored)
-    tree.polish(start)
-    assert len(near) > 16 and visited == [(), near[-1]]
+    end = tree.climb(start)
+    assert len(near) > 16 and visited == [(), near[-1]] and end.state == near[-1]
+    assert given.canonical(end.state) in tree.nodes[tree.root].children, "the tree goes on from there"
+    assert tree.climb(start) is start and len(visited) == 2, "no climb is made twice"
+
+
+def test_the_tree_learns_from_climbs_what_a_decision_gains() -> None:
+    given = problem(width=4096, batch=512, x=2, y=2)
+    run = Run(given, Budget(), None)
+    tree = Tree(run, 0)
+    tree.climb(Scored((), given.cost(())))
+    (n,) = next(step for step in tree.gains if len(step) == 1)
+    total, count = tree.gains[n,]
+    assert tree.gain((n,)) == total / count and any(tree.gain((n,)) < 0 for n in given.actions)
+    assert tree.gain((10**6,)) == 1.0, "what was not tried comes first"
+
+
+def test_strategies_and_the_unsharded_state_are_where_it_starts() -> None:
+    given = problem(width=4096, batch=512, x=2, y=2)
+    given.start_from([(given.actions[0],), (given.actions[1],)])
+    tree = Tree(Run(given, Budget(), None), 0)
+    starts, root, best = [], tree.nodes[tree.root], tree.run.best.state
+    assert [tree.nodes[key].state for key in root.children] == list(given.seeds)
+
+    def climb(start: Scored) -> Scored:
+        starts.append(start.state)
+        return start
+
+    tree.climb = climb  # type: ignore[method-assign]
+    with contextlib.suppress(Stop):
+        tree.search()
+    assert starts[:2] == [best, ()] and set(given.seeds) <= set(starts)
 
 
 def test_nothing_to_decide() -> None:
@@ -157,6 +189,18 @@ def test_only_orders_that_matter_make_two_states(swap: bool) -> None:
     one, other = (by_slot[0], by_slot[2]) if swap else (by_slot[0], by_slot[3])
     same = made.canonical((one, other)) == made.canonical((other, one))
     assert same is not swap, "two units on one axis are in order, on two axes they are not"
+
+
+def test_more_patience_where_there_is_more_to_find() -> None:
+    made = problem(width=4096, batch=512, x=2, y=2)
+    run = Run(made, Budget(patience=1.0), None)
+    rank = made.rank(run.best)
+    assert run.best.state == () and rank[0] == 0, "nothing is sharded, and it fits"
+    run._improved = run.spent - max(12, len(made.actions)) - 1
+    assert run.left() > 0, "four devices take as long as one"
+    made.perfect_ps = run.best.cost.time_ps
+    with pytest.raises(Stop):
+        run.left()
 
 
 def test_patience_counts_for_each_action_and_a_given_budget_has_more() -> None:

@@ -3,17 +3,20 @@
 The problem: find the sequence of decisions whose state is best (``shardwise.search.problem``). Every prefix is a plan, so that
 every node of the tree has a cost, and the search can be stopped at any time.
 
-The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, with these changes:
+The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, over steps that are larger than one decision:
 
+- the edges of the root are the named strategies, from which the search starts, beside those that every node has;
+- an edge adds one decision, or several that pay only together: a group on several axes, a named strategy for axes without
+  decisions, or all that is left to shard on an axis (``shardwise.search.steps``);
+- the first visit of a node is a climb: its state is changed as long as that helps (``shardwise.search.neighbors``). Where it
+  ends is an edge of the root, so that the tree goes on from there, too. The best strategy comes first, then the unsharded
+  state, since strategies may all be far from what suits a program;
 - sequences of decisions that give the same state are one node (transpositions);
-- a node grows by one decision or by several that pay only together (``shardwise.search.steps``): a group on several axes, a
-  named strategy for axes without decisions, or all that is left to shard on an axis;
-- children are evaluated some at a time, first those whose decision has gained most wherever it was taken so far (all moves
-  as first, Gelly and Silver 2007), more with the visits; those that change nothing are dropped;
-- from the best new children random continuations are evaluated (rollouts);
-- the best reward below a node is backed up, since there is no opponent: ``Q = (mean + best) / 2``;
-- in turns with the tree, its best states are polished by hill climbing: decisions are removed, inserted at any place, moved, or
-  replaced by others, on one axis or on several.
+- edges are evaluated some at a time, first those whose decisions have gained most wherever they were added so far, in the tree
+  and in climbs (all moves as first, Gelly and Silver 2007), more with the visits; those that change nothing are dropped;
+- from the best new nodes random continuations are evaluated (rollouts);
+- the best reward of a visit is backed up, since there is no opponent: ``Q = (mean + best) / 2``, scaled to the values of the
+  edges beside it, which often differ by little.
 
 At the end decisions are dropped that gain almost nothing, half a percent in all, as long as no named strategy is better: each
 adds collectives, with costs that the model does not have.
@@ -22,30 +25,33 @@ Rewards are in [0, 1]: above one half for states that fit, higher the faster; be
 and a little higher the faster. Another goal (``shardwise.search.goal``) has other figures in these places.
 
 Deterministic under a seed and a budget in evaluations. Where it deviates from the papers: TOAST rolls out to a terminal state
-and rewards that; here every state on the way counts. Weak: a decision that has not paid anywhere yet is tried late.
+and rewards that; here every state on the way counts, and a climb stands where a rollout would. Weak: a decision that has not
+paid anywhere yet is tried late.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shardwise.cost.model import Cost
+from shardwise.search.neighbors import Neighbors
 from shardwise.search.problem import Actions, Problem, Scored
 from shardwise.search.run import Budget, Ended, Progress, Run, SearchResult, is_better, searched
 from shardwise.search.steps import Joint, Rest, find_openings
 
-_EXPLORE: Final = 0.15
+#: The weight of what is unknown in UCT; values of the edges of a node are scaled to [0, 1].
+_EXPLORE: Final = 1.0
 _ROLLOUTS: Final = 3
 _ROLLOUT_DEPTH: Final = 3
-#: Children that are evaluated at a time.
+#: Edges that are evaluated at a time, and edges for the square root of half of the visits.
 _SOME: Final = 8
-#: Rounds of the tree between two polishings, and how many of both without a new state end the search.
-_ROUNDS: Final = 8
-_VAIN: Final = 3
+_WIDTH: Final = 4
+#: Rounds without a new state that end the search.
+_VAIN: Final = 200
 #: The share of time that dropped decisions may have gained in all; and evaluations that are reserved for dropping them.
 _NOTHING: Final = 0.005
 _SPARE: Final = 128
@@ -58,15 +64,22 @@ _CLIMB: Final = 400
 class _Node:
     state: Actions
     cost: Cost
+    best: float  # the reward of the state, or the best of a visit
     children: list[object] = field(default_factory=list)  # keys
-    waiting: list[Actions] | None = None  # children that are not evaluated yet; None before the first visit
+    widened: int = 0  # children that the tree has added
+    waiting: list[Actions] | None = None  # children that are not evaluated yet; None before they are listed
+    climbed: bool = False
     closed: bool = False  # all states below are evaluated
     visits: int = 0
     total: float = 0.0
-    best: float = 0.0
 
     def value(self) -> float:
         return 0.5 * (self.total / self.visits + self.best) if self.visits else self.best
+
+    @property
+    def widens(self) -> bool:
+        """Whether a visit adds children."""
+        return self.waiting is None or (bool(self.waiting) and self.widened < _WIDTH * math.sqrt(self.visits / 2))
 
 
 class Tree:
@@ -76,63 +89,63 @@ class Tree:
         self.run, self.problem = run, run.problem
         self.rng = random.Random(seed)
         self.nodes: dict[object, _Node] = {}
-        self.polished: set[object] = set()
+        self.climbed: set[object] = set()  # states from which a climb was made, or that one passed
         self.gains: dict[Actions, tuple[float, int]] = {}
         unsharded = self.problem.cost(())
         self.scale = max(1, self.problem.goal.figure(unsharded) // self.problem.mesh.devices)
         self.openings = find_openings(self.problem)
         self.rest, self.joint = Rest(self.problem), Joint(self.problem)
-        self.root = self._node((), unsharded)
+        self.neighbors = Neighbors(self.problem, self.joint, self.rest)
+        self.root = self._node(Scored((), unsharded))
+        seeds = map(Scored, self.problem.seeds, self.problem.costs(self.problem.seeds))
+        self._grow(self.nodes[self.root], seeds)
 
     def search(self) -> Ended:
-        """Polishes states and grows the tree in turns."""
+        """Climbs from the best start, and then visits nodes until all states were evaluated, or no visit evaluates a new one.
+        The first visit is that of the root."""
+        self.climb(self.run.best)
         vain = 0
         while vain < _VAIN:
-            before = self.run.spent
-            start = self.to_polish()
-            if start is not None:
-                self.polish(start)
-            elif self.nodes[self.root].closed:
+            if self.nodes[self.root].closed:
                 return Ended.EXHAUSTED
-            for _ in range(_ROUNDS):
-                if self.nodes[self.root].closed:
-                    break
-                self._iterate()
+            before = self.run.spent
+            self._visit()
             vain = 0 if self.run.spent > before else vain + 1
         return Ended.CONVERGED
 
-    # One round: down the tree, some new children, rollouts, and back.
+    # One visit: down the tree, a climb or some new children, and back.
 
-    def _iterate(self) -> None:
+    def _visit(self) -> None:
         path = [self.root]
-        while not self._widens(node := self.nodes[path[-1]]):
-            open_ = [key for key in node.children if not self.nodes[key].closed]
+        while (reward := self._reward_at(self.nodes[path[-1]])) is None:
+            node = self.nodes[path[-1]]
+            open_ = [key for key in node.children if not self.nodes[key].closed and key not in path]
             if not open_:  # all below were evaluated on other paths
-                node.closed = not node.waiting
-                if node.closed:
-                    return
+                reward = node.best if not node.waiting else self._expand(node)
                 break
             path.append(self._select(node, open_))
-        reward = self._expand(self.nodes[path[-1]])
         for key in reversed(path):
             node = self.nodes[key]
             node.visits += 1
             node.total += reward
             node.best = max(node.best, reward)
-            node.closed = node.waiting == [] and all(self.nodes[c].closed for c in node.children)
+            node.closed = node.climbed and node.waiting == [] and all(self.nodes[c].closed for c in node.children)
 
-    def _widens(self, node: _Node) -> bool:
-        """Returns whether a node gets more children."""
-        if node.waiting is None:
-            return True
-        return bool(node.waiting) and len(node.children) < _SOME * math.sqrt(node.visits / 2)
+    def _reward_at(self, node: _Node) -> float | None:
+        """Returns the reward of a visit that ends at a node; None if it goes on below."""
+        if not node.climbed:
+            node.climbed = True
+            return self._reward(self.climb(Scored(node.state, node.cost)).cost)
+        return self._expand(node) if node.widens else None
 
     def _select(self, node: _Node, open_: list[object]) -> object:
-        spread = math.log(node.visits + 1)
+        values = {key: self.nodes[key].value() for key in open_}
+        least, spread = min(values.values()), max(values.values()) - min(values.values())
+        unknown = math.log(node.visits + 1)
 
         def score(key: object) -> float:
-            child = self.nodes[key]
-            return child.value() + _EXPLORE * math.sqrt(spread / (1 + child.visits))
+            value = (values[key] - least) / spread if spread else 1.0
+            return value + _EXPLORE * math.sqrt(unknown / (1 + self.nodes[key].visits))
 
         return max(open_, key=score)
 
@@ -141,23 +154,17 @@ class Tree:
         if node.waiting is None:
             node.waiting = self._following(node.state)
         depth = len(node.state)
-        node.waiting.sort(key=lambda s: -self._gain(s[depth:]))
+        node.waiting.sort(key=lambda s: -self.gain(s[depth:]))
         some, node.waiting = node.waiting[:_SOME], node.waiting[_SOME:]
         scored = self.run.score(some)
-        reward = self._reward(node.cost)
         for s in scored:
-            total, count = self.gains.get(s.state[depth:], (0.0, 0))
-            self.gains[s.state[depth:]] = total + (self._reward(s.cost) - reward), count + 1
+            self._learn(s.state[depth:], node.cost, s.cost)
         changed = [s for s in scored if s.cost != node.cost]
         changed.sort(key=lambda s: -self._reward(s.cost))
-        node.children = list(dict.fromkeys([*node.children, *(self._node(s.state, s.cost) for s in changed)]))
-        best = max((self._reward(s.cost) for s in changed), default=reward)
+        node.widened += len(changed)
+        self._grow(node, changed)
+        best = max((self._reward(s.cost) for s in changed), default=self._reward(node.cost))
         return max(best, self._rollouts(changed))
-
-    def _gain(self, step: Actions) -> float:
-        """Returns the mean gain of a step so far; the largest possible for a step that was not tried."""
-        total, count = self.gains.get(step, (0.0, 0))
-        return total / count if count else 1.0
 
     def _following(self, state: Actions) -> list[Actions]:
         """Returns the states with one more decision, a group on several axes, an opening, or all that is left on an axis."""
@@ -186,58 +193,55 @@ class Tree:
 
     # Hill climbing.
 
-    def to_polish(self) -> Scored | None:
-        """Returns the best state that was not polished yet."""
-        best = self.run.best
-        if self.problem.canonical(best.state) not in self.polished:
-            return best
-        nodes = (node for key, node in self.nodes.items() if key not in self.polished)
-        node = max(nodes, key=lambda node: self._reward(node.cost), default=None)
-        return Scored(node.state, node.cost) if node is not None else None
-
-    def polish(self, start: Scored) -> None:
-        """Goes from a state to better neighbors until there are none: to the first that is clearly better, so that a state that
-        gains next to nothing does not hide those after it, or else to the best."""
+    def climb(self, start: Scored) -> Scored:
+        """Goes from a state to better neighbors until there are none, or until another climb was there: to the first that is
+        clearly better, so that a state that gains next to nothing does not hide those after it, or else to the best. Returns
+        where it ends, which becomes an edge of the root."""
         here, spent = start, self.run.spent
-        while True:
-            self.polished.add(self.problem.canonical(here.state))
-            near, best = self._neighbors(here.state), here
-            for k in range(0, len(near), _NEAR):
-                best = min([best, *self.run.score(near[k : k + _NEAR])], key=self.problem.rank)
-                if is_better(self.problem.rank(best), self.problem.rank(here)):
-                    break
-                if self.run.spent - spent > _CLIMB:
-                    return
+        while (key := self.problem.canonical(here.state)) not in self.climbed:
+            self.climbed.add(key)
+            best = self._better(here, spent + _CLIMB)
             if best is here:
-                return
+                break
             here = best
+        if here is not start:
+            self._grow(self.nodes[self.root], [here])
+        return here
 
-    def _neighbors(self, state: Actions) -> list[Actions]:
-        """Returns states that differ in one decision or its position, or shard what is left; the most promising come first."""
-        shorter = [state[:k] + state[k + 1 :] for k in range(len(state))]
-        near = [(1.0, (*state, *step)) for step in self.rest.steps(state)]
-        near += [(1.0, rest) for rest in shorter]
-        edits = (*self.joint.added(state), *self.joint.replaced(state))
-        near += [(self._gain(edit.added), edit.state) for edit in edits]
-        for k, (n, rest) in enumerate(zip(state, shorter, strict=True)):
-            near += [(0.9, (*rest[:j], n, *rest[j:])) for j in range(len(state)) if j != k]
-        for n in self.problem.allowed(state):
-            gain = self._gain((n,))
-            near += [(gain, (*state[:k], n, *state[k:])) for k in range(len(state), -1, -1)]
-        for k, rest in enumerate(shorter):
-            others = [n for n in self.problem.allowed(rest) if n != state[k]]
-            near += [(self._gain((n,)) - 0.1, (*rest[:k], n, *rest[k:])) for n in others]
-        near.sort(key=lambda pair: -pair[0])
-        unique = {self.problem.canonical(s): s for _, s in reversed(near)}
-        unique.pop(self.problem.canonical(state), None)
-        return list(reversed(unique.values()))
+    def _better(self, here: Scored, until: int) -> Scored:
+        """Returns the first neighbor that is clearly better, else the best of those that the evaluations allow."""
+        best, near = here, self.neighbors.of(here.state, self.gain)
+        for k in range(0, len(near), _NEAR):
+            some = near[k : k + _NEAR]
+            scored = self.run.score([neighbor.state for neighbor in some])
+            for neighbor, s in zip(some, scored, strict=True):
+                if neighbor.added:
+                    self._learn(neighbor.added, here.cost, s.cost)
+            best = min([best, *scored], key=self.problem.rank)
+            if is_better(self.problem.rank(best), self.problem.rank(here)) or self.run.spent > until:
+                break
+        return best
 
-    # Costs.
+    # What is known.
 
-    def _node(self, state: Actions, cost: Cost) -> object:
-        key = self.problem.canonical(state)
+    def gain(self, step: Actions) -> float:
+        """Returns the mean gain of a step so far; the largest possible for a step that was not tried."""
+        total, count = self.gains.get(step, (0.0, 0))
+        return total / count if count else 1.0
+
+    def _learn(self, step: Actions, before: Cost, after: Cost) -> None:
+        total, count = self.gains.get(step, (0.0, 0))
+        self.gains[step] = total + self._reward(after) - self._reward(before), count + 1
+
+    def _grow(self, node: _Node, children: Iterable[Scored]) -> None:
+        """Adds children to a node."""
+        keys = dict.fromkeys([*node.children, *map(self._node, children)])
+        node.children = [key for key in keys if self.nodes[key] is not node]
+
+    def _node(self, scored: Scored) -> object:
+        key = self.problem.canonical(scored.state)
         if key not in self.nodes:
-            self.nodes[key] = _Node(state, cost, best=self._reward(cost))
+            self.nodes[key] = _Node(scored.state, scored.cost, self._reward(scored.cost))
         return key
 
     def _reward(self, cost: Cost) -> float:

@@ -185,6 +185,11 @@ class Problem:
         """A lower bound on the peak memory of all states."""
         return least_bytes(self.model, self.decided)
 
+    @cached_property
+    def perfect_ps(self) -> int:
+        """The step time of perfect scaling: the compute of one device, divided by the number of devices."""
+        return self.cost(()).compute_ps // self.mesh.devices
+
     def fits(self, cost: Cost) -> bool:
         return cost.peak_blocks <= self.model.usable_blocks
 

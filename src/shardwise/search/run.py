@@ -19,9 +19,11 @@ _BATCH: Final = 256
 #: An improvement by a smaller share does not renew the patience. A problem with fewer actions has the patience of this many.
 _LITTLE: Final = 0.001
 _FEWEST: Final = 12
-#: Where the best state is faster than the best seed by this share, the patience is multiplied: the strategies were not close to
-#: the optimum, and further improvements are likely.
+#: Where further improvements are likely, the patience is multiplied: where the best state is faster than the best seed by this
+#: share, since the strategies were not close to the optimum; where it takes this many times as long as perfect scaling; and
+#: where it does not fit.
 _MUCH: Final = 0.01
+_ROOM: Final = 1.5
 _MORE: Final = 3
 
 
@@ -126,11 +128,18 @@ class Run:
             raise Stop(Ended.SECONDS)
         if self.spent >= self.budget.evaluations:
             raise Stop(Ended.EVALUATIONS)
-        more = _MORE if is_better(self.problem.rank(self.best), self._first_rank, _MUCH) else 1
+        more = _MORE if self._may_improve() else 1
         patience = more * self.budget.patience * max(_FEWEST, len(self.problem.actions))
         if self.spent - self._improved >= patience and not patient:
             raise Stop(Ended.CONVERGED)
         return self.budget.evaluations - self.spent
+
+    def _may_improve(self) -> bool:
+        """Returns whether further improvements are likely."""
+        rank = self.problem.rank(self.best)
+        if rank[0] or is_better(rank, self._first_rank, _MUCH):
+            return True
+        return not self.problem.goal.memory and self.best.cost.time_ps > _ROOM * self.problem.perfect_ps
 
     def score(self, states: Sequence[Actions]) -> list[Scored]:
         """Returns the states with their costs, and logs the best where it is an improvement."""

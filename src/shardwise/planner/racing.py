@@ -6,7 +6,8 @@ search, and there are dozens of them.
 The idea: a bandit with optimism. All meshes get a *look*: the best of the named strategies there, without a search. Then arms
 are searched, the best first, shortly and then thoroughly. An arm is searched as long as it could win: as long as the fastest of
 its states would be the best, if it gained as much from a search as the luckiest arm so far did, in time and in memory. A second
-search of an arm gains less than its first, so the gains of both are kept apart.
+search of an arm gains less than its first, so the gains of both are kept apart. As long as there were few searches, more is
+hoped for (``_HOPED``): one arm says little about the others.
 
 Variants change the program, so the one that changes least comes first, and arms are searched shortly before another variant
 gets a look. It gets one only if a state was seen that does not fit, whose arguments alone do, and that could be faster than the
@@ -50,8 +51,9 @@ _SHORT_SHARE: Final = 0.5
 _MOST_MESHES: Final = 3
 #: The share of memory that a search is assumed to save before any search has shown more.
 _LARGER: Final = 0.2
-#: The share of time that a thorough search is assumed to save as long as fewer than ``_MOST_MESHES`` were made.
-_FASTER: Final = 0.02
+#: The share of time that a search on an open mesh is assumed to save as long as there were few: by whether it is thorough, the
+#: share, and how many.
+_HOPED: Final = {False: (0.5, 4), True: (0.02, 3)}
 #: A variant must promise to be faster by this.
 _LITTLE: Final = 0.005
 #: Micro-batches are looked at if they are expected to be slower than the best by less, since the expectation may be too high;
@@ -237,7 +239,7 @@ class Race:
             if self.journal.interrupted or (shared.empty and best.best.ended):
                 return
             left.remove(arm := min(left, key=_RANK))
-            if arm is best or self._could_win(arm, best.best):
+            if arm is best or self._could_win(arm, best.best, done):
                 self._search_arm(arm, short)
                 done.add(arm)
 
@@ -258,11 +260,12 @@ class Race:
             if other.captured is arm.captured and not other.hopeless:
                 other.start_from(carried_over(decisions, mesh, other.placement.mesh))
 
-    def _could_win(self, arm: Arm, best: Decided) -> bool:
+    def _could_win(self, arm: Arm, best: Decided, done: set[Arm]) -> bool:
         if arm.hopeless:
             return False
         usable = arm.inquiry.model.usable_blocks
-        least = _FASTER if len(self._full) < _MOST_MESHES and self.is_open else 0.0
+        share, few = _HOPED[done is self._full]
+        least = share if len(done) < few and self.is_open else 0.0
         hoped = (self._gains[arm in self._short].applied(cost, least) for _, cost in arm.states())
         return any(best.goal.rank(cost, usable) < best.rank for cost in hoped)
 

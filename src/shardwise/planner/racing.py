@@ -7,7 +7,8 @@ The idea: a bandit with optimism. All meshes get a *look*: the best of the named
 are searched, the best first, shortly and then thoroughly. An arm is searched as long as it could win: as long as the fastest of
 its states would be the best, if it gained as much from a search as the luckiest arm so far did, in time and in memory. A second
 search of an arm gains less than its first, so the gains of both are kept apart. As long as there were few searches, more is
-hoped for (``_HOPED``): one arm says little about the others.
+hoped for (``_HOPED``): one arm says little about the others. If the first two searches save nothing, strategies suit the
+program.
 
 Variants change the program, so the one that changes least comes first, and arms are searched shortly before another variant
 gets a look. It gets one only if a state was seen that does not fit, whose arguments alone do, and that could be faster than the
@@ -52,8 +53,9 @@ _MOST_MESHES: Final = 3
 #: The share of memory that a search is assumed to save before any search has shown more.
 _LARGER: Final = 0.2
 #: The share of time that a search on an open mesh is assumed to save as long as there were few: by whether it is thorough, the
-#: share, and how many.
+#: share, and how many; fewer by ``_IN_VAIN`` as long as none has saved anything.
 _HOPED: Final = {False: (0.5, 4), True: (0.02, 3)}
+_IN_VAIN: Final = 2
 #: A variant must promise to be faster by this.
 _LITTLE: Final = 0.005
 #: Micro-batches are looked at if they are expected to be slower than the best by less, since the expectation may be too high;
@@ -265,6 +267,7 @@ class Race:
             return False
         usable = arm.inquiry.model.usable_blocks
         share, few = _HOPED[done is self._full]
+        few -= 0 if any(gains.time for gains in self._gains.values()) else _IN_VAIN
         least = share if len(done) < few and self.is_open else 0.0
         hoped = (self._gains[arm in self._short].applied(cost, least) for _, cost in arm.states())
         return any(best.goal.rank(cost, usable) < best.rank for cost in hoped)

@@ -58,8 +58,6 @@ def _built(program: Program, sizes: Any) -> Case:
 
 
 def _traced(case: Case, args: Any) -> dict[str, Any]:
-    import jax
-
     return {"trace_s": _timed(lambda: case.jit(case.fn).trace(*args))[1]}
 
 

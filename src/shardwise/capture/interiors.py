@@ -96,14 +96,12 @@ def interior(equation: Any, makers: Mapping[Any, Any], known: Mapping[Any, Piece
 def _write(equation: Any, makers: Mapping[Any, Any]) -> _Write | None:
     """Returns what an equation writes at a constant place, None where it does not."""
     name, params, operands = equation.primitive.name, equation.params, equation.invars
-    if not isinstance(equation.outvars[0].aval.dtype, np.dtype):
+    if name not in _COMBINED or not isinstance(equation.outvars[0].aval.dtype, np.dtype):
         return None
     if name == "pad":
         starts = tuple(int(low) for low, _, _ in params["padding_config"])
         inner = any(between for *_, between in params["padding_config"])
         return None if inner else _Write(operands[1], operands[0], starts)
-    if name not in _COMBINED:
-        return None
     into, indices, update = operands
     dims = params["dimension_numbers"]
     whole = dims.update_window_dims == tuple(range(len(into.aval.shape)))

@@ -99,9 +99,9 @@ def _write(equation: Any, makers: Mapping[Any, Any]) -> _Write | None:
     if name not in _COMBINED or not isinstance(equation.outvars[0].aval.dtype, np.dtype):
         return None
     if name == "pad":
-        starts = tuple(int(low) for low, _, _ in params["padding_config"])
+        lows = tuple(int(low) for low, _, _ in params["padding_config"])
         inner = any(between for *_, between in params["padding_config"])
-        return None if inner else _Write(operands[1], operands[0], starts)
+        return None if inner else _Write(operands[1], operands[0], lows)
     into, indices, update = operands
     dims = params["dimension_numbers"]
     whole = dims.update_window_dims == tuple(range(len(into.aval.shape)))
@@ -114,15 +114,16 @@ def _piece(maker: Any, shape: tuple[int, ...], makers: Mapping[Any, Any]) -> Pie
     params = maker.params
     if not maker.invars or maker.invars[0].aval.shape != shape or internals.is_literal(maker.invars[0]):
         return None
-    starts = None
+    starts: Starts | None = None
     if maker.primitive.name == "slice" and not any(stride != 1 for stride in params["strides"] or ()):
         starts = params["start_indices"]
     elif maker.primitive.name == "gather":
         dims = params["dimension_numbers"]
         if dims.offset_dims == tuple(range(len(shape))):
             starts = _starts(maker.invars[1], dims.start_index_map, len(shape), makers)
-    fits = starts is not None and _is_inside(starts, maker.outvars[0].aval.shape, shape)
-    return (maker.invars[0], starts) if fits else None
+    if starts is None or not _is_inside(starts, maker.outvars[0].aval.shape, shape):
+        return None
+    return maker.invars[0], starts
 
 
 def _starts(indices: Any, dims: Sequence[int], rank: int, makers: Mapping[Any, Any]) -> Starts | None:

@@ -58,9 +58,7 @@ def _built(program: Program, sizes: Any) -> Case:
 
 
 def _traced(case: Case, args: Any) -> dict[str, Any]:
-    import jax
-
-    return {"trace_s": _timed(lambda: jax.jit(case.fn).trace(*args))[1]}
+    return {"trace_s": _timed(lambda: case.jit(case.fn).trace(*args))[1]}
 
 
 def run_small(program: Program) -> dict[str, Any]:
@@ -78,7 +76,7 @@ def run_small(program: Program) -> dict[str, Any]:
         plans[name], plan_s = _timed(plan)
         record[name] = {"plan_s": plan_s} | _compared(plans[name], case, args)
     record["ops"] = len(plans["time"].sharded.factors)
-    for name, jitted in {"plain": jax.jit(case.fn), "planned": plans["time"].jit(case.fn)}.items():
+    for name, jitted in {"plain": case.jit(case.fn), "planned": plans["time"].jit(case.fn)}.items():
         inputs = jax.block_until_ready(jax.tree.map(lambda x: x.copy(), args))
         record[f"{name}_first_call_s"] = _timed(lambda f=jitted, x=inputs: jax.block_until_ready(f(*x)))[1]
     return record

@@ -28,7 +28,8 @@ TPU compiler without a TPU.
 
 Half of the programs are the **test set**: nothing in Shardwise is fitted or tuned on them. The other half may be used for \
 that. The split was made once: of the programs sorted by kind (training, inference), package and name, every other one is in \
-the test set. It is written in each adapter and does not change when programs are added. There are {splits}.
+the test set. It is written in each adapter and does not change when programs are added: those are in the fit set. There are \
+{splits}.
 
 All times are CPU seconds of the process, with nothing traced or compiled before."""
 

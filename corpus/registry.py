@@ -19,11 +19,13 @@ SPLITS: Final = ("fit", "test")
 
 @dataclass(frozen=True)
 class Case:
-    """A function, and a function that makes its arguments: it is run for arrays, and evaluated abstractly for shapes."""
+    """A function, and a function that makes its arguments: it is run for arrays, and evaluated abstractly for shapes. ``jit``:
+    the package's own ``jax.jit``."""
 
     fn: Callable[..., Any]
     make: Callable[[], tuple[Any, ...]]
     donate: tuple[int, ...] = ()
+    jit: Callable[..., Any] = jax.jit
 
 
 @dataclass(frozen=True)

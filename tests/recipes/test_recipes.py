@@ -91,7 +91,10 @@ def check_same(recipe: SimpleNamespace, step=None, tolerance: float = 1e-4) -> N
 
 
 #: Tested on their own below, in test_processes.py, and by ``make corpus``.
-SPECIAL = {"", "JAX and Optax", "Donated state", "Flax nnx", "Orbax", "Mixed precision", "PyTorch", "Several processes"}
+SPECIAL = {
+    *("", "JAX and Optax", "Donated state", "Flax nnx", "Equinox", "Orbax", "Mixed precision", "PyTorch"),
+    "Several processes",
+}
 
 
 @pytest.mark.parametrize("title", [t for t in SECTIONS if t not in SPECIAL])
@@ -127,6 +130,21 @@ def test_flax_nnx() -> None:
     assert expected[2] < expected[0]
     np.testing.assert_allclose(recipe.losses, expected, rtol=1e-4)
     np.testing.assert_allclose(recipe.model.down.kernel[...], model.down.kernel[...], rtol=1e-4, atol=1e-6)
+
+
+def test_equinox() -> None:
+    recipe = run("Equinox")
+    eqx = recipe.eqx
+    spec = next(a.spec for a in recipe.plan.arguments if a.path == "model/layers/0/weight")
+    assert short(partition_spec(spec)) == short(recipe.model.layers[0].weight.sharding.spec) == ("model",)
+    model = recipe.make(recipe.key)
+    opt_state = recipe.optimizer.init(eqx.filter(model, eqx.is_array))
+    step = eqx.filter_jit(recipe.train_step.__wrapped__)
+    for _ in range(3):
+        model, opt_state, loss = step(model, opt_state, recipe.batch)
+    np.testing.assert_allclose(recipe.loss, loss, rtol=1e-4)
+    assert recipe.model.activation is model.activation
+    np.testing.assert_allclose(recipe.model.layers[1].weight, model.layers[1].weight, rtol=1e-4, atol=1e-6)
 
 
 def test_donated_state() -> None:

@@ -115,7 +115,7 @@ def test_collectives_of_every_kind_are_counted() -> None:
 
 def test_a_mesh_of_another_size_is_refused() -> None:
     step, args = step_with(ring_attention), arguments()
-    with pytest.raises(MeshError, match="has 2 devices on data, and the plan's mesh has another number"):
+    with pytest.raises(MeshError, match="has the axes data 2 × seq 4, and the plan's mesh has other sizes"):
         shardwise.plan(step, *args, mesh={"data": 4, "seq": 4}, tactics=[])
 
 
@@ -136,3 +136,34 @@ def test_loops_that_are_written_out_know_its_axes(local: Any, checked: bool) -> 
     planned = plan.jit(fn)
     assert emitted(jax.make_jaxpr(planned.inline)(x)) == predicted(plan)
     np.testing.assert_allclose(planned(x), jax.jit(fn)(x), atol=1e-5)
+
+
+def _doubled(x: Any) -> Any:
+    """No array of this ``shard_map`` is sharded over ``seq``, and its numbers depend on the size of that axis."""
+    local = lambda x: jax.lax.psum(x, "seq") * jax.lax.axis_size("seq")  # noqa: E731
+    sharded = jax.shard_map(local, mesh=mesh(), in_specs=P("data"), out_specs=P("data"), check_vma=False)
+    return sharded(x) * np.float32(2)
+
+
+def test_without_a_mesh_that_of_the_program_is_used() -> None:
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    constrain = lambda x: jax.lax.with_sharding_constraint(x * 2, jax.NamedSharding(mesh(), P("data", "seq")))  # noqa: E731
+    for fn in (_doubled, constrain):
+        plan = shardwise.plan(fn, x, budget_evals=20)
+        assert str(plan.mesh) == "data 2 × seq 4"
+        np.testing.assert_array_equal(plan.jit(fn)(x), jax.jit(fn)(x))
+    assert str(shardwise.plan(constrain, x, topology="v5e:4x4", budget_evals=20).mesh).startswith("data ")
+
+
+@pytest.mark.parametrize("sizes", [{"data": None, "seq": None}, {"data": 2, "seq": None}])
+def test_open_sizes_are_those_of_the_program(sizes: Any) -> None:
+    plan = shardwise.plan(_doubled, np.ones((8, 4), np.float32), mesh=sizes, topology="cpu:8", budget_evals=20)
+    assert str(plan.mesh) == "data 2 × seq 4"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "problem"), [({"data": 2, "seq": 2}, "other sizes"), ({"data": 2, "b": 4}, "name them alike")]
+)
+def test_other_axes_are_refused(sizes: Any, problem: str) -> None:
+    with pytest.raises(MeshError, match=problem):
+        shardwise.plan(_doubled, np.ones((8, 4), np.float32), mesh=sizes, tactics=[])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -143,6 +143,19 @@ def _stated(equation: Any) -> tuple[tuple[str, Any], ...]:
         return ()
     replicated = name in _MAY_REPLICATE and bool(shape_of(equation.outvars[0].aval))  # JAX reshards scalars by itself
     return (("spec", spec),) if any(spec) or replicated else ()
+
+
+def stated_meshes(jaxpr: Any) -> Iterator[Any]:
+    """Yields the meshes of the ``shard_map``s and of the stated shardings in a jaxpr."""
+    for equation in split_jaxpr(jaxpr)[0].eqns:
+        params = equation.params
+        if equation.primitive.name == "shard_map":
+            yield params["mesh"]
+        yield from (s.mesh for key in _STATING if any(spec_of(s := params.get(key)) or ()))
+        for value in params.values():
+            for inner in value if isinstance(value, tuple) else (value,):
+                if hasattr(inner, "eqns"):
+                    yield from stated_meshes(inner)
 
 
 def stated_rule(equation: Any) -> str | None:

@@ -31,7 +31,7 @@ def unknown_argument(leaf: Any) -> str | None:
             return "has a symbolic shape: give its sizes as numbers"
         return None
     if callable(leaf):
-        return "is a function, not an array: in a model of Equinox, eqx.partition(model, eqx.is_array) takes it out"
+        return "is a function, not an array"
     return f"is of type {type(leaf).__name__}, not an array"
 
 

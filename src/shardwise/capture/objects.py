@@ -11,6 +11,9 @@ A call is made pure in three steps, as ``nnx.jit`` does it:
 Everything between the first step and the last sees a function of arrays. Flax is never imported here: without objects of
 ``flax.nnx`` in a call nothing happens. A change of anything but arrays (a counter that is a Python number, a new attribute)
 would need a new plan at every call, and is an error.
+
+Modules of Equinox are pytrees whose leaves are arrays and settings: activation functions, rates, flags. As ``eqx.filter_jit``
+does it, each setting of arguments and results becomes a :class:`Setting`, which is a part of the tree's structure.
 """
 
 from __future__ import annotations
@@ -56,6 +59,15 @@ def _unflatten(aux: Any, values: Any) -> State:
 jax.tree_util.register_pytree_with_keys(State, _with_keys, _unflatten, _flatten)
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A leaf of an Equinox module that is no array. Its type counts, since 1 and 1.0 are equal."""
+
+    kind: type
+    value: Any
+
+
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("changed", "own"), meta_fields=())
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -85,6 +97,29 @@ def _is_object(x: Any) -> bool:
 def _stops(x: Any) -> bool:
     # The variables of an nnx.State, which is split from an object, are arrays to the functional style.
     return isinstance(x, State | _nnx().State) or _is_object(x)
+
+
+def _is_module(x: Any) -> bool:
+    equinox = sys.modules.get("equinox")
+    return equinox is not None and isinstance(x, equinox.Module)
+
+
+def _setting(x: Any) -> Any:
+    """Returns the setting of a leaf that is no array. One that cannot be hashed remains, and is an error later."""
+    if hasattr(x, "dtype"):
+        return x
+    try:
+        hash(x)
+    except TypeError:
+        return x
+    return Setting(type(x), x)
+
+
+def _without_settings(tree: Any) -> Any:
+    """Returns a tree with settings in place of the leaves of Equinox modules that are no arrays."""
+    if "equinox" not in sys.modules or all(hasattr(kind, "dtype") for kind in set(map(type, jax.tree.leaves(tree)))):
+        return tree
+    return jax.tree.map(lambda x: jax.tree.map(_setting, x) if _is_module(x) else x, tree, is_leaf=_is_module)
 
 
 class Objects:
@@ -123,8 +158,9 @@ class Objects:
         return dict(_nnx().iter_graph(self._objects, graph=True)) if self._objects else {}
 
     def write(self, tree: Any) -> Any:
-        """Writes the arrays of states, except for None, into the objects; returns the tree with the objects in their place."""
-        leaves, structure = jax.tree.flatten(tree, is_leaf=_is_state)
+        """Writes the arrays of states, except for None, into the objects; returns the tree with the objects in their place, and
+        with settings again."""
+        leaves, structure = jax.tree.flatten(tree, is_leaf=_is_replaced)
         values = (value for state in leaves if isinstance(state, State) for value in state.values())
         for (path, leaf), value in zip(self._flat[1], values, strict=True):
             if value is None:
@@ -138,7 +174,8 @@ class Objects:
             else:
                 _nnx().update(self._objects, _nnx().from_flat_state([(path, value)]))
         objects = iter(self._objects)
-        return jax.tree.unflatten(structure, [next(objects) if isinstance(x, State) else x for x in leaves])
+        put = (next(objects) if isinstance(x, State) else x.value if isinstance(x, Setting) else x for x in leaves)
+        return jax.tree.unflatten(structure, put)
 
     def finish(self, result: Any) -> Any:
         """Writes what a pure function changed, and returns the function's own result."""
@@ -150,6 +187,10 @@ class Objects:
 
 def _is_state(x: Any) -> bool:
     return isinstance(x, State)
+
+
+def _is_replaced(x: Any) -> bool:
+    return isinstance(x, State | Setting | _Known)
 
 
 def _raw(leaf: Any) -> Any:
@@ -177,7 +218,8 @@ def _holds(structure: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def apart(tree: Any) -> tuple[Any, Objects]:
-    """Returns a tree with the state of each object in its place, and the objects."""
+    """Returns a tree with the state of each object in its place, and the objects; with settings in Equinox modules."""
+    tree = _without_settings(tree)
     if _nnx() is None or not _has_objects(tree):
         return tree, Objects()
     leaves, structure = jax.tree.flatten(tree, is_leaf=_stops)
@@ -187,15 +229,18 @@ def apart(tree: Any) -> tuple[Any, Objects]:
 
 
 def together(tree: Any, known: Objects | None = None) -> tuple[Any, Objects]:
-    """Returns a tree with new objects in place of states, and those objects; with ``known`` ones in place of their paths."""
-    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, State | _Known))
+    """Returns a tree with new objects in place of states, and those objects; with ``known`` ones in place of their paths, and
+    with settings again."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=_is_replaced)
     states = [x for x in leaves if isinstance(x, State)]
     arrays = [value for state in states for value in state.values()]
     objects = _nnx().merge(states[0].graph, arrays) if states else []
     new = iter(objects)
     nodes = known.nodes() if known is not None and any(isinstance(x, _Known) for x in leaves) else {}
     for k, leaf in enumerate(leaves):
-        if isinstance(leaf, State | _Known):
+        if isinstance(leaf, Setting):
+            leaves[k] = leaf.value
+        elif isinstance(leaf, State | _Known):
             leaves[k] = next(new) if isinstance(leaf, State) else nodes.get(leaf.path)
     return jax.tree.unflatten(structure, leaves), Objects(objects)
 
@@ -209,10 +254,10 @@ def of_objects(tree: Any) -> list[bool]:
 def pure_call(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Returns a pure function and its arguments: the given ones where no nnx object is among them."""
+    """Returns a pure function and its arguments: the given ones where no nnx object and no setting is among them."""
     tree, _ = apart((tuple(args), dict(kwargs)))
-    has_states = any(isinstance(x, State) for x in jax.tree.leaves(tree, is_leaf=_is_state))
-    return (pure(fn) if has_states else fn, *tree)
+    is_replaced = any(map(_is_replaced, jax.tree.leaves(tree, is_leaf=_is_replaced)))
+    return (pure(fn) if is_replaced else fn, *tree)
 
 
 def pure(fn: Callable[..., Any]) -> Callable[..., Result]:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from shardwise.capture import jax_internals as internals
+from shardwise.capture.interiors import Piece, interior
 
 #: Pieces of one array that are joined, at most.
 _MOST_PIECES: Final = 3
@@ -35,9 +36,13 @@ def with_shifts(jaxpr: Any) -> Any:
     inner, _ = internals.split_jaxpr(jaxpr)
     makers = {v: e for e in inner.eqns for v in e.outvars}
     equations: list[Any] = []
+    known: dict[Any, Piece] = {}
     changed = False
     for equation in inner.eqns:
         shifts = _shifts(equation, makers)
+        if shifts is None and (written := interior(equation, makers, known)) is not None:
+            shifts, parts = _inlined(equation, written.run, written.atoms)
+            known |= {v: (part, written.starts) for v, part in zip(written.parts, parts, strict=False)}
         if shifts is None:
             shifts = [_with_inner_shifts(equation)]
         changed = changed or shifts != [equation]
@@ -84,7 +89,7 @@ def _shifts(equation: Any, makers: Mapping[Any, Any]) -> list[Any] | None:
     if len(pieces) < len(parts) or any(piece.source is not pieces[0].source for piece in pieces) or min(starts) < 0:
         return None
     run = _shifting(list(zip(starts, pieces, strict=True)), dim, result[dim])
-    return _inlined(equation, run, [pieces[0].source, *([] if fill is None else [fill])])
+    return _inlined(equation, run, [pieces[0].source, *([] if fill is None else [fill])])[0]
 
 
 def _piece_of_size(atom: Any, dim: int, makers: Mapping[Any, Any], size: int) -> _Piece | None:
@@ -140,16 +145,18 @@ def _shifting(pieces: Sequence[tuple[int, _Piece]], dim: int, size: int) -> Call
     return run
 
 
-def _inlined(equation: Any, fn: Callable[..., Any], atoms: Sequence[Any]) -> list[Any] | None:
-    """Returns equations that compute the result of another one by a function of some atoms; None if it has constants."""
+def _inlined(equation: Any, fn: Callable[..., Any], atoms: Sequence[Any]) -> tuple[list[Any] | None, list[Any]]:
+    """Returns equations that compute the result of another one by a function of some atoms, and the function's other results;
+    None and nothing if it has constants."""
     closed = jax.make_jaxpr(fn)(*(internals.plain_shape(a.aval) for a in atoms))
     inner, constants = internals.split_jaxpr(closed)
     if constants or not inner.eqns:
-        return None
+        return None, []
     known = {**dict(zip(inner.invars, atoms, strict=True)), inner.outvars[0]: equation.outvars[0]}
 
     def outer(atoms: Sequence[Any]) -> list[Any]:
         return [a if internals.is_literal(a) else known.get(a, a) for a in atoms]
 
     places = {"source_info": equation.source_info, "ctx": equation.ctx}
-    return [e.replace(invars=outer(e.invars), outvars=outer(e.outvars), **places) for e in inner.eqns]
+    equations = [e.replace(invars=outer(e.invars), outvars=outer(e.outvars), **places) for e in inner.eqns]
+    return equations, outer(inner.outvars[1:])

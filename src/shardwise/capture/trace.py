@@ -275,7 +275,7 @@ def _trace_failure(name: str, error: Exception, numbers: Sequence[str] = ()) -> 
     if inner:
         text += (
             f"\nPython numbers inside of arguments are traced, as in jax.jit: {listed(inner, 3)}. If they are settings of a "
-            "module, close over them, and pass its arrays alone (eqx.partition; docs/recipes.md)."
+            "module, close over them, and pass its arrays alone."
         )
     return text
 

@@ -133,25 +133,26 @@ def with_stages(asked: Asked, placed: Sequence[Placement]) -> Asked:
     return replace(asked, wanted=replace(asked.wanted, stages=stages, microbatches=parts, circular=circular))
 
 
-def check_manual_axes(program: Program, meshes: Sequence[MeshAxes]) -> None:
-    """A ``shard_map`` keeps its own mesh axes: some mesh must have them, with the same sizes."""
+def with_manual_axes(program: Program, placed: Sequence[Placement]) -> list[Placement]:
+    """The meshes that have the axes of all ``shard_map``s of a program, with the sizes for which their bodies were traced: sums
+    and sizes over axes may be in a body whose arrays are not sharded over them."""
     for op in program.ops:
         if op.kind not in ("shard_map.input", "shard_map.output"):
             continue
-        used = {axis for axes in op.attribute("axes") for axis in axes}
-        sizes = {name: size for name, size in op.attribute("mesh") if name in used}
-        names = {name for mesh in meshes for name in mesh.names}
+        sizes = {name: size for name, size in op.attribute("mesh") if size > 1}
+        names = {name for p in placed for name in p.mesh.names}
         if missing := sorted(sizes.keys() - names):
             raise MeshError(
                 f"the shard_map at {program.source_of(op)} runs over the mesh axes {', '.join(missing)}, and the mesh of the "
-                f"plan has {', '.join(sorted(names))}: name them alike, as in mesh={{{missing[0]!r}: {sizes[missing[0]]}}}"
+                f"plan has {', '.join(sorted(names))}: name them alike, as in mesh={sizes}"
             )
-        if not any(sizes.items() <= dict(zip(m.names, m.sizes, strict=True)).items() for m in meshes):
-            name = next(iter(sizes))
+        placed = [p for p in placed if sizes.items() <= p.mesh.shape.items()]
+        if not placed:
             raise MeshError(
-                f"the shard_map at {program.source_of(op)} has {sizes[name]} devices on {name}, and the plan's mesh has "
-                "another number: its body was traced for blocks of that size"
+                f"the shard_map at {program.source_of(op)} has the axes {MeshAxes.of(sizes)}, and the plan's mesh has other "
+                "sizes: its body was traced for blocks of that size"
             )
+    return list(placed)
 
 
 def candidate_meshes(asked: Asked) -> tuple[list[Placement], bool]:

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import jax
 
 import shardwise
+from shardwise.capture.equations import stated_meshes
 from shardwise.capture.trace import JitOptions, Traced
 from shardwise.cost.model import TermKind
 from shardwise.cost.uncertainty import upper_bytes
@@ -86,8 +87,8 @@ def plan(
       fn: a function that ``jax.jit`` can trace.
       args, kwargs: its arguments, arrays or ``ShapeDtypeStruct``s, by position and by name.
       mesh: a ``jax.sharding.Mesh``, an ``AbstractMesh`` or a dict of axis sizes. No device is needed. Sizes of None are
-        searched for. Without a mesh, that of ``jax.set_mesh`` is used, or that over which arguments are sharded, or the
-        shape is searched for on the topology.
+        searched for. Without a mesh, that of ``jax.set_mesh`` is used, or that over which arguments are sharded, or that of
+        the ``shard_map``s and shardings in the program, or the shape is searched for on the topology.
       topology: the devices and links, such as ``"v5e:4x4"``, ``"16 v5e"`` or ``"h100:8x4"``
         (``shardwise.hardware.topology``). Without one, the devices of ``jax.devices()``; with a
         mesh of another size, as many devices of that kind.
@@ -191,6 +192,7 @@ def plan_asked(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
             begin()
         # 1. Trace and analyze the function; find the roles of its arguments.
         variants = Variants(fn, args, dict(kwargs), asked.jit)
+        asked = _with_stated_mesh(asked, variants[AS_IS].traced.jaxpr)
         asked = replace(asked, roles=complete_roles(variants[AS_IS].analysis, asked.roles))
         # 2. Choose the variant, the mesh and the decisions.
         if asked.objective == "devices":
@@ -221,6 +223,19 @@ def with_devices(asked: Asked, leaves: Sequence[Any] = ()) -> Asked:
     name, count, _ = devices_at_hand()
     is_open = OpenMesh.of(asked.mesh) is not None
     return replace(asked, at_hand=True, topology=topology_of(f"{count} {name}") if is_open else None)
+
+
+def _with_stated_mesh(asked: Asked, jaxpr: Any) -> Asked:
+    """The same with the mesh that the program states in its ``shard_map``s and shardings, where no other was given. On another
+    number of devices its axes have open sizes."""
+    if asked.mesh is not None or isinstance(asked.topology, Placement) or asked.objective == "devices":
+        return asked
+    stated = {MeshAxes.of(mesh): mesh for mesh in stated_meshes(jaxpr)}
+    if len(stated) != 1 or (axes := next(iter(stated))).devices == 1:
+        return asked
+    if asked.at_hand or asked.topology is None:
+        return replace(asked, mesh=stated[axes], topology=None)
+    return replace(asked, mesh=axes.shape if asked.topology.devices == axes.devices else dict.fromkeys(axes.names))
 
 
 def plan_of(variants: Variants, asked: Asked, outcome: Outcome, slices: Sequence[str] = ()) -> Plan:

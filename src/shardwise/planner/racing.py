@@ -34,7 +34,7 @@ from shardwise.errors import ShardwiseError, VariantError
 from shardwise.hardware.layout import Placement
 from shardwise.lowering.decisions import Pin
 from shardwise.planner.arms import Arm, Decided, again_ps, best_placement, suited
-from shardwise.planner.asked import Asked, candidate_meshes, check_manual_axes, with_stages
+from shardwise.planner.asked import Asked, candidate_meshes, with_manual_axes, with_stages
 from shardwise.planner.inquiry import Captured, Rival, Settled, Variants, decisions_text
 from shardwise.planner.mesh import carried_names, carried_over, outer_sizes, splits
 from shardwise.planner.race_log import failure, search_log, variant_tried
@@ -128,7 +128,7 @@ class Race:
         wanted, traced, roles = self.asked.wanted, self.variants[AS_IS].traced, self.asked.roles
         pipelines = wanted.pipelines(traced, roles, sorted(set[int]().union(*map(outer_sizes, self.placed))))
         first, *others = pipelines[:1] if wanted.piped else wanted.variants(traced, roles)
-        check_manual_axes(self.variants[first].analysis.program, [p.mesh for p in self.placed])
+        self.placed = with_manual_axes(self.variants[first].analysis.program, self.placed)
         try:
             self.look(first, self.placed)
             if wanted.piped:

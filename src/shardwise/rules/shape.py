@@ -47,11 +47,6 @@ def squeeze(b: RuleBuilder) -> None:
     _placed(b, ((d, r) for r, d in enumerate(d for d in range(rank) if d not in dropped)))
 
 
-def leading(b: RuleBuilder) -> None:
-    """The leading dimensions of operand and result are the same, others of the result free: ``(keys…) -> (keys…, shape…)``."""
-    _placed(b, ((d, d) for d in range(len(b.operands[0]))))
-
-
 def parts_of_elements(b: RuleBuilder) -> None:
     """Another type adds or removes a last dimension: the parts of one element, which are kept together."""
     shared = min(len(b.operands[0]), len(b.results[0]))

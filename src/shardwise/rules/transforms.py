@@ -52,15 +52,31 @@ def rng_bit_generator(b: RuleBuilder) -> None:
         b.add([(b.out + 1, d)])
 
 
+def _random_keys(b: RuleBuilder, count: int) -> int:
+    """Adds the leading dimensions, those of an array of keys, and returns their number. What the device's generator (``rbg``)
+    makes of several keys depends on the first key and on their number."""
+    for d in range(count):
+        places = [(t, d) for t in b.tensors if d < len(b.shapes[t])]
+        if b.call.dtypes[:1] == ("key<fry>",):
+            b.add(places)
+        else:
+            b.block(places, "random numbers are made for all keys together")
+    return count
+
+
+def random_numbers(b: RuleBuilder) -> None:
+    """``(keys…) -> (keys…, shape…)``, or ``(keys…), (data…) -> (keys…)``, where either may be one for all."""
+    for d in range(_random_keys(b, max(map(len, b.operands))), len(b.results[0])):
+        b.add([(b.out, d)])
+
+
 def random_gamma(b: RuleBuilder) -> None:
     """``(keys…), (keys…, shape…) -> (keys…, shape…)``: each position derives its key from its number in the flattened array, of
     which the major dimension can be split."""
-    keys, shape = len(b.operands[0]), b.results[0]
+    keys, shape = _random_keys(b, len(b.operands[0])), b.results[0]
     major = next((d for d, size in enumerate(shape) if size > 1), 0)
-    for d in range(len(shape)):
-        if d < keys:
-            b.add([(0, d), (1, d), (b.out, d)])
-        elif d == major:
+    for d in range(keys, len(shape)):
+        if d == major:
             b.add([(1, d), (b.out, d)])
         else:
             b.block([(1, d), (b.out, d)], "each position derives a key from its flat index")

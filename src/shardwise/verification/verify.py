@@ -138,7 +138,10 @@ def verify(
         raise PlanError("only host devices can run the program, and all arguments must be arrays")
     with under_mesh(mesh):
         applied = Applied(plan, traced, program, mesh, rounds=True)
-        shapes = [placed_shape(a, mesh) if a.host else leaf for a, leaf in zip(plan.arguments, leaves, strict=True)]
+        shapes = [  # arrays may be on another mesh
+            placed_shape(a, mesh) if a.host or getattr(leaf, "committed", False) else leaf
+            for a, leaf in zip(plan.arguments, leaves, strict=True)
+        ]
         lowered = applied.jitted(donate=any(donated) and not arrays).lower(*shapes)
     compiling = progress and functools.partial(progress, "compiling")
     compiled, executable = in_background(lambda: compile_lowered(lowered, mesh, backend), compiling)

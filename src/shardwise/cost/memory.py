@@ -311,13 +311,13 @@ class Lifetimes:
         root = self._root(base)
         self._live.pop(op.results[0], None)
         if root in self._arguments and match is None:  # a copy
-            self._live[op.results[0]] = [self._end, self._end]
+            self._live[op.results[0]] = [0, self._end]
         if match is not None:
             self.returned[base] = self._end
         if root in self._arguments or root not in self._live:
             return
         if match is None:
-            self._live[root][1] = self._end
+            self._live[root] = [0, self._end]
             return
         old = max((p for p, _ in self._readers.get(match, ())), default=0)
         reads = [p for p, k in self._readers.get(base, ()) if self.program.ops[k].kind != "output"]

@@ -61,6 +61,12 @@ _ENTERING: Final = frozenset({"scan.const", "while.const", "cond.input", "shard_
 _FUSED: Final = frozenset(
     "broadcast_in_dim iota slice dynamic_slice concatenate split random_bits rev scan.input reshape transpose".split()
 )
+#: Elementwise ops that are not computed twice where a reduction reads the result and something else does.
+EXPENSIVE: Final = frozenset({"exp", "exp2"})
+#: Longer rows are summed by a kernel that computes nothing else; a product computes shorter ones as its operand.
+_LEAST, _MOST = 512, 8192
+#: Masked rows of at most so many scores are stored as the product returns them.
+SHORT: Final = 1024
 #: Smaller arrays may be computed ahead of time for a kernel that runs early.
 _LITTLE_BYTES: Final = 1 << 20
 
@@ -197,8 +203,23 @@ class Clusters:
             return not self.by_library and self._is_epilogue(value)
         if len(self.uses[value]) == 1:
             return True
+        if self.is_summed_too(value):
+            return False
         large = sum(self._elements[b] >= self._elements[value] / 2 for b in self._inside[value])
         return not self._once[value] and large <= 1
+
+    def _is_short(self, value: int) -> bool:
+        """Are the rows short that a reduction of a value goes over? Its kernel computes them from the product's result."""
+        reduced = [self.program.ops[u] for u in self.uses[value] if self.roles[u] is Role.REDUCTION]
+        return any(self._elements[value] <= SHORT * self._elements[op.results[0]] for op in reduced)
+
+    def is_summed_too(self, value: int) -> bool:
+        """Are exponentials read by a sum and by something else? The kernel of the sum writes them too, as in a softmax."""
+        kind = self.program.ops[self.program.definitions[value][0]].kind
+        if kind not in EXPENSIVE or self.by_library or self._feeds_products(value):
+            return False
+        sums = [self.program.ops[u] for u in self.uses[value] if self.roles[u] is Role.REDUCTION]
+        return any(_LEAST < self._elements[value] / self._elements[op.results[0]] <= _MOST for op in sums)
 
     def _is_epilogue(self, value: int) -> bool:
         """Does the value go on inside the kernel of its product? It does along a chain of elementwise ops up to a value that
@@ -215,7 +236,7 @@ class Clusters:
             others = [self.base[v] for v in user.operands if v >= 0 and self.base[v] != now]
             now = user.results[0]
             large = [o for o in others if self._elements[o] >= elements / 2]
-            if large and not (all(self._light[o] for o in large) and self._feeds_products(now)):
+            if large and not (all(self._light[o] for o in large) and (self._feeds_products(now) or self._is_short(now))):
                 self._taken.add(chain[0])
                 return True
         if now == value:

@@ -3,8 +3,9 @@
 The worst that a plan can do is to say that a program fits which the compiler then refuses. Programs of the zoo and of the
 corpus are made larger (more examples, nodes, particles) until their default plan for v5e:4x4 takes 70 to 100% of the usable
 memory, and are compiled up to the assignment of buffers. ``record`` appends to ``limits.jsonl`` what has no line there yet;
-``predict`` plans them again and prints the new predictions, ``--write`` appends those of the same plan to the records; without
-a command the page docs/benchmarks/limits.md is written. Nothing is fitted to the test set.
+``predict`` predicts the recorded plans anew, without a search and without compiling, and prints the fit set's by name,
+``--write`` appends the predictions to the records; without a command the page docs/benchmarks/limits.md is written. Nothing is
+fitted to the test set.
 
 Needs the corpus environment (``make .venv-corpus/.installed``). Every program runs in a separate process with a time limit.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.fidelity import cases
-from benchmarks.fidelity.corpus import append, compiled_plan, in_child, write_result
+from benchmarks.fidelity.corpus import append, compiled_plan, in_child, predicted, write_result
 from corpus.registry import Case, programs
 
 RECORDS: Final = Path(__file__).with_suffix(".jsonl")
@@ -86,12 +87,13 @@ def record(only: Sequence[str], again: bool) -> None:
 
 
 def sized(program: Scalable) -> tuple[Any, Case, int]:
-    """The plan, the program and its size with which the plan takes as much of the memory as is possible."""
+    """The plan, the program and its size with which the plan takes as much of the memory as is possible. The sizes that are
+    tried begin with the recorded one."""
     import jax
 
     import shardwise
 
-    factor, step = Fraction(1), Fraction(2)
+    factor, step = Fraction(load().get(program.name, {}).get(program.knob, program.size), program.size), Fraction(2)
     best: tuple[float, Any, Case, int] | None = None
     tried: set[Fraction] = set()
     for _ in range(_TRIALS):
@@ -119,11 +121,16 @@ def sized(program: Scalable) -> tuple[Any, Case, int]:
 
 
 def _compiled(program: Scalable, folder: Path) -> Record:
+    from shardwise.plans import codec
+
     plan, case, size = sized(program)
     row: Record = {
         program.knob: size,
         "mesh": dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
         "variant": str(plan.variant),
+        "microbatches": plan.variant.microbatches,
+        "remat": plan.variant.remat,
+        "decisions": [codec.encode(d) for d in plan.decisions],
         "predicted": plan.predicted.peak_bytes,
         "usable": plan.predicted.usable_bytes,
         "tight": is_tight(plan),
@@ -141,33 +148,20 @@ def load() -> dict[str, Record]:
     return {row["case"]: row for row in map(json.loads, lines)}
 
 
-def predicted_again(only: Sequence[str], split: str, write: bool) -> None:
-    """Plans what was recorded again, and prints the new prediction where the plan has the same mesh and variant."""
-    import jax
-
-    import shardwise
-
-    every = {p.name: p for p in scalable()}
+def predicted_again(only: Sequence[str], write: bool) -> None:
+    """Predicts the recorded plans by the cost model of this source. Programs of the test set are not named."""
+    every, rows = {p.name: p for p in scalable()}, []
     for name, row in load().items():
-        if "memory" not in row or row["split"] != split or (only and name not in only):
+        if "decisions" not in row or "memory" not in row or (only and name not in only):
             continue
-        case = every[name].build(row[every[name].knob])
-        options: dict[str, Any] = {"topology": TOPOLOGY, "donate_argnums": case.donate, "remat": "auto"}
-        plan = shardwise.plan(case.fn, *jax.eval_shape(case.make), allow_infeasible=True, **options)
-        same = (dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)), str(plan.variant)) == (
-            row["mesh"],
-            row["variant"],
-        )
-        again = row | {"predicted": plan.predicted.peak_bytes, "tight": is_tight(plan)}
-        if same and write:
-            append(RECORDS, again)
-        print(
-            _line(again),
-            "" if same else "another plan",
-            f"(was {row['predicted'] / compiled_bytes(row):.2f})",
-            *(note[:64] for note in plan.notes if note.startswith("tight")),
-            flush=True,
-        )
+        plan = predicted(every[name].build(row[every[name].knob]), row)
+        rows.append(row | {"predicted": plan.predicted.peak_bytes, "tight": is_tight(plan)})
+        if row["split"] == "fit":
+            print(f"{_line(rows[-1])} (was {row['predicted'] / compiled_bytes(row):.2f})", flush=True)
+        if write:
+            append(RECORDS, rows[-1])
+    for split in ("test", "fit"):
+        print(f"{split} set: {summary([r for r in rows if r['split'] == split])}")
 
 
 def is_tight(plan: Any) -> bool:
@@ -182,10 +176,11 @@ def compiled_bytes(row: Record) -> float:
 def _line(row: Record) -> str:
     if "error" in row:
         return f"{row['case']:44} {row['error'][:120]}"
-    predicted, compiled = row["predicted"], compiled_bytes(row)
-    verdict = "REFUSED" if "oom" in row else "over" if compiled > row["usable"] else ""
+    expected, compiled = row["predicted"], compiled_bytes(row)
+    verdict = "tight " * row.get("tight", False)
+    verdict += "REFUSED" if "oom" in row else "over" if compiled > row["usable"] else ""
     return (
-        f"{row['case']:44} {predicted / 2**30:6.2f} GiB, compiled {compiled / 2**30:6.2f}, {predicted / compiled:5.2f} "
+        f"{row['case']:44} {expected / 2**30:6.2f} GiB, compiled {compiled / 2**30:6.2f}, {expected / compiled:5.2f} "
         f"{row['variant']} {verdict}"
     )
 
@@ -252,9 +247,8 @@ def main() -> int:
     recording = commands.add_parser("record", help="compile what has no record")
     recording.add_argument("--only", nargs="*", default=[])
     recording.add_argument("--again", action="store_true", help="also what has a record")
-    predicting = commands.add_parser("predict", help="plan again what was compiled, of the fit set unless it is named")
+    predicting = commands.add_parser("predict", help="predict the recorded plans anew")
     predicting.add_argument("--only", nargs="*", default=[])
-    predicting.add_argument("--split", choices=["fit", "test"], default="fit")
     predicting.add_argument("--write", action="store_true", help="append the predictions to the records")
     one = commands.add_parser("child", help=argparse.SUPPRESS)
     one.add_argument("name")
@@ -263,7 +257,7 @@ def main() -> int:
     if asked.command == "record":
         record(asked.only, asked.again)
     elif asked.command == "predict":
-        predicted_again(asked.only, asked.split, asked.write)
+        predicted_again(asked.only, asked.write)
     elif asked.command == "child":
         program = next(p for p in scalable() if p.name == asked.name)
         write_result(asked.folder, lambda: _compiled(program, asked.folder))

@@ -7,10 +7,11 @@ The idea. One walk in program order; each value is decided by its consumers:
 
 - a view (reshape, transpose, a broadcast that does not grow …) is its operand: both have one *base*;
 - what elementwise ops compute is fused into the only consumer. With several consumers it is computed again in each, if that
-  reads at most one array of its size: a softmax's exponentials come from the scores every time. Concatenations and random
-  numbers are not;
+  reads at most one array of its size. Concatenations and random numbers are not, nor are exponentials that a sum and one
+  product read: the kernel of the sum writes them (``is_summed_too``). Those of a backward pass come from the scores every
+  time;
 - a product (or a convolution) takes a chain of elementwise ops behind it into its kernel (``_is_epilogue``). Masks do not end
-  the chain if several products read what follows (``_feeds_products``), inside of loops and outside;
+  the chain if several products read what follows (``_feeds_products``), inside of loops and outside, or if rows are short;
 - gathers, scatters, sorts, loops and outputs read their operands from memory. What is stored for them only is still computed
   again by elementwise consumers. The operand of a barrier is in memory, and its result is the same array;
 - a pad at the edges is fused into its consumer if there is only one; a pad between elements is a separate kernel.
@@ -62,11 +63,14 @@ _FUSED: Final = frozenset(
     "broadcast_in_dim iota slice dynamic_slice concatenate split random_bits rev scan.input reshape transpose".split()
 )
 #: Elementwise ops that are not computed twice where a reduction reads the result and something else does.
-EXPENSIVE: Final = frozenset({"exp", "exp2"})
-#: Longer rows are summed by a kernel that computes nothing else; a product computes shorter ones as its operand.
-_LEAST, _MOST = 512, 8192
+_EXPENSIVE: Final = frozenset({"exp", "exp2"})
+#: The lengths of rows of exponentials that the kernel of their sum writes. A product computes shorter ones as its operand, and
+#: longer ones are summed by a kernel that writes nothing else: libtpu 0.0.42.1 writes rows of 1,024 to 4,096, none of 512 or
+#: 32,000.
+_LEAST: Final = 512
+_MOST: Final = 8192
 #: Masked rows of at most so many scores are stored as the product returns them.
-SHORT: Final = 1024
+_SHORT: Final = 1024
 #: Smaller arrays may be computed ahead of time for a kernel that runs early.
 _LITTLE_BYTES: Final = 1 << 20
 
@@ -211,12 +215,12 @@ class Clusters:
     def _is_short(self, value: int) -> bool:
         """Are the rows short that a reduction of a value goes over? Its kernel computes them from the product's result."""
         reduced = [self.program.ops[u] for u in self.uses[value] if self.roles[u] is Role.REDUCTION]
-        return any(self._elements[value] <= SHORT * self._elements[op.results[0]] for op in reduced)
+        return any(self._elements[value] <= _SHORT * self._elements[op.results[0]] for op in reduced)
 
     def is_summed_too(self, value: int) -> bool:
         """Are exponentials read by a sum and by something else? The kernel of the sum writes them too, as in a softmax."""
         kind = self.program.ops[self.program.definitions[value][0]].kind
-        if kind not in EXPENSIVE or self.by_library or self._feeds_products(value):
+        if kind not in _EXPENSIVE or self.by_library or self._feeds_products(value):
             return False
         sums = [self.program.ops[u] for u in self.uses[value] if self.roles[u] is Role.REDUCTION]
         return any(_LEAST < self._elements[value] / self._elements[op.results[0]] <= _MOST for op in sums)
@@ -236,7 +240,9 @@ class Clusters:
             others = [self.base[v] for v in user.operands if v >= 0 and self.base[v] != now]
             now = user.results[0]
             large = [o for o in others if self._elements[o] >= elements / 2]
-            if large and not (all(self._light[o] for o in large) and (self._feeds_products(now) or self._is_short(now))):
+            if large and not (
+                all(self._light[o] for o in large) and (self._feeds_products(now) or self._is_short(now))
+            ):
                 self._taken.add(chain[0])
                 return True
         if now == value:

@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -169,6 +170,11 @@ def is_tight(plan: Any) -> bool:
     return any(note.startswith("tight") for note in plan.notes)
 
 
+def said(row: Record) -> str:
+    """What the prediction says of a record: it fits, is tight, or is over the memory."""
+    return "over" if row["predicted"] > row["usable"] else "tight" if row.get("tight", False) else "fits"
+
+
 def compiled_bytes(row: Record) -> float:
     return float(row["oom"]["needed"] if "oom" in row else row["memory"]["allocated"])
 
@@ -192,12 +198,11 @@ def summary(rows: Sequence[Record]) -> str:
         return "nothing is recorded."
     ratios = sorted(r["predicted"] / compiled_bytes(r) for r in near)
     errors = [abs(ratio - 1) for ratio in ratios]
-    refused = [r for r in rows if "oom" in r]
-    fit, tight = ([r for r in rows if r.get("tight", False) == state] for state in (False, True))
+    counts, refused = Counter(map(said, rows)), Counter(said(r) for r in rows if "oom" in r)
     return (
-        f"{len(rows)} programs. {len(fit)} are said to fit, of which the compiler refuses "
-        f"**{sum(r in fit for r in refused)}**; {len(tight)} are said to be tight, of which it refuses "
-        f"{sum(r in tight for r in refused)}. {len(near)} take {SHARES[0]:.0%} of "
+        f"{len(rows)} programs. {counts['fits']} are said to fit, of which the compiler refuses **{refused['fits']}**; "
+        f"{counts['tight']} are said to be tight, of which it refuses {refused['tight']}; {counts['over']} not to fit, "
+        f"of which it refuses {refused['over']}. {len(near)} take {SHARES[0]:.0%} of "
         f"the memory or more by our prediction; of these, predicted over compiled is {ratios[0]:.2f} to {ratios[-1]:.2f}, the "
         f"median error {statistics.median(errors):.1%}, and {sum(ratio < 0.92 for ratio in ratios)} are more than 8% low."
     )
@@ -213,8 +218,9 @@ def page() -> str:
         f"Written by `python -m benchmarks.fidelity.limits`. Programs of the zoo and of the corpus, made larger until their "
         f"default plan for {TOPOLOGY} takes 70 to 100% of the usable memory where that is possible, and compiled by XLA's TPU "
         "compiler up to the assignment of buffers, without a TPU. A plan that is said to fit and is refused is the worst that "
-        "can happen. A plan is tight if its peak may be over the memory, by how the compiler lays out arrays "
-        "([cost](../cost.md#how-it-is-made)). Predictions are newer than the compiled plans.",
+        "can happen. A plan is tight if its peak may be over the memory, by how the compiler lays out arrays, and over if "
+        "the predicted peak is ([cost](../cost.md#how-it-is-made)). Predictions are newer than the compiled plans where "
+        "the plan is still made: sizes and plans were chosen by an older model, so that some take less or more than that.",
         "",
         "The zoo and half of the corpus are the fit set, to which the cost model may be fitted; the other half is the test "
         "set, to which nothing is fitted.",
@@ -234,7 +240,7 @@ def page() -> str:
         figures = (
             f"{r['predicted'] / 2**30:.2f} | {compiled_bytes(r) / 2**30:.2f} | {r['predicted'] / compiled_bytes(r):.2f}"
         )
-        refused = ", ".join(["tight"] * r.get("tight", False) + ["refused"] * ("oom" in r))
+        refused = ", ".join([said(r)] * (said(r) != "fits") + ["refused"] * ("oom" in r))
         lines.append(f"| {name} | {r['split']} | {knob} {r[knob]:,} | {mesh}, {r['variant']} | {figures} | {refused} |")
     failed = [f"{r['case']} ({r['error'].splitlines()[0][:80]})" for r in rows if "error" in r]
     lines += ["", f"Not compiled: {', '.join(failed)}."] if failed else []

@@ -11,7 +11,7 @@ The idea. One walk in program order; each value is decided by its consumers:
   product read: the kernel of the sum writes them (``is_summed_too``). Those of a backward pass come from the scores every
   time;
 - a product (or a convolution) takes a chain of elementwise ops behind it into its kernel (``_is_epilogue``). Masks do not end
-  the chain if several products read what follows (``_feeds_products``), inside of loops and outside, or if rows are short;
+  the chain if several products read what follows (``_products_fed``), inside of loops and outside, or if rows are short;
 - gathers, scatters, sorts, loops and outputs read their operands from memory. What is stored for them only is still computed
   again by elementwise consumers. The operand of a barrier is in memory, and its result is the same array;
 - a pad at the edges is fused into its consumer if there is only one; a pad between elements is a separate kernel.
@@ -220,7 +220,7 @@ class Clusters:
     def is_summed_too(self, value: int) -> bool:
         """Are exponentials read by a sum and by something else? The kernel of the sum writes them too, as in a softmax."""
         kind = self.program.ops[self.program.definitions[value][0]].kind
-        if kind not in _EXPENSIVE or self.by_library or self._feeds_products(value):
+        if kind not in _EXPENSIVE or self.by_library or self._products_fed(value) != 1:
             return False
         sums = [self.program.ops[u] for u in self.uses[value] if self.roles[u] is Role.REDUCTION]
         return any(_LEAST < self._elements[value] / self._elements[op.results[0]] <= _MOST for op in sums)
@@ -241,7 +241,7 @@ class Clusters:
             now = user.results[0]
             large = [o for o in others if self._elements[o] >= elements / 2]
             if large and not (
-                all(self._light[o] for o in large) and (self._feeds_products(now) or self._is_short(now))
+                all(self._light[o] for o in large) and (self._products_fed(now) > 1 or self._is_short(now))
             ):
                 self._taken.add(chain[0])
                 return True
@@ -252,10 +252,10 @@ class Clusters:
         self._taken.add(chain[0])
         return True
 
-    def _feeds_products(self, value: int) -> bool:
-        """Do several products read what elementwise ops compute from a value? The scores of attention are read by one in the
-        forward pass, which stores them masked and in float32, and by those of the backward pass, for which they are stored as
-        the product returns them."""
+    def _products_fed(self, value: int) -> int:
+        """How many products, at most two, read what elementwise ops compute from a value? The scores of attention are read by
+        one in the forward pass, which stores them masked and in float32, and by those of the backward pass, for which they are
+        stored as the product returns them."""
         seen, products, waiting = {value}, set[int](), [value]
         while waiting and len(products) < 2:
             for user in self.uses[self.base[waiting.pop()]]:
@@ -268,7 +268,7 @@ class Clusters:
                     ]
                     seen.update(new)
                     waiting += new
-        return len(products) > 1
+        return len(products)
 
     def _looks_through(self, op: Op, source: int) -> bool:
         """Does the op compute this operand in its kernel? A product does not where the operand is in memory anyway."""

@@ -3,8 +3,9 @@
 The worst that a plan can do is to say that a program fits which the compiler then refuses. Programs of the zoo and of the
 corpus are made larger (more examples, nodes, particles) until their default plan for v5e:4x4 takes 70 to 100% of the usable
 memory, and are compiled up to the assignment of buffers. ``record`` appends to ``limits.jsonl`` what has no line there yet;
-``predict`` plans them again and prints the new predictions, ``--write`` appends those of the same plan to the records; without
-a command the page docs/benchmarks/limits.md is written. Nothing is fitted to the test set.
+``predict`` predicts the recorded plans anew, without a search and without compiling, and prints the fit set's by name,
+``--write`` appends the predictions to the records; without a command the page docs/benchmarks/limits.md is written. Nothing is
+fitted to the test set.
 
 Needs the corpus environment (``make .venv-corpus/.installed``). Every program runs in a separate process with a time limit.
 """
@@ -17,13 +18,14 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.fidelity import cases
-from benchmarks.fidelity.corpus import append, compiled_plan, in_child, write_result
+from benchmarks.fidelity.corpus import append, compiled_plan, in_child, predicted, write_result
 from corpus.registry import Case, programs
 
 RECORDS: Final = Path(__file__).with_suffix(".jsonl")
@@ -86,12 +88,13 @@ def record(only: Sequence[str], again: bool) -> None:
 
 
 def sized(program: Scalable) -> tuple[Any, Case, int]:
-    """The plan, the program and its size with which the plan takes as much of the memory as is possible."""
+    """The plan, the program and its size with which the plan takes as much of the memory as is possible. The sizes that are
+    tried begin with the recorded one."""
     import jax
 
     import shardwise
 
-    factor, step = Fraction(1), Fraction(2)
+    factor, step = Fraction(load().get(program.name, {}).get(program.knob, program.size), program.size), Fraction(2)
     best: tuple[float, Any, Case, int] | None = None
     tried: set[Fraction] = set()
     for _ in range(_TRIALS):
@@ -119,11 +122,16 @@ def sized(program: Scalable) -> tuple[Any, Case, int]:
 
 
 def _compiled(program: Scalable, folder: Path) -> Record:
+    from shardwise.plans import codec
+
     plan, case, size = sized(program)
     row: Record = {
         program.knob: size,
         "mesh": dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
         "variant": str(plan.variant),
+        "microbatches": plan.variant.microbatches,
+        "remat": plan.variant.remat,
+        "decisions": [codec.encode(d) for d in plan.decisions],
         "predicted": plan.predicted.peak_bytes,
         "usable": plan.predicted.usable_bytes,
         "tight": is_tight(plan),
@@ -141,38 +149,30 @@ def load() -> dict[str, Record]:
     return {row["case"]: row for row in map(json.loads, lines)}
 
 
-def predicted_again(only: Sequence[str], split: str, write: bool) -> None:
-    """Plans what was recorded again, and prints the new prediction where the plan has the same mesh and variant."""
-    import jax
-
-    import shardwise
-
-    every = {p.name: p for p in scalable()}
+def predicted_again(only: Sequence[str], write: bool) -> None:
+    """Predicts the recorded plans by the cost model of this source. Programs of the test set are not named."""
+    every, rows = {p.name: p for p in scalable()}, []
     for name, row in load().items():
-        if "memory" not in row or row["split"] != split or (only and name not in only):
+        if "decisions" not in row or "memory" not in row or (only and name not in only):
             continue
-        case = every[name].build(row[every[name].knob])
-        options: dict[str, Any] = {"topology": TOPOLOGY, "donate_argnums": case.donate, "remat": "auto"}
-        plan = shardwise.plan(case.fn, *jax.eval_shape(case.make), allow_infeasible=True, **options)
-        same = (dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)), str(plan.variant)) == (
-            row["mesh"],
-            row["variant"],
-        )
-        again = row | {"predicted": plan.predicted.peak_bytes, "tight": is_tight(plan)}
-        if same and write:
-            append(RECORDS, again)
-        print(
-            _line(again),
-            "" if same else "another plan",
-            f"(was {row['predicted'] / compiled_bytes(row):.2f})",
-            *(note[:64] for note in plan.notes if note.startswith("tight")),
-            flush=True,
-        )
+        plan = predicted(every[name].build(row[every[name].knob]), row)
+        rows.append(row | {"predicted": plan.predicted.peak_bytes, "tight": is_tight(plan)})
+        if row["split"] == "fit":
+            print(f"{_line(rows[-1])} (was {row['predicted'] / compiled_bytes(row):.2f})", flush=True)
+        if write:
+            append(RECORDS, rows[-1])
+    for split in ("test", "fit"):
+        print(f"{split} set: {summary([r for r in rows if r['split'] == split])}")
 
 
 def is_tight(plan: Any) -> bool:
     """Does the plan say that it may not fit?"""
     return any(note.startswith("tight") for note in plan.notes)
+
+
+def said(row: Record) -> str:
+    """What the prediction says of a record: it fits, is tight, or is over the memory."""
+    return "over" if row["predicted"] > row["usable"] else "tight" if row.get("tight", False) else "fits"
 
 
 def compiled_bytes(row: Record) -> float:
@@ -182,10 +182,11 @@ def compiled_bytes(row: Record) -> float:
 def _line(row: Record) -> str:
     if "error" in row:
         return f"{row['case']:44} {row['error'][:120]}"
-    predicted, compiled = row["predicted"], compiled_bytes(row)
-    verdict = "REFUSED" if "oom" in row else "over" if compiled > row["usable"] else ""
+    expected, compiled = row["predicted"], compiled_bytes(row)
+    verdict = "tight " * row.get("tight", False)
+    verdict += "REFUSED" if "oom" in row else "over" if compiled > row["usable"] else ""
     return (
-        f"{row['case']:44} {predicted / 2**30:6.2f} GiB, compiled {compiled / 2**30:6.2f}, {predicted / compiled:5.2f} "
+        f"{row['case']:44} {expected / 2**30:6.2f} GiB, compiled {compiled / 2**30:6.2f}, {expected / compiled:5.2f} "
         f"{row['variant']} {verdict}"
     )
 
@@ -197,12 +198,11 @@ def summary(rows: Sequence[Record]) -> str:
         return "nothing is recorded."
     ratios = sorted(r["predicted"] / compiled_bytes(r) for r in near)
     errors = [abs(ratio - 1) for ratio in ratios]
-    refused = [r for r in rows if "oom" in r]
-    fit, tight = ([r for r in rows if r.get("tight", False) == state] for state in (False, True))
+    counts, refused = Counter(map(said, rows)), Counter(said(r) for r in rows if "oom" in r)
     return (
-        f"{len(rows)} programs. {len(fit)} are said to fit, of which the compiler refuses "
-        f"**{sum(r in fit for r in refused)}**; {len(tight)} are said to be tight, of which it refuses "
-        f"{sum(r in tight for r in refused)}. {len(near)} take {SHARES[0]:.0%} of "
+        f"{len(rows)} programs. {counts['fits']} are said to fit, of which the compiler refuses **{refused['fits']}**; "
+        f"{counts['tight']} are said to be tight, of which it refuses {refused['tight']}; {counts['over']} not to fit, "
+        f"of which it refuses {refused['over']}. {len(near)} take {SHARES[0]:.0%} of "
         f"the memory or more by our prediction; of these, predicted over compiled is {ratios[0]:.2f} to {ratios[-1]:.2f}, the "
         f"median error {statistics.median(errors):.1%}, and {sum(ratio < 0.92 for ratio in ratios)} are more than 8% low."
     )
@@ -218,8 +218,9 @@ def page() -> str:
         f"Written by `python -m benchmarks.fidelity.limits`. Programs of the zoo and of the corpus, made larger until their "
         f"default plan for {TOPOLOGY} takes 70 to 100% of the usable memory where that is possible, and compiled by XLA's TPU "
         "compiler up to the assignment of buffers, without a TPU. A plan that is said to fit and is refused is the worst that "
-        "can happen. A plan is tight if its peak may be over the memory, by how the compiler lays out arrays "
-        "([cost](../cost.md#how-it-is-made)). Predictions are newer than the compiled plans.",
+        "can happen. A plan is tight if its peak may be over the memory, by how the compiler lays out arrays, and over if "
+        "the predicted peak is ([cost](../cost.md#how-it-is-made)). Predictions are newer than the compiled plans where "
+        "the plan is still made: sizes and plans were chosen by an older model, so that some take less or more than that.",
         "",
         "The zoo and half of the corpus are the fit set, to which the cost model may be fitted; the other half is the test "
         "set, to which nothing is fitted.",
@@ -239,7 +240,7 @@ def page() -> str:
         figures = (
             f"{r['predicted'] / 2**30:.2f} | {compiled_bytes(r) / 2**30:.2f} | {r['predicted'] / compiled_bytes(r):.2f}"
         )
-        refused = ", ".join(["tight"] * r.get("tight", False) + ["refused"] * ("oom" in r))
+        refused = ", ".join([said(r)] * (said(r) != "fits") + ["refused"] * ("oom" in r))
         lines.append(f"| {name} | {r['split']} | {knob} {r[knob]:,} | {mesh}, {r['variant']} | {figures} | {refused} |")
     failed = [f"{r['case']} ({r['error'].splitlines()[0][:80]})" for r in rows if "error" in r]
     lines += ["", f"Not compiled: {', '.join(failed)}."] if failed else []
@@ -252,9 +253,8 @@ def main() -> int:
     recording = commands.add_parser("record", help="compile what has no record")
     recording.add_argument("--only", nargs="*", default=[])
     recording.add_argument("--again", action="store_true", help="also what has a record")
-    predicting = commands.add_parser("predict", help="plan again what was compiled, of the fit set unless it is named")
+    predicting = commands.add_parser("predict", help="predict the recorded plans anew")
     predicting.add_argument("--only", nargs="*", default=[])
-    predicting.add_argument("--split", choices=["fit", "test"], default="fit")
     predicting.add_argument("--write", action="store_true", help="append the predictions to the records")
     one = commands.add_parser("child", help=argparse.SUPPRESS)
     one.add_argument("name")
@@ -263,7 +263,7 @@ def main() -> int:
     if asked.command == "record":
         record(asked.only, asked.again)
     elif asked.command == "predict":
-        predicted_again(asked.only, asked.split, asked.write)
+        predicted_again(asked.only, asked.write)
     elif asked.command == "child":
         program = next(p for p in scalable() if p.name == asked.name)
         write_result(asked.folder, lambda: _compiled(program, asked.folder))

@@ -49,7 +49,7 @@ def test_the_headline_has_the_figures(plan: Plan) -> None:
     over = replace(plan, predicted=replace(p, usable_bytes=p.peak_bytes - 1))
     assert "does not fit" in verdict(over).headline
     tight = replace(plan, predicted=replace(p, usable_bytes=p.peak_bytes + 1))
-    assert ": tight)" in verdict(tight).headline
+    assert f"tight ({binary(p.peak_bytes)} to " in verdict(tight).headline
 
 
 @pytest.mark.parametrize(

@@ -136,4 +136,10 @@ def output_copies(
     first, second = (sharding.local_shape(value.shape, lowered.mesh)[d] for d in rows)
     if first > second > 1:
         size = blocks(value, sharding, lowered.mesh, profile)
-        yield Allocation("row-major copy", value.id, size, min(life.runs[op.id]), max(life.runs[op.id]))
+        yield Allocation("row-major copy", value.id, size, *computed_span(life, op))
+
+
+def computed_span(life: Lifetimes, op: Op) -> tuple[int, int]:
+    """From when an output is computed to the end: as long as it is there beside its copy."""
+    maker = life.program.definitions[life.clusters.base[op.operands[0]]][0]
+    return min(life.runs[maker], default=0), max(life.runs[op.id])

@@ -10,7 +10,7 @@ of one value in one region (``copy_allocations``). The peak is the largest sum a
 When values live:
 
 - arguments always. An output takes the place of a donated argument of its shape if nothing reads that any more when the output
-  is computed; else it is beside it until then. Other outputs live to the end;
+  is computed; else it is beside it until then. Other outputs have a place of their own from the start to the end;
 - a loop's carry is one array. What the body computes for the next trip is beside it while the old one is still read. The stack
   that a scan returns, and that a later loop reads, lives from the start of the one to the end of the other; a stack that an
   outer loop carries and an inner scan reads and returns is updated in place, but not on GPUs;
@@ -278,6 +278,8 @@ class Lifetimes:
                 live[root][1] = max(live[root][1], live.pop(result)[1])
                 self._place[result] = root
         elif c.roles[op.id] is Role.ELEMENTWISE:
+            if any(c.is_summed_too(v) for v in op.results):
+                return
             multiplied = self._multiplied(op)
             for v in (v for v in op.results if v in live):
                 dying = (b for b in c.reads[op.id] if b in live and b not in self._arguments and live[b][1] == at)
@@ -311,13 +313,13 @@ class Lifetimes:
         root = self._root(base)
         self._live.pop(op.results[0], None)
         if root in self._arguments and match is None:  # a copy
-            self._live[op.results[0]] = [self._end, self._end]
+            self._live[op.results[0]] = [0, self._end]
         if match is not None:
             self.returned[base] = self._end
         if root in self._arguments or root not in self._live:
             return
         if match is None:
-            self._live[root][1] = self._end
+            self._live[root] = [0, self._end]
             return
         old = max((p for p, _ in self._readers.get(match, ())), default=0)
         reads = [p for p, k in self._readers.get(base, ()) if self.program.ops[k].kind != "output"]

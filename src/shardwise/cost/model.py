@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardwise.cost.compute import kernel_s, stream_s, transferred_bytes
-from shardwise.cost.copies import copy_span, looks_up, lookup_copies, output_copies, reordered_outputs
+from shardwise.cost.copies import computed_span, copy_span, looks_up, lookup_copies, output_copies, reordered_outputs
 from shardwise.cost.kernels import Edge, Kernel, Tensor, kernels
 from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, copy_allocations, on_chip_blocks, value_allocations
 from shardwise.dims.analysis import Analysis
@@ -190,6 +190,7 @@ class CostModel:
             if life.runs[op.id] and not life.clusters.by_library:
                 read = tuple(dict.fromkeys(v for v in (*op.operands, *op.results) if v >= 0))
                 spans = [p for v in read for p in copy_span(life, op, v)]
+                spans += computed_span(life, op) if op.id in self.reordered else ()
                 yield Term(TermKind.COPY, op.id, op.region, (op.id,), read, tuple(spans))
 
     def figures(self, lowered: Lowered, term: Term) -> Figures:

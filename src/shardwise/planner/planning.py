@@ -303,7 +303,7 @@ def _tight_notes(inquiry: Inquiry, settled: Settled) -> Iterator[str]:
     if p.fits and upper > p.usable_bytes:
         yield (
             f"tight: the peak is between {binary(p.peak_bytes)} and {binary(upper)} of {binary(p.usable_bytes)}, by how the "
-            "compiler lays out arrays; verify with the topology as its backend asks it, memory_limit=... leaves more room"
+            "compiler lays out arrays; to ask it: shardwise verify or shardwise tune, for TPUs; more room: memory_limit=..."
         )
 
 

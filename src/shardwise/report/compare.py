@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from shardwise.capture.trace import JitOptions
+from shardwise.cost.uncertainty import is_tight
 from shardwise.errors import DecisionError, MeshError, PlanError
 from shardwise.hardware.layout import Placement, ideal
 from shardwise.hardware.mesh import MeshAxes
@@ -255,7 +256,8 @@ def comparison_text(compared: Comparison, width: int = 80, every: bool = False) 
     for row in shown:
         times = (seconds(t) for t in (row.time_s, row.compute_s, row.comm_s))
         name = row.text if row.kind == "plan" else row.text.replace(",", ", ").replace(",  ", ", ")
-        cells.append([name, *times, binary(row.peak_bytes), "yes" if row.fits else "no"])
+        fits = "tight" if is_tight(row.peak_bytes, compared.usable_bytes) else "yes" if row.fits else "no"
+        cells.append([name, *times, binary(row.peak_bytes), fits])
     page.table(["*strategy or plan", ">step time", ">compute", ">communication", ">memory", "fits"], cells)
     if len(shown) < len(ranked):
         page.print(f"\nand {plural(len(ranked) - len(shown), 'combination')} more: --all or .ranked")

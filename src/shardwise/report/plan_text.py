@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from shardwise.cost.predict import Moved
+from shardwise.cost.uncertainty import is_tight
 from shardwise.ir.paths import collapsed
 from shardwise.lowering.decisions import Keep, Pin, Shard
 from shardwise.plans.evidence import Correction
@@ -208,10 +209,10 @@ def _print_verdict(page: Page, plan: Plan) -> None:
     for line in found.lines[1:]:
         page.print(line)
     if found.baselines:
-        rows = [["this plan", seconds(p.time_s), binary(p.peak_bytes), _fits(p.fits)]]
+        rows = [["this plan", seconds(p.time_s), binary(p.peak_bytes), _fits(p.peak_bytes, p.usable_bytes)]]
         for row in found.baselines:
             name = row.name.replace(",", ", ") + (f",\n  {row.variant}" if row.variant else "")
-            rows.append([name, seconds(row.time_s), binary(row.peak_bytes), _fits(row.fits)])
+            rows.append([name, seconds(row.time_s), binary(row.peak_bytes), _fits(row.peak_bytes, p.usable_bytes)])
         many = plural(len(plan.baselines), "named strategy", "named strategies")
         heading = f"Beside the best of {many}, as --tactics or tactics= takes them"
         page.table(["*plan or strategy", ">step time", ">peak memory", ""], rows, heading)
@@ -221,8 +222,8 @@ def _print_verdict(page: Page, plan: Plan) -> None:
     page.print()
 
 
-def _fits(fits: bool) -> str:
-    return "" if fits else "does not fit"
+def _fits(peak_bytes: int, usable_bytes: int) -> str:
+    return "does not fit" if peak_bytes > usable_bytes else "tight" if is_tight(peak_bytes, usable_bytes) else ""
 
 
 def _used(plan: Plan) -> dict[str, str]:
@@ -272,7 +273,7 @@ def figures(plan: Plan, bounds: bool = False) -> list[list[str]]:
     """Step time, communication and memory: name, figure, and what the figure consists of."""
     p = plan.predicted
     done = round(min(1.0, p.peak_bytes / p.usable_bytes) * _BAR)
-    verdict = "" if p.fits else "  it does not fit"
+    verdict = "  tight" if is_tight(p.peak_bytes, p.usable_bytes) else "" if p.fits else "  it does not fit"
     overlapped, exposed = seconds(max(0.0, p.serial_s - p.time_s)), seconds(max(0.0, p.time_s - p.compute_s))
     rows = [
         ["step time", seconds(p.time_s), f"{p.utilization:.0%} MFU; compute {seconds(p.compute_s)}"],

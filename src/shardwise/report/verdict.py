@@ -95,15 +95,16 @@ def _headline(plan: Plan) -> str:
 
 
 def fits_text(plan: Plan) -> str:
-    """Returns whether a plan fits, and how tightly."""
+    """Returns whether a plan fits; if only the lower end of its peak does, both ends."""
     p = plan.predicted
     if not p.fits:
         return f"does not fit ({binary(p.peak_bytes)}; a device has {binary(p.usable_bytes)})"
-    of = f"{binary(p.peak_bytes)} of {binary(p.usable_bytes)}"
-    upper = p.peak_bytes * (1 + ABOVE)
+    upper = int(p.peak_bytes * (1 + ABOVE))
     if plan.asked is not None:
         upper = upper_bytes(plan.asked.model, plan.settled.lowered, plan.settled.predicted.curve)
-    return f"fits ({of}: tight)" if upper > p.usable_bytes else f"fits ({of})"
+    if upper > p.usable_bytes:
+        return f"tight ({binary(p.peak_bytes)} to {binary(upper)}; a device has {binary(p.usable_bytes)})"
+    return f"fits ({binary(p.peak_bytes)} of {binary(p.usable_bytes)})"
 
 
 def _compared(plan: Plan, rows: tuple[Row, ...]) -> str:

@@ -36,7 +36,8 @@ from shardwise.dims.replaced import depends_on, is_floating
 from shardwise.ir.paths import find_paths, trees
 from shardwise.ir.program import HEAVY, Op, Value
 from shardwise.ir.rule import Kind
-from shardwise.ir.traits import ADDING_SCATTERS
+from shardwise.ir.traits import ADDING_SCATTERS, IN_PLACE, WRITE_PARTS
+from shardwise.tactics.drawn import drawn_rows
 
 #: Roles in the order in which they are shown.
 ROLES: Final = ("batch", "params", "optimizer", "cache")
@@ -128,7 +129,20 @@ class _Inference:
 
         no_batch = {c for c in contracted if c in self.returned} | self._contracted_alone()
         able = [c for c in dict.fromkeys(leading) if products[c] and c not in no_batch]
+        able = able or [c for c in self.drawn if c in contracted]
         return max(able, key=rank) if able else None
+
+    @cached_property
+    def drawn(self) -> dict[int, set[int]]:
+        """By color of rows that are drawn from arguments: the leading colors of these arguments."""
+        return drawn_rows(self.analysis)
+
+    @cached_property
+    def _written(self) -> set[int]:
+        """The arguments that are written into a part of another one, as a new example is."""
+        parts = (op.operands[WRITE_PARTS[op.kind]] for op in self.program.ops if op.kind in IN_PLACE)
+        alone = [self.depends.get(v, 0) for v in parts]
+        return {self.arguments[bits.bit_length() - 1].id for bits in alone if bits.bit_count() == 1}
 
     @cached_property
     def _trains(self) -> bool:
@@ -182,7 +196,7 @@ class _Inference:
         for pair in map(set, sorted(reads & writes)):
             if pair & colors and not pair & self.returned:
                 colors |= pair
-        return colors
+        return colors.union(*(self.drawn[c] for c in colors & self.drawn.keys()))
 
     def _further_batches(self, batch_color: int) -> set[int]:
         """Returns the leading colors over which gradients of parameters are summed, but not together with the batch's: those of
@@ -190,7 +204,7 @@ class _Inference:
         which a mask begins with) is none."""
         fed = [v for v in self.arguments if v.id not in self.pairs]
         inside = {c for v in fed for c in self.colors[v.id] if c != self.leading[v.id]}
-        new = {self.leading[v.id] for v in fed} - inside - self.returned - {batch_color, -1}
+        new = {self.leading[v.id] for v in fed} - inside - self.returned - {batch_color, -1} | self.drawn.keys()
         further: set[int] = set()
         for op in self.heavy if new and self._trains else ():
             kinds = self._kinds(op)
@@ -208,7 +222,8 @@ class _Inference:
         products = self.reaching((v for op in self.heavy for v in op.operands), self.before)
         roles: dict[str, list[str]] = {role: [] for role in ROLES}
         first = {v.id: self.leading[v.id] in batch_colors for v in self.arguments}
-        fed = {v.id for v in self.arguments if first[v.id] and self._is_fed(v)}
+        examples = set().union(*(self.drawn[c] for c in batch_colors & self.drawn.keys()))
+        fed = {v.id for v in self.arguments if first[v.id] and (self._is_fed(v) or self.leading[v.id] in examples)}
         frozen = self._frozen(batch_colors)
         for k, v in enumerate(self.arguments):
             if v.id in fed or (first[v.id] and not fed):
@@ -235,6 +250,7 @@ class _Inference:
         looked_into = [op.operands[0] for op in self.program.ops if op.kind == "gather"]
         multiplied = {v for op in self.heavy for v in op.operands}
         used = {self._argument(v) for v in (*multiplied, *looked_into)}
+        able = [v for v in able if v.id in used or v.id not in self._written]
         used_colors = {c for v in able if v.id in used for c in self.colors[v.id]}
         if batch_colors:  # what is computed from weights alone, as it is where they are quantized, or read in loops
             values = (*multiplied, *looked_into)

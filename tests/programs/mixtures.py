@@ -86,7 +86,7 @@ def by_masks(p: Tree, x: jax.Array) -> jax.Array:
     weights, chosen = _two(p, x := x.reshape(_B, _S, _D))
     mask = jax.nn.one_hot(chosen, _E)
     place = ((jnp.cumsum(mask.reshape(_B, 2 * _S, _E), 1) - 1).reshape(mask.shape) * mask).sum(-1)
-    slot = jax.nn.one_hot(place, 2 * _S // _E)
+    slot = jax.nn.one_hot(place.astype("int32"), 2 * _S // _E)
     sent = jnp.einsum("bske,bskc,bsd->ebcd", mask, slot, x)
     hidden = jax.nn.silu(jnp.einsum("ebcd,edf->ebcf", sent, p["up"]))
     made = jnp.einsum("ebcf,efd->ebcd", hidden, p["down"])

@@ -13,16 +13,16 @@ from shardwise.tactics.places import find_places
 from tests.dims.programs import shape
 from tests.programs import mixtures
 
-#: Of a mixture, whether its experts can be sharded.
+#: The parameters that have a place of the experts, by style. Lookups do not link the experts of one matrix with another's.
 STYLES = {
-    mixtures.by_masks: True,
-    mixtures.by_slots: True,
-    mixtures.all_experts: True,
-    mixtures.all_in_one: True,
-    mixtures.sorted_by_expert: True,
-    mixtures.own_matrices: True,
-    mixtures.one_by_one: False,
-    mixtures.dense: False,
+    mixtures.by_masks: ("down",),
+    mixtures.by_slots: ("down",),
+    mixtures.all_experts: ("down",),
+    mixtures.all_in_one: ("down",),
+    mixtures.sorted_by_expert: ("down",),
+    mixtures.own_matrices: ("down", "up"),
+    mixtures.one_by_one: (),
+    mixtures.dense: (),
 }
 
 
@@ -38,7 +38,7 @@ def test_beside_heads_that_products_share(mlp: Any) -> None:
     layer = {"attention": mixtures.HEADS, "mlp": mixtures.DENSE if mlp is mixtures.dense else mixtures.EXPERTS}
     fn, args = mixtures.training(mixtures.vmapped_heads, mlp, layer)
     found = places(fn, *args)
-    assert found.experts == ((("params/layers/0/mlp/down", 0),) if STYLES[mlp] else ())
+    assert found.experts == tuple((f"params/layers/0/mlp/{name}", 0) for name in STYLES[mlp])
     assert found.vocabularies == (("params/embed", 0), ("params/head", 1))
 
 

@@ -1,4 +1,4 @@
-"""Finds rows that are drawn from arguments: minibatches of shuffled examples, samples of a replay buffer.
+"""Finds examples that no argument has: minibatches of shuffled examples, samples of a replay buffer, generated noise.
 
 The problem. Where examples are chosen inside of the program, by a permutation, random numbers or a loop's counter, no dimension
 of an argument is that of the examples in products: a minibatch has a color that no argument has.
@@ -9,7 +9,9 @@ The idea. Colors are followed from the first dimensions of arguments to the rows
 - as a slice;
 - as the part of a dimension that one trip of a loop has, where it is split for the loop.
 
-Rows that are written into such an argument by the same kind of indices belong to it, too.
+Rows that are written into such an argument by the same kind of indices belong to it, too. Strategies that shard the batch also
+need the rows themselves: what gradients of parameters are summed over, and no argument has. Among them are generated examples,
+and tokens in the slots of experts or sorted by expert.
 
 Weak: samples that are drawn by priorities are taken for lookups of tokens.
 """

@@ -7,7 +7,8 @@
   no parameter has the batch's dimension. Nor is one that every product of such an argument contracts (a frozen weight). One of
   which all arguments come back (the experts of a layer, the networks of an ensemble) is, only if there is no other. Arrays
   that are addressed by the batch, and added up by the same indices (nodes of a graph, by its edges), belong to it, and so do
-  other examples over which gradients of parameters are summed.
+  other examples over which gradients of parameters are summed. Where examples are drawn inside of the program, the batch is
+  what they are drawn from (``tactics.drawn``).
 - *Params* are floating-point arguments that come back, without the batch's dimension, and influence both an output that
   replaces no argument, and a product before they are updated: moments reach products of the same step through parameters that
   they changed (two networks that are trained in turn, several updates in a loop). So are those that do not come back

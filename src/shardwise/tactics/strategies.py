@@ -95,7 +95,8 @@ class Pipeline(Listed):
 
 class DataParallel(Batched):
     """Shards the batch on an axis. ``dim`` is the batch dimension of every batch argument; without it, the first dimension of
-    each that no loop runs over.
+    each that no loop runs over. Rows that no argument has, but over which gradients are summed like over the batch, are sharded
+    with it: minibatches that are drawn in the program, generated noise, slots of experts.
 
     >>> plan = shardwise.plan(step, w, w, x, mesh={"data": 8}, tactics=[DataParallel("data")])
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
@@ -167,8 +168,8 @@ class ZeRO1(Batched):
 class Megatron(Listed):
     """Shards hidden dimensions and heads on an axis.
 
-    By structure: groups that one product with a parameter makes and another contracts, other than residual streams (where a
-    product is added to something that is not one), the width of heads and what a gather looks into. Of those that the axis
+    By structure: groups that one product with a parameter makes and another contracts, other than residual streams (to
+    which a product that is computed from them is added), the width of heads and what a gather looks into. Of those that the axis
     divides, as many as no two of which meet in one op; where there are several such sets, the one that makes the shortest
     step. Those that the axis divides in some places alone (two key-value heads beside sixteen heads) are added where that
     makes the step shorter: they stay replicated in the other places. Decisions before this one do not change the choice.

@@ -18,8 +18,7 @@
   for the next one. The *optimizer* is whatever else comes back, where there are params; where none of them comes back it is
   a cache (the pages of a decoding step).
 
-Weak: the batch of a step that carries a state with the batch's dimension and also takes gradients is not found, and that of one
-that maps over its examples one by one. A table of positions that is added to
+Weak: the batch of a step that maps over its examples one by one is not found. A table of positions that is added to
 activations is no parameter of an inference step: only its name tells it from a mask.
 """
 
@@ -130,6 +129,7 @@ class _Inference:
 
         no_batch = {c for c in contracted if c in self.returned} | self._contracted_alone()
         able = [c for c in dict.fromkeys(leading) if products[c] and c not in no_batch]
+        able = able or [c for c in dict.fromkeys(leading) if c in self._summed_by_most]
         able = able or [c for c in self.drawn if c in contracted]
         return max(able, key=rank) if able else None
 
@@ -137,6 +137,32 @@ class _Inference:
     def drawn(self) -> dict[int, set[int]]:
         """By color of rows that are drawn from arguments: the leading colors of these arguments."""
         return drawn_rows(self.analysis)
+
+    @cached_property
+    def _summed_by_most(self) -> set[int]:
+        """The colors over which more than half of the arguments that products update are summed: gradients of parameters are
+        summed over the batch, and arguments with the batch's dimension are few beside them."""
+        updated, counts = 0, Counter[int]()
+        for argument, output in self.pairs.items():
+            products = self._updating_products(output)
+            summed = {c for op in products for c, kind in self._kinds(op) if kind is Kind.REDUCTION}
+            counts.update(summed - set(self.colors[argument]))
+            updated += bool(products)
+        return {c for c, count in counts.items() if 2 * count > updated}
+
+    def _updating_products(self, output: int) -> list[Op]:
+        """Returns the products from which an output is computed element by element, also in another order of dimensions."""
+        program, dims = self.program, Counter(c for c in self.colors[output] if c >= 0)
+        seen, left, products = {output}, [output], dict[int, Op]()
+        while left:
+            op = program.ops[program.definitions[left.pop()][0]]
+            if op.unit in HEAVY:
+                products[op.id] = op
+                continue
+            new = {v for v in op.operands if v >= 0 and Counter(c for c in self.colors[v] if c >= 0) == dims}
+            left += new - seen
+            seen |= new
+        return [op for op in products.values() if op.rule is not None]
 
     @cached_property
     def _written(self) -> set[int]:

@@ -168,8 +168,8 @@ class ZeRO1(Batched):
 class Megatron(Listed):
     """Shards hidden dimensions and heads on an axis.
 
-    By structure: groups that one product with a parameter makes and another contracts, other than residual streams (to
-    which a product that is computed from them is added), the width of heads and what a gather looks into. Of those that the axis
+    By structure: groups that one product with a parameter makes and another contracts, other than residual streams (to which
+    a product that is computed from them is added), the width of heads and what a gather looks into. Of those that the axis
     divides, as many as no two of which meet in one op; where there are several such sets, the one that makes the shortest
     step. Those that the axis divides in some places alone (two key-value heads beside sixteen heads) are added where that
     makes the step shorter: they stay replicated in the other places. Decisions before this one do not change the choice.

@@ -27,8 +27,7 @@ from shardwise.ir.program import Value
 from shardwise.ir.rule import Kind
 from shardwise.lowering.storage import views
 
-_RAGGED: Final = "ragged_dot_general"
-_PRODUCTS: Final = ("dot_general", _RAGGED)
+_PRODUCTS: Final = ("dot_general", "ragged_dot_general")
 #: Ops that compare positions along a dimension.
 _CHOOSING: Final = ("argmax", "argmin", "reduce_max", "sort", "top_k")
 

@@ -4,11 +4,11 @@
 - The *batch* has one color in its first dimension that no loop runs over: of these dimensions of all arguments, the one that
   most products have; where no argument comes back, and no gradient is taken then, one that no product contracts. A color of
   arguments that come back is not the batch's if a product contracts it: the gradient of a parameter sums over the batch, and
-  no parameter has the batch's dimension; where there is no other, it may be the one that most gradients sum over. Nor is one that every product of such an argument contracts (a frozen weight). One of
-  which all arguments come back (the experts of a layer, the networks of an ensemble) is, only if there is no other. Arrays
-  that are addressed by the batch, and added up by the same indices (nodes of a graph, by its edges), belong to it, and so do
-  other examples over which gradients of parameters are summed. Where examples are drawn inside of the program, the batch is
-  what they are drawn from (``tactics.drawn``).
+  no parameter has the batch's dimension; where there is no other, it may be the one that most gradients sum over. Nor is one
+  that every product of such an argument contracts (a frozen weight). One of which all arguments come back (the experts of a
+  layer, the networks of an ensemble) is, only if there is no other. Arrays that are addressed by the batch, and added up by
+  the same indices (nodes of a graph, by its edges), belong to it, and so do other examples over which gradients of parameters
+  are summed. Where examples are drawn inside of the program, the batch is what they are drawn from (``tactics.drawn``).
 - *Params* are floating-point arguments that come back, without the batch's dimension, and influence both an output that
   replaces no argument, and a product before they are updated: moments reach products of the same step through parameters that
   they changed (two networks that are trained in turn, several updates in a loop). So are those that do not come back

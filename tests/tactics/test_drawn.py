@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardwise as sw
+from shardwise.tactics.drawn import summed_rows
 from tests.tactics.test_roles import PARAMS, inferred, loss_of, shape
 
 KEY = jax.eval_shape(lambda: jax.random.key(0))
@@ -155,3 +156,17 @@ def test_a_vocabulary_is_not_drawn_from() -> None:
     params = {"table": shape(100, 16), "w": shape(16, 8)}
     found = inferred(step, params, shape(512, 32, dtype="int32"), KEY)
     assert (found["batch"], found["params"]) == (("texts",), ("params",))
+
+
+def test_widths_of_heads_are_no_examples() -> None:
+    """No argument has the width: heads and widths are one dimension. Scores have dimensions of the cache that comes back."""
+
+    def decode(params: Any, cache: Any, x: Any) -> Any:
+        cache = cache.at[:, 0].set(x @ params["k"])
+        heads = cache.reshape(16, 32, 4, 16)
+        scores = jnp.einsum("bhd,bthd->bht", (x @ params["q"]).reshape(16, 4, 16), heads)
+        return jnp.einsum("bht,bthd->bhd", scores, heads).reshape(16, 64) @ params["o"], cache
+
+    params = {name: shape(64, 64) for name in "kqo"}
+    analysis = sw.analyze(decode, params, shape(16, 32, 64), shape(16, 64))
+    assert not summed_rows(analysis, {analysis.color_of("x", 0).id})

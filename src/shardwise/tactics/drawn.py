@@ -49,7 +49,7 @@ def drawn_rows(analysis: Analysis) -> dict[int, set[int]]:
 
 
 def summed_rows(analysis: Analysis, batch: Collection[int]) -> list[int]:
-    """Returns colors that no argument has, over which gradients of parameters are summed, but not together with the batch's:
+    """Returns colors that no argument has, over which gradients of parameters are summed, but not over the batch's as well:
     rows that are drawn from arguments, generated from random numbers, or sorted by expert."""
     program, colors = analysis.program, analysis.value_colors
     inside = {c for a in program.arguments for c in colors[a.value]}
@@ -63,7 +63,7 @@ def summed_rows(analysis: Analysis, batch: Collection[int]) -> list[int]:
         color = analysis.names.factor_colors(op.id)
         summed = [color[f] for dim in op.rule.operands[0] for f in dim if op.rule.factors[f].kind is Kind.REDUCTION]
         new = [c for c in summed if c not in inside]
-        if new and not set(batch) & set(summed):
+        if new and not set(batch) & set(color):
             rows[new[0]] = None
     return list(rows)
 

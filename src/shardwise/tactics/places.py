@@ -87,8 +87,9 @@ def find_places(
         return 0.0 if color is None else color.flops
 
     def nbytes(place: PathDim) -> int:
-        group = analysis.colors[analysis.color_of(*place).id].group
-        return sum(v.nbytes for v in params if any(analysis.colors[c].group == group for _, c in _colors(analysis, v)))
+        color = analysis.color_of(*place)
+        group = analysis.groups[analysis.colors[color.id].group].colors if color else ()
+        return sum(v.nbytes for v in params if not set(group).isdisjoint(analysis.value_colors[v.id]))
 
     least = _SHARE * sum(v.nbytes for v in params)
     sequences = places([*batch, *cache], lambda d, c: c not in multiplied | first | loops)

@@ -249,7 +249,7 @@ class _Inference:
         products = self.reaching((v for op in self.heavy for v in op.operands), self.before)
         roles: dict[str, list[str]] = {role: [] for role in ROLES}
         first = {v.id: self.leading[v.id] in batch_colors for v in self.arguments}
-        examples = set().union(*(self.drawn[c] for c in batch_colors & self.drawn.keys()))
+        examples = set[int]().union(*(self.drawn[c] for c in batch_colors & self.drawn.keys()))
         fed = {v.id for v in self.arguments if first[v.id] and (self._is_fed(v) or self.leading[v.id] in examples)}
         frozen = self._frozen(batch_colors)
         for k, v in enumerate(self.arguments):

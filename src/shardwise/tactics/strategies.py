@@ -200,7 +200,7 @@ class Megatron(Listed):
                     covered |= covers[c]
             return tuple(sorted(chosen, key=colors.index))
 
-        sets = list(dict.fromkeys(map(compatible, colors))) or [()]
+        sets: list[tuple[int, ...]] = list(dict.fromkeys(map(compatible, colors))) or [()]
         if len(sets) > 1:
             largest = max(zip(context.mesh.sizes, context.mesh.names, strict=True))[1]
             sets.sort(key=lambda chosen: self._step_s(context, chosen, largest))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -128,7 +129,12 @@ def test_it_prints_both_times_and_the_layout() -> None:
         ({"w": "v"}, {}, QueryError, "no program has an argument or output at 'v'"),
         ({"w": {"c": "w"}}, {}, PlanError, "'c', which is no program"),
         ({"w": {"a": "v", "b": "w"}}, {}, QueryError, "no argument or output has the path 'v'"),
-        ({"w": {"a": "w", "b": "x"}}, {}, PlanError, "shared arrays have one shape"),
+        (
+            {"w": {"a": "w", "b": "x"}},
+            {},
+            PlanError,
+            r"a's w is float32[512, 2048] and b's x is float32[4096, 512]: shared",
+        ),
         ({"w": {"a": "w"}}, {}, PlanError, "only one program has it"),
         ({"w": "w"}, {"c": 2}, PlanError, "weights name 'c', and the programs are a, b"),
         ({"w": "w"}, {"a": 0}, PlanError, "a weight is a positive number, not a: 0"),
@@ -137,8 +143,44 @@ def test_it_prints_both_times_and_the_layout() -> None:
 def test_what_cannot_be_shared_is_an_error(shared: Any, weights: Any, error: type[Exception], words: str) -> None:
     w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(512, 2048), (4096, 512)])
     programs = {"a": (lambda w, x: x @ w, (w, x)), "b": (lambda w, x: (x @ w).sum(), (w, x))}
-    with pytest.raises(error, match=words.replace("(", r"\(")):
+    with pytest.raises(error, match=re.escape(words)):
         shardwise.plan_together(programs, shared=shared, weights=weights, mesh=MESH)
+
+
+@pytest.mark.parametrize(
+    ("layers", "sizes", "dtype", "words"),
+    [
+        (
+            3,
+            (16, 16),
+            "float32",
+            r"a's w/2 is float32\[16, 16\], and b has no such array at 'w': shared trees have the same",
+        ),
+        (
+            1,
+            (16, 16),
+            "float32",
+            r"b's w/1 is float32\[16, 16\], and a has no such array at 'w': shared trees have the same",
+        ),
+        (2, (16, 32), "float32", r"a's w/0 is float32\[16, 32\] and b's w/0 is float32\[16, 16\]: shared arrays have"),
+        (
+            2,
+            (16, 16),
+            "bfloat16",
+            r"a's w/0 is bfloat16\[16, 16\] and b's w/0 is float32\[16, 16\]: shared arrays have",
+        ),
+    ],
+)
+def test_programs_whose_shared_trees_differ(layers: int, sizes: tuple[int, int], dtype: str, words: str) -> None:
+    def total(w: list[jax.Array], x: jax.Array) -> jax.Array:
+        return sum((x @ each).sum() for each in w)
+
+    x = jax.ShapeDtypeStruct((64, 16), "float32")
+    one = [jax.ShapeDtypeStruct(sizes, dtype)] * layers
+    other = [jax.ShapeDtypeStruct((16, 16), "float32")] * 2
+    programs = {"a": (total, (one, x)), "b": (total, (other, x))}
+    with pytest.raises(PlanError, match=words):
+        shardwise.plan_together(programs, shared={"w": "w"}, mesh=MESH)
 
 
 def test_programs_share_the_axes_of_a_given_mesh_as_they_are() -> None:

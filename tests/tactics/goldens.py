@@ -24,6 +24,7 @@ from shardwise.tactics.roles import complete_roles
 from shardwise.tactics.tactic import decide
 from shardwise.tactics.text import as_tactics
 from shardwise.transforms.variants import AS_IS
+from tests.programs import mixtures
 from tests.programs.codings import experts_by_scatter, fused_projections, latent_attention
 from tests.programs.equinox_programs import attention_block
 from tests.programs.flax_programs import linen_language_model, nnx_language_model
@@ -70,6 +71,18 @@ PROGRAMS: Final[dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]]] = {
     "latent-attention": latent_attention,
     "fused-projections": fused_projections,
     "experts-by-scatter": experts_by_scatter,
+    "experts-and-heads-under-vmap": lambda: mixtures.training(
+        mixtures.vmapped_heads, mixtures.all_experts, {"attention": mixtures.HEADS, "mlp": mixtures.EXPERTS}
+    ),
+    "sorted-experts-block-diagonal-heads": lambda: mixtures.training(
+        mixtures.block_diagonal_heads,
+        mixtures.sorted_by_expert,
+        {"attention": mixtures.BLOCKS, "mlp": mixtures.EXPERTS},
+        scanned=True,
+    ),
+    "few-key-value-heads": lambda: mixtures.training(
+        mixtures.few_key_value_heads, mixtures.dense, {"attention": mixtures.FEW, "mlp": mixtures.DENSE}
+    ),
 }
 
 

@@ -106,7 +106,7 @@ def test_the_known_combinations_of_a_language_model() -> None:
         "dp:data,fsdp:model", "dp:data,context:model", "fsdp:data+model", "megatron:data+model",
     } <= applied  # fmt: skip
     assert {name: e.reason for name, e in found.items() if not e.applies} == {
-        f"expert:{axis}": "expert: the program has no parameter dimension that products share with what they multiply"
+        f"expert:{axis}": "expert: the program has no parameter dimension by which rows choose their matrix"
         for axis in MESH
     }
 

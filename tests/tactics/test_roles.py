@@ -159,6 +159,33 @@ def test_several_updates_in_loops() -> None:
     assert found == {"batch": ("x",), "params": ("w",), "optimizer": ("m",)}
 
 
+def test_states_with_the_dimension_of_the_batch() -> None:
+    """Environments that are stepped while a policy is trained, and the state of a recurrent network between parts of a text."""
+
+    def act(w: Any, m: Any, env: Any) -> Any:
+        def loss(w: Any) -> Any:
+            moved = jnp.tanh(env + jnp.tanh(env @ w["in"]) @ w["out"])
+            return (moved**2).mean(), moved
+
+        gradients, env = jax.grad(loss, has_aux=True)(w)
+        return *_updated(w, m, gradients), env
+
+    w = {"in": shape(16, 64), "out": shape(64, 16)}
+    assert inferred(act, w, w, X) == {"batch": ("env",), "params": ("w",), "optimizer": ("m",)}
+
+    def read(w: Any, m: Any, state: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            out, _ = jax.lax.scan(lambda h, x: (jnp.tanh(h @ w["h"] + x @ w["in"]), None), state, x)
+            return ((out @ w["h"]) ** 2).mean(), out
+
+        gradients, state = jax.grad(loss, has_aux=True)(w)
+        return *_updated(w, m, gradients), state
+
+    w = {"h": shape(64, 64), "in": shape(16, 64)}
+    found = inferred(read, w, w, shape(256, 64), shape(20, 256, 16))
+    assert found == {"batch": ("x",), "params": ("w",), "optimizer": ("m",), "cache": ("state",)}
+
+
 def test_experts_by_scatter_and_ensembles_are_no_batch() -> None:
     def experts(w: Any, x: Any) -> Any:
         def loss(w: Any) -> Any:

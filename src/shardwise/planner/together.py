@@ -74,7 +74,7 @@ def plan_together(
         and donated arguments: ``(fn, args, {"donate_argnums": 1})``.
       shared: by name the paths of what the programs share: a path that each program has which has it at all, such as
         ``{"params": "params"}``, or paths by program, several where a program takes and returns it:
-        ``{"cache": {"prefill": "out/1", "decode": ["cache", "out/1"]}}``.
+        ``{"cache": {"prefill": "out/1", "decode": ["cache", "out/1"]}}``. A tree has the same arrays at each of its paths.
       weights: how often each program runs, 1 where nothing is said. The weighted sum of the step times is minimized.
       mesh, topology, budget_s, budget_evals, seed: as in :func:`shardwise.plan`; a budget is for each search.
 
@@ -169,31 +169,46 @@ def _shared_arrays(members: Sequence[_Member], shared: Mapping[str, Paths]) -> l
         by_program = isinstance(asked, Mapping)
         if isinstance(asked, Mapping) and (unknown := asked.keys() - {m.name for m in members}):
             raise PlanError(f"shared[{name!r}] names {', '.join(map(repr, sorted(unknown)))}, which is no program")
+        trees: list[tuple[_Member, str, dict[str, str]]] = []
         for member in members:
             paths = asked.get(member.name, ()) if isinstance(asked, Mapping) else asked
             for prefix in [paths] if isinstance(paths, str) else paths:
                 # A path that is written by program must be there.
-                for path in (find_paths if by_program else matching)(prefix, *member.program.named_paths):
-                    member.paths.setdefault((name, below(prefix, path)), []).append(path)
-        if not any(key[0] == name for member in members for key in member.paths):
+                found = (find_paths if by_program else matching)(prefix, *member.program.named_paths)
+                tree = {below(prefix, path): path for path in found}
+                trees += [(member, prefix, tree)] if tree else []
+                for inside, path in tree.items():
+                    member.paths.setdefault((name, inside), []).append(path)
+        if not trees:
             raise QueryError(f"shared[{name!r}]: no program has an argument or output at {asked!r}")
-    places: dict[Key, list[tuple[str, tuple[int, ...]]]] = {}
-    for m in members:
-        for key, paths in m.paths.items():
-            shapes = [m.program.values[m.program.paths[path]].shape for path in paths]
-            places.setdefault(key, []).extend(zip((f"{m.name}'s {path}" for path in paths), shapes, strict=True))
-    for (where, first), *others in places.values():
-        for other, shape in others:
-            if shape != first:
-                raise PlanError(f"{where} has shape {first} and {other} has {shape}: shared arrays have one shape")
-    keys = [key for key, several in places.items() if len(several) > 1]
-    if single := sorted({name for name, _ in places} - {name for name, _ in keys}):
-        raise PlanError(
-            f"{', '.join(single)}: only one program has it, so nothing is shared; write its paths by program"
-        )
-    for member in members:
-        member.paths = {key: paths for key, paths in member.paths.items() if key in keys}
-    return keys
+        for other in trees[1:]:
+            _check_same(name, trees[0], other)
+        if len(trees) == 1:
+            raise PlanError(f"{name}: only one program has it, so nothing is shared; write its paths by program")
+    return list(dict.fromkeys(key for member in members for key in member.paths))
+
+
+def _check_same(name: str, *trees: tuple[_Member, str, Mapping[str, str]]) -> None:
+    """Raises an error where two trees do not have the same arrays."""
+    (_, _, first), (_, _, second) = trees
+    for inside in (inside for inside in first if inside in second):
+        values = [member.program.values[member.program.paths[tree[inside]]] for member, _, tree in trees]
+        if len({(value.shape, value.dtype) for value in values}) > 1:
+            words = " and ".join(_array_text(member, tree[inside]) for member, _, tree in trees)
+            raise PlanError(f"shared[{name!r}]: {words}: shared arrays have one shape and type")
+    for (has, _, tree), (lacks, at, rest) in itertools.permutations(trees):
+        if only := [path for inside, path in tree.items() if inside not in rest]:
+            raise PlanError(
+                f"shared[{name!r}]: {_array_text(has, only[0])}, and {lacks.name} has no such array at {at!r}"
+                f"{f', nor {len(only) - 1} more' if len(only) > 1 else ''}: shared trees have the same arrays. "
+                "Share a smaller tree that both have"
+            )
+
+
+def _array_text(member: _Member, path: str) -> str:
+    """Returns the text of an array, such as ``decode's params/w is float32[8, 16]``."""
+    value = member.program.values[member.program.paths[path]]
+    return f"{member.name}'s {path} is {value.dtype}[{', '.join(map(str, value.shape))}]"
 
 
 # The search for a layout.

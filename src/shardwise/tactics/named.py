@@ -41,7 +41,7 @@ _PLACED: Final[dict[str, tuple[str, str, Callable[[str, PathDim], Tactic]]]] = {
     "sequence": ("sequences", "sequence in its batch or cache", SequenceParallel),
     "context": ("sequences", "sequence in its batch or cache", ContextParallel),
     "vocabulary": ("vocabularies", "parameter that a gather looks into", lambda axis, place: Shard(*place, axis)),
-    "expert": ("experts", "parameter dimension that products share with what they multiply", ExpertParallel),
+    "expert": ("experts", "parameter dimension by which rows choose their matrix", ExpertParallel),
     "edges": ("edges", "batch argument by which another's first dimension is looked into", EdgeSharding),
 }
 
@@ -58,7 +58,7 @@ class AtPlaces(OverAxes):
         places: tuple[PathDim, ...] = getattr(context.places, kind)
         if not places:
             raise DecisionError(f"{self.name}: the program has no {what}")
-        tactics = [make(axis, place) for place in (places[:1] if kind == "experts" else places)]
+        tactics = [make(axis, place) for place in places]
         return decide(context, tactics, taken)[len(taken) :]
 
 

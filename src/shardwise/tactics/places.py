@@ -3,12 +3,14 @@
 - A *sequence* is a dimension of the batch or of a cache, other than the first of the batch and those that loops run over, that
   no product with a parameter makes or contracts: tokens of a text, rows and columns of an image, positions of a cache.
 - A *vocabulary* is a dimension of a parameter that a gather looks into, or along which a gather looks into what a product with
-  the parameter makes, as a loss does with logits. Tables of less than a thousandth of all parameters do not count.
-- *Experts* are a dimension of a parameter that a product, which also contracts something, has in both operands and in its
-  result, or that a ragged product looks into, other than the stages of a pipeline.
+  the parameter makes, as a loss does with logits. Tables of less than a thousandth of all parameters do not count, nor do
+  experts.
+- *Experts* are a dimension of a parameter by which rows choose their matrix (``tactics.experts``), other than the stages of a
+  pipeline. Those with the most bytes of parameters come first.
 - *Edges* are the first dimension of batch arguments by which another's first dimension, that of the nodes, is looked into.
 
-Weak: a frozen table of positions looks like a vocabulary, and a batch of independent heads like experts.
+Weak: a frozen table of positions looks like a vocabulary. Experts that contain attention are no experts, and those that a loop
+visits one by one have no dimension to shard.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from shardwise.ir.program import HEAVY, Value
 from shardwise.ir.rule import Kind
 from shardwise.ir.traits import STAGES
 from shardwise.lowering.storage import views
+from shardwise.tactics.experts import expert_colors
 
 #: A dimension of an argument: (path, dimension).
 PathDim = tuple[str, int]
 _SHARE: Final = 1e-3
-_PRODUCTS: Final = ("dot_general", "ragged_dot", "ragged_dot_general")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +55,20 @@ def find_places(
     weights = views(program, (v.id for v in params))
     multiplied: set[int] = set()  # colors of parameters in products
     looked_up: set[int] = set()
-    batched: set[int] = set()
     edges: set[int] = set()
     loops, stages = set(analysis.names.color[analysis.names.trip].tolist()), set(stage_colors(analysis))
     first = {next((c for c in analysis.value_colors[v.id] if c not in loops), -1) for v in batch}
+    experts = expert_colors(analysis, params, weights) - stages
     for op in program.ops:
         if op.rule is None or not (op.unit in HEAVY or op.kind == "gather"):
             continue
         color = analysis.names.factor_colors(op.id)
         operands = [{color[f] for dim in dims for f in dim} for dims in op.rule.operands]
-        indexed = {c for c, f in zip(color, op.rule.factors, strict=True) if f.kind is Kind.INDEXED}
-        of_weights, of_others = (
-            set().union(*(colors for v, colors in zip(op.operands, operands, strict=True) if (v in weights) is weight))
-            for weight in (True, False)
-        )
         if op.unit in HEAVY:
-            multiplied |= of_weights
-            if op.kind in _PRODUCTS and any(f.kind is Kind.REDUCTION for f in op.rule.factors):
-                # By factor: both dimensions of a square matrix may have one color.
-                every = [{f for dim in dims for f in dim} for dims in (*op.rule.operands[:2], *op.rule.results)]
-                shared = {color[f] for f in set.intersection(*every)}
-                batched |= of_weights & of_others & shared | of_weights & indexed
-        elif indexed & first:
+            multiplied.update(*(colors for v, colors in zip(op.operands, operands, strict=True) if v in weights))
+            continue
+        indexed = {c for c, f in zip(color, op.rule.factors, strict=True) if f.kind is Kind.INDEXED}
+        if indexed & first:
             edges |= (operands[1] & first) - indexed
         else:
             looked_up |= indexed & operands[0]
@@ -92,12 +86,17 @@ def find_places(
         color = analysis.color_of(*place)
         return 0.0 if color is None else color.flops
 
+    def nbytes(place: PathDim) -> int:
+        color = analysis.color_of(*place)
+        group = analysis.groups[analysis.colors[color.id].group].colors if color else ()
+        return sum(v.nbytes for v in params if not set(group).isdisjoint(analysis.value_colors[v.id]))
+
     least = _SHARE * sum(v.nbytes for v in params)
     sequences = places([*batch, *cache], lambda d, c: c not in multiplied | first | loops)
     return Places(
         tuple(sorted(sequences, key=lambda place: -flops(place))),
-        places([v for v in params if v.nbytes >= least], lambda d, c: c in looked_up),
-        places(params, lambda d, c: c in batched - stages),
+        places([v for v in params if v.nbytes >= least], lambda d, c: c in looked_up - experts),
+        tuple(sorted(places(params, lambda d, c: c in experts), key=lambda place: -nbytes(place))),
         places(batch, lambda d, c: d == 0 and c in edges),
     )
 

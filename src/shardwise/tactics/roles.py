@@ -4,10 +4,11 @@
 - The *batch* has one color in its first dimension that no loop runs over: of these dimensions of all arguments, the one that
   most products have; where no argument comes back, and no gradient is taken then, one that no product contracts. A color of
   arguments that come back is not the batch's if a product contracts it: the gradient of a parameter sums over the batch, and
-  no parameter has the batch's dimension. Nor is one that every product of such an argument contracts (a frozen weight). One of
-  which all arguments come back (the experts of a layer, the networks of an ensemble) is, only if there is no other. Arrays
-  that are addressed by the batch, and added up by the same indices (nodes of a graph, by its edges), belong to it, and so do
-  other examples over which gradients of parameters are summed.
+  no parameter has the batch's dimension; where there is no other, it may be the one that most gradients sum over. Nor is one
+  that every product of such an argument contracts (a frozen weight). One of which all arguments come back (the experts of a
+  layer, the networks of an ensemble) is, only if there is no other. Arrays that are addressed by the batch, and added up by
+  the same indices (nodes of a graph, by its edges), belong to it, and so do other examples over which gradients of parameters
+  are summed. Where examples are drawn inside of the program, the batch is what they are drawn from (``tactics.drawn``).
 - *Params* are floating-point arguments that come back, without the batch's dimension, and influence both an output that
   replaces no argument, and a product before they are updated: moments reach products of the same step through parameters that
   they changed (two networks that are trained in turn, several updates in a loop). So are those that do not come back
@@ -17,8 +18,7 @@
   for the next one. The *optimizer* is whatever else comes back, where there are params; where none of them comes back it is
   a cache (the pages of a decoding step).
 
-Weak: the batch of a step that carries a state with the batch's dimension and also takes gradients is not found, and that of one
-that maps over its examples one by one. A table of positions that is added to
+Weak: the batch of a step that maps over its examples one by one is not found. A table of positions that is added to
 activations is no parameter of an inference step: only its name tells it from a mask.
 """
 
@@ -36,7 +36,8 @@ from shardwise.dims.replaced import depends_on, is_floating
 from shardwise.ir.paths import find_paths, trees
 from shardwise.ir.program import HEAVY, Op, Value
 from shardwise.ir.rule import Kind
-from shardwise.ir.traits import ADDING_SCATTERS
+from shardwise.ir.traits import ADDING_SCATTERS, IN_PLACE, WRITE_PARTS
+from shardwise.tactics.drawn import drawn_rows
 
 #: Roles in the order in which they are shown.
 ROLES: Final = ("batch", "params", "optimizer", "cache")
@@ -128,7 +129,47 @@ class _Inference:
 
         no_batch = {c for c in contracted if c in self.returned} | self._contracted_alone()
         able = [c for c in dict.fromkeys(leading) if products[c] and c not in no_batch]
+        able = able or [c for c in dict.fromkeys(leading) if c in self._summed_by_most]
+        able = able or [c for c in self.drawn if c in contracted]
         return max(able, key=rank) if able else None
+
+    @cached_property
+    def drawn(self) -> dict[int, set[int]]:
+        """By color of rows that are drawn from arguments: the leading colors of these arguments."""
+        return drawn_rows(self.analysis)
+
+    @cached_property
+    def _summed_by_most(self) -> set[int]:
+        """The colors over which more than half of the arguments that products update are summed: gradients of parameters are
+        summed over the batch, and arguments with the batch's dimension are few beside them."""
+        updated, counts = 0, Counter[int]()
+        for argument, output in self.pairs.items():
+            products = self._updating_products(output)
+            summed = {c for op in products for c, kind in self._kinds(op) if kind is Kind.REDUCTION}
+            counts.update(summed - set(self.colors[argument]))
+            updated += bool(products)
+        return {c for c, count in counts.items() if 2 * count > updated}
+
+    def _updating_products(self, output: int) -> list[Op]:
+        """Returns the products from which an output is computed element by element, also in another order of dimensions."""
+        program, dims = self.program, Counter(c for c in self.colors[output] if c >= 0)
+        seen, left, products = {output}, [output], dict[int, Op]()
+        while left:
+            op = program.ops[program.definitions[left.pop()][0]]
+            if op.unit in HEAVY:
+                products[op.id] = op
+                continue
+            new = {v for v in op.operands if v >= 0 and Counter(c for c in self.colors[v] if c >= 0) == dims}
+            left += new - seen
+            seen |= new
+        return [op for op in products.values() if op.rule is not None]
+
+    @cached_property
+    def _written(self) -> set[int]:
+        """The arguments that are written into a part of another one, as a new example is."""
+        parts = (op.operands[WRITE_PARTS[op.kind]] for op in self.program.ops if op.kind in IN_PLACE)
+        alone = [self.depends.get(v, 0) for v in parts]
+        return {self.arguments[bits.bit_length() - 1].id for bits in alone if bits.bit_count() == 1}
 
     @cached_property
     def _trains(self) -> bool:
@@ -182,7 +223,7 @@ class _Inference:
         for pair in map(set, sorted(reads & writes)):
             if pair & colors and not pair & self.returned:
                 colors |= pair
-        return colors
+        return colors.union(*(self.drawn[c] for c in colors & self.drawn.keys()))
 
     def _further_batches(self, batch_color: int) -> set[int]:
         """Returns the leading colors over which gradients of parameters are summed, but not together with the batch's: those of
@@ -190,7 +231,7 @@ class _Inference:
         which a mask begins with) is none."""
         fed = [v for v in self.arguments if v.id not in self.pairs]
         inside = {c for v in fed for c in self.colors[v.id] if c != self.leading[v.id]}
-        new = {self.leading[v.id] for v in fed} - inside - self.returned - {batch_color, -1}
+        new = {self.leading[v.id] for v in fed} - inside - self.returned - {batch_color, -1} | self.drawn.keys()
         further: set[int] = set()
         for op in self.heavy if new and self._trains else ():
             kinds = self._kinds(op)
@@ -208,7 +249,8 @@ class _Inference:
         products = self.reaching((v for op in self.heavy for v in op.operands), self.before)
         roles: dict[str, list[str]] = {role: [] for role in ROLES}
         first = {v.id: self.leading[v.id] in batch_colors for v in self.arguments}
-        fed = {v.id for v in self.arguments if first[v.id] and self._is_fed(v)}
+        examples = set[int]().union(*(self.drawn[c] for c in batch_colors & self.drawn.keys()))
+        fed = {v.id for v in self.arguments if first[v.id] and (self._is_fed(v) or self.leading[v.id] in examples)}
         frozen = self._frozen(batch_colors)
         for k, v in enumerate(self.arguments):
             if v.id in fed or (first[v.id] and not fed):
@@ -235,6 +277,7 @@ class _Inference:
         looked_into = [op.operands[0] for op in self.program.ops if op.kind == "gather"]
         multiplied = {v for op in self.heavy for v in op.operands}
         used = {self._argument(v) for v in (*multiplied, *looked_into)}
+        able = [v for v in able if v.id in used or v.id not in self._written]
         used_colors = {c for v in able if v.id in used for c in self.colors[v.id]}
         if batch_colors:  # what is computed from weights alone, as it is where they are quantized, or read in loops
             values = (*multiplied, *looked_into)

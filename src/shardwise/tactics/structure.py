@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from shardwise.dims.analysis import Analysis
 from shardwise.errors import DecisionError
-from shardwise.ir.program import HEAVY, Value
+from shardwise.ir.program import HEAVY, Program, Value
 from shardwise.ir.rule import Kind
 from shardwise.ir.traits import VIEWS
 from shardwise.lowering.decisions import Decision, Keep
 from shardwise.lowering.sharding import Kind as Move
 from shardwise.lowering.small import SHARE
 from shardwise.lowering.storage import views
+from shardwise.tactics.drawn import summed_rows
 from shardwise.tactics.tactic import Context
 
 #: Ops that take a part of their first operand, or give it another form: of a parameter, at a place that does not depend on the
@@ -24,7 +25,8 @@ _TAKEN: Final = VIEWS | {"concatenate", "dynamic_slice", "gather", "slice"}
 
 
 def batch_colors(context: Context, dim: int | None, tactic: str) -> list[int]:
-    """Returns the colors of a dimension of the batch; without ``dim`` of the first that no loop runs over."""
+    """Returns the colors of a dimension of the batch, without ``dim`` of the first that no loop runs over, and those of rows
+    that the program makes of it (``tactics.drawn``)."""
     analysis = context.analysis
     numbers: dict[int, None] = {}
     for value in context.role("batch", tactic):
@@ -35,7 +37,7 @@ def batch_colors(context: Context, dim: int | None, tactic: str) -> list[int]:
     if not numbers:
         which = "first dimension" if dim is None else f"dimension {dim}"
         raise DecisionError(f"{tactic}: no batch argument has a {which} larger than one")
-    return list(numbers)
+    return [*numbers, *context.once(("rows", *numbers), lambda: summed_rows(analysis, numbers))]
 
 
 def covering_colors(context: Context, parameters: Sequence[Value], axis: str, without: set[int]) -> list[int]:
@@ -63,7 +65,7 @@ def covering_colors(context: Context, parameters: Sequence[Value], axis: str, wi
 def inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
     """Returns the colors that a product with a parameter makes and another one contracts. Not among them are colors that a
     gather looks into, that a product of two activations contracts alone (the width of heads), or of residual streams, to
-    which a product is added, as it is or normalized."""
+    which a product that is computed from them is added, as it is or normalized."""
     return context.once(("inner", *(v.id for v in parameters)), lambda: _inner_colors(context, parameters))
 
 
@@ -76,7 +78,7 @@ def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
     of_weights = {c for v in parameters for _, c in context.colors_of(v)}
     left_out: set[int] = set()
     products: dict[int, int] = {}  # by result of a product with a parameter, also after a bias or a norm: the product
-    roots: dict[int, frozenset[int]] = {}  # by value: the products that it is computed from, position by position
+    position = {op.id: k for k, op in enumerate(program.schedule)}
     constant = set(weights)  # parameters, constants, and what is computed from them alone
     colors, first = analysis.names.color.tolist(), analysis.names.first_node.tolist()
     for op in program.schedule:
@@ -96,14 +98,10 @@ def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
         if op.unit in HEAVY and not with_weight:
             sums = {c for c, kind in kinds.items() if kind is Kind.REDUCTION}
             left_out |= sums if sums <= of_weights else set()
-        if op.kind in ("add", "add_any") and len(others) == 2 and len(summands) == 1:
-            (other,) = others - set(summands)
-            apart = not roots.get(other, frozenset()) & roots.get(summands[0], frozenset())
-            if apart and program.ops[program.definitions[other][0]].kind != "broadcast_in_dim":
+        if op.kind in ("add", "add_any") and len(others) == 2 and summands:
+            pairs = [(v, other) for v in summands for other in others - {v} if products.get(other) != products[v]]
+            if any(_is_computed_from(program, position, *pair) for pair in pairs):
                 left_out |= {color[f] for dim in op.rule.results[0] for f in dim}
-        root = frozenset({op.id}) if with_weight else frozenset().union(*[roots[v] for v in inputs if v in roots])
-        if with_weight or op.unit not in HEAVY:
-            roots.update((v, root) for v in op.results)
         of_products = {products.get(v) for v in others}
         if with_weight:
             products.update((v, op.id) for v in op.results)
@@ -112,6 +110,20 @@ def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
         elif not others and op.kind not in ("argument", "output"):
             constant.update(op.results)
     return {c for c in (kept & contracted) - left_out if analysis.colors[c].matters}
+
+
+def _is_computed_from(program: Program, position: Mapping[int, int], value: int, source: int) -> bool:
+    """Returns whether a value is computed from another one, by ops after the one that defines the other."""
+    first = position[program.definitions[source][0]]
+    seen, left = {value}, [value]
+    while left:
+        op = program.ops[program.definitions[left.pop()][0]]
+        new = {v for v in op.operands if v >= 0 and position[op.id] > first} - seen
+        if source in new:
+            return True
+        seen |= new
+        left += new
+    return False
 
 
 def step_s(context: Context, decisions: Sequence[Decision]) -> float:

@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 from shardwise.errors import DecisionError
 from shardwise.tactics.auto import Auto
 from shardwise.tactics.named import PARTS, name_of, named
-from shardwise.tactics.tactic import Tactic, axis_names
+from shardwise.tactics.strategies import ExpertParallel
+from shardwise.tactics.tactic import Batched, Tactic, axis_names
 
 #: All names of tactics.
 NAMES: Final = (*PARTS, "auto")
@@ -77,11 +78,16 @@ def tactic_text(tactic: Tactic) -> str:
 def as_tactics(tactics: TacticsLike) -> tuple[Tactic, ...]:
     """Returns tactics from text, objects, or a list of both.
 
+    They are in the order in which they are written, except that the batch is sharded before experts on other axes: an
+    all-to-all takes an axis from tokens to experts only where it is the minor axis of the batch.
+
     >>> from shardwise.tactics.strategies import Megatron
     >>> as_tactics("fsdp:data+model,auto")
     (FSDP(axes=('data', 'model'), dim=None), Auto(axes=(), only=()))
     >>> as_tactics([Megatron("model"), "dp:data"])
     (Megatron(axes=('model',)), DataParallel(axes=('data',), dim=None))
+    >>> [tactic_text(tactic) for tactic in as_tactics("expert:model,dp:data")]
+    ['dp:data', 'expert:model']
     """
     objects: list[Tactic] = []
     for one in [tactics] if isinstance(tactics, str) or hasattr(tactics, "decide") else tactics:
@@ -93,4 +99,19 @@ def as_tactics(tactics: TacticsLike) -> tuple[Tactic, ...]:
         else:
             shown = getattr(one, "__name__", type(one).__name__)
             raise DecisionError(f"a tactic is text such as 'fsdp:data', or an object such as FSDP('data'), not {shown}")
-    return tuple(objects)
+    ordered: list[Tactic] = []
+    for tactic in objects:
+        ordered.insert(_position(tactic, ordered), tactic)
+    return tuple(ordered)
+
+
+def _position(tactic: Tactic, before: Sequence[Tactic]) -> int:
+    """Returns where a tactic is inserted into those that were written before it."""
+    if isinstance(tactic, Batched) and tactic.axes:
+        for k, other in enumerate(before):
+            experts = isinstance(other, ExpertParallel) or name_of(other) == "expert"
+            axes = axis_names(getattr(other, "axes", ()))
+            later = any(isinstance(one, Auto) for one in before[k:])
+            if experts and axes and not later and not set(axes) & set(tactic.axes):
+                return k
+    return len(before)

@@ -103,6 +103,7 @@ class Lifetimes:
         self._readers = self._find_readers()
         self._live = self._stored()
         self._place: dict[int, int] = {}  # values that are where another is
+        self._before: dict[int, int] = {}  # the array that dies where an elementwise op writes a value into its place
         for op in program.ops:
             if op.kind.endswith(".carry") and self.clusters.roles[op.id] is Role.LINK:
                 self._carry(op)
@@ -286,6 +287,7 @@ class Lifetimes:
                 same = next((b for b in dying if b not in multiplied and self._fits(b, v)), None)
                 if same is not None:
                     live[same][1] -= 1
+                    self._before[v] = same
 
     def _multiplied(self, op: Op) -> frozenset[int]:
         """The stored bases that a product in the kernel of an op reads: it reads them until its last result is written."""
@@ -320,6 +322,8 @@ class Lifetimes:
             return
         if match is None:
             self._live[root] = [0, self._end]
+            while (root := self._before.get(root, -1)) in self._live:  # in the output's place, before it is computed
+                del self._live[root]
             return
         old = max((p for p, _ in self._readers.get(match, ())), default=0)
         reads = [p for p, k in self._readers.get(base, ()) if self.program.ops[k].kind != "output"]

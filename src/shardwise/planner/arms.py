@@ -30,6 +30,8 @@ from shardwise.transforms.variants import AS_IS
 
 #: Placements of the best mesh that are tried.
 _MOST_PLACEMENTS: Final = 5
+#: The share of memory that a search is assumed to save before any search has shown more.
+_LARGER: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,24 @@ class Decided:
     def rank(self) -> tuple[int, ...]:
         """Smaller is better. Of equally fast ones the first is taken, of equally small ones the fastest."""
         return self.goal.rank(self.total, self.inquiry.model.usable_blocks)[: 3 if self.goal.memory else 2]
+
+
+@dataclass
+class Gains:
+    """The largest relative gains of a search so far."""
+
+    time: float = 0.0
+    memory: float = _LARGER
+
+    def note(self, before: Decided, after: Decided) -> None:
+        if before.fits and after.fits and before.total.time_ps:
+            self.time = max(self.time, 1 - after.total.time_ps / before.total.time_ps)
+        if not before.fits or before.goal.memory:
+            self.memory = max(self.memory, 1 - after.total.peak_blocks / before.total.peak_blocks)
+
+    def applied(self, cost: Cost, least: float) -> Cost:
+        """The cost that a state might have after a search that gains at least this share of time."""
+        return Cost(int(cost.time_ps * (1 - max(least, self.time))), 0, 0, int(cost.peak_blocks * (1 - self.memory)))
 
 
 @dataclass(frozen=True, slots=True)

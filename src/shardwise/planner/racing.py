@@ -29,11 +29,10 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from shardwise.cost.model import Cost
 from shardwise.errors import ShardwiseError, VariantError
 from shardwise.hardware.layout import Placement
 from shardwise.lowering.decisions import Pin
-from shardwise.planner.arms import Arm, Decided, again_ps, best_placement, suited
+from shardwise.planner.arms import Arm, Decided, Gains, again_ps, best_placement, suited
 from shardwise.planner.asked import Asked, candidate_meshes, with_manual_axes, with_stages
 from shardwise.planner.inquiry import Captured, Rival, Settled, Variants, decisions_text
 from shardwise.planner.mesh import carried_names, carried_over, outer_sizes, splits
@@ -50,8 +49,6 @@ _SHORT: Final = 2.0
 _SHORT_SHARE: Final = 0.5
 #: Meshes on which a further variant is looked at.
 _MOST_MESHES: Final = 3
-#: The share of memory that a search is assumed to save before any search has shown more.
-_LARGER: Final = 0.2
 #: The share of time that a search on an open mesh is assumed to save as long as there were few: by whether it is thorough, the
 #: share, and how many; fewer by ``_IN_VAIN`` as long as none has saved anything.
 _HOPED: Final = {False: (0.5, 4), True: (0.02, 3)}
@@ -82,24 +79,6 @@ class Outcome(NamedTuple):
     tried: tuple[VariantTried, ...]
 
 
-@dataclass
-class _Gains:
-    """The largest relative gains of a search so far."""
-
-    time: float = 0.0
-    memory: float = _LARGER
-
-    def note(self, before: Decided, after: Decided) -> None:
-        if before.fits and after.fits and before.total.time_ps:
-            self.time = max(self.time, 1 - after.total.time_ps / before.total.time_ps)
-        if not before.fits or before.goal.memory:
-            self.memory = max(self.memory, 1 - after.total.peak_blocks / before.total.peak_blocks)
-
-    def applied(self, cost: Cost, least: float) -> Cost:
-        """The cost that a state might have after a search that gains at least this share of time."""
-        return Cost(int(cost.time_ps * (1 - max(least, self.time))), 0, 0, int(cost.peak_blocks * (1 - self.memory)))
-
-
 def choose(variants: Variants, asked: Asked, anyway: bool = True) -> Outcome:
     """Runs the race. Where it is proven that nothing fits it returns a small plan ``anyway``, or raises Hopeless."""
     return Race(variants, asked).run(anyway)
@@ -122,7 +101,7 @@ class Race:
         self.journal = Journal(self.asked.search, decisions_text)
         self._short: set[Arm] = set()  # arms that had a search, short or thorough
         self._full: set[Arm] = set()
-        self._gains = {False: _Gains(), True: _Gains()}  # by whether an arm was searched before
+        self._gains = {False: Gains(), True: Gains()}  # by whether an arm was searched before
 
     def run(self, anyway: bool) -> Outcome:
         wanted, traced, roles = self.asked.wanted, self.variants[AS_IS].traced, self.asked.roles

@@ -31,12 +31,14 @@ _SLICES: Final = frozenset({"dynamic-slice", "dynamic-update-slice", "slice", "p
 _FREE: Final = frozenset(
     {"parameter", "bitcast", "tuple", "get-tuple-element", "constant", "iota", "while", "call", "conditional", "domain"}
 )
-#: Primitives of which the compiler estimates at most a part: lookups, sorts, pools, and decompositions, whose loops have no
-#: known trips.
+#: Primitives of which the compiler estimates at most a part, with those whose names go on (``scatter-add``): lookups, sorts,
+#: pools, and decompositions, which are calls or loops without known trips.
 UNTIMED: Final = (
-    *("gather", "scatter", "sort", "reduce_window", "select_and_scatter", "select_and_gather"),
-    *("lu", "eigh", "eig", "geqrf", "householder_product", "qr", "svd", "schur", "hessenberg", "tridiagonal"),
+    *("gather", "scatter", "sort", "top_k", "approx_top_k", "reduce_window", "select_and_scatter", "select_and_gather"),
+    *("lu", "cholesky", "triangular_solve", "eigh", "eig", "geqrf", "householder_product", "qr", "svd", "schur"),
+    *("hessenberg", "tridiagonal"),
 )
+_UNTIMED_NAME: Final = re.compile(rf"(?:{'|'.join(UNTIMED)})(?:[-_](?:add|mul|sub|min|max|sum|apply))?")
 _LAYOUT: Final = re.compile(r"([a-z][a-z0-9]*)\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
 _LARGEST: Final = 15
 
@@ -213,8 +215,10 @@ def is_untimed(op_name: str) -> bool:
 
     >>> is_untimed("jit(step)/jit(eigh)/jit(_eigh_work)/while/body/dot_general"), is_untimed("jit(step)/eigenvalues/add")
     (True, False)
+    >>> is_untimed("jit(step)/scatter-add")
+    True
     """
-    return any(re.sub(r".*\(|\)", "", part) in UNTIMED for part in op_name.split("/"))
+    return any(_UNTIMED_NAME.fullmatch(re.sub(r".*\(|\)", "", part)) for part in op_name.split("/"))
 
 
 def _applies(caller: Instruction, name: str) -> bool:

@@ -23,7 +23,7 @@ from shardwise.lowering.sharding import ArrayType, Kind, Ring, Sharding, reshard
 from shardwise.verification.compiled import make_mesh, tpu_environment
 from tests.verification import fresh
 from tests.verification.host_programs import B, D, F, L
-from tests.verification.tpu_programs import COPIED, NARROW, ON_CHIP, STREAM, STREAMED
+from tests.verification.tpu_programs import COPIED, NARROW, ON_CHIP, SINES, STREAM, STREAMED
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 needs_libtpu = pytest.mark.skipif(not LIBTPU, reason='needs libtpu: pip install "shardwise[tpu]"')
@@ -117,6 +117,15 @@ def test_streams_cost_by_the_byte_and_by_the_element(compiled: dict[str, Any]) -
     profile, elements = load_profile("v5e"), math.prod(STREAM)
     time_s = stream_s(4.0 * elements, elements, 0.0, profile)
     assert [cycles / profile.clock_hz for cycles in compiled["streams"]] == pytest.approx([time_s] * 2, rel=0.1)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", SINES)
+def test_sines_take_as_long_as_the_compiler_estimates(compiled: dict[str, Any], name: str) -> None:
+    """``vector.angle_factor`` of the profile."""
+    x = jax.ShapeDtypeStruct(STREAM, "float32")
+    time_s = shardwise.plan(SINES[name], x, mesh={"data": 1}, topology="v5e:1x1").predicted.compute_s
+    assert compiled["sines"][name] / load_profile("v5e").clock_hz == pytest.approx(time_s, rel=0.1)
 
 
 @needs_libtpu

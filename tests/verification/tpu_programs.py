@@ -121,6 +121,8 @@ def streamed_cycles(text: str) -> int:
 #: Images by number of examples and features, and arrays that are streamed: few rows, and as many elements in eight rows.
 IMAGES = ((16, 64), (128, 64))
 STREAM = (4096, 4096)
+#: Kernels of one array of one device that compute by the element.
+SINES: dict[str, Any] = {"sine": lambda x: jnp.sin(x) * 2, "cosine": lambda x: jnp.cos(x) * 2}
 STREAMED = (((16384, 2, 128), (4096, 8, 128)), ((8192, 4, 128), (4096, 8, 128)), ((4096, 8, 128), (4096, 8, 128)))
 
 #: Sizes and the dimension that is scattered.
@@ -209,6 +211,8 @@ def main() -> None:
     results["scores"] = minor_dimensions(scores, "128,27,27")
     results["streamed"] = [[streamed_cycles(compiled_text(lambda x: x * 2 + 1, s)) for s in pair] for pair in STREAMED]
     wide = [jax.ShapeDtypeStruct(STREAM, dtype, sharding=alone) for dtype in (jnp.float32, jnp.bfloat16)]
+    sines = {name: jax.jit(fn).lower(wide[0]).compile().as_text() for name, fn in SINES.items()}
+    results["sines"] = {name: streamed_cycles(text) for name, text in sines.items()}
     row = jax.ShapeDtypeStruct(STREAM[:1], jnp.float32, sharding=alone)
     streams = [((lambda x: x * 2 + 1), wide[1:]), ((lambda x, r: r @ x), (wide[0], row))]
     results["streams"] = [streamed_cycles(jax.jit(fn).lower(*args).compile().as_text()) for fn, args in streams]

@@ -217,7 +217,7 @@ class _Sizes:
         product = self._product(op, candidate) if op.unit is Unit.MATRIX else None
         dtype = widest_dtype(self.program, values) if op.unit is Unit.KERNEL else ""
         shifts = SHIFT * self._shifted(op) * largest if self.profile.vector_tile[0] > 1 else 0.0
-        return _Local(tuple(elements), largest, op.flops / candidate.devices, product, dtype, shifts)
+        return _Local(tuple(elements), largest, self.profile.operations(op) / candidate.devices, product, dtype, shifts)
 
     def _shifted(self, op: Op) -> int:
         """The minor dimensions of which a slice, a pad or a concatenation shifts elements by a part of a tile."""

@@ -158,7 +158,7 @@ class CostModel:
         program = self.structure.program
         own = [0.0] * len(program.regions)
         for op in program.ops:
-            own[op.region] += op.flops * float(program.runs[op.region])
+            own[op.region] += self.cost.profile.operations(op) * float(program.runs[op.region])
         inside = list(own)
         for region in reversed(program.regions[1:]):
             inside[region.parent] += inside[region.id]

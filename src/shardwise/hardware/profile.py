@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from shardwise.ir.program import Op
+from shardwise.rules.tables import ANGLES
+
 #: The dtype whose rate counts where one is missing: a device computes in a wider dtype what it has no unit for.
 WIDER: Final = {"i4": "i8", "i8": "bf16", "f8": "bf16", "f16": "f32", "bf16": "f32", "f64": "f32"}
 
@@ -134,6 +137,7 @@ class Profile:
     - ``host_bytes_per_s``: the rate at which one device reads or writes the memory of its host
       (infinite where unknown);
     - ``elements_per_s``: the cost of a kernel over an array beside its bytes, whatever is computed;
+    - ``angle_factor``: how many times as long as other transcendental functions those of angles take (``rules.tables.ANGLES``);
     - ``launch_s``, ``collective_s``: the fixed cost of a kernel and of a collective;
     - ``hidden``: by kind of collective, the fraction of its time that overlaps with compute where its operand is ready early
       or, of a reduction, where its result is used late; ``efficiency``: the fraction of the links' rate that it reaches;
@@ -172,6 +176,7 @@ class Profile:
     matrix_tile: tuple[int, int, int] = _figure("matrix.tile")
     vector_flops_per_s: float = _figure("vector.flops_per_s", 1e6, 1e18, _RATE)
     elements_per_s: float = _figure("vector.elements_per_s", 1e6, 1e18, "elements per second", math.inf)
+    angle_factor: float = _figure("vector.angle_factor", 1, 1e3, "1 or more: a multiple of other functions", 1.0)
     vector_tile: tuple[int, int] = _figure("vector.tile")
     launch_s: float = _figure("latency.launch_s", 0, 1, _TIME)
     collective_s: float = _figure("latency.collective_s", 0, 1, _TIME)
@@ -182,6 +187,10 @@ class Profile:
     def usable_bytes(self) -> int:
         """The memory that a program may use."""
         return int(self.memory_bytes * self.usable_share)
+
+    def operations(self, op: Op) -> float:
+        """The FLOPs of an op as this device takes them."""
+        return op.flops * self.angle_factor if op.kind in ANGLES else op.flops
 
     @property
     def calls_library(self) -> bool:

@@ -173,7 +173,7 @@ class Candidates:
             devices = Sharding(assigned).parts([factor.size for factor in rule.factors], self.mesh)
         nbytes, dtype = self._arrays(op)
         moved = sum([size / n for size, n in zip(nbytes, parts, strict=True)])
-        seconds = self.cost.compute_s(op.flops / devices, moved, op.unit, dtype)
+        seconds = self.cost.compute_s(op, devices, moved, dtype)
         if rule.windows or op.kind in MANUAL:
             seconds += sum(self.cost.communication_s(halo.steps, False) for halo in self.halo_steps(op, assigned))
         return Candidate(assigned, passed, needs, results, seconds, parts, devices)

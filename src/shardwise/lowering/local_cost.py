@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from shardwise.hardware.collectives import AlphaBeta, collective
 from shardwise.hardware.layout import Placement, ideal
 from shardwise.hardware.mesh import MeshAxes
-from shardwise.ir.program import HEAVY, Unit
+from shardwise.ir.program import HEAVY, Op
 from shardwise.lowering.sharding import REDUCING, ArrayType, Axes, Collective, Kind, Ring
 
 #: Collectives along several dimensions, and how many times as long as a plain copy of the larger side the copies take that
@@ -30,7 +30,9 @@ class LocalCost(Protocol):
         can run beside them."""
         ...
 
-    def compute_s(self, flops: float, nbytes: float, unit: Unit, dtype: str) -> float: ...
+    def compute_s(self, op: Op, devices: float, nbytes: float, dtype: str) -> float:
+        """Returns the time of an op that so many devices share, of which one moves ``nbytes``."""
+        ...
 
     def ring(self, array: ArrayType, overlapped: bool) -> Ring: ...
 
@@ -132,11 +134,11 @@ class HardwareCost:
                 total += self.copy_s(step)
         return total
 
-    def compute_s(self, flops: float, nbytes: float, unit: Unit, dtype: str) -> float:
-        if unit in HEAVY:
+    def compute_s(self, op: Op, devices: float, nbytes: float, dtype: str) -> float:
+        if op.unit in HEAVY:
             if dtype not in self._matrix:
                 self._matrix[dtype] = self.profile.matrix_rate(dtype) * self.profile.matrix_efficiency
             rate = self._matrix[dtype]
         else:
             rate = self.profile.vector_flops_per_s
-        return max(flops / rate, nbytes / self._memory_bytes_per_s)
+        return max(self.profile.operations(op) / devices / rate, nbytes / self._memory_bytes_per_s)

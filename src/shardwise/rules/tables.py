@@ -12,6 +12,10 @@ PASSING: Final = tuple(
     with_memory_space_constraint xla_metadata_value""".split()
 )
 
+#: Functions that reduce an angle exactly first, whatever its size (``lgamma`` has a sine in it). Hardware profiles say how many
+#: times as long as other transcendental functions they take (``Profile.angle_factor``).
+ANGLES: Final = ("cos", "lgamma", "sin", "tan")
+
 #: Elementwise primitives, with the vector operations per element that the roofline counts.
 ELEMENTWISE: Final[dict[str, int]] = {
     # Arithmetic and comparison.
@@ -28,8 +32,7 @@ ELEMENTWISE: Final[dict[str, int]] = {
         tanh""".split(),
         10,
     ),
-    # An angle is reduced exactly, whatever its size: cycles of single kernels on TPUs; GPUs and hosts were not measured.
-    **dict.fromkeys("cos lgamma sin tan".split(), 160),
+    **dict.fromkeys(ANGLES, 10),
     # Series and iterations per element.
     **dict.fromkeys(
         """bessel_i0e bessel_i1e digamma igamma igamma_grad_a igammac polygamma regularized_incomplete_beta

@@ -36,7 +36,6 @@ BLOCKS: Final = {
     **dict.fromkeys("qkv", _shape(_H, _K, _K)),
     "o": _shape(_H * _K, _D),
 }
-FEW: Final = {"q": _shape(_D, _H, _K), "k": _shape(_D, 2, _K), "v": _shape(_D, 2, _K), "o": _shape(_H, _K, _D)}
 
 
 def vmapped_heads(p: Tree, x: jax.Array) -> jax.Array:
@@ -57,13 +56,6 @@ def block_diagonal_heads(p: Tree, x: jax.Array) -> jax.Array:
     x = (x @ p["in"]).reshape(_B, _S, _H, _K)
     q, k, v = (jnp.einsum("bshk,hkj->bshj", x, p[name]) for name in "qkv")
     return _attend(q, k, v).reshape(_B, _S, -1) @ p["o"]
-
-
-def few_key_value_heads(p: Tree, x: jax.Array) -> jax.Array:
-    """Two heads of keys and values, fewer than the axis has devices, repeated for the heads of queries."""
-    q, k, v = (jnp.einsum("bsd,dhk->bshk", x, p[name]) for name in "qkv")
-    k, v = (jnp.repeat(t, _H // 2, 2) for t in (k, v))
-    return jnp.einsum("bshk,hkd->bsd", _attend(q, k, v), p["o"])
 
 
 # Feed-forward layers, of tokens [tokens, model].

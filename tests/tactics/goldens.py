@@ -80,9 +80,6 @@ PROGRAMS: Final[dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]]] = {
         {"attention": mixtures.BLOCKS, "mlp": mixtures.EXPERTS},
         scanned=True,
     ),
-    "few-key-value-heads": lambda: mixtures.training(
-        mixtures.few_key_value_heads, mixtures.dense, {"attention": mixtures.FEW, "mlp": mixtures.DENSE}
-    ),
 }
 
 

@@ -171,8 +171,7 @@ class Megatron(Listed):
     By structure: groups that one product with a parameter makes and another contracts, other than residual streams (to which
     a product that is computed from them is added), the width of heads and what a gather looks into. Of those that the axis
     divides, as many as no two of which meet in one op; where there are several such sets, the one that makes the shortest
-    step. Those that the axis divides in some places alone (two key-value heads beside sixteen heads) are added where that
-    makes the step shorter: they stay replicated in the other places. Decisions before this one do not change the choice.
+    step. Decisions before this one do not change the choice.
 
     >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=[Megatron("model")])
     >>> plan.spec("up"), plan.spec("down"), [kind for kind, _ in plan.moved()]
@@ -182,12 +181,16 @@ class Megatron(Listed):
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
         sizes = dict(zip(context.mesh.names, context.mesh.sizes, strict=True))
         sharded = {(c, d.axis) for d in taken if isinstance(d, ShardDecision) for c in d.colors}
-        colors, partly = list[int](), list[int]()
+        colors = list[int]()
         for color in context.once("megatron", lambda: self._inner(context)):
             before = math.prod(size for name, size in sizes.items() if (color, name) in sharded and name != axis)
-            divided = [size % (before * sizes[axis]) == 0 for size in context.group(color).sizes]
-            if any(divided):
-                (colors if all(divided) else partly).append(color)
+            if all(size % (before * sizes[axis]) == 0 for size in context.group(color).sizes):
+                colors.append(color)
+        if not colors:
+            raise DecisionError(
+                "Megatron: no dimension is made by one parameter's product and contracted by another's, and can be divided by "
+                f"{axis} {sizes[axis]}"
+            )
         meeting = context.once("meeting", lambda: meeting_groups(context.analysis))
         groups, covers = {c: context.group(c).id for c in colors}, {c: _covered(context, c) for c in colors}
 
@@ -200,19 +203,10 @@ class Megatron(Listed):
                     covered |= covers[c]
             return tuple(sorted(chosen, key=colors.index))
 
-        sets: list[tuple[int, ...]] = list(dict.fromkeys(map(compatible, colors))) or [()]
+        sets = list(dict.fromkeys(map(compatible, colors)))
         if len(sets) > 1:
-            largest = max(zip(context.mesh.sizes, context.mesh.names, strict=True))[1]
-            sets.sort(key=lambda chosen: self._step_s(context, chosen, largest))
-        chosen = sets[0]
-        for color in partly:
-            chosen = min(chosen, (*chosen, color), key=lambda colors: self._step_s(context, colors, axis))
-        if not chosen:
-            raise DecisionError(
-                "Megatron: no dimension is made by one parameter's product and contracted by another's, and can be divided by "
-                f"{axis} {sizes[axis]}"
-            )
-        return shard_groups(context, chosen, axis, taken)
+            sets.sort(key=lambda chosen: context.once(("step", chosen), lambda: self._step_s(context, chosen)))
+        return shard_groups(context, sets[0], axis, taken)
 
     def _inner(self, context: Context) -> list[int]:
         """Returns one color of each group of inner colors. Those that shard the most bytes come first."""
@@ -223,9 +217,10 @@ class Megatron(Listed):
                 groups.setdefault(context.analysis.colors[color].group, color)
         return sorted(groups.values(), key=lambda color: -_covered_bytes(context, color))
 
-    def _step_s(self, context: Context, colors: Sequence[int], axis: str) -> float:
-        """Returns the time of a step in which some colors are sharded on an axis, and nothing else."""
-        return context.once(("step", axis, *colors), lambda: step_s(context, shard_groups(context, colors, axis, ())))
+    def _step_s(self, context: Context, colors: Sequence[int]) -> float:
+        """Returns the time of a step in which some colors are sharded, and nothing else."""
+        axis = max(zip(context.mesh.sizes, context.mesh.names, strict=True))[1]
+        return step_s(context, shard_groups(context, colors, axis, ()))
 
 
 def _covered(context: Context, color: int) -> set[int]:

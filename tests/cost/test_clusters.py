@@ -58,36 +58,19 @@ def test_a_second_product_is_stored() -> None:
 
 
 def test_a_chain_with_several_uses_is_made_again_from_the_product() -> None:
-    c = clusters(lambda x, w: (lambda y: jnp.tanh(y) @ jnp.sin(y).T)(x @ w), p.shape(64, 128), p.shape(128, 128))
+    """Exponentials of a softmax, however dear, come from the scores every time."""
+    c = clusters(lambda x, w: jax.nn.softmax(x @ w) @ w.T, p.shape(64, 128), p.shape(128, 128))
+    assert "exp" not in stored(c)
     assert stored(c)[0] == "dot_general"
-    assert "tanh" not in stored(c)
 
 
-@pytest.mark.parametrize(("row", "kept"), [(128, False), (1024, True), (2048, True), (16384, False)])
-def test_exponentials_that_a_softmax_sums_are_stored(row: int, kept: bool) -> None:
-    """libtpu (v5e) keeps them in float32 beside the scores of rows of 1,024 to 4,096, for one product."""
-
-    def attend(x, y):
-        return jax.nn.softmax(jnp.einsum("sd,td->st", x, y).astype(jnp.float32)).astype(x.dtype) @ y
-
-    asked = p.shape(1024, 128, dtype="bfloat16"), p.shape(row, 128, dtype="bfloat16")
-    c = clusters(attend, *asked)
-    assert ("exp" in stored(c)) == kept
-    assert "dot_general" in stored(c)
-    assert "exp" not in stored(clusters(attend, *asked, library=True))
-    assert "exp" not in stored(clusters(jax.nn.softmax, p.shape(1024, row))), "one kernel computes all of it"
-    step = jax.grad(lambda x, y: jax.checkpoint(attend)(x, y).astype(jnp.float32).sum())
-    assert stored(clusters(step, *asked)).count("exp") == kept, "the products of a backward pass compute them again"
-
-
-@pytest.mark.parametrize(("scan", "row"), [(True, 2048), (False, 2048), (False, 1024)])
-def test_masked_scores_are_stored_alike_inside_and_outside_of_loops(scan: bool, row: int) -> None:
-    """For one product masked and in float32, for the several of a backward pass as the product returns them, and so in short
-    rows."""
+@pytest.mark.parametrize("scan", [True, False])
+def test_masked_scores_are_stored_alike_inside_and_outside_of_loops(scan: bool) -> None:
+    """For one product masked and in float32, for the several of a backward pass as the product returns them."""
 
     def layer(x: Any, w: Any) -> Any:
         scores = jnp.einsum("bsd,btd->bst", x @ w, x).astype(jnp.float32)
-        masked = jnp.where(jnp.tril(jnp.ones((row, row), bool)), scores, -1e30)
+        masked = jnp.where(jnp.tril(jnp.ones((256, 256), bool)), scores, -1e30)
         return jnp.einsum("bst,btd->bsd", jax.nn.softmax(masked, axis=-1).astype(x.dtype), x)
 
     def forward(x: Any, ws: Any) -> Any:
@@ -99,13 +82,13 @@ def test_masked_scores_are_stored_alike_inside_and_outside_of_loops(scan: bool, 
 
     def masked(fn: Callable[..., Any]) -> list[bool]:
         """Of each softmax: are its masked scores stored?"""
-        c = clusters(fn, p.shape(4, row, 128, dtype="bfloat16"), p.shape(2, 128, 128, dtype="bfloat16"))
+        c = clusters(fn, p.shape(4, 256, 128, dtype="bfloat16"), p.shape(2, 128, 128, dtype="bfloat16"))
         return [c.stored[c.base[op.operands[0]]] for op in c.program.schedule if op.kind == "reduce_max"]
 
     layers = 1 if scan else 2
-    assert masked(forward) == [row > 1024] * layers
+    assert masked(forward) == [True] * layers
     step = jax.value_and_grad(lambda x, ws: jnp.sum(forward(x, ws).astype(jnp.float32)))
-    assert masked(step) == [row > 1024] * layers + [False] * layers
+    assert masked(step) == [True] * layers + [False] * layers
 
 
 def test_what_reads_two_arrays_is_not_made_again() -> None:

@@ -7,11 +7,10 @@ The idea. One walk in program order; each value is decided by its consumers:
 
 - a view (reshape, transpose, a broadcast that does not grow …) is its operand: both have one *base*;
 - what elementwise ops compute is fused into the only consumer. With several consumers it is computed again in each, if that
-  reads at most one array of its size. Concatenations and random numbers are not, nor are exponentials that a sum and one
-  product read: the kernel of the sum writes them (``is_summed_too``). Those of a backward pass come from the scores every
-  time;
+  reads at most one array of its size: a softmax's exponentials come from the scores every time. Concatenations and random
+  numbers are not;
 - a product (or a convolution) takes a chain of elementwise ops behind it into its kernel (``_is_epilogue``). Masks do not end
-  the chain if several products read what follows (``_products_fed``), inside of loops and outside, or if rows are short;
+  the chain if several products read what follows (``_feeds_products``), inside of loops and outside;
 - gathers, scatters, sorts, loops and outputs read their operands from memory. What is stored for them only is still computed
   again by elementwise consumers. The operand of a barrier is in memory, and its result is the same array;
 - a pad at the edges is fused into its consumer if there is only one; a pad between elements is a separate kernel.
@@ -62,15 +61,6 @@ _ENTERING: Final = frozenset({"scan.const", "while.const", "cond.input", "shard_
 _FUSED: Final = frozenset(
     "broadcast_in_dim iota slice dynamic_slice concatenate split random_bits rev scan.input reshape transpose".split()
 )
-#: Elementwise ops that are not computed twice where a reduction reads the result and something else does.
-_EXPENSIVE: Final = frozenset({"exp", "exp2"})
-#: The lengths of rows of exponentials that the kernel of their sum writes. A product computes shorter ones as its operand, and
-#: longer ones are summed by a kernel that writes nothing else: libtpu 0.0.42.1 writes rows of 1,024 to 4,096, none of 512 or
-#: 32,000.
-_LEAST: Final = 512
-_MOST: Final = 8192
-#: Masked rows of at most so many scores are stored as the product returns them.
-_SHORT: Final = 1024
 #: Smaller arrays may be computed ahead of time for a kernel that runs early.
 _LITTLE_BYTES: Final = 1 << 20
 
@@ -207,23 +197,8 @@ class Clusters:
             return not self.by_library and self._is_epilogue(value)
         if len(self.uses[value]) == 1:
             return True
-        if self.is_summed_too(value):
-            return False
         large = sum(self._elements[b] >= self._elements[value] / 2 for b in self._inside[value])
         return not self._once[value] and large <= 1
-
-    def _is_short(self, value: int) -> bool:
-        """Are the rows short that a reduction of a value goes over? Its kernel computes them from the product's result."""
-        reduced = [self.program.ops[u] for u in self.uses[value] if self.roles[u] is Role.REDUCTION]
-        return any(self._elements[value] <= _SHORT * self._elements[op.results[0]] for op in reduced)
-
-    def is_summed_too(self, value: int) -> bool:
-        """Are exponentials read by a sum and by something else? The kernel of the sum writes them too, as in a softmax."""
-        kind = self.program.ops[self.program.definitions[value][0]].kind
-        if kind not in _EXPENSIVE or self.by_library or self._products_fed(value) != 1:
-            return False
-        sums = [self.program.ops[u] for u in self.uses[value] if self.roles[u] is Role.REDUCTION]
-        return any(_LEAST < self._elements[value] / self._elements[op.results[0]] <= _MOST for op in sums)
 
     def _is_epilogue(self, value: int) -> bool:
         """Does the value go on inside the kernel of its product? It does along a chain of elementwise ops up to a value that
@@ -240,9 +215,7 @@ class Clusters:
             others = [self.base[v] for v in user.operands if v >= 0 and self.base[v] != now]
             now = user.results[0]
             large = [o for o in others if self._elements[o] >= elements / 2]
-            if large and not (
-                all(self._light[o] for o in large) and (self._products_fed(now) > 1 or self._is_short(now))
-            ):
+            if large and not (all(self._light[o] for o in large) and self._feeds_products(now)):
                 self._taken.add(chain[0])
                 return True
         if now == value:
@@ -252,10 +225,10 @@ class Clusters:
         self._taken.add(chain[0])
         return True
 
-    def _products_fed(self, value: int) -> int:
-        """How many products, at most two, read what elementwise ops compute from a value? The scores of attention are read by
-        one in the forward pass, which stores them masked and in float32, and by those of the backward pass, for which they are
-        stored as the product returns them."""
+    def _feeds_products(self, value: int) -> bool:
+        """Do several products read what elementwise ops compute from a value? The scores of attention are read by one in the
+        forward pass, which stores them masked and in float32, and by those of the backward pass, for which they are stored as
+        the product returns them."""
         seen, products, waiting = {value}, set[int](), [value]
         while waiting and len(products) < 2:
             for user in self.uses[self.base[waiting.pop()]]:
@@ -268,7 +241,7 @@ class Clusters:
                     ]
                     seen.update(new)
                     waiting += new
-        return len(products)
+        return len(products) > 1
 
     def _looks_through(self, op: Op, source: int) -> bool:
         """Does the op compute this operand in its kernel? A product does not where the operand is in memory anyway."""

@@ -279,8 +279,6 @@ class Lifetimes:
                 live[root][1] = max(live[root][1], live.pop(result)[1])
                 self._place[result] = root
         elif c.roles[op.id] is Role.ELEMENTWISE:
-            if any(c.is_summed_too(v) for v in op.results):
-                return
             multiplied = self._multiplied(op)
             for v in (v for v in op.results if v in live):
                 dying = (b for b in c.reads[op.id] if b in live and b not in self._arguments and live[b][1] == at)

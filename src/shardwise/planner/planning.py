@@ -131,7 +131,7 @@ def plan(
     >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (65536, 64)]]
     >>> plan = shardwise.plan(lambda w, x: x @ w, *shapes, mesh={"data": 4}, budget_evals=100)
     >>> plan.spec("x"), plan.spec("w"), plan.search.ended.value
-    (P('data',), P(), 'nothing better turned up')
+    (P('data',), P(), 'all states were tried')
 
     By a tactic:
 

@@ -50,8 +50,10 @@ _SHORT_SHARE: Final = 0.5
 #: Meshes on which a further variant is looked at.
 _MOST_MESHES: Final = 3
 #: The share of time that a search on an open mesh is assumed to save as long as there were few: by whether it is thorough, the
-#: share, and how many; fewer by ``_IN_VAIN`` as long as none has saved ``_ANY`` of it.
+#: share, and how many. Nothing is assumed if the best takes less than ``_FAR`` times as long as perfect scaling, and the number
+#: is smaller by ``_IN_VAIN`` as long as no search has saved ``_ANY``.
 _HOPED: Final = {False: (0.5, 4), True: (0.02, 3)}
+_FAR: Final = 1.3
 _IN_VAIN: Final = 2
 _ANY: Final = 0.001
 #: A variant must promise to be faster by this.
@@ -248,7 +250,8 @@ class Race:
         usable = arm.inquiry.model.usable_blocks
         share, few = _HOPED[done is self._full]
         few -= 0 if any(gains.time > _ANY for gains in self._gains.values()) else _IN_VAIN
-        least = share if len(done) < few and self.is_open else 0.0
+        is_far = self.best_arm is not None and self.best_arm.scaling > _FAR
+        least = share if len(done) < few and self.is_open and is_far else 0.0
         hoped = (self._gains[arm in self._short].applied(cost, least) for _, cost in arm.states())
         return any(best.goal.rank(cost, usable) < best.rank for cost in hoped)
 

@@ -39,6 +39,7 @@ from shardwise.cost.layouts import Layouts
 from shardwise.hardware.profile import Profile
 from shardwise.ir.program import Op, Program, Unit
 from shardwise.lowering.candidates import Candidate
+from shardwise.lowering.local_cost import operations
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.padding import block, ragged_block
 from shardwise.lowering.sharding import ROUNDED_BYTES, is_moved
@@ -217,7 +218,9 @@ class _Sizes:
         product = self._product(op, candidate) if op.unit is Unit.MATRIX else None
         dtype = widest_dtype(self.program, values) if op.unit is Unit.KERNEL else ""
         shifts = SHIFT * self._shifted(op) * largest if self.profile.vector_tile[0] > 1 else 0.0
-        return _Local(tuple(elements), largest, self.profile.operations(op) / candidate.devices, product, dtype, shifts)
+        return _Local(
+            tuple(elements), largest, operations(self.profile, op) / candidate.devices, product, dtype, shifts
+        )
 
     def _shifted(self, op: Op) -> int:
         """The minor dimensions of which a slice, a pad or a concatenation shifts elements by a part of a tile."""

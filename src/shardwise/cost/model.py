@@ -34,7 +34,7 @@ from shardwise.cost.memory import BLOCK, Allocation, Lifetimes, copy_allocations
 from shardwise.dims.analysis import Analysis
 from shardwise.ir.program import HEAVY, Op
 from shardwise.ir.traits import MANUAL
-from shardwise.lowering.local_cost import HardwareCost
+from shardwise.lowering.local_cost import HardwareCost, operations
 from shardwise.lowering.lowered import Lowered, Reshard
 from shardwise.lowering.structure import Structure
 
@@ -158,7 +158,7 @@ class CostModel:
         program = self.structure.program
         own = [0.0] * len(program.regions)
         for op in program.ops:
-            own[op.region] += self.cost.profile.operations(op) * float(program.runs[op.region])
+            own[op.region] += operations(self.cost.profile, op) * float(program.runs[op.region])
         inside = list(own)
         for region in reversed(program.regions[1:]):
             inside[region.parent] += inside[region.id]

@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shardwise.ir.program import Op
-from shardwise.rules.tables import ANGLES
-
 #: The dtype whose rate counts where one is missing: a device computes in a wider dtype what it has no unit for.
 WIDER: Final = {"i4": "i8", "i8": "bf16", "f8": "bf16", "f16": "f32", "bf16": "f32", "f64": "f32"}
 
@@ -187,10 +184,6 @@ class Profile:
     def usable_bytes(self) -> int:
         """The memory that a program may use."""
         return int(self.memory_bytes * self.usable_share)
-
-    def operations(self, op: Op) -> float:
-        """The FLOPs of an op as this device takes them."""
-        return op.flops * self.angle_factor if op.kind in ANGLES else op.flops
 
     @property
     def calls_library(self) -> bool:

@@ -14,12 +14,19 @@ from typing import Final, Protocol
 from shardwise.hardware.collectives import AlphaBeta, collective
 from shardwise.hardware.layout import Placement, ideal
 from shardwise.hardware.mesh import MeshAxes
+from shardwise.hardware.profile import Profile
 from shardwise.ir.program import HEAVY, Op
 from shardwise.lowering.sharding import REDUCING, ArrayType, Axes, Collective, Kind, Ring
+from shardwise.rules.tables import ANGLES
 
 #: Collectives along several dimensions, and how many times as long as a plain copy of the larger side the copies take that
 #: XLA puts before or after them (libtpu's cycles, benchmarks/fidelity).
 CROSSING: Final = {Kind.ALL_GATHER: 3.0, Kind.ALL_TO_ALL: 1.5}
+
+
+def operations(profile: Profile, op: Op) -> float:
+    """Returns the FLOPs of an op as a device takes them."""
+    return op.flops * profile.angle_factor if op.kind in ANGLES else op.flops
 
 
 class LocalCost(Protocol):
@@ -141,4 +148,4 @@ class HardwareCost:
             rate = self._matrix[dtype]
         else:
             rate = self.profile.vector_flops_per_s
-        return max(self.profile.operations(op) / devices / rate, nbytes / self._memory_bytes_per_s)
+        return max(operations(self.profile, op) / devices / rate, nbytes / self._memory_bytes_per_s)

@@ -10,7 +10,7 @@ of one value in one region (``copy_allocations``). The peak is the largest sum a
 When values live:
 
 - arguments always. An output takes the place of a donated argument of its shape if nothing reads that any more when the output
-  is computed; else it is beside it until then. Other outputs have a place of their own from the start to the end;
+  is computed; else it is beside it until then. Other outputs take memory from the start to the end;
 - a loop's carry is one array. What the body computes for the next trip is beside it while the old one is still read. The stack
   that a scan returns, and that a later loop reads, lives from the start of the one to the end of the other; a stack that an
   outer loop carries and an inner scan reads and returns is updated in place, but not on GPUs;

@@ -63,11 +63,14 @@ def planned(case: Case, **budget: int) -> tuple[Any, float]:
 
 
 def figures(plan: Any, seconds: float) -> dict[str, Any]:
+    from shardwise.cost.uncertainty import is_tight
+
     p = plan.predicted
     return {
         "time_s": p.time_s,
         "peak_bytes": p.peak_bytes,
         "fits": p.fits,
+        "tight": is_tight(p.peak_bytes, p.usable_bytes),
         "mesh": str(plan.mesh),
         "variant": str(plan.variant),
         "evaluations": plan.search.evaluations,
@@ -81,6 +84,7 @@ def best_strategy(case: Case, plan: Any) -> dict[str, Any] | None:
     """Returns the best named strategy on a plan's mesh over all variants; every combination and variant is costed."""
     from shardwise import zoo
     from shardwise.capture.trace import JitOptions
+    from shardwise.cost.uncertainty import is_tight
     from shardwise.errors import VariantError
     from shardwise.planner.inquiry import Variants
     from shardwise.transforms.variants import AS_IS, AUTO, Wanted
@@ -98,7 +102,9 @@ def best_strategy(case: Case, plan: Any) -> dict[str, Any] | None:
     if not found:
         return None
     _, best, text = min(found, key=lambda row: row[0])
-    return {"name": best.name, "variant": text, "time_s": best.cost.time_s, "fits": best.fits, "variants": len(found)}
+    tight = is_tight(best.cost.peak_bytes, plan.predicted.usable_bytes)
+    figures = {"time_s": best.cost.time_s, "fits": best.fits, "tight": tight}
+    return {"name": best.name, "variant": text, "variants": len(found)} | figures
 
 
 def compared(case: Case, evaluations: int) -> dict[str, Any]:

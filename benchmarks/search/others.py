@@ -22,7 +22,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -112,7 +113,8 @@ def with_strategies(analysis: Analysis, cost: HardwareCost) -> Problem:
     return problem
 
 
-def regret(processes: int, only: str) -> list[Row]:
+def regret(processes: int, only: str) -> Iterator[Row]:
+    """Yields the cases as they end: what is recorded of them is not lost when the run is stopped."""
     from benchmarks.search.parallel import in_processes
 
     cases = [case for case in SMALL if only in case[0]]
@@ -122,16 +124,19 @@ def regret(processes: int, only: str) -> list[Row]:
         for case, row in searched.items()
         for part in range(0, row["states"], STATES)
     ]
+    left = Counter(case for case, _, _ in parts)
     best: dict[Any, tuple[int, int]] = {}
     for (case, _, _), rank in in_processes(best_of_part, parts, processes):
         best[case] = min(rank, best.get(case, rank))
-    rows = [searched[case] | {"best": best[case], "fits": not best[case][0]} for case in cases]
-    for row in rows:
+        left[case] -= 1
+        if left[case]:
+            continue
+        row = searched[case] | {"best": best[case], "fits": not best[case][0]}
         for seed in row["seeds"]:
             misses, figure = seed.pop("rank")
             seed["over"] = figure / row["best"][1] - 1 if misses == row["best"][0] else None
         print(row["program"], row["topology"], row["states"], [s["over"] for s in row["seeds"]], flush=True)
-    return rows
+        yield row
 
 
 def searched_by_default(case: tuple[str, str, tuple[int, ...]]) -> Row:
@@ -169,7 +174,7 @@ def best_of_part(part: tuple[tuple[str, str, tuple[int, ...]], int, int]) -> tup
     return min(ranks, default=(9, 0))
 
 
-def ilp() -> list[Row]:
+def ilp() -> Iterator[Row]:
     from benchmarks.search.ilp import ilp as solve
     from benchmarks.search.ilp_state import ilp_state
     from shardwise.cost.model import CostModel
@@ -177,7 +182,6 @@ def ilp() -> list[Row]:
     from shardwise.search.problem import Problem
     from shardwise.search.run import Budget
 
-    rows: list[Row] = []
     for target, topology, sizes in LARGE:
         given = prepared(target, topology, sizes)
         problem = Problem(CostModel.of(*given))
@@ -195,9 +199,8 @@ def ilp() -> list[Row]:
             # Its costs are no tables: as many states as the default budget has time for, in as long as that takes.
             found = mcts(local, Budget(1e9, LOCAL), seed)
             row["seeds"].append(found.best.cost.time_ps / 1e12 / bound.bound_s - 1 if found.fits else None)
-        rows.append(row)
         print(target, topology, row["seeds"], flush=True)
-    return rows
+        yield row
 
 
 def local_problem(analysis: Analysis, cost: HardwareCost) -> Problem:
@@ -215,14 +218,13 @@ def local_problem(analysis: Analysis, cost: HardwareCost) -> Problem:
     return Local(CostModel.of(analysis, cost))
 
 
-def grouping() -> list[Row]:
+def grouping() -> Iterator[Row]:
     from shardwise.cost.model import CostModel
     from shardwise.search.exhaustive import count_states, exhaustive
     from shardwise.search.mcts import mcts
     from shardwise.search.problem import Problem
     from shardwise.search.run import Budget
 
-    rows: list[Row] = []
     for target, topology, sizes in UNROLLED:
         problem = Problem(CostModel.of(*prepared(target, topology, sizes)))
         best = exhaustive(problem, Budget(seconds=1e9, evaluations=10**9))
@@ -232,23 +234,21 @@ def grouping() -> list[Row]:
             free = Problem(CostModel.of(*prepared(target, topology, sizes, grouping=False)))
             row["free"].append(free.rank(mcts(free, Budget(1e9, FREE, 10**6), seed).best)[:2])
         row["free_actions"] = len(free.actions)
-        rows.append(row)
         print(row, flush=True)
-    return rows
+        yield row
 
 
-def timing() -> list[Row]:
+def timing() -> Iterator[Row]:
     """Each in a process of its own, which has imported everything before the clock starts."""
-    rows: list[Row] = []
     for target, topology, mesh, limit in TIMED:
         command = [sys.executable, "-c", _TIMED, target, topology, json.dumps(mesh)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(done.stderr[-2000:])
         row = json.loads(done.stdout.splitlines()[-1])
-        rows.append({"program": target, "topology": topology, "mesh": mesh, "limit_s": limit} | row)
-        print(rows[-1], flush=True)
-    return rows
+        row = {"program": target, "topology": topology, "mesh": mesh, "limit_s": limit} | row
+        print(row, flush=True)
+        yield row
 
 
 _TIMED: Final = """
@@ -278,8 +278,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path, default=FOLDER)
     given = parser.parse_args()
-    rows = regret(given.processes, given.only) if given.part == "regret" else parts[given.part]()
-    (given.out / f"{given.part}.json").write_text(json.dumps(rows, indent=1) + "\n")
+    rows: list[Row] = []
+    for row in regret(given.processes, given.only) if given.part == "regret" else parts[given.part]():
+        rows.append(row)
+        (given.out / f"{given.part}.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -38,11 +38,11 @@ axes at once. Seconds are of a machine with two cores."""
 
 EXPERTS: Final = """Every program of the zoo at full size on five topologies, with a mesh of two axes. Experts are data \
 parallelism, FSDP, ZeRO-1 and 2, Megatron with and without sequence parallelism, vocabulary, context, expert and edge \
-sharding, alone and combined over the axes; they get the roles of the arguments (batch, parameters), the search \
-does not. Where nothing fits at full size, layers are rematerialized, then the batch is cut to a quarter until something \
-does. A ratio above one says how many times faster the found plan is. *Least* is what the program computes on one device over \
-the number of devices; an expert within a tenth of it is bound by arithmetic, and nothing could be faster by a tenth. The \
-search was worked on with these programs in view."""
+sharding, alone and combined over the axes. The search starts from them, so that it is never worse. Where nothing fits at \
+full size, layers are rematerialized, then the batch is cut to a quarter until something does. A ratio above one says how \
+many times faster the found plan is. *Least* is what the program computes on one device over the number of devices; an \
+expert within a tenth of it is bound by arithmetic, and nothing could be faster by a tenth. The search was worked on with \
+these programs in view."""
 
 
 def read(part: str) -> Any:

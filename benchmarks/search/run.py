@@ -1,10 +1,9 @@
-"""``python -m benchmarks.search.run``: what the search finds with no hint, beside the best of all experts.
+"""``python -m benchmarks.search.run``: what the search finds, beside the best of the named strategies that it starts from.
 
 A case is a program of the zoo at full size on a topology, with a mesh of two axes that lies on its links. Where nothing fits
-the devices, neither the search's plan nor any expert's, the next of ``variants`` is tried: layers rematerialized, then ever
+the devices, neither the search's plan nor any strategy, the next of ``variants`` is tried: layers rematerialized, then ever
 smaller batches. A line of ``results.jsonl`` is one case; known cases are not run again, so that a run can be stopped and gone
-on with. ``--only TEXT`` for some of them, ``--again`` to run known ones anew. Trying all experts takes several times as long as
-searching: where only the search has changed since, and not the cost model, ``--experts FILE`` takes them from other results.
+on with. ``--only TEXT`` for some of them, ``--again`` to run known ones anew, ``--processes N`` for N at a time.
 """
 
 from __future__ import annotations
@@ -15,8 +14,11 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+from benchmarks.search.parallel import in_processes
 
 RESULTS: Final = Path(__file__).parent / "results.jsonl"
 MESHES: Final = {
@@ -98,35 +100,20 @@ def _batch(program: Any) -> int:
     return max((leaf.shape[0] for leaf in leaves if leaf.shape), default=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The best expert."""
-
-    name: str
-    seconds: float
-    fits: bool
-
-
-def run(target: str, topology: str, evaluations: int, seed: int, known: Record | None = None) -> Record:
-    """One case, in the first variant that something fits."""
+def run(case: tuple[str, str], evaluations: int, seed: int) -> Record:
+    """A program on a topology, in the first variant that something fits."""
+    target, topology = case
     name, _, config = target.partition(":")
     record = None
     for options in variants(name, config):
-        expert = None
-        if known is not None:
-            same = known.options == options
-            # In variants before the recorded one no expert fits.
-            expert = Best(known.expert, known.expert_s, same and known.expert_fits)
-        record = _run(target, options, topology, evaluations, seed, expert)
+        record = _run(target, options, topology, evaluations, seed)
         if record.found_fits or record.expert_fits:
             break
     assert record is not None
     return record
 
 
-def _run(
-    target: str, options: dict[str, Any], topology: str, evaluations: int, seed: int, expert: Best | None
-) -> Record:
+def _run(target: str, options: dict[str, Any], topology: str, evaluations: int, seed: int) -> Record:
     from shardwise import zoo
     from shardwise.capture.lower import lower
     from shardwise.capture.trace import JitOptions, trace
@@ -160,10 +147,8 @@ def _run(
     decisions = problem.decisions(found.best.state)
     final = found.best.cost
     search_s = time.perf_counter() - start
-    if expert is None:
-        best = min((b for b in combinations.costed(problem) if b.applies), key=lambda b: b.rank)
-        assert best.cost is not None
-        expert = Best(best.name, best.cost.time_s, best.fits)
+    expert = min((b for b in combinations.costed(problem) if b.applies), key=lambda b: b.rank)
+    assert expert.cost is not None
     return Record(
         target,
         topology,
@@ -178,7 +163,7 @@ def _run(
         search_s,
         found.ended.name.lower(),
         expert.name,
-        expert.seconds,
+        expert.cost.time_s,
         expert.fits,
         problem.model.usable_blocks * 512,
         problem.cost(()).compute_ps * 1e-12 / mesh.devices,
@@ -208,20 +193,22 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--experts", type=Path, help="results of the same cost model whose experts are taken over")
+    parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
-    tried = {(r.program, r.topology): r for r in load(given.experts)} if given.experts else {}
-    for program in PROGRAMS:
-        for topology in MESHES:
-            known = {(r.program, r.topology): r for r in load(given.results)}
-            if given.only not in f"{program} {topology}" or ((program, topology) in known and not given.again):
-                continue
-            record = run(program, topology, given.evaluations, given.seed, tried.get((program, topology)))
-            known[program, topology] = record
-            save(list(known.values()), given.results)
-            fit = f"{'fits' if record.found_fits else 'OVER'}, expert {'fits' if record.expert_fits else 'OVER'}"
-            times = f"{record.found_s * 1e3:9.2f} ms against {record.expert_s * 1e3:9.2f} ({record.expert})"
-            print(f"{program:14} {topology:10} {record.options} {fit}: {times}, x{record.ratio:.3f}", flush=True)
+    known = {(r.program, r.topology): r for r in load(given.results)}
+    cases = [
+        (program, topology)
+        for program in reversed(PROGRAMS)  # the longest first
+        for topology in MESHES
+        if given.only in f"{program} {topology}" and ((program, topology) not in known or given.again)
+    ]
+    one = partial(run, evaluations=given.evaluations, seed=given.seed)
+    for case, record in in_processes(one, cases, given.processes):
+        known[case] = record
+        save(list(known.values()), given.results)
+        fit = f"{'fits' if record.found_fits else 'OVER'}, expert {'fits' if record.expert_fits else 'OVER'}"
+        times = f"{record.found_s * 1e3:9.2f} ms against {record.expert_s * 1e3:9.2f} ({record.expert})"
+        print(f"{case[0]:14} {case[1]:10} {record.options} {fit}: {times}, x{record.ratio:.3f}", flush=True)
 
 
 if __name__ == "__main__":

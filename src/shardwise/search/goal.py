@@ -22,7 +22,7 @@ from shardwise.cost.uncertainty import ABOVE
 #: The bits of a peak that count, so that peaks that differ by less than 0.8% may be equal.
 _BITS: Final = 8
 #: A state that may not fit has to be faster by this share than one that has room.
-_TIGHT: Final = 0.03
+TIGHT: Final = 0.03
 #: States that differ by less than this in time and memory are shown as one.
 _SAME: Final = 0.001
 
@@ -57,7 +57,7 @@ class Goal:
         if self.memory:
             return 0, self.figure(cost), cost.time_ps
         is_tight = cost.peak_blocks * (1 + ABOVE) > usable_blocks
-        return 0, int(cost.time_ps * (1 + _TIGHT * is_tight)), cost.peak_blocks
+        return 0, int(cost.time_ps * (1 + TIGHT * is_tight)), cost.peak_blocks
 
 
 FASTEST: Final = Goal()

@@ -184,3 +184,19 @@ def test_equal_axes_are_costed_once() -> None:
     before = problem.evaluations
     problem.costs(seeds)
     assert problem.evaluations == before and len(seeds) < len(costs)
+
+
+def test_a_search_starts_from_every_combination_or_its_mirror_image() -> None:
+    """On three equal axes the combinations are a part of all, and a mirror image may be all that there is of one."""
+    context, model = setting("itx", {"a": 2, "b": 2, "c": 2})
+    combinations = Combinations(context, context.mesh.names)
+    problem = Problem(model, extra=combinations.decisions)
+    every = {combinations._mirrored(b.parts) for b in combinations.costed(problem) if b.applies}
+    starts = {problem.canonical(state) for state in combinations.seeds(problem, quick=False)}
+    lost = []
+    for parts in every:
+        state = problem.state(combinations._baseline(parts).decisions)
+        if state and problem.canonical(state) not in starts:
+            lost.append(parts)
+    assert not lost
+    assert len(starts) > 20

@@ -109,9 +109,10 @@ class Combinations:
         return [*(d for baseline in self._alone.values() for d in baseline.decisions), *self._following]
 
     def seeds(self, problem: Problem, quick: bool) -> list[Actions]:
-        """Returns the combinations as states of a problem, without those that it cannot express."""
-        every = (b for b in self.costed(problem, quick) if b.applies and self._mirrored(b.parts) == b.parts)
-        states = [state for b in every if (state := problem.state(b.decisions))]
+        """Returns the combinations as states of a problem, one of those that differ by an exchange of equal axes, without those
+        that it cannot express."""
+        every = dict.fromkeys(self._mirrored(b.parts) for b in self.costed(problem, quick) if b.applies)
+        states = [state for parts in every if (state := problem.state(self._baseline(parts).decisions))]
         following = problem.state(self._following) or ()
         return states + [problem.joined(state, following) for state in ((), *states) if following]
 

@@ -27,6 +27,7 @@ from shardwise.lowering.decisions import Decision, Keep, Pin, Shard
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.structure import Structure
 from tests.fuzz.generate import Drawn, drawn_programs
+from tests.lowering.test_totals import recurrent
 
 HOST = Path(__file__).parents[2] / "benchmarks" / "fidelity" / "measured" / "host8.toml"
 MESHES = ({"x": 8}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})
@@ -130,6 +131,16 @@ def test_costs_equal_the_specification_on_the_zoo(name: str) -> None:
     evaluator = build(analysis, MeshAxes.of({"x": 2, "y": 4}), rng)
     check(evaluator, rng, 4)
     check(evaluator, rng, 4)  # starts from what the first left
+
+
+def test_costs_equal_the_specification_where_loops_add_up() -> None:
+    """A recurrent net: gradients of its weights are totals of the loop over time, with a cast, a sum and a transposition."""
+    fn, shapes = recurrent()
+    rng = random.Random(11)
+    analysis = analyzed(fn, shapes)
+    assert len(Structure(analysis).totals) >= 2
+    for mesh in MESHES:
+        check(build(analysis, MeshAxes.of(mesh), rng, hardware="v5e:2x4"), rng, 12)
 
 
 def test_costs_equal_the_specification_with_copies_and_on_chip() -> None:

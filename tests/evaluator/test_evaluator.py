@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ from shardwise.lowering.decisions import Decision, Keep, Pin, Shard
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.structure import Structure
 from tests.fuzz.generate import Drawn, drawn_programs
-from tests.lowering.test_totals import recurrent
+from tests.lowering.test_totals import layered, recurrent
 
 HOST = Path(__file__).parents[2] / "benchmarks" / "fidelity" / "measured" / "host8.toml"
 MESHES = ({"x": 8}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})
@@ -133,12 +134,12 @@ def test_costs_equal_the_specification_on_the_zoo(name: str) -> None:
     check(evaluator, rng, 4)  # starts from what the first left
 
 
-def test_costs_equal_the_specification_where_loops_add_up() -> None:
-    """A recurrent net: gradients of its weights are totals of the loop over time, with a cast, a sum and a transposition."""
-    fn, shapes = recurrent()
+@pytest.mark.parametrize(("step", "totals"), [(recurrent(), 3), (layered(), 3)], ids=["recurrent", "layered"])
+def test_costs_equal_the_specification_where_loops_add_up(step: tuple[Any, Any], totals: int) -> None:
+    """Gradients over time steps; and those of layers over parts of the batch, which inner loops stack."""
     rng = random.Random(11)
-    analysis = analyzed(fn, shapes)
-    assert len(Structure(analysis).totals) >= 2
+    analysis = analyzed(*step)
+    assert len(Structure(analysis).totals) == totals
     for mesh in MESHES:
         check(build(analysis, MeshAxes.of(mesh), rng, hardware="v5e:2x4"), rng, 12)
 

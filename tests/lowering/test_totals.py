@@ -132,3 +132,40 @@ def test_gradients_of_micro_batches_are_reduced_once() -> None:
     assert plan.variant.microbatches == 4
     assert plan.moved() == {("all-reduce", ("data",)): (3, 4 * (2 * 16 * 32 + 1))}
     agrees(plan, step, shapes)
+
+
+def layered() -> tuple[Any, tuple[Any, ...]]:
+    """A training step of scanned layers in a loop over parts of the batch, and its shapes."""
+
+    def loss(w: Any, x: Any) -> Any:
+        def layer(h: Any, p: Any) -> tuple[Any, None]:
+            return h + jnp.tanh(h @ p["up"].astype(h.dtype)) @ p["down"].astype(h.dtype), None
+
+        return jnp.mean(jax.lax.scan(layer, x, w)[0] ** 2)
+
+    def step(w: Any, x: Any) -> Any:
+        def part(total: Any, rows: Any) -> tuple[Any, None]:
+            value, grads = jax.value_and_grad(loss)(w, rows)
+            return (total[0] + value, jax.tree.map(jnp.add, total[1], grads)), None
+
+        start = jnp.float32(0), jax.tree.map(jnp.zeros_like, w)
+        value, grads = jax.lax.scan(part, start, x)[0]
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), value
+
+    w = {"up": jax.ShapeDtypeStruct((3, 8, 16), "float32"), "down": jax.ShapeDtypeStruct((3, 16, 8), "float32")}
+    return step, (w, jax.ShapeDtypeStruct((4, 16, 8), "float32"))
+
+
+def test_stacked_gradients_of_layers_are_reduced_once() -> None:
+    fn, shapes = layered()
+    plan = planned(fn, shapes, tactics=[shardwise.Shard("x", 1, "data")])
+    assert moved(plan) == {"all-reduce": 4 * (2 * 3 * 8 * 16 + 1)}
+    agrees(plan, fn, shapes)
+
+
+def test_stacked_gradients_that_are_stored_sharded_are_scattered_in_every_trip() -> None:
+    fn, shapes = layered()
+    plan = planned(fn, shapes, tactics="fsdp:data", roles={"batch": "x", "params": "w"})
+    assert moved(plan).get("all-reduce", 0) <= 4
+    assert plan["w/up"] != jax.sharding.PartitionSpec()
+    agrees(plan, fn, shapes)

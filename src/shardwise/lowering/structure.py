@@ -38,12 +38,13 @@ class Structure:
         # By value: is it late, with products or loops after it that its collectives can overlap?
         self.overlapped = _overlapped(program, self.late, self.position, makers)
         self.waits = _waits(self, makers)  # by value: may a partial result stay partial until its one use?
-        self.totals = tuple(t for op in program.ops if op.kind == "scan.carry" for t in _total(self, op))
+        self.totals = tuple(t for op in program.ops if op.kind == "scan.carry" for t in _total(self, op, makers))
         self.total_of = {v: t for t in self.totals for v in (t.old, t.new)}
-        self.added_to = _added_to(self)  # by value: the total that it becomes a part of, while its reduction waits
+        self.added_to = _added_to(
+            self, makers
+        )  # by value: the total that it becomes a part of, while its reduction waits
         self.adding = {op: t for t in self.totals for op in (t.sum, t.carry)}  # by op: the total that it passes on
-        carries = {t.carry for t in self.totals}
-        self.linear = tuple([None if k in carries else linear for k, linear in enumerate(self.linear)])
+        self._pass_on_totals()
         # By value: the other, earlier operands of a sum that is its one use.
         self.joins = tuple(_joins(self, makers, v.id) for v in program.values)
         # By value: may it stay in the sharding in which it is computed?
@@ -57,6 +58,17 @@ class Structure:
         self.computed: dict[Hashable, tuple[tuple[Sharding, ...], tuple[Sharding, ...]]] = {}
         # By op its section, by section its region, and the sections of edges between a link and a body.
         self.sections, self.runs_in, self._crossing = find_sections(program)
+
+    def _pass_on_totals(self) -> None:
+        """Parts of a total wait, also in stacks that inner loops make of them, and carries of totals pass sums on."""
+        self.waits = tuple([waits or v in self.added_to for v, waits in enumerate(self.waits)])
+        linear = list(self.linear)
+        for total in self.totals:
+            linear[total.carry] = None
+        for op in {self.program.definitions[v][0] for v in self.added_to}:
+            if self.program.ops[op].kind == "scan.output":
+                linear[op] = (0,)
+        self.linear = tuple(linear)
 
     @cached_property
     def decided_alike(self) -> dict[frozenset[int], list[tuple[int, int]]]:
@@ -99,24 +111,45 @@ class Total(NamedTuple):
     new: int
 
 
-def _total(s: Structure, carry: Op) -> Iterator[Total]:
+def _total(s: Structure, carry: Op, makers: Mapping[int, Op]) -> Iterator[Total]:
     old, new = carry.results[0], carry.operands[1]
     if new < 0 or len(s.uses[old]) != 1 or len(s.uses[new]) != 1:
         return
     added = s.program.ops[s.program.definitions[new][0]]
     others = [v for v in added.operands if v not in (-1, old)]
-    if added.kind in SUMS and old in added.operands and len(others) == 1 and s.waits[others[0]]:
+    if added.kind in SUMS and old in added.operands and len(others) == 1 and _parts(s, others[0], makers) is not None:
         yield Total(carry.id, added.id, old, others[0], new)
 
 
-def _added_to(s: Structure) -> dict[int, Total]:
+def _added_to(s: Structure, makers: Mapping[int, Op]) -> dict[int, Total]:
     found, waiting = dict[int, Total](), [(t.addend, t) for t in s.totals]
     while waiting:
         value, total = waiting.pop()
-        found[value] = total
-        maker = s.program.ops[s.program.definitions[value][0]]
-        waiting += [(v, total) for v in maker.operands if v >= 0 and s.waits[v]]
+        if (parts := _parts(s, value, makers)) is not None:
+            found[value] = total
+            waiting += [(v, total) for v in parts]
     return found
+
+
+def _parts(s: Structure, value: int, makers: Mapping[int, Op]) -> Sequence[int] | None:
+    """What a value is made of that could be partial sums as well; None if it cannot be one itself until its one use, which is
+    linear and in the same region. A stack that a loop makes can, if what it stacks can until then."""
+    maker, uses = makers.get(value), s.uses[value]
+    if maker is None or len(uses) != 1:
+        return None
+    user = s.program.ops[uses[0][0]]
+    linear = s.linear[user.id]
+    if user.kind == "scan.output":
+        linear = (0,)
+    elif user.region != maker.region:
+        return None
+    if linear is not None and uses[0][1] not in linear:
+        return None
+    if maker.kind == "scan.output":
+        return maker.operands if _parts(s, maker.operands[0], makers) is not None else None
+    if maker.unit is Unit.MATRIX or maker.kind in ADDING_SCATTERS:
+        return ()
+    return [v for v in maker.operands if v >= 0] if s.linear[maker.id] != () else None
 
 
 def numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from shardwise.lowering.decisions import Decision, Keep, Pin, Shard
 from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.structure import Structure
 from tests.fuzz.generate import Drawn, drawn_programs
+from tests.lowering.test_totals import layered, recurrent
 
 HOST = Path(__file__).parents[2] / "benchmarks" / "fidelity" / "measured" / "host8.toml"
 MESHES = ({"x": 8}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})
@@ -130,6 +132,16 @@ def test_costs_equal_the_specification_on_the_zoo(name: str) -> None:
     evaluator = build(analysis, MeshAxes.of({"x": 2, "y": 4}), rng)
     check(evaluator, rng, 4)
     check(evaluator, rng, 4)  # starts from what the first left
+
+
+@pytest.mark.parametrize(("step", "totals"), [(recurrent(), 3), (layered(), 3)], ids=["recurrent", "layered"])
+def test_costs_equal_the_specification_where_loops_add_up(step: tuple[Any, Any], totals: int) -> None:
+    """Gradients over time steps; and those of layers over parts of the batch, which inner loops stack."""
+    rng = random.Random(11)
+    analysis = analyzed(*step)
+    assert len(Structure(analysis).totals) == totals
+    for mesh in MESHES:
+        check(build(analysis, MeshAxes.of(mesh), rng, hardware="v5e:2x4"), rng, 12)
 
 
 def test_costs_equal_the_specification_with_copies_and_on_chip() -> None:

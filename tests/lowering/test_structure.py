@@ -26,5 +26,5 @@ def test_gradients_that_a_loop_adds_up_are_accumulated_and_its_activations_are_n
     shapes = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in [(8, 8), (4, 16, 8)]]
     structure = Structure(analyze_program(lower(trace(step, tuple(shapes), {}, JitOptions()))))
     ops, definitions = structure.program.ops, structure.program.definitions
-    kinds = sorted(ops[definitions[v][0]].kind for v in structure.accumulated)
+    kinds = sorted(ops[definitions[v][0]].kind for v in structure.added_to)
     assert kinds == ["convert_element_type", "dot_general"]

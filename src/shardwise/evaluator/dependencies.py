@@ -28,7 +28,7 @@ from shardwise.lowering.candidate_tables import Reach
 from shardwise.lowering.decisions import State
 from shardwise.lowering.sharding import Axes
 from shardwise.lowering.storage import sets_of_views
-from shardwise.lowering.structure import Structure
+from shardwise.lowering.structure import Structure, Total
 
 
 @dataclass(slots=True)
@@ -111,8 +111,10 @@ class Dependencies:
         for op in self._in_order(differs):
             self.computes[op.id] = self._computes(op)
             for value in op.results:
-                if differs[value]:
+                if differs[value] and value not in structure.total_of:
                     self.actual[value] = self._actual(op, value)
+                if (total := structure.added_to.get(value)) and value == total.addend:
+                    self.actual[total.old] = self.actual[total.new] = self._total(total)
         readers: list[list[int]] = [[] for _ in self.nodes]
         for number, node in enumerate(self.nodes):
             for read in node.wide_reads:
@@ -126,6 +128,7 @@ class Dependencies:
     def _in_order(self, differs: list[bool]) -> Iterator[Op]:
         """The ops with a rule, each after those whose choice it reads: a loop's carry comes after the body that computes it."""
         ops, definitions, joins = self.program.ops, self.program.definitions, self.structure.joins
+        total_of = self.structure.total_of
         done = [op.rule is None for op in ops]
         queued = [False] * len(ops)
         for first in self.program.schedule:
@@ -133,7 +136,9 @@ class Dependencies:
             while waiting:
                 op = ops[waiting[-1]]
                 read = [*op.operands, *(w for v in op.results for w in joins[v])]
-                makers = [definitions[v][0] for v in read if v >= 0 and differs[v]]
+                # A total is as its addend is.
+                known = [total_of[v].addend if v in total_of else v for v in read if v >= 0 and differs[v]]
+                makers = [definitions[v][0] for v in known]
                 missing = [] if done[op.id] else [m for m in dict.fromkeys(makers) if not done[m] and not queued[m]]
                 if missing:
                     waiting += missing
@@ -248,14 +253,33 @@ class Dependencies:
         candidates = self._candidates(op, reads)
         outputs: list[Hashable] = []
         for v in op.results:
-            joins = tuple(self.actual[other] for other in s.joins[v])
-            reads.nodes |= {self.stored[v], *joins}
+            joins: tuple[Hashable, ...] = tuple(self.actual[other] for other in s.joins[v])
+            reads.nodes |= {self.stored[v], *(self.actual[other] for other in s.joins[v])}
+            if v in s.added_to and self._waits(v, reads):
+                joins = ("addend", self._deferred(s.added_to[v], reads))
+            elif v in s.total_of:
+                joins = ("total", self.actual[v])
+                reads.nodes.add(self.actual[v])
             uses = -1
             if self._may_stay(v):
                 self._colored(s.colors[v], reads)
                 uses = self._uses_of(v, asked)
             outputs.append((self.stored[v], self._waits(v, reads), joins, uses))
+        if total := s.adding.get(op.id):
+            outputs.append(self.actual[total.old])
+            reads.nodes.add(self.actual[total.old])
         return self._node("computes", op.id, (candidates, tuple(inputs), tuple(outputs)), reads, asked)
+
+    def _total(self, total: Total) -> int:
+        """Returns the node of the sharding of a total in a loop (``Lowered.actual_sharding``)."""
+        reads = Reads(nodes={self.actual[total.addend]})
+        key = ("total", self.actual[total.addend], self._deferred(total, reads))
+        return self._node("actual", total.old, key, reads)
+
+    def _deferred(self, total: Total, reads: Reads) -> Hashable:
+        """Adds what ``Lowered._deferred`` reads; returns a key for its answer."""
+        reads.nodes.add(self.stored[total.old])
+        return self.stored[total.old], self._is_free(total.old, reads)
 
     def _actual(self, op: Op, value: int) -> int:
         """Returns the node of the sharding in which a value leaves its op (``Lowered.actual_sharding``), which may differ from
@@ -270,11 +294,16 @@ class Dependencies:
         return self._node("actual", value, key, reads, asked)
 
     def _may_pass(self, op: Op) -> bool:
-        return self.structure.linear[op.id] != () and any(v >= 0 and self.structure.waits[v] for v in op.operands)
+        s = self.structure
+        return op.id in s.adding or (s.linear[op.id] != () and any(v >= 0 and s.waits[v] for v in op.operands))
 
     def _waits(self, value: int, reads: Reads) -> Hashable:
         """Adds what ``Lowered.may_wait`` reads; returns a key for its answer."""
-        if not self.structure.waits[value] or value in self._base.pinned or value in self._base_named:
+        return self.structure.waits[value] and self._is_free(value, reads)
+
+    def _is_free(self, value: int, reads: Reads) -> Hashable:
+        """Adds the decisions to keep a value; returns a key for whether it is neither kept nor pinned."""
+        if value in self._base.pinned or value in self._base_named:
             return False
         named = self._named.get(value, frozenset())
         reads.keeps |= named
@@ -286,6 +315,8 @@ class Dependencies:
 
     def _may_differ(self, value: int) -> bool:
         """Can a value leave its op in another sharding than it is stored in?"""
+        if total := self.structure.total_of.get(value):
+            return self._may_differ(total.addend)
         return bool(self._waits(value, Reads())) or self._may_stay(value)
 
     def _uses_of(self, value: int, reads: Reads) -> int:

@@ -141,6 +141,7 @@ class CandidateTable:
         self._taken = [(f, bits, dict[Axes, int]()) for f, bits in enumerate(taken) if len(bits) > 1]
         passed = _bits([c.passed for c in candidates])
         self._passed = [(passed, dict[Axes, int]())] if len(passed) > 1 else []
+        self._all_passing: dict[Axes, int] = {}
 
     def allowed(self, given: tuple[Axes, ...], passing: Axes) -> int:
         """The bits of the candidates that use only axes that are ``given`` to their factors, and pass sums on over
@@ -151,6 +152,14 @@ class CandidateTable:
         for passed, memo in self._passed:
             bits &= memo[passing] if passing in memo else _allowed(passed, passing, memo)
         return bits
+
+    def passing(self, axes: Axes) -> int:
+        """The bits of the candidates that pass sums on over all of some axes."""
+        if axes not in self._all_passing:
+            wanted = set(axes)
+            bits = [1 << n for n, candidate in enumerate(self.candidates) if wanted.issubset(candidate.passed)]
+            self._all_passing[axes] = sum(bits)
+        return self._all_passing[axes]
 
     def times(
         self, allowed: int, arriving: Sequence[Moves], leaving: Sequence[Moves], stored: Sequence[Sharding]

@@ -13,6 +13,10 @@ between. Sums of partial sums are partial, and so are their casts, transposes, r
 The consumer decides by the same local comparison whether it takes the value partial or reduced, so that
 ``dq·Wq + dk·Wk + dv·Wv`` is reduced once.
 
+Totals. What a loop only adds to, such as a gradient over time steps or micro-batches, stays partial until the loop ends, on the
+axes on which it is stored replicated: one reduction instead of one in every trip, in the same memory. Where it is stored
+sharded, each trip reduces into the shards, since a whole total would take more memory.
+
 Results that stay as computed (not in the design). If two dimensions of a product's result are sharded on one axis, either can
 have it. The result keeps the sharding in which its op computes it if that, with the time of its consumers, is faster than
 storage: the masks of a mixture of experts stay with their tokens. Weak: consumers are compared one by one, with their other
@@ -40,7 +44,7 @@ from shardwise.lowering.local_cost import LocalCost
 from shardwise.lowering.padding import is_inner
 from shardwise.lowering.sharding import Axes, Collective, Kind, Sharding, target_sharding, tensor_sharding
 from shardwise.lowering.storage import kept_axes, store
-from shardwise.lowering.structure import Structure
+from shardwise.lowering.structure import Structure, Total
 
 NOTHING: Final = Sharding(())
 _NONE: Final[frozenset[int]] = frozenset()
@@ -203,6 +207,8 @@ class Lowered:
         shared = [s.stays[v] and self.shares_axis(v) for v in op.results]
         stored = [self.storage[v] for v in op.results]
         allowed = table.allowed(given, passing)
+        if total := s.adding.get(number):
+            allowed &= table.passing(self.actual[total.old].partial)
         key = (table, s.placed[number], allowed, *inputs, *stored, *joins, *shared)
         fastest = self.memo.chosen.get(key)
         if fastest is None:
@@ -303,12 +309,27 @@ class Lowered:
     def actual_sharding(self, value: int) -> Sharding:
         """The sharding in which a value leaves its op."""
         s = self.structure
+        if total := s.total_of.get(value):
+            return self._total_sharding(total)
         stay = s.stays[value] and self.shares_axis(value)
         if not stay and not self.may_wait(value):
             return self.storage[value]
         number, result = self.program.definitions[value]
         computed = self.computed(self.program.ops[number], result)
         return self._target(value, computed, frozenset(computed.partial))
+
+    def _total_sharding(self, total: Total) -> Sharding:
+        """The sharding of a total in a loop: partial on the axes on which what is added is, where it is stored replicated: that
+        takes no more memory."""
+        stored = self.storage[total.old]
+        waiting = self._deferred(total).intersection(self.actual[total.addend].partial)
+        return Sharding(stored.dims, tuple(sorted(waiting))) if waiting else stored
+
+    def _deferred(self, total: Total) -> frozenset[int]:
+        """The axes on which a total can stay partial until its loop ends."""
+        if total.old in self.state.pinned or self.state.kept_on(total.old):
+            return _NONE
+        return frozenset(range(len(self.mesh.sizes))) - self.storage[total.old].axes()
 
     def _target(self, value: int, computed: Sharding, waiting: frozenset[int]) -> Sharding:
         """The sharding to which a result is brought."""
@@ -321,6 +342,11 @@ class Lowered:
 
     def _joins(self, value: int) -> frozenset[int]:
         """Axes on which the sum that consumes this value is partial already, so that reducing it costs nothing more."""
+        s = self.structure
+        if value in s.added_to and self.may_wait(value):
+            return self._deferred(s.added_to[value])  # it is reduced once, after the loop
+        if value in s.total_of:
+            return frozenset(self.actual[value].partial)
         if not self.structure.joins[value] or not self.may_wait(value):
             return _NONE
         return frozenset(a for v in self.structure.joins[value] for a in self.actual[v].partial)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from shardwise.dims.analysis import Analysis, Group
 from shardwise.ir.program import HEAVY, Op, Origin, Program, Unit
@@ -37,6 +38,13 @@ class Structure:
         # By value: is it late, with products or loops after it that its collectives can overlap?
         self.overlapped = _overlapped(program, self.late, self.position, makers)
         self.waits = _waits(self, makers)  # by value: may a partial result stay partial until its one use?
+        self.totals = tuple(t for op in program.ops if op.kind == "scan.carry" for t in _total(self, op, makers))
+        self.total_of = {v: t for t in self.totals for v in (t.old, t.new)}
+        self.added_to = _added_to(
+            self, makers
+        )  # by value: the total that it becomes a part of, while its reduction waits
+        self.adding = {op: t for t in self.totals for op in (t.sum, t.carry)}  # by op: the total that it passes on
+        self._pass_on_totals()
         # By value: the other, earlier operands of a sum that is its one use.
         self.joins = tuple(_joins(self, makers, v.id) for v in program.values)
         # By value: may it stay in the sharding in which it is computed?
@@ -51,18 +59,16 @@ class Structure:
         # By op its section, by section its region, and the sections of edges between a link and a body.
         self.sections, self.runs_in, self._crossing = find_sections(program)
 
-    @cached_property
-    def accumulated(self) -> frozenset[int]:
-        """The values that a loop's body only adds to a carry, and those that become one of them: gradients in micro-batches."""
-        ops, definitions, found = self.program.ops, self.program.definitions, set[int]()
-        for carry in (op for op in ops if op.kind == "scan.carry" and op.operands[-1] >= 0):
-            added = ops[definitions[carry.operands[-1]][0]]
-            if added.kind in SUMS and carry.results[0] in added.operands:
-                waiting = [v for v in added.operands if v not in (-1, carry.results[0])]
-                while waiting:
-                    found.add(value := waiting.pop())
-                    waiting += [v for v in ops[definitions[value][0]].operands if v >= 0 and self.waits[v]]
-        return frozenset(found)
+    def _pass_on_totals(self) -> None:
+        """Parts of a total wait, also in stacks that inner loops make of them, and carries of totals pass sums on."""
+        self.waits = tuple([waits or v in self.added_to for v, waits in enumerate(self.waits)])
+        linear = list(self.linear)
+        for total in self.totals:
+            linear[total.carry] = None
+        for op in {self.program.definitions[v][0] for v in self.added_to}:
+            if self.program.ops[op].kind == "scan.output":
+                linear[op] = (0,)
+        self.linear = tuple(linear)
 
     @cached_property
     def decided_alike(self) -> dict[frozenset[int], list[tuple[int, int]]]:
@@ -92,6 +98,58 @@ class Structure:
         """Returns the section in which a value is resharded for an op. For the links between a loop and a value of its body it
         is that of the body."""
         return self._crossing.get((op, value), self.sections[op])
+
+
+class Total(NamedTuple):
+    """A carry of a scan to which the body adds, and that it does not read otherwise, such as a gradient over time steps or
+    micro-batches: the ``carry`` and the ``sum``, two ops; the values ``old``, in the body, ``addend`` and ``new``."""
+
+    carry: int
+    sum: int
+    old: int
+    addend: int
+    new: int
+
+
+def _total(s: Structure, carry: Op, makers: Mapping[int, Op]) -> Iterator[Total]:
+    old, new = carry.results[0], carry.operands[1]
+    if new < 0 or len(s.uses[old]) != 1 or len(s.uses[new]) != 1:
+        return
+    added = s.program.ops[s.program.definitions[new][0]]
+    others = [v for v in added.operands if v not in (-1, old)]
+    if added.kind in SUMS and old in added.operands and len(others) == 1 and _parts(s, others[0], makers) is not None:
+        yield Total(carry.id, added.id, old, others[0], new)
+
+
+def _added_to(s: Structure, makers: Mapping[int, Op]) -> dict[int, Total]:
+    found, waiting = dict[int, Total](), [(t.addend, t) for t in s.totals]
+    while waiting:
+        value, total = waiting.pop()
+        if (parts := _parts(s, value, makers)) is not None:
+            found[value] = total
+            waiting += [(v, total) for v in parts]
+    return found
+
+
+def _parts(s: Structure, value: int, makers: Mapping[int, Op]) -> Sequence[int] | None:
+    """What a value is made of that could be partial sums as well; None if it cannot be one itself until its one use, which is
+    linear and in the same region. A stack that a loop makes can, if what it stacks can until then."""
+    maker, uses = makers.get(value), s.uses[value]
+    if maker is None or len(uses) != 1:
+        return None
+    user = s.program.ops[uses[0][0]]
+    linear = s.linear[user.id]
+    if user.kind == "scan.output":
+        linear = (0,)
+    elif user.region != maker.region:
+        return None
+    if linear is not None and uses[0][1] not in linear:
+        return None
+    if maker.kind == "scan.output":
+        return maker.operands if _parts(s, maker.operands[0], makers) is not None else None
+    if maker.unit is Unit.MATRIX or maker.kind in ADDING_SCATTERS:
+        return ()
+    return [v for v in maker.operands if v >= 0] if s.linear[maker.id] != () else None
 
 
 def numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:
@@ -184,6 +242,8 @@ def _joins(s: Structure, makers: Mapping[int, Op], value: int) -> tuple[int, ...
     if value not in makers or len(uses) != 1 or s.linear[uses[0][0]] is not None:
         return ()
     end = s.position[makers[value].id]
+    if value in s.added_to:
+        return ()
     others = (v for v in s.program.ops[uses[0][0]].operands if v >= 0 and v != value)
     return tuple(v for v in others if v in makers and 0 <= s.position[makers[v].id] < end)
 

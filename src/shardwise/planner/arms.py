@@ -16,6 +16,7 @@ from shardwise.errors import VariantError
 from shardwise.hardware.layout import Placement, placements
 from shardwise.ir.program import Unit
 from shardwise.lowering.decisions import Decision
+from shardwise.lowering.sharding import Kind
 from shardwise.planner.asked import Asked
 from shardwise.planner.inquiry import Captured, Inquiry, Variants
 from shardwise.planner.mesh import cuts, exchanged
@@ -207,7 +208,7 @@ class Arm:
         """The memory of a state's arguments, and the times of what is done for them in each micro-batch."""
         model, program = self.inquiry.model, self.captured.analysis.program
         s, parts = model.structure, self.captured.variant.microbatches
-        ends = [late or v in s.accumulated for v, late in enumerate(s.late)]
+        ends = [late or v in s.added_to for v, late in enumerate(s.late)]
         edges = [t for t in model.terms if t.kind is TermKind.EDGE and (s.early[t.number] or ends[t.number])]
         edges = [t for t in edges if program.runs[t.region] >= parts]
         lowered = self._context.lower(decisions, {op for t in edges for op in t.ops})
@@ -220,7 +221,8 @@ class Arm:
         if every is None:
             whole = self._context.lower(decisions)
             every = total(model, [model.figures(whole, term) for term in model.terms])[1]
-        reductions = (r for r in moves if ends[r.value] and r.source.partial)
+        # What stays replicated is reduced once, after all parts.
+        reductions = (r for r in moves if ends[r.value] and any(s.purpose is Kind.REDUCE_SCATTER for s in r.steps))
         gathered, reduced = (
             [sum(times) for times in zip((0, 0, 0), *(ps for r in some for ps in model.step_ps(r)), strict=True)]
             for some in (gathers, reductions)

@@ -126,9 +126,7 @@ class LocalProgram(Walk):
         equation = self._contents.equations[op.id]
         if op.kind == "convert_element_type" != equation.primitive.name:  # of a gather from a narrower array
             return [jax.lax.convert_element_type(arrays[0], equation.outvars[0].aval.dtype)]
-        for k, x in enumerate(arrays):
-            if axes := self._counted_once(op, k):
-                arrays[k] = jnp.where(block_index(axes, self.mesh) == 0, x, jnp.zeros_like(x))
+        arrays = [self._once_counted(op, k, x) for k, x in enumerate(arrays)]
         local = LocalOp(
             op,
             equation,
@@ -139,6 +137,11 @@ class LocalProgram(Walk):
             shared=tuple(self._fetched(op, k) for k in range(len(arrays))),
         )
         return self._once(local, arrays) if equation.effects and op.opaque else compute(local, arrays)
+
+    def _once_counted(self, op: Op, operand: int, x: Any) -> Any:
+        """Returns an operand, or zeros on the devices on which it does not count."""
+        axes = self._counted_once(op, operand)
+        return jnp.where(block_index(axes, self.mesh) == 0, x, jnp.zeros_like(x)) if axes else x
 
     def _once(self, local: LocalOp, arrays: list[Any]) -> list[Any]:
         """Runs an op with an effect on the first device, and sends its results to all devices."""
@@ -168,7 +171,7 @@ class LocalProgram(Walk):
 
     def _leave(self, link: Op, operand: int, region: Region | None = None) -> Any:
         """Returns an array whose type is not weak: a carried value must keep its type."""
-        x = jnp.asarray(self._operand(link, operand))
+        x = self._once_counted(link, operand, jnp.asarray(self._operand(link, operand)))
         return x if jnp.issubdtype(x.dtype, jax.dtypes.extended) else jax.lax.convert_element_type(x, x.dtype)
 
     def _loop(self, op: Op, links: list[Op], initial: Handed, body: Callable[[int, Handed], Handed]) -> Handed:

@@ -306,7 +306,10 @@ class _Listing(Walk):
         """Stores the name of a value inside or behind a loop or branch; a loop has a line for it."""
         if not link.kind.startswith("cond."):
             parts = {"name": name, "type": self._link_type(link, value), "operands": (operand,)}
-            self._add("op", link, function=link.kind, values=(*link.operands, value), **parts)
+            notes = [self._partial(value, self._computed(link, link.results.index(value)))]
+            if value == link.results[0] and self._counted_once(link, 0):
+                notes.append(f"{operand} counted once")
+            self._add("op", link, notes, function=link.kind, values=(*link.operands, value), **parts)
         self._store(link, value, name)
 
     def _exit(self, link: Op, value: int, x: Any) -> None:

@@ -101,7 +101,7 @@ class Walk:
 
     def _counted_once(self, op: Op, operand: int) -> tuple[int, ...]:
         """Returns the axes on which an operand counts on the first device only: the sum is partial there, and it is not."""
-        addend = op.kind in (*SUMS, "sub") or (op.kind in ADDING_SCATTERS and operand != 1)
+        addend = op.kind in (*SUMS, "sub", "scan.carry") or (op.kind in ADDING_SCATTERS and operand != 1)
         passed = self.sharded.passed[op.id] if addend else ()
         value = op.operands[operand]
         return tuple(a for a in passed if value < 0 or a not in self.sharded.shardings[value].partial)

@@ -113,7 +113,8 @@ class Dependencies:
             for value in op.results:
                 if differs[value] and value not in structure.total_of:
                     self.actual[value] = self._actual(op, value)
-                if (total := structure.added_to.get(value)) and value == total.addend:
+                total = structure.added_to.get(value)
+                if total is not None and value == total.addend and differs[total.old]:
                     self.actual[total.old] = self.actual[total.new] = self._total(total)
         readers: list[list[int]] = [[] for _ in self.nodes]
         for number, node in enumerate(self.nodes):

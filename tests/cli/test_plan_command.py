@@ -141,6 +141,15 @@ def test_what_would_fit_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None
     assert "Beside the best of" in capsys.readouterr().out
 
 
+def test_an_error_names_the_option_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "zoo:mlp:tiny", "--topology", "v5e:2x2", "--mesh", "data=4", "--memory-limit", "1KiB"]
+    assert main([*words, "--evaluations", "10"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert "--allow-infeasible (allow_infeasible=True) gives this plan all the same" in said
+    assert main([*words, "--evaluations", "10", "--allow-infeasible"]) == 0
+    assert "note: no plan can fit: at least " in capsys.readouterr().out
+
+
 def test_what_does_not_fit_is_made_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "zoo:t2b:layers=8,batch=64", "--topology", "v5e:2x4", "--mesh", "data=8"]
     assert main([*words, "--evaluations", "150"]) == 0

@@ -34,7 +34,7 @@ from shardwise.lowering.structure import Structure
 from shardwise.planner import infeasible
 from shardwise.planner.infeasible import Change, does_not_fit, with_small_moments
 from shardwise.planner.inquiry import Inquiry, Settled
-from shardwise.plans.search_log import SearchLog
+from shardwise.plans.search_log import NOT_FOUND, MeshTried, SearchLog, VariantTried
 from shardwise.search import bounds
 from shardwise.search.bounds import Bound, finest, peak_bound
 from shardwise.search.exhaustive import exhaustive
@@ -249,6 +249,26 @@ def test_proven_and_not_proven() -> None:
 def test_a_proof_for_a_tactic_is_none_for_all_plans() -> None:
     text = said(bound().peak_bytes + 2**20, ended=Ended.INFEASIBLE, check=False)
     assert text.startswith("no plan with these tactics can fit: ") and "not proven for all plans" in text
+
+
+def test_a_proof_for_one_mesh_or_variant_is_none_for_others() -> None:
+    """The bound with pins is one for the mesh of the plan, and other variants have bounds of their own."""
+    least, axes = bound().peak_bytes, MeshAxes.of({"x": 4})
+    analysis, where = trained(), cost(small_memory("v5e:2x2", least - 2**20))
+    pin = Pin(analysis.program.paths["x"], ((), ()), analysis.value_colors[analysis.program.paths["x"]])
+    proven, found = MeshTried(axes, peak_bytes=least), MeshTried(axes, 1.0, 2 * least, why=NOT_FOUND)
+    other = VariantTried("rematerialized", 1.0, 2 * least, why=NOT_FOUND)
+    for decisions, meshes, variants, can_fit in (
+        ([], (proven, found), (), False),  # without pins the bound holds for all meshes
+        ([pin], (proven, found), (), True),
+        ([pin], (proven, proven), (), False),
+        ([], (), (other,), True),
+        ([], (), (replace(other, time_s=None, why=""),), False),
+    ):
+        some = replace(log(Ended.INFEASIBLE), meshes=meshes, variants=variants)
+        text = does_not_fit(*settled(analysis, where, decisions), some, check=False)
+        assert text.startswith("no plan was found that fits: " if can_fit else "no plan can fit: at least "), text
+        assert ("proven for this mesh and variant of the program, not for others: at least " in text) is can_fit
 
 
 def test_a_longer_search_is_proposed_where_it_might_help() -> None:

@@ -51,7 +51,7 @@ def test_the_smallest_plan_may_have_a_longest_time() -> None:
 def test_no_plan_is_fast_enough() -> None:
     fastest = planned().predicted.time_s
     with pytest.raises(
-        InfeasibleError, match=r"^no plan was found that takes at most 1e-06 s: [0-9.]+ s\nallow_infeasible"
+        InfeasibleError, match=r"^no plan was found that takes at most 1e-06 s: [0-9.]+ s\n--allow-infeasible"
     ):
         planned(objective="memory", step_time_s=1e-6)
     plan = planned(objective="memory", step_time_s=1e-6, allow_infeasible=True)

@@ -139,6 +139,59 @@ def test_a_plan_says_what_no_axis_divides() -> None:
     assert any("of size 25 is replicated" in note for note in whole)
 
 
+def heads_step(flat: bool) -> Callable[..., Any]:
+    """A step of attention whose weights have heads and their width as two dimensions, or as one."""
+
+    def loss(w: dict[str, Any], x: Any, heads: int) -> Any:
+        def split(y: Any) -> Any:
+            return y.reshape(*y.shape[:2], heads, -1)
+
+        q, k, v = (split(x @ w[n]) if flat else jnp.einsum("bsd,dhk->bshk", x, w[n]) for n in "qkv")
+        y = jnp.einsum("bhst,bthk->bshk", jax.nn.softmax(jnp.einsum("bshk,bthk->bhst", q, k)), v)
+        y = y.reshape(*y.shape[:2], -1) @ w["o"] if flat else jnp.einsum("bshk,hkd->bsd", y, w["o"])
+        return jnp.mean((x + y) ** 2)
+
+    def step(w: dict[str, Any], x: Any) -> Any:
+        heads = HEADS if flat else w["q"].shape[1]
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w, x, heads))
+
+    return step
+
+
+HEADS = 6
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize(
+    ("mesh", "tactics", "reason"),
+    [
+        ({"model": 4}, "dp", "no mesh axis divides it (model 4)"),
+        ({"model": 4}, [], "no mesh axis divides it (model 4)"),
+        ({"data": 4, "model": 4}, "fsdp", "no mesh axis divides it (data 4, model 4)"),
+        (
+            {"data": 2, "model": 4},
+            "dp:data",
+            "model 4 does not divide it, and data 2 shards its products over other dimensions",
+        ),
+    ],
+)
+def test_heads_that_no_axis_divides_are_noted_once(flat: bool, mesh: dict[str, int], tactics: Any, reason: str) -> None:
+    """Also where a third of the heads would be padding, and where the weights have a dimension that divides."""
+    inner = (HEADS * 64,) if flat else (HEADS, 64)
+    w = {name: Shape((256, *inner), "float32") for name in "qkv"} | {"o": Shape((*inner, 256), "float32")}
+    plan = shardwise.plan(heads_step(flat), w, Shape((16, 128, 256), "float32"), mesh=mesh, tactics=tactics)
+    of = ", of size 6 inside the program, is replicated there" if flat else " of size 6 is replicated"
+    assert [note for note in plan.notes if "is replicated" in note] == [
+        f"w/{{k[1], o[0], q[1]}} and 1 in w{of}: {reason}"
+    ]
+
+
+def test_heads_that_are_sharded_are_not_noted() -> None:
+    w = {name: Shape((256, 8, 64), "float32") for name in "qkv"} | {"o": Shape((8, 64, 256), "float32")}
+    plan = shardwise.plan(heads_step(False), w, Shape((16, 128, 256), "float32"), mesh={"model": 4}, tactics="megatron")
+    assert plan.spec("w/q") and not any("is replicated" in note for note in plan.notes)
+
+
 def structure(program: Callable[..., Any], args: tuple[Any, ...]) -> Structure:
     return Structure(analyze_program(lower(trace(program, args, {}, JitOptions()))))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import shardwise
@@ -14,9 +16,12 @@ from shardwise.planner.arms import Arm
 from shardwise.planner.asked import Asked, candidate_meshes
 from shardwise.planner.inquiry import Variants
 from shardwise.planner.planning import asked_of
-from shardwise.planner.racing import choose
+from shardwise.planner.race_log import search_log
+from shardwise.planner.racing import Race, choose
+from shardwise.plans.search_log import NOT_FOUND
 from shardwise.search.searcher import Journal
-from shardwise.transforms.variants import AS_IS
+from shardwise.transforms.variants import AS_IS, Variant
+from shardwise.units import binary
 
 
 def asked_for(options: dict[str, Any]) -> Asked:
@@ -109,6 +114,71 @@ def test_what_fits_is_rematerialized_where_that_is_faster(target: str, topology:
     ]
     plan = shardwise.plan(program.fn, *program.args, remat="auto", **options)
     assert (times[1] < times[0]) == remat and plan.predicted.time_s == min(times)
+
+
+def test_the_error_of_a_micro_batch_does_not_replace_that_of_the_program() -> None:
+    """With two micro-batches of two examples there is no batch dimension any more."""
+    args = [jax.ShapeDtypeStruct(s, "float32") for s in [(64, 64), (2, 64)]]
+    with pytest.raises(shardwise.ShardwiseError, match="no argument has the path 'w/nope'"):
+        shardwise.plan(
+            lambda w, x: w - 0.1 * x.T @ (x @ w),
+            *args,
+            mesh={"data": 2, "model": 2},
+            tactics="dp:data,auto:model@w/nope",
+            roles={"batch": "x", "params": "w"},
+            microbatches="auto",
+        )
+
+
+def looped(w: jax.Array, x: jax.Array) -> jax.Array:
+    """A step whose activations take more memory than its weights."""
+
+    def loss(w: jax.Array) -> jax.Array:
+        return jnp.mean(jax.lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, w)[0] ** 2)
+
+    return w - 0.1 * jax.grad(loss)(w)
+
+
+def test_it_is_said_not_to_fit_only_with_a_proof() -> None:
+    """Below the bound of the program as it is, above it where no plan is found, and where one fits."""
+    args = [jax.ShapeDtypeStruct(s, "float32") for s in [(8, 256, 256), (16384, 256)]]
+    where: dict[str, Any] = {"mesh": {"x": 4}, "topology": "v5e:2x2", "roles": {"batch": "x", "params": "w"}}
+    asked = asked_for(where)
+    captured = Variants(looped, tuple(args), {}, asked.jit)[AS_IS]
+    least = Arm(captured, candidate_meshes(asked)[0][0], asked, Journal(asked.search), quick=True).least_bytes
+    smallest = shardwise.plan(looped, *args, objective="memory", budget_evals=100, **where).predicted.peak_bytes
+    assert least < smallest
+    said = {}
+    for limit in (least - 2**20, (least + smallest) // 2):
+        plan = shardwise.plan(
+            looped, *args, memory_limit=limit, microbatches="auto", remat="auto", budget_evals=100, **where
+        )
+        assert plan.predicted.fits and plan.search is not None
+        first = plan.search.variants[0]
+        (said[limit],) = (note for note in plan.notes if note.startswith("unchanged, "))
+        assert first.variant == "as it is" and not first.fits and first.proven == (limit < least)
+        assert (first.why == NOT_FOUND) == (limit > least)
+    proof, none = said.values()
+    assert proof == f"unchanged, the program does not fit: at least {binary(least)} per device"
+    assert none.startswith("unchanged, no plan was found that fits: ") and none.endswith(
+        "(not proven, and not fully searched)"
+    )
+
+
+def test_a_mesh_is_said_not_to_fit_only_if_all_variants_are_proven_not_to() -> None:
+    args = [jax.ShapeDtypeStruct(s, "float32") for s in [(8, 256, 256), (16384, 256)]]
+    where: dict[str, Any] = {"topology": "v5e:2x2", "roles": {"batch": "x", "params": "w"}, "memory_limit": 2**21}
+    asked = asked_for({**where, "remat": "auto", "budget_evals": 20})
+    race = Race(Variants(looped, tuple(args), {}, asked.jit), asked)
+    race.run(anyway=True)
+    usable = race.arms[0].usable_bytes
+    for placement in race.placed:
+        least = race.least_bytes(placement)
+        assert least is not None and least > usable
+    race.every.append(Variant(microbatches=2, batch=("x",)))  # nobody has looked at it
+    assert all(race.least_bytes(placement) is None for placement in race.placed)
+    rows = search_log(race, race.arms[0].best, race.arms[0].placement.mesh).meshes
+    assert rows and all(row.why == NOT_FOUND and not row.proven for row in rows)
 
 
 def test_micro_batches_are_looked_at_only_if_they_could_win() -> None:

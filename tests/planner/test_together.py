@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import shardwise
 from shardwise.errors import DecisionError, PlanError, QueryError
@@ -109,6 +110,29 @@ def test_on_an_open_mesh_a_training_step_and_its_evaluation_share_a_layout() -> 
     assert plans["train"].spec("params/up") == plans["eval"].spec("params/up")
 
 
+def test_an_axis_that_carries_the_batch_alone_is_called_data() -> None:
+    """Alone the training step shards its parameters with the batch; ten thousand evaluations for each step use them whole."""
+    shape = jax.ShapeDtypeStruct
+    w = {"up": shape((1024, 4096), "float32"), "down": shape((4096, 1024), "float32")}
+
+    def loss(params: dict[str, jax.Array], batch: jax.Array) -> jax.Array:
+        return jnp.mean(apply(params, batch) ** 2)
+
+    def train(params: dict[str, jax.Array], batch: jax.Array) -> Any:
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, batch))
+
+    programs = {
+        name: (fn, (w, shape((rows, 1024), "float32")))
+        for name, fn, rows in (("train", train, 65536), ("eval", loss, 8192))
+    }
+    plans = shardwise.plan_together(programs, shared={"params": "params"}, weights={"eval": 10_000}, topology="v5e:2x4")
+    assert plans.alone["train"].mesh.names == ("fsdp",) and plans["train"].mesh.names == ("data",)
+    assert plans.shared["params/up"] == ((), ())
+    for plan in plans.plans.values():
+        assert plan.spec("batch")[0] == "data" and plan.spec("params/up") == P()
+        assert all("fsdp" not in str(text) for text in (*plan.decisions, *plan.notes, plan.moved()))
+
+
 def test_it_prints_both_times_and_the_layout() -> None:
     w, x = (jax.ShapeDtypeStruct(s, "float32") for s in [(512, 2048), (4096, 512)])
     programs = {"a": (lambda w, x: x @ w, (w, x)), "b": (lambda w, x: (x @ w).sum(), (w, x))}
@@ -126,7 +150,8 @@ def test_it_prints_both_times_and_the_layout() -> None:
 @pytest.mark.parametrize(
     ("shared", "weights", "error", "words"),
     [
-        ({"w": "v"}, {}, QueryError, "no program has an argument or output at 'v'"),
+        ({"w": "v"}, {}, QueryError, "no program has an argument or output at 'v'; there are w, x, out"),
+        ({"w": "ww"}, {}, QueryError, "no program has an argument or output at 'ww'; did you mean w?"),
         ({"w": {"c": "w"}}, {}, PlanError, "'c', which is no program"),
         ({"w": {"a": "v", "b": "w"}}, {}, QueryError, "no argument or output has the path 'v'"),
         (

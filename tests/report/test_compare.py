@@ -16,7 +16,7 @@ from shardwise.errors import CaptureError, DecisionError, MeshError, PlanError, 
 from shardwise.hardware.layout import place
 from shardwise.hardware.topology import topology
 from shardwise.plans.plan import Plan
-from shardwise.report.compare import Comparison
+from shardwise.report.compare import Comparison, comparison_text
 from shardwise.tactics.strategies import FSDP, DataParallel
 
 ROLES = {"batch": "x", "params": "w"}
@@ -56,6 +56,32 @@ def test_the_best_is_first_and_the_text_is_that_of_the_table() -> None:
 def test_a_long_table_says_where_the_rest_is() -> None:
     text = str(compared(mesh={"data": 2, "model": 2}, topology="v5e:2x2", tactics=None))
     assert "combinations more: --all or .ranked" in text and "not possible: --all or .refused says why" in text
+
+
+def test_mirror_images_are_one_row_of_the_table() -> None:
+    where: dict[str, Any] = {"topology": "v5e:4x4", "tactics": ["dp", "fsdp", "zero1"]}
+    found = compared(mesh={"data": 4, "model": 4}, **where)
+    by_name = {row.name: row for row in found.rows}
+    pair = {"dp:data,fsdp:model", "dp:model,fsdp:data"}
+    (second,) = (row for row in found.rows if row.name in pair and row.mirrors)
+    (first,) = pair - {second.name}
+    assert second.mirrors == first and second.time_s == by_name[first].time_s and not by_name[first].mirrors
+    names = [line.partition("  ")[0].replace(", ", ",") for line in str(found).splitlines()]
+    assert first in names and second.name not in names
+    assert second.name.replace(",", ", ") in comparison_text(found, every=True)
+    text = str(found)
+    shown = sum(line.endswith(("yes", "no", "tight")) for line in text.splitlines())
+    assert f"and {len(found.rows) - shown} combinations more" in text
+    uneven = compared(mesh={"data": 2, "model": 8}, **where)
+    assert not any(row.mirrors for row in uneven.rows)
+
+
+def test_a_plan_of_another_method_says_so() -> None:
+    found = shardwise.plan(
+        step, *SHAPES, mesh={"data": 4}, topology="v5e:2x2", roles=ROLES, method="greedy", budget_evals=5
+    )
+    rows = compared(plans=[("found", found), ("mine", made())], tactics=[]).rows
+    assert [row.name for row in rows][:2] == ["plan found, greedy", "plan mine"]
 
 
 def test_plans_come_as_objects_pairs_and_files(tmp_path: Path) -> None:

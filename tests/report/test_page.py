@@ -23,6 +23,7 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.plans.load import load_plan
 from shardwise.plans.parts import ScheduleStep
 from shardwise.plans.plan import Plan
+from shardwise.plans.search_log import NOT_FOUND, VariantTried
 from shardwise.report.data import report_data
 from shardwise.report.diagram import diagram
 from shardwise.report.html import TABS, page_html
@@ -267,6 +268,16 @@ def test_effects_are_differences_to_the_plan(plan: Plan, loaded: Plan) -> None:
         assert row["slower_s"] == effect.time_s - p.time_s and row["more_bytes"] == effect.peak_bytes - p.peak_bytes
     assert any(row["slower_s"] > 0 for row in rows)
     assert report_data(loaded)["effects"] == [], "a saved plan does not know its program"
+
+
+def test_what_does_not_fit_and_what_was_not_found_to_fit(plan: Plan) -> None:
+    assert plan.search is not None
+    proven = VariantTried("as it is", peak_bytes=2**40)
+    tried = (proven, VariantTried("2 micro-batches", 1.0, 2**41, why=NOT_FOUND))
+    page = page_html(replace(plan, search=replace(plan.search, variants=tried)))
+    table = re.sub(r"\s*<[^>]*>\s*", "|", page.partition("<caption>Variants tried")[2].partition("</table>")[0])
+    assert "|as it is||–||at least 1.00 TiB||does not fit|" in table
+    assert "|2 micro-batches||1 s||2.00 TiB||nothing was found that fits|" in table
 
 
 def test_one_device_and_a_plan_of_nothing(plan: Plan) -> None:

@@ -59,7 +59,7 @@ def test_the_headline_has_the_figures(plan: Plan) -> None:
         (1.1, True, "10% faster than the best baseline"),
         (1.5, True, "1.50 times as fast as the best baseline"),
         (0.5, True, "2.00 times as slow as the best baseline"),
-        (1.5, False, "No named strategy else fits"),
+        (1.5, False, "No named strategy was found that fits"),
     ],
 )
 def test_it_is_compared_with_the_best_baseline(plan: Plan, slower: float, fits: bool, says: str) -> None:

@@ -57,6 +57,12 @@ def test_a_tuple_of_axes_beside_a_place(make: Any) -> None:
     assert decided([make(("data", "model"))]) == decided([make("data"), make("model")]) != decided([make("data")])
 
 
+def test_without_an_axis_a_place_is_sharded_or_kept_on_all_of_the_mesh() -> None:
+    every = ("data", "model")
+    assert decided([sw.Keep("up")]) == decided([sw.Keep("up", every)]) == decided([sw.Replicate("up")])
+    assert decided([sw.Shard("up", 1)]) == decided([sw.Shard("up", 1, every)]) != decided([])
+
+
 def test_several_axes_go_to_one_dimension() -> None:
     plan = sw.plan(step, *SHAPES, mesh=MESH, roles=ROLES, tactics=[sw.Shard("up", 1, ("model", "data"))])
     assert plan.array("up").spec == ((), ("model", "data"))

@@ -59,6 +59,21 @@ def test_constraints_in_the_program_are_pins_and_run() -> None:
     np.testing.assert_allclose(plan.jit(constrained)(w, x), jax.jit(step)(w, x), rtol=1e-4, atol=1e-4)
 
 
+def test_a_spec_for_a_tree_holds_for_all_its_arrays() -> None:
+    """As in JAX it may be shorter than their ranks, and not longer."""
+
+    def biased(w, x):
+        return jax.nn.relu(x @ w["in"] + w["bias"]) @ w["out"]
+
+    w = W | {"bias": shape(64)}
+    plan = shardwise.plan(biased, w, X, mesh=MESH, tactics=[Shard("w/in", 1, "model")], pins={"w": P()})
+    assert all(plan.spec(f"w/{name}") == P() for name in w)
+    plan = shardwise.plan(biased, w, X, mesh=MESH, tactics=[], pins={"w": P("model")})
+    assert all(plan.array(f"w/{name}").spec[0] == ("model",) for name in w)
+    with pytest.raises(shardwise.ShardwiseError, match="w/bias has 1 dimensions, its spec 2"):
+        shardwise.plan(biased, w, X, mesh=MESH, tactics=[], pins={"w": P(None, "model")})
+
+
 def test_all_problems_are_listed_at_once() -> None:
     pins = {
         "w/inn": P("data"),

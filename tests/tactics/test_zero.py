@@ -104,6 +104,9 @@ def test_zero1_after_another_tactic_on_another_axis() -> None:
     assert shardwise.verify(plan, adam, *args).agrees
 
 
-def test_zero1_needs_its_roles() -> None:
-    with pytest.raises(shardwise.ShardwiseError, match="which arguments are the batch"):
-        shardwise.plan(lambda x: x * 2, shape(8, 8), mesh={"data": 4}, tactics=[ZeRO1("data")])
+@pytest.mark.parametrize("tactic", [FSDP, ZeRO1, ZeRO2])
+def test_the_stages_need_their_roles(tactic: Any) -> None:
+    with pytest.raises(
+        shardwise.ShardwiseError, match=f"^{tactic.__name__} needs to know which arguments are the batch"
+    ):
+        shardwise.plan(lambda x: x * 2, shape(8, 8), mesh={"data": 4}, tactics=[tactic("data")])

@@ -43,6 +43,9 @@ from shardwise.tactics.roles import Roles
 from shardwise.transforms.variants import AS_IS, AUTO, Variant, Wanted
 from shardwise.units import binary
 
+#: What to do where no plan is given.
+ANYWAY: Final = "--allow-infeasible (allow_infeasible=True) gives this plan all the same"
+
 #: How many of the tensors alive at the peak are named, and in how many columns.
 _NAMED: Final = 6
 _COLUMNS: Final = 80
@@ -111,17 +114,20 @@ def does_not_fit(
 
     Args:
       inquiry, settled: the program, and that state.
-      log: how it was searched for; a search that was cut short might have found more.
+      log: how it was searched for, and the other variants that were tried; a search that was cut short might have found more.
       changes: variants of the function that are checked as well.
       check: whether relaxations are checked, which takes seconds.
     """
     model, lowered, predicted = inquiry.model, settled.lowered, settled.predicted
     base = tuple(d for d in lowered.state.decisions if isinstance(d, Pin))
-    others = [f"{t.mesh}: {binary(t.peak_bytes) if t.peak_bytes is not None else t.why}" for t in log.meshes[1:]]
+    others = [f"{t.mesh}: {t.peak_text or t.why}" for t in log.meshes[1:]]
     bound = peak_bound(model, base, mesh=finest(lowered.mesh.devices) if others and not base else None)
     proven = bound.peak_bytes > predicted.usable_bytes
-    lines = [*_proof(bound, predicted, proven, log.ended), *_named(bound.alive if proven else predicted.alive)]
-    if proven:
+    # With pins the bound is one for this mesh alone.
+    elsewhere = any(t.time_s is not None for t in (*log.variants, *(log.meshes[1:] if base else ())))
+    heading = _proof(bound, predicted, proven, log.ended, elsewhere)
+    lines = [*heading, *_named(bound.alive if proven else predicted.alive)]
+    if proven and not elsewhere:
         lines.append(f"the smallest peak found is {binary(predicted.peak_bytes)} per device")
     arguments = [lowered.program.values[a.value] for a in lowered.program.arguments]
     used = sum(v.nbytes // lowered.storage[v.id].shards(lowered.mesh) for v in arguments)
@@ -132,24 +138,31 @@ def does_not_fit(
     lines += _list("would not do (checked):", [str(c) for c in checked if not c.fits])
     if not proven and log.ended in _SHORT:
         spent = f"  {log.ended.value} after {log.evaluations:,} evaluations"
-        lines += _list("to try:", ["a longer search (budget_s, budget_evals):", spent])
-    lines.append("allow_infeasible=True gives this plan all the same")
+        lines += _list("to try:", ["a longer search (--evaluations, --budget; budget_evals, budget_s):", spent])
+    lines.append(ANYWAY)
     return "\n".join(lines)
 
 
-def _proof(bound: Bound, predicted: Predicted, proven: bool, ended: Ended) -> list[str]:
-    """What is known, and the heading of the list of tensors."""
+def _proof(bound: Bound, predicted: Predicted, proven: bool, ended: Ended, elsewhere: bool) -> list[str]:
+    """What is known, and the heading of the list of tensors. ``elsewhere``: of another mesh or variant that is not proven."""
     least, limit = binary(bound.peak_bytes), f"{predicted.hardware} has {binary(predicted.usable_bytes)}"
     where = f" at {bound.source}" if bound.source else ""
+    found = f"no plan was found that fits: {binary(predicted.peak_bytes)} per device, {limit}"
+    if proven and elsewhere:
+        return [
+            found,
+            f"proven for this mesh and variant of the program, not for others: at least {least} per device{where}",
+            "largest there, each at its smallest:",
+        ]
     if proven:
         return [
             f"no plan can fit: at least {least} per device, {limit}",
             f"proven: so much is alive{where}, however it is sharded",
             "largest there, each at its smallest:",
         ]
-    why = "no plan with these tactics can fit" if ended is Ended.INFEASIBLE else "no plan was found that fits"
+    of_tactics = f"no plan with these tactics can fit: {binary(predicted.peak_bytes)} per device, {limit}"
     return [
-        f"{why}: {binary(predicted.peak_bytes)} per device, {limit}",
+        of_tactics if ended is Ended.INFEASIBLE and not elsewhere else found,
         f"not proven for all plans: the bound is {least} per device{where}",
         "largest at the peak:",
     ]

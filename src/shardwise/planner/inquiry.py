@@ -97,8 +97,7 @@ class Inquiry:
                 yield replace(keep, values=values)
 
     def renamed(self, decisions: Sequence[Decision], names: Sequence[str]) -> tuple[Inquiry, tuple[Decision, ...]]:
-        """Returns a copy with other names of the mesh axes, and the decisions with these names. Pins, which name axes, cannot
-        be among the decisions."""
+        """Returns a copy with other names of the mesh axes, and the decisions with these names."""
         placement = self.cost.placement
         new = dict(zip(placement.mesh.names, names, strict=True))
         mesh = MeshAxes(tuple(names), placement.mesh.sizes)

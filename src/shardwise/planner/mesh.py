@@ -29,7 +29,7 @@ from shardwise.hardware.load import nearest_profile
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.hardware.topology import topology as topology_of
-from shardwise.ir.program import Value
+from shardwise.ir.program import Spec, Value
 from shardwise.lowering.decisions import Decision, Pin, Shard
 from shardwise.tactics.places import PathDim
 from shardwise.tactics.tactic import Context
@@ -180,8 +180,18 @@ def carried_over(decisions: Sequence[Decision], mesh: MeshAxes, finer: MeshAxes)
 
 
 def on_axes(decisions: Sequence[Decision], axes: Mapping[str, str]) -> tuple[Decision, ...]:
-    """The same decisions on other axes, without pins."""
-    return tuple(replace(d, axis=axes[d.axis]) for d in decisions if not isinstance(d, Pin))
+    """The same decisions on other axes.
+
+    >>> [str(d) for d in on_axes([Pin(0, (("a", "b"), None), (0, 1))], {"a": "data", "b": "model"})]
+    ['value 0 pinned to [data·model, open]']
+    """
+
+    def other(spec: Spec) -> Spec:
+        return tuple(None if names is None else tuple(axes[name] for name in names) for names in spec)
+
+    return tuple(
+        replace(d, spec=other(d.spec)) if isinstance(d, Pin) else replace(d, axis=axes[d.axis]) for d in decisions
+    )
 
 
 def carried_names(context: Context, decisions: Sequence[Decision]) -> tuple[str, ...]:
@@ -202,6 +212,15 @@ def carried_names(context: Context, decisions: Sequence[Decision]) -> tuple[str,
             names.append("fsdp" if sharded & params else "data")
         else:
             names.append("model" if sharded & params else "context" if sharded & sequences else axis)
+    return numbered(names)
+
+
+def numbered(names: Sequence[str]) -> tuple[str, ...]:
+    """Names with a number for each of several equal ones.
+
+    >>> numbered(["data", "model", "data"])
+    ('data1', 'model', 'data2')
+    """
     count = Counter(names)
     numbers = {name: iter(range(1, len(names) + 1)) for name in names}
     return tuple(f"{name}{next(numbers[name])}" if count[name] > 1 else name for name in names)

@@ -30,7 +30,7 @@ from shardwise.planner.arms import Decided
 from shardwise.planner.asked import Asked
 from shardwise.planner.bind import fingerprint
 from shardwise.planner.devices import mesh_of_arguments, under_explicit
-from shardwise.planner.infeasible import does_not_fit, variant_changes
+from shardwise.planner.infeasible import ANYWAY, does_not_fit, variant_changes
 from shardwise.planner.inquiry import Inquiry, Settled, Variants, described
 from shardwise.planner.mesh import OpenMesh, devices_at_hand
 from shardwise.planner.racing import Outcome, choose
@@ -248,10 +248,8 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome, slices: Sequence
         notes.append(
             f"there is no profile of {other}: the plan is for {placement.topology.text}; topology=... names others"
         )
-    notes += [f"{t.variant}: {t.why}" for t in tried if t.why and not tried[0].fits]
-    for t in (t for t in tried[:1] if t.peak_bytes and not t.fits):
-        changed = "unchanged" if t.variant == str(AS_IS) else t.variant
-        notes.append(f"{changed}, the program does not fit: {_peak(t)} per device")
+    notes += [f"{t.variant}: {t.why}" for t in tried if t.peak_bytes is None and t.why and not tried[0].fits]
+    notes += _first_variant(tried)
     if asked.mesh is not None and OpenMesh.of(asked.mesh) is None and placement.mesh != MeshAxes.of(asked.mesh):
         notes.append(
             f"the mesh {MeshAxes.of(asked.mesh)} is used as {placement.mesh}, with the devices in the same order"
@@ -262,20 +260,20 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome, slices: Sequence
         message = does_not_fit(
             decided.inquiry,
             settled,
-            log,
+            replace(log, variants=tuple(t for t in tried if t.variant != str(captured.variant))),
             list(variant_changes(variants, captured.variant, asked.wanted, asked.roles)),
             check=not asked.allow_infeasible,
         )
         if not asked.allow_infeasible:
             assumed = f"no topology was given, so the devices are those at hand, {placement.topology.text}: name others"
             lines = [message, *([f"{assumed}, as in topology='h100:8'"] if asked.at_hand else ())]
-            lines += [f"tried {t.variant}: {_peak(t) if t.peak_bytes is not None else t.why}" for t in tried[1:]]
+            lines += [f"tried {t.variant}: {t.peak_text or t.why}" for t in tried[1:]]
             raise InfeasibleError("\n".join([*lines, *slices]))
         notes.append(message.partition("\n")[0])
     elif asked.step_time_s is not None and settled.predicted.time_s > asked.step_time_s:
         notes.append(f"no plan was found that takes at most {asked.step_time_s:g} s: {settled.predicted.time_s:.4g} s")
         if not asked.allow_infeasible:
-            raise InfeasibleError("\n".join([notes[-1], *slices, "allow_infeasible=True gives this plan all the same"]))
+            raise InfeasibleError("\n".join([notes[-1], *slices, ANYWAY]))
     if log is not None and log.ended is Ended.INTERRUPTED:
         notes.append(f"the search was interrupted: this is the best plan of {log.evaluations:,} evaluations")
     # 4. Write the plan.
@@ -346,9 +344,17 @@ def _objective_notes(asked: Asked) -> Iterator[str]:
         yield f"the plan is for the fewest devices on which one was found that fits{limit}"
 
 
-def _peak(tried: VariantTried) -> str:
-    assert tried.peak_bytes is not None
-    return f"{'at least ' if tried.time_s is None else ''}{binary(tried.peak_bytes)}"
+def _first_variant(tried: Sequence[VariantTried]) -> Iterator[str]:
+    """Says it if the program as it is does not fit, or if nothing was found for it that fits."""
+    for first in (t for t in tried[:1] if t.peak_bytes and not t.fits):
+        changed = "unchanged" if first.variant == str(AS_IS) else first.variant
+        if first.proven:
+            yield f"{changed}, the program does not fit: {first.peak_text} per device"
+        else:
+            yield (
+                f"{changed}, no plan was found that fits: the smallest found needs {first.peak_text} per device (not proven, "
+                "and not fully searched)"
+            )
 
 
 def _schedule(tactics: Sequence[Tactic], decided: Decided) -> Iterator[ScheduleStep]:

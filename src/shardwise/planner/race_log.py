@@ -11,7 +11,7 @@ from shardwise.errors import MeshError, ShardwiseError
 from shardwise.hardware.layout import Placement
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.planner.arms import Arm, Decided
-from shardwise.plans.search_log import MOST_TRADES, Improved, MeshTried, SearchLog, Trade, VariantTried
+from shardwise.plans.search_log import MOST_TRADES, NOT_FOUND, Improved, MeshTried, SearchLog, Trade, VariantTried
 from shardwise.search.goal import thinned
 from shardwise.search.run import Ended
 from shardwise.transforms.variants import Variant
@@ -50,8 +50,12 @@ def _meshes(race: Race) -> Iterator[MeshTried]:
     for arm in sorted(race.arms, key=lambda arm: arm.best.rank):
         by_mesh.setdefault(arm.placement, arm)
     for placement, arm in by_mesh.items():
-        total, why = arm.best.total, "" if arm.best.fits or arm.hopeless else "nothing was found that fits"
-        yield MeshTried(placement.mesh, total.time_s, total.peak_bytes, arm.best.fits, why)
+        total, least_bytes = arm.best.total, race.least_bytes(placement)
+        if arm.best.fits or least_bytes is None:
+            why = "" if arm.best.fits else NOT_FOUND
+            yield MeshTried(placement.mesh, total.time_s, total.peak_bytes, arm.best.fits, why)
+        else:
+            yield MeshTried(placement.mesh, peak_bytes=least_bytes)
     for placement in race.placed:
         if placement not in by_mesh:
             missed = "it was interrupted before it was searched"
@@ -62,6 +66,7 @@ def variant_tried(variant: Variant, best: Decided | None = None, **found: Any) -
     """The log of a variant, with the best that was found for it, or other findings."""
     if best is not None:
         found = {"time_s": best.total.time_s, "peak_bytes": best.total.peak_bytes, "fits": best.fits}
+        found |= {} if best.fits else {"why": NOT_FOUND}
     return VariantTried(str(variant), stages=variant.stages, **found)
 
 

@@ -97,6 +97,7 @@ class Race:
     failed: dict[Placement, ShardwiseError] = field(default_factory=dict)
     tried: dict[Variant, VariantTried] = field(default_factory=dict)
     hopeless: dict[Variant, float] = field(default_factory=dict)  # memory needed at least, as a share of what there is
+    every: list[Variant] = field(default_factory=list)  # that was asked for
 
     def __post_init__(self) -> None:
         self.placed, self.is_open = candidate_meshes(self.asked)
@@ -110,6 +111,7 @@ class Race:
         wanted, traced, roles = self.asked.wanted, self.variants[AS_IS].traced, self.asked.roles
         pipelines = wanted.pipelines(traced, roles, sorted(set[int]().union(*map(outer_sizes, self.placed))))
         first, *others = pipelines[:1] if wanted.piped else wanted.variants(traced, roles)
+        self.every = [first, *others, *pipelines, *wanted.variants(traced, roles, offload=True)]
         self.placed = with_manual_axes(self.variants[first].analysis.program, self.placed)
         try:
             self.look(first, self.placed)
@@ -187,7 +189,7 @@ class Race:
             try:
                 arm = Arm(captured, placement, self.asked, self.journal, quick)
             except ShardwiseError as error:
-                self.failed[placement] = error
+                self.failed.setdefault(placement, error)  # that of the program itself, not of its micro-batches
                 continue
             new.append(arm)
             self.arms.append(arm)
@@ -389,15 +391,27 @@ class Race:
         return sorted(fastest, key=fastest.__getitem__)[:_MOST_MESHES]
 
     def _note(self, variant: Variant) -> None:
+        """Notes the best that was found for a variant, or that it is proven not to fit on the given mesh, split or not."""
         arms = [arm for arm in self.arms if arm.captured.variant == variant]
-        if not arms:
+        if not arms or variant in self.hopeless:
             return
-        if all(arm.hopeless for arm in arms):
+        everywhere = {arm.placement for arm in arms}.union(self.failed).issuperset(self.placed)
+        if not self.is_open and everywhere and all(arm.hopeless for arm in arms):
             self.tried[variant] = variant_tried(variant, peak_bytes=min(arm.least_bytes for arm in arms))
             return
         self.tried[variant] = variant_tried(variant, min(arms, key=_RANK).best)
 
     # The result.
+
+    def least_bytes(self, placement: Placement) -> int | None:
+        """The memory that every plan on a mesh needs at least, in all variants that were asked for; None if it is not proven
+        that none fits. What proves it of a variant proves it also where parameters are gathered again."""
+        arms = [arm for arm in self.arms if arm.placement == placement and arm.hopeless]
+        least = {variant: int(share * arm.usable_bytes) for arm in arms for variant, share in self.hopeless.items()}
+        least |= {arm.captured.variant: arm.least_bytes for arm in arms}
+        possible = [v for v in self.every if v not in self.tried or self.tried[v].peak_bytes is not None]
+        every = [v if v in least else replace(v, remat=v.remat is True) for v in possible]
+        return min((least[v] for v in every), default=None) if all(v in least for v in every) else None
 
     def outcome(self, arm: Arm, best: Decided) -> Outcome:
         """What is planned with decisions on an arm: the winner's, or those of a finalist."""

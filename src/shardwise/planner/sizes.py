@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
+from shardwise.ir.program import HEAVY
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.padding import block
 from shardwise.planner.inquiry import places_text
@@ -12,10 +14,22 @@ from shardwise.planner.inquiry import places_text
 _Uneven = tuple[int, int, int]
 
 
+class _Use(NamedTuple):
+    """A factor of a product: its size, the axes that shard it, and the axes that shard some factor of the product."""
+
+    size: int
+    axes: Collection[int]
+    used: Collection[int]
+
+
 def size_notes(lowered: Lowered) -> tuple[str, ...]:
-    """One line for each group that is padded, that is not sharded on an axis as decided, or that no axis can shard."""
+    """One line for each group that is padded, that is not sharded on an axis as decided, or that is replicated because mesh
+    axes do not divide its size."""
     padded = _padded(lowered)
-    return (*_padded_lines(lowered, padded), *_refused_lines(lowered, padded), *_replicated_lines(lowered))
+    refused = _refused(lowered, padded)
+    noted = {*refused, *(group for group, _, _ in padded)}
+    lines = (*_padded_lines(lowered, padded), *refused.values(), *_replicated_lines(lowered, noted))
+    return tuple(dict.fromkeys(lines))
 
 
 def _padded(lowered: Lowered) -> dict[_Uneven, None]:
@@ -39,7 +53,8 @@ def _padded_lines(lowered: Lowered, padded: dict[_Uneven, None]) -> Iterator[str
         yield f"{_named(lowered, group)}: {', '.join(texts)}, inside the program"
 
 
-def _refused_lines(lowered: Lowered, padded: dict[_Uneven, None]) -> Iterator[str]:
+def _refused(lowered: Lowered, padded: dict[_Uneven, None]) -> dict[int, str]:
+    """By group: a line about the axes that do not divide an argument or output."""
     noted = {(group, axis) for group, _, axis in padded}
     by_group: dict[int, tuple[str, list[str]]] = {}
     for value in (v for v in lowered.program.values if v.path):
@@ -49,18 +64,54 @@ def _refused_lines(lowered: Lowered, padded: dict[_Uneven, None]) -> Iterator[st
                 noted.add((group, axis))
                 first = f"{value.path}[{d}] of size {value.shape[d]} does not divide by "
                 by_group.setdefault(group, (first, []))[1].append(f"{pieces} ({lowered.mesh.names[axis]})")
-    yield from (text + ", ".join(axes) for text, axes in by_group.values())
+    return {group: text + ", ".join(axes) for group, (text, axes) in by_group.items()}
 
 
-def _replicated_lines(lowered: Lowered) -> Iterator[str]:
-    mesh, sharded = lowered.mesh, {color for color, _ in lowered.state.order}
-    axes = ", ".join(f"{name} {k}" for name, k in zip(mesh.names, mesh.sizes, strict=True) if k > 1)
-    for group in lowered.analysis.groups:
-        sizes = {n for k in mesh.sizes for n in lowered.structure.padded_sizes(group, k)}
-        divided = any(n % k == 0 for n in group.sizes for k in mesh.sizes if k > 1)
-        if group.matters and sizes and not divided and sharded.isdisjoint(group.colors):
-            size = ", ".join(f"{n:,}" for n in sorted(sizes))
-            yield f"{_named(lowered, group.id)} of size {size} is replicated: no mesh axis divides it ({axes})"
+def _replicated_lines(lowered: Lowered, noted: Collection[int]) -> Iterator[str]:
+    """Lines about groups that products compute whole where no axis could shard them: it does not divide their size, or it
+    shards all of these products already."""
+    mesh, program = lowered.mesh, lowered.program
+    every = {a: k for a, k in enumerate(mesh.sizes) if k > 1}
+    for group, uses in _uses(lowered).items() if every else ():
+        whole = {u.size for u in uses} - {u.size for u in uses if u.axes}
+        by_reason: dict[str, list[int]] = {}
+        for size in sorted(whole if group not in noted and lowered.analysis.groups[group].matters else ()):
+            used = set.intersection(*(set(u.used) for u in uses if u.size == size))
+            uneven = {a for a, k in every.items() if size % k}
+            # A size below all axes is no loss where all devices share its products, and nobody could change an inner one.
+            small = size < min(every.values()) and (used == every.keys() or not lowered.analysis.groups[group].places)
+            if small or not uneven or not (every.keys() - uneven) <= used:
+                continue
+            why = f"no mesh axis divides it ({_axes(lowered, every)})"
+            if len(uneven) < len(every):
+                others = _axes(lowered, every.keys() - uneven)
+                why = f"{_axes(lowered, uneven)} does not divide it, and {others} shards its products over other dimensions"
+            by_reason.setdefault(why, []).append(size)
+        places = [p for p in lowered.analysis.groups[group].places if p.value in program.argument_of]
+        stored = {program.values[p.value].shape[p.dim] for p in places}
+        for why, sizes in by_reason.items():
+            text = ", ".join(f"{n:,}" for n in sizes)
+            if stored.isdisjoint(sizes) and stored:
+                yield f"{_named(lowered, group)}, of size {text} inside the program, is replicated there: {why}"
+            else:
+                yield f"{_named(lowered, group)} of size {text} is replicated: {why}"
+
+
+def _uses(lowered: Lowered) -> dict[int, list[_Use]]:
+    """By group: its factors in products, without those of windows."""
+    uses: dict[int, list[_Use]] = {}
+    for op in lowered.program.ops:
+        windows = {w.factor for w in op.factor_rule.windows} if op.unit in HEAVY else set()
+        for f, color in enumerate(lowered.structure.factor_colors[op.id] if op.unit in HEAVY else ()):
+            if color >= 0 and f not in windows:
+                assigned = lowered.computes[op.id].assigned
+                use = _Use(op.factor_rule.factors[f].size, assigned[f], {a for axes in assigned for a in axes})
+                uses.setdefault(lowered.analysis.colors[color].group, []).append(use)
+    return uses
+
+
+def _axes(lowered: Lowered, axes: Collection[int]) -> str:
+    return ", ".join(f"{lowered.mesh.names[a]} {lowered.mesh.sizes[a]}" for a in sorted(axes))
 
 
 def _named(lowered: Lowered, group: int) -> str:

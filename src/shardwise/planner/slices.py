@@ -18,6 +18,7 @@ from shardwise.planner.asked import Asked, candidate_meshes
 from shardwise.planner.inquiry import Variants
 from shardwise.planner.mesh import OpenMesh
 from shardwise.planner.racing import Hopeless, Outcome, choose
+from shardwise.plans.search_log import NOT_FOUND
 from shardwise.search.run import Ended
 from shardwise.transforms.variants import AS_IS
 from shardwise.units import binary
@@ -62,5 +63,5 @@ def _tried(variants: Variants, asked: Asked, part: Topology) -> Outcome | str:
     if not enough and outcome.log is not None and outcome.log.ended is Ended.INTERRUPTED:
         raise KeyboardInterrupt
     if not predicted.fits:
-        return f"{binary(predicted.peak_bytes)} per device, nothing was found that fits"
+        return f"{binary(predicted.peak_bytes)} per device, {NOT_FOUND}"
     return outcome if enough else f"{predicted.time_s:.3g} s per step"

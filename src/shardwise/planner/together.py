@@ -28,12 +28,12 @@ from shardwise.hardware.mesh import MeshAxes
 from shardwise.hardware.topology import Topology
 from shardwise.interruption import interruptible
 from shardwise.ir.collector import collector_paused
-from shardwise.ir.paths import below, find_paths, matching
+from shardwise.ir.paths import below, find_paths, matching, near
 from shardwise.ir.program import Program, Spec
 from shardwise.lowering.lowered import Lowered
 from shardwise.planner.asked import Asked
 from shardwise.planner.inquiry import Variants
-from shardwise.planner.mesh import OpenMesh
+from shardwise.planner.mesh import OpenMesh, numbered
 from shardwise.planner.planning import plan_of, with_devices
 from shardwise.planner.racing import Outcome, choose
 from shardwise.plans.together import Together
@@ -180,7 +180,9 @@ def _shared_arrays(members: Sequence[_Member], shared: Mapping[str, Paths]) -> l
                 for inside, path in tree.items():
                     member.paths.setdefault((name, inside), []).append(path)
         if not trees:
-            raise QueryError(f"shared[{name!r}]: no program has an argument or output at {asked!r}")
+            known = dict.fromkeys(p for member in members for group in member.program.named_paths for p in group)
+            hint = near(asked, known) if isinstance(asked, str) else ""
+            raise QueryError(f"shared[{name!r}]: no program has an argument or output at {asked!r}{hint}")
         for other in trees[1:]:
             _check_same(name, trees[0], other)
         if len(trees) == 1:
@@ -231,6 +233,8 @@ def _best_together(members: Sequence[_Member], keys: Sequence[Key]) -> Together:
     several = [axes if is_open else members[0].asked.mesh for axes in by_size.values()]
     trials = [(_best_on(mesh, members, alone), mesh) for mesh in several]
     best, mesh = min(trials, key=lambda pair: pair[0].rank)
+    if members[0].asked.mesh is None:
+        best, mesh = _renamed(best, mesh, members)
     if best.rank[0]:
         missing = ", ".join(name for name, outcome in best.outcomes.items() if not outcome.decided.fits)
         raise InfeasibleError(
@@ -244,6 +248,31 @@ def _best_together(members: Sequence[_Member], keys: Sequence[Key]) -> Together:
         weights={m.name: m.weight for m in members},
         shared={"/".join(filter(None, key)): best.layout[key] for key in keys},
     )
+
+
+def _renamed(trial: _Trial, mesh: MeshAxes, members: Sequence[_Member]) -> tuple[_Trial, MeshAxes]:
+    """The same with axes that are called ``fsdp`` after one program alone called ``data`` where parameters are replicated."""
+    sharded: set[int] = set()
+    for outcome in trial.outcomes.values():
+        context, storage = outcome.decided.inquiry.context, outcome.settled.lowered.storage
+        params = context.arguments(context.roles.get("params", ()))
+        sharded |= {axis for v in params for axes in storage[v.id].dims for axis in axes}
+    plain = [name.rstrip("0123456789") for name in mesh.names]
+    names = numbered(["data" if n == "fsdp" and k not in sharded else n for k, n in enumerate(plain)])
+    if names == mesh.names:
+        return trial, mesh
+    other, new = MeshAxes(names, mesh.sizes), dict(zip(mesh.names, names, strict=True))
+    outcomes = {}
+    for m in members:
+        outcome = trial.outcomes[m.name]
+        inquiry, decisions = outcome.decided.inquiry.renamed(outcome.decided.decisions, names)
+        log = outcome.log
+        if log is not None:
+            log = replace(log, improvements=tuple(replace(i, mesh=other) for i in log.improvements))
+        decided = replace(outcome.decided, inquiry=inquiry, decisions=decisions)
+        outcomes[m.name] = outcome._replace(decided=decided, settled=inquiry.settle(decisions), log=log)
+    layout = {key: tuple(axes and tuple(new[a] for a in axes) for axes in spec) for key, spec in trial.layout.items()}
+    return _Trial(trial.rank, layout, outcomes), other
 
 
 def _best_on(mesh: Any, members: Sequence[_Member], alone: Mapping[str, Outcome]) -> _Trial:

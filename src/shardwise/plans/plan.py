@@ -327,11 +327,12 @@ class Plan(Execution):
         >>> [row.name for row in plan.baselines][:1]
         ['dp:data']
         """
-        from shardwise.report.compare import baseline_row
+        from shardwise.report.compare import baseline_row, mirrored
 
         if self.asked is None or not self.asked.roles:
             return ()
-        return tuple(baseline_row(b, variant or self.variant) for variant, b in self.asked.best_baselines)
+        rows = [baseline_row(b, variant or self.variant) for variant, b in self.asked.best_baselines]
+        return mirrored(rows, self.mesh)
 
     # JSON.
 

@@ -7,9 +7,12 @@ from typing import Final
 
 from shardwise.hardware.mesh import MeshAxes
 from shardwise.search.run import Ended
+from shardwise.units import binary
 
 #: States of a front that are kept.
 MOST_TRADES: Final = 48
+#: What is said without a proof.
+NOT_FOUND: Final = "nothing was found that fits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +27,28 @@ class Improved:
     seconds: float | None = field(default=None, compare=False)
 
 
+class _Tried:
+    """What a mesh and a variant have in common: with a peak, but without a time, no plan needs less memory than that."""
+
+    __slots__ = ()
+    time_s: float | None
+    peak_bytes: int | None
+
+    @property
+    def proven(self) -> bool:
+        """Whether it is proven that no plan fits."""
+        return self.time_s is None and self.peak_bytes is not None
+
+    @property
+    def peak_text(self) -> str:
+        """The peak memory, which is a lower bound where it is proven that no plan fits; empty where there is none."""
+        return "" if self.peak_bytes is None else f"{'at least ' if self.proven else ''}{binary(self.peak_bytes)}"
+
+
 @dataclass(frozen=True, slots=True)
-class MeshTried:
-    """A mesh that could have been chosen: the best state on it, or in ``why`` the reason that there is none."""
+class MeshTried(_Tried):
+    """A mesh that could have been chosen: the best state on it, or in ``why`` the reason that there is none. ``why`` also says
+    it if nothing was found that fits. Without a time, but with a peak, it is proven that none of its plans fits."""
 
     mesh: MeshAxes
     time_s: float | None = None
@@ -36,9 +58,10 @@ class MeshTried:
 
 
 @dataclass(frozen=True, slots=True)
-class VariantTried:
-    """A variant that could have been chosen: the best state for it, or in ``why`` the reason that there is none. Without a time
-    none of its plans can fit. ``stages``: those of its pipeline."""
+class VariantTried(_Tried):
+    """A variant that could have been chosen: the best state for it, or in ``why`` the reason that there is none. ``why`` also
+    says it if nothing was found that fits. Without a time, but with a peak, it is proven that none of its plans fits.
+    ``stages``: those of its pipeline."""
 
     variant: str
     time_s: float | None = None

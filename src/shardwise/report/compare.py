@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from shardwise.capture.trace import JitOptions
@@ -31,12 +31,15 @@ from shardwise.units import binary, plural, seconds
 PlanLike = Plan | tuple[str, Plan] | str | os.PathLike[str]
 
 _MOST: Final = 10
+#: The method that is not named.
+_USUAL: Final = "mcts"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """A named strategy (``baseline``) or a ``plan``, and its prediction. ``tactics`` takes the name of a strategy; ``variant``
-    is empty for the unchanged program."""
+    is empty for the unchanged program. ``mirrors``: the strategy with the same figures that is this one with axes of equal size
+    exchanged. Tables show that one alone."""
 
     kind: str
     name: str
@@ -46,6 +49,7 @@ class Row:
     peak_bytes: int
     fits: bool
     variant: str = ""
+    mirrors: str = ""
 
     @property
     def text(self) -> str:
@@ -64,11 +68,28 @@ def baseline_row(baseline: Baseline, variant: Variant) -> Row:
     return Row("baseline", baseline.name, *times, cost.peak_bytes, baseline.fits, _changed(variant))
 
 
+def mirrored(rows: Iterable[Row], mesh: MeshAxes) -> tuple[Row, ...]:
+    """Returns named strategies with ``mirrors``, which is the first of those that mirror each other."""
+    first: dict[object, str] = {}
+    marked = []
+    for row in rows:
+        uses: dict[str, list[str]] = {axis: [] for axis in mesh.names}
+        for words in read_words(row.name) if row.name != "replicated" else ():
+            for axis in words.axes:
+                uses[axis] += words.names
+        figures = row.time_s, row.compute_s, row.comm_s, row.peak_bytes, row.variant
+        exchanged = sorted((size, tuple(uses[axis])) for axis, size in mesh.shape.items())
+        found = first.setdefault((*figures, *exchanged), row.name)
+        marked.append(replace(row, mirrors=found if found != row.name else ""))
+    return tuple(marked)
+
+
 def plan_row(name: str, plan: Plan, mesh: str) -> Row:
     """Returns the row of a plan; its name has the mesh where strategies are compared on another one."""
     p = plan.predicted
     other = [f"on {plan.mesh}"] if str(plan.mesh) != mesh else []
-    name = ", ".join([f"plan {name}", *other])
+    method = [plan.search.method] if plan.search is not None and plan.search.method != _USUAL else []
+    name = ", ".join([f"plan {name}", *method, *other])
     return Row("plan", name, p.time_s, p.compute_s, p.comm_s, p.peak_bytes, p.fits, _changed(plan.variant))
 
 
@@ -174,7 +195,7 @@ def compare(
         mesh=mesh_text,
         hardware=place.topology.text,
         usable_bytes=inquiry.cost.profile.usable_bytes,
-        rows=(*rows, *best.values()),
+        rows=(*rows, *mirrored(best.values(), place.mesh)),
         refused=tuple(refused.items()),
     )
 
@@ -245,12 +266,12 @@ def _agreed(what: str, plural: str, values: Mapping[str, Any]) -> Any:
 
 
 def comparison_text(compared: Comparison, width: int = 80, every: bool = False) -> str:
-    """Returns a table with all plans and, unless ``every``, only the first strategies."""
+    """Returns a table with all plans and, unless ``every``, only the first strategies, without mirror images."""
     page = Page(width)
     page.print(
         f"{compared.function} on {compared.mesh}: {compared.hardware}, {binary(compared.usable_bytes)} per device\n"
     )
-    ranked = compared.ranked
+    ranked = [row for row in compared.ranked if every or not row.mirrors]
     shown = [row for k, row in enumerate(ranked) if every or k < _MOST or row.kind == "plan"]
     cells = []
     for row in shown:
@@ -259,8 +280,8 @@ def comparison_text(compared: Comparison, width: int = 80, every: bool = False) 
         fits = "tight" if is_tight(row.peak_bytes, compared.usable_bytes) else "yes" if row.fits else "no"
         cells.append([name, *times, binary(row.peak_bytes), fits])
     page.table(["*strategy or plan", ">step time", ">compute", ">communication", ">memory", "fits"], cells)
-    if len(shown) < len(ranked):
-        page.print(f"\nand {plural(len(ranked) - len(shown), 'combination')} more: --all or .ranked")
+    if len(shown) < len(compared.rows):
+        page.print(f"\nand {plural(len(compared.rows) - len(shown), 'combination')} more: --all or .ranked")
     if compared.refused and every:
         page.print("\nNot possible\n" + "\n".join(f"  {name}: {reason}" for name, reason in compared.refused))
     elif compared.refused:

@@ -175,11 +175,13 @@ def _colors(plan: Plan, shown: set[int]) -> dict[int, dict[str, Any]]:
 
 
 def _baselines(plan: Plan) -> list[dict[str, Any]]:
-    """Returns the named strategies, the first few with the specs of their arguments."""
+    """Returns the named strategies without mirror images, the first few with the specs of their arguments."""
     figures = ("name", "time_s", "compute_s", "comm_s", "peak_bytes", "fits", "variant")
-    shown = plan.baselines[:_MOST_BASELINES] if plan.mesh.devices > 1 else ()
-    rows = [{key: getattr(row, key) for key in figures} | {"words": strategy_words(row, plan.mesh)} for row in shown]
-    best = plan.asked.best_baselines[:_WITH_SPECS] if rows else ()
+    baselines = plan.baselines if plan.mesh.devices > 1 else ()
+    every = zip(baselines, plan.asked.best_baselines if plan.asked and baselines else (), strict=True)
+    shown = [(row, best) for row, best in every if not row.mirrors][:_MOST_BASELINES]
+    rows = [{key: getattr(row, key) for key in figures} | {"words": strategy_words(row, plan.mesh)} for row, _ in shown]
+    best = [found for _, found in shown[:_WITH_SPECS]]
     rivals = {r.variant: r.inquiry for r in plan.asked.rivals} if rows else {}
     for row, (variant, baseline) in zip(rows, best, strict=False):
         inquiry = plan.asked if variant is None else rivals.get(variant)

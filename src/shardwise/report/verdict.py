@@ -114,7 +114,7 @@ def _compared(plan: Plan, rows: tuple[Row, ...]) -> str:
     p, best = plan.predicted, rows[0]
     if not best.fits:
         needs = f"the smallest, {strategy_words(best, plan.mesh)}, needs {binary(best.peak_bytes)}"
-        return f"No named strategy {'' if not p.fits else 'else '}fits: {needs}."
+        return f"No named strategy was found that fits: {needs}."
     if not p.fits:
         return f"The best baseline ({strategy_words(best, plan.mesh)}) fits, at {seconds(best.time_s)} per step."
     ratio = best.time_s / p.time_s if p.time_s else 1.0

@@ -43,7 +43,9 @@ def make_pins(analysis: Analysis, mesh: MeshAxes, pins: Mapping[str, Any]) -> li
         if isinstance(values, str):
             problems.append(values)
             continue
-        if len({len(program.values[v].shape) for v in values}) > 1:
+        # A spec for the arrays of a tree is checked with each of them, below.
+        inner = not all(program.values[v].path for v in values)
+        if inner and any(read_spec(spec)) and len({len(program.values[v].shape) for v in values}) > 1:
             shown = ", ".join(map(marks.describe, values))
             problems.append(f"{key!r} marks values of different ranks ({shown}): give each rank another name")
             continue

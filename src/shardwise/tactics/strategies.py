@@ -50,7 +50,7 @@ class Shard(OverAxes):
 
     path: str
     dim: int
-    axes: Axes
+    axes: Axes = ()
     side: int = 0
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
@@ -122,12 +122,13 @@ class FSDP(Batched):
     """
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        batch = batch_colors(context, self.dim, "FSDP")
-        cover = covering_colors(context, context.role("params", "FSDP"), axis, set(batch))
+        name = type(self).__name__  # that of ZeRO2 and ZeRO1, too
+        batch = batch_colors(context, self.dim, name)
+        cover = covering_colors(context, context.role("params", name), axis, set(batch))
         return shard_groups(context, [*batch, *cover], axis, taken)
 
 
-class ZeRO2(Batched):
+class ZeRO2(FSDP):
     """Does as FSDP, but parameters stay replicated: gradients are reduced into shards, moments are sharded, and the updated
     parameters are gathered once.
 
@@ -139,11 +140,11 @@ class ZeRO2(Batched):
     """
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        fsdp = FSDP(dim=self.dim).on(axis, context, taken)
-        return [*fsdp, KeepDecision(with_outputs(context.analysis, context.role("params", "ZeRO2")), axis)]
+        fsdp, params = super().on(axis, context, taken), context.role("params", type(self).__name__)
+        return [*fsdp, KeepDecision(with_outputs(context.analysis, params), axis)]
 
 
-class ZeRO1(Batched):
+class ZeRO1(ZeRO2):
     """Does as ZeRO2, but gradients are replicated too: they are all-reduced, and the update slices them.
 
     The gradients are what ZeRO2 reduces into shards. The reduction of a value that is kept replicated may move to the one op
@@ -157,7 +158,7 @@ class ZeRO1(Batched):
     """
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        zero2 = ZeRO2(dim=self.dim).on(axis, context, taken)
+        zero2 = super().on(axis, context, taken)
         # Those of ZeRO2 on this axis alone.
         gradients = context.once(
             ("gradients", self.dim), lambda: scattered_values(context, ZeRO2(dim=self.dim).on(axis, context, ()), axis)
@@ -330,7 +331,7 @@ class Keep(OverAxes):
     """
 
     path: str
-    axes: Axes
+    axes: Axes = ()
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
         return [KeepDecision(with_outputs(context.analysis, context.arguments([self.path])), axis)]

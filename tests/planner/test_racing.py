@@ -44,14 +44,15 @@ _HIGH = pytest.mark.xfail(strict=True, reason="6% high: reductions of all device
     [
         pytest.param("fsdp:data", 0.97, True, marks=_HIGH),
         ("fsdp:data", 0.97, False),
-        ("dp:data", 0.8, True),
+        ("dp:data", 0.7, True),
         ("dp:data", 0.8, False),
     ],
 )
 def test_the_time_of_a_state_in_micro_batches_is_known_before_they_are_traced(
     strategy: str, share: float, scan: bool
 ) -> None:
-    """Data parallelism needs so many that a device has one example in each: products of few rows take longer."""
+    """Data parallelism needs so many that a device has one example in each: products of few rows take longer, and they are most
+    of the step."""
     program = zoo.load("gpt", "2.6b", layers=2, batch=256, scan=scan)
     options: dict[str, Any] = {"mesh": {"data": 16}, "topology": "v5e:4x4", "tactics": strategy}
     options |= {"roles": {"batch": "batch", "params": "params"}, "donate_argnums": program.donate_argnums}

@@ -280,7 +280,7 @@ class Dependencies:
     def _deferred(self, total: Total, reads: Reads) -> Hashable:
         """Adds what ``Lowered._deferred`` reads; returns a key for its answer."""
         reads.nodes.add(self.stored[total.old])
-        return self.stored[total.old], self._is_free(total.old, reads)
+        return self.stored[total.old], total.old in self._base.pinned
 
     def _actual(self, op: Op, value: int) -> int:
         """Returns the node of the sharding in which a value leaves its op (``Lowered.actual_sharding``), which may differ from
@@ -300,11 +300,11 @@ class Dependencies:
 
     def _waits(self, value: int, reads: Reads) -> Hashable:
         """Adds what ``Lowered.may_wait`` reads; returns a key for its answer."""
-        return self.structure.waits[value] and self._is_free(value, reads)
-
-    def _is_free(self, value: int, reads: Reads) -> Hashable:
-        """Adds the decisions to keep a value; returns a key for whether it is neither kept nor pinned."""
-        if value in self._base.pinned or value in self._base_named:
+        if not self.structure.waits[value] or value in self._base.pinned:
+            return False
+        if value in self.structure.added_to:
+            return True
+        if value in self._base_named:
             return False
         named = self._named.get(value, frozenset())
         reads.keeps |= named

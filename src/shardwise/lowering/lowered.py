@@ -327,7 +327,7 @@ class Lowered:
 
     def _deferred(self, total: Total) -> frozenset[int]:
         """The axes on which a total can stay partial until its loop ends."""
-        if total.old in self.state.pinned or self.state.kept_on(total.old):
+        if total.old in self.state.pinned:
             return _NONE
         return frozenset(range(len(self.mesh.sizes))) - self.storage[total.old].axes()
 
@@ -337,8 +337,12 @@ class Lowered:
         return target_sharding(computed, self.storage[value], waiting if self.may_wait(value) else _NONE, stays)
 
     def may_wait(self, value: int) -> bool:
-        """Can the reduction of a partial sum wait for its only consumer?"""
-        return self.structure.waits[value] and not (value in self.state.pinned or self.state.kept_on(value))
+        """Can the reduction of a partial sum wait for its only consumer? A part of a total that is kept replicated can: the
+        total is, after the loop."""
+        s = self.structure
+        if not s.waits[value] or value in self.state.pinned:
+            return False
+        return value in s.added_to or not self.state.kept_on(value)
 
     def _joins(self, value: int) -> frozenset[int]:
         """Axes on which the sum that consumes this value is partial already, so that reducing it costs nothing more."""

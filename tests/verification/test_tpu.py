@@ -130,7 +130,7 @@ def test_sines_take_as_long_as_the_compiler_estimates(compiled: dict[str, Any], 
 
 @needs_libtpu
 @pytest.mark.parametrize("name", NARROW)
-def test_what_may_be_padded_around_a_gather_is_not_said_to_fit(compiled: dict[str, Any], name: str) -> None:
+def test_what_may_be_padded_or_copied_is_not_said_to_fit(compiled: dict[str, Any], name: str) -> None:
     """``shardwise.cost.uncertainty``: with a byte less than the compiler needs a plan is tight, or does not fit."""
     fn, size, rows = NARROW[name]
     args = (jax.ShapeDtypeStruct(size, jnp.float32), jax.ShapeDtypeStruct(rows, jnp.int32))

@@ -90,7 +90,24 @@ def pixels(images: jax.Array, rows: jax.Array) -> jax.Array:
     return jax.vmap(lambda image, row: image[row, row])(images, rows)
 
 
-#: Gathers and scatters of narrow rows: the shapes of an array of floats and of one of indices.
+def decomposed(matrices: jax.Array, rows: jax.Array) -> jax.Array:
+    return jnp.linalg.cholesky(matrices) * rows[0]
+
+
+def solved(matrices: jax.Array, rows: jax.Array) -> jax.Array:
+    return jax.scipy.linalg.solve_triangular(matrices, jnp.ones((*matrices.shape[:-1], 8)), lower=True) * rows[0]
+
+
+def in_order(x: jax.Array, rows: jax.Array) -> jax.Array:
+    return jnp.sort(x, -1) + rows[0]
+
+
+def added_up(x: jax.Array, rows: jax.Array) -> jax.Array:
+    return jnp.cumsum(x, -1) * rows[0]
+
+
+#: Gathers and scatters of narrow rows, decompositions, a sort and a cumulative sum: the shapes of an array of floats and of one
+#: of integers.
 NARROW: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
     "rows of 3": (rows_of, (2**16, 3), (2**18,)),
     "rows of 16": (rows_of, (2**16, 16), (2**18,)),
@@ -99,6 +116,10 @@ NARROW: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
     "rows of each table": (chosen, (2**12, 33, 64), (2**12,)),
     "pixels": (pixels, (64, 64, 64, 3), (64, 64, 64)),
     "elements": (rows_of, (2**18,), (2**18, 5)),
+    "decompositions": (decomposed, (2**18, 8, 8), (8,)),
+    "solutions": (solved, (2**14, 64, 64), (8,)),
+    "sorted rows": (in_order, (2**16, 1024), (8,)),
+    "sums of rows": (added_up, (2**16, 1024), (8,)),
 }
 #: Lookups whose arrays are copied to row-major order, too large for on-chip memory; and a program whose temporaries fit there.
 COPIED: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {

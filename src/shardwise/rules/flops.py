@@ -12,7 +12,7 @@ from shardwise.rules.reduction import CUMULATIVE
 from shardwise.rules.tables import ELEMENTWISE, LINEAR_ALGEBRA
 
 #: Sorting networks and searches compare each element about log2(n) times.
-_SORTS: Final = ("sort", "top_k", "approx_top_k")
+SORTS: Final = ("sort", "top_k", "approx_top_k")
 
 #: Random numbers and keys: a Threefry hash of 20 rounds and 5 key schedules for each.
 _HASHES: Final = ("random_bits", "random_split", "random_fold_in")
@@ -45,7 +45,7 @@ def count_flops(call: OpCall, rule: Rule) -> tuple[float, Unit]:
         return float(inputs * math.prod(call.params["window_dimensions"])), Unit.VECTOR
     if kind.startswith(("reduce", "arg")) or kind in CUMULATIVE:
         return float(inputs), Unit.VECTOR
-    if kind in _SORTS:
+    if kind in SORTS:
         return inputs * math.log2(max(inputs, 2)), Unit.VECTOR
     if kind == "fft":
         return 5.0 * size * math.log2(max(math.prod(call.params["fft_lengths"]), 2)), Unit.VECTOR

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -27,7 +28,7 @@ from shardwise.tactics.tactic import Axes, Context, OverAxes, Tactic, decide
 
 #: The strategies in the order in which they are applied. Those that shard the batch come before experts, whose axes are then
 #: the minor ones of the batch: an all-to-all brings those to the experts, while major ones need a permute of all tokens first.
-PARTS: Final = tuple("pipeline edges dp fsdp zero1 zero2 expert context megatron sequence vocabulary".split())
+PARTS: Final = tuple("pipeline edges dp fsdp zero1 zero2 expert context megatron feedforward sequence vocabulary".split())
 _SIMPLE: Final[dict[str, Callable[..., Tactic]]] = {
     "pipeline": Pipeline,
     "dp": DataParallel,
@@ -35,6 +36,7 @@ _SIMPLE: Final[dict[str, Callable[..., Tactic]]] = {
     "zero1": ZeRO1,
     "zero2": ZeRO2,
     "megatron": Megatron,
+    "feedforward": functools.partial(Megatron, heads=False),
 }
 #: By name: the kind of places, what they are, and the strategy at one of them.
 _PLACED: Final[dict[str, tuple[str, str, Callable[[str, PathDim], Tactic]]]] = {
@@ -66,6 +68,8 @@ def name_of(tactic: Tactic) -> str:
     """Returns the name of a strategy of ``named``; nothing for another tactic."""
     if isinstance(tactic, AtPlaces):
         return tactic.name
+    if isinstance(tactic, Megatron) and not tactic.heads:
+        return "feedforward"
     return next((name for name, kind in _SIMPLE.items() if kind is type(tactic)), "")
 
 

@@ -16,6 +16,7 @@ Most examples are about this training step, or this layer:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from shardwise.errors import DecisionError
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.decisions import Keep as KeepDecision
 from shardwise.lowering.decisions import Shard as ShardDecision
+from shardwise.tactics.divided import Divided, divided_part, head_groups
 from shardwise.tactics.places import PathDim
 from shardwise.tactics.structure import (
     batch_colors,
@@ -165,62 +167,109 @@ class ZeRO1(Batched):
         return [*zero2, *([KeepDecision(gradients, axis)] if gradients else [])]
 
 
+@dataclass(frozen=True, init=False)
 class Megatron(Listed):
     """Shards hidden dimensions and heads on an axis.
 
     By structure: groups that one product with a parameter makes and another contracts, other than residual streams (to which
     a product that is computed from them is added), the width of heads and what a gather looks into. Of those that the axis
     divides, as many as no two of which meet in one op; where there are several such sets, the one that makes the shortest
-    step. Decisions before this one do not change the choice.
+    step. Where the axis divides the heads of queries but not those of keys and values, the latter stay replicated. Decisions
+    before this one do not change the choice.
+
+    ``heads=False`` leaves heads alone, so that ``SequenceParallel`` on the same axis shards the sequence in attention.
 
     >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=[Megatron("model")])
     >>> plan.spec("up"), plan.spec("down"), [kind for kind, _ in plan.moved()]
     (P(None, 'model'), P('model',), ['all-reduce'])
     """
 
+    heads: bool
+
+    def __init__(self, *axes: Axes, heads: bool = True) -> None:
+        super().__init__(*axes)
+        object.__setattr__(self, "heads", heads)
+
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        sizes = dict(zip(context.mesh.names, context.mesh.sizes, strict=True))
-        sharded = {(c, d.axis) for d in taken if isinstance(d, ShardDecision) for c in d.colors}
-        colors = list[int]()
-        for color in context.once("megatron", lambda: self._inner(context)):
-            before = math.prod(size for name, size in sizes.items() if (color, name) in sharded and name != axis)
-            if all(size % (before * sizes[axis]) == 0 for size in context.group(color).sizes):
-                colors.append(color)
-        if not colors:
+        able = self._able(axis, context, taken)
+        if not able:
             raise DecisionError(
                 "Megatron: no dimension is made by one parameter's product and contracted by another's, and can be divided by "
-                f"{axis} {sizes[axis]}"
+                f"{axis} {context.mesh.sizes[context.mesh.index(axis)]}"
             )
         meeting = context.once("meeting", lambda: meeting_groups(context.analysis))
-        groups, covers = {c: context.group(c).id for c in colors}, {c: _covered(context, c) for c in colors}
+        groups = {c: {context.group(one).id for one in divided.colors} for c, divided in able.items()}
+
+        def meet(color: int, other: int) -> bool:
+            return any(pair in meeting for pair in itertools.product(groups[color], groups[other]))
 
         def compatible(first: int) -> tuple[int, ...]:
             """Returns a color, with others that none of these meets and that shard more parameters."""
-            chosen, covered = [first], set(covers[first])
-            for c in colors:
-                if not covers[c] <= covered and not any((groups[c], groups[other]) in meeting for other in chosen):
+            chosen, covered = [first], set(able[first].covered)
+            for c, divided in able.items():
+                if not divided.covered <= covered and not any(meet(c, other) for other in chosen):
                     chosen.append(c)
-                    covered |= covers[c]
-            return tuple(sorted(chosen, key=colors.index))
+                    covered |= divided.covered
+            return tuple(c for one in sorted(chosen, key=list(able).index) for c in able[one].colors)
 
-        sets = list(dict.fromkeys(map(compatible, colors)))
+        sets = list(dict.fromkeys(map(compatible, able)))
         if len(sets) > 1:
             sets.sort(key=lambda chosen: context.once(("step", chosen), lambda: self._step_s(context, chosen)))
-        return shard_groups(context, sets[0], axis, taken)
+        whole = [v for c in sets[0] if c in able for v in able[c].replicated]
+        values = with_outputs(context.analysis, [context.analysis.program.values[v] for v in whole])
+        return [*shard_groups(context, sets[0], axis, taken), *([KeepDecision(values, axis)] if values else [])]
 
-    def _inner(self, context: Context) -> list[int]:
+    def _able(self, axis: str, context: Context, taken: Sequence[Decision]) -> dict[int, Divided]:
+        """Returns what can be sharded on an axis, by the color of its group."""
+        sizes = dict(zip(context.mesh.names, context.mesh.sizes, strict=True))
+        sharded = {(c, d.axis) for d in taken if isinstance(d, ShardDecision) for c in d.colors}
+        parameters = context.role("params", "Megatron")
+
+        def pieces(color: int) -> int:
+            return sizes[axis] * math.prod(n for name, n in sizes.items() if name != axis and (color, name) in sharded)
+
+        able: dict[int, Divided | None] = {}
+        for color in self.inner(context):
+            if not self.heads and context.group(color).id in head_groups(context, parameters):
+                continue
+            if all(size % pieces(color) == 0 for size in context.group(color).sizes):
+                able[color] = Divided((color,), frozenset(_covered(context, color)))
+            else:
+                able[color] = divided_part(context, color, pieces, parameters)
+        return {color: divided for color, divided in able.items() if divided}
+
+    def inner(self, context: Context) -> list[int]:
         """Returns one color of each group of inner colors. Those that shard the most bytes come first."""
-        inner = inner_colors(context, context.role("params", "Megatron"))
-        groups: dict[int, int] = {}
-        for color in sorted(inner):
-            if _covered(context, color):  # not of a part of a parameter alone, which is reshaped for its product
-                groups.setdefault(context.analysis.colors[color].group, color)
-        return sorted(groups.values(), key=lambda color: -_covered_bytes(context, color))
+
+        def inner() -> list[int]:
+            groups: dict[int, int] = {}
+            for color in sorted(inner_colors(context, context.role("params", "Megatron"))):
+                if _covered(context, color):  # not of a part of a parameter alone, which is reshaped for its product
+                    groups.setdefault(context.analysis.colors[color].group, color)
+            return sorted(groups.values(), key=lambda color: -_covered_bytes(context, color))
+
+        return context.once("megatron", inner)
 
     def _step_s(self, context: Context, colors: Sequence[int]) -> float:
         """Returns the time of a step in which some colors are sharded, and nothing else."""
         axis = max(zip(context.mesh.sizes, context.mesh.names, strict=True))[1]
         return step_s(context, shard_groups(context, colors, axis, ()))
+
+
+def shards_heads_in_part(context: Context, axis: str) -> bool:
+    """Returns whether Megatron, on an axis alone or with others, shards a group in some places alone."""
+    own = context.mesh.sizes[context.mesh.index(axis)]
+    others = [size for name, size in zip(context.mesh.names, context.mesh.sizes, strict=True) if name != axis]
+    counts = {own * math.prod(some) for k in range(len(others) + 1) for some in itertools.combinations(others, k)}
+    parameters = context.arguments(context.roles.get("params", ()))
+
+    def in_part(color: int, count: int) -> bool:
+        if all(size % count == 0 for size in context.group(color).sizes):
+            return False
+        return divided_part(context, color, lambda c: count if c == color else own, parameters) is not None
+
+    colors = Megatron().inner(context) if parameters else []
+    return any(in_part(color, count) for color in colors for count in sorted(counts))
 
 
 def _covered(context: Context, color: int) -> set[int]:

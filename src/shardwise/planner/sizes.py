@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from shardwise.lowering.decisions import Decision
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.padding import block
 from shardwise.planner.inquiry import places_text
+from shardwise.tactics.strategies import Megatron
+from shardwise.tactics.tactic import Context
 
 #: A group, one of its sizes, and an axis.
 _Uneven = tuple[int, int, int]
@@ -16,6 +19,23 @@ def size_notes(lowered: Lowered) -> tuple[str, ...]:
     """One line for each group that is padded, that is not sharded on an axis as decided, or that no axis can shard."""
     padded = _padded(lowered)
     return (*_padded_lines(lowered, padded), *_refused_lines(lowered, padded), *_replicated_lines(lowered))
+
+
+def megatron_notes(
+    context: Context, megatron: Megatron, taken: Sequence[Decision], said: Sequence[str]
+) -> Iterator[str]:
+    """One line for each group that Megatron shards nowhere, or not in all arguments, since an axis does not divide it. Groups
+    that other notes have ``said`` to be replicated are left out."""
+    analysis = context.analysis
+    arguments = {a.value for a in analysis.program.arguments}
+    for axis, pieces, number, left, replicated in megatron.uneven(context, taken):
+        sizes = ", ".join(f"{size:,}" for size in left)
+        places = [str(p) for p in analysis.groups[number].places if p.value in arguments]
+        if replicated is None and not any(note.startswith(places_text(places)) for note in said):
+            yield f"megatron:{axis} does not shard {places_text(places)}: {pieces} devices do not divide {sizes}"
+        elif replicated:
+            kept = places_text([analysis.program.label(v) for v in replicated])
+            yield f"megatron:{axis} leaves {kept} replicated: {pieces} devices do not divide {sizes}"
 
 
 def _padded(lowered: Lowered) -> dict[_Uneven, None]:

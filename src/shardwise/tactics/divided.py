@@ -1,13 +1,16 @@
 """What an axis shards of heads that it does not divide everywhere.
 
-The problem. With grouped queries there are fewer heads of keys and values than of queries. An axis with more devices divides the
-heads of queries, and not those of keys and values, which have the same color.
+The problem. With grouped queries there are fewer heads of keys and values than of queries. An axis with more devices divides
+the heads of queries, and not those of keys and values, which have the same color.
 
-The idea. Attention multiplies activations. Without these products the values with the heads' color fall into parts: what belongs
-to queries, keys, values, and outputs, each with its parameter. A part in which the axis divides every size is sharded, and the
-arguments of the others stay replicated. That pays if a parameter that makes heads and one that contracts them are sharded, as
-those of queries and outputs are where keys and values are repeated. Where instead the queries are split into groups,
-``[groups, members]``, for one head of keys each, the axis may divide the members: then these are sharded, too.
+The idea. Attention multiplies activations. Without these products the values with the heads' color fall into parts: what
+belongs to queries, keys, values, and outputs, each with its parameter. A part in which the axis divides every size is sharded,
+and the arguments of the others stay replicated. That pays if a parameter that makes heads and one that contracts them are
+sharded, as those of queries and outputs are where keys and values are repeated. Where instead the queries are split into
+groups, ``[groups, members]``, for one head of keys each, the axis may divide the members: then these are sharded, too.
+
+Weak: groups and members that the axis divides only together (8 groups of 2 on 16 devices) are not sharded by one axis; they are
+by two, of 8 and of 2 devices.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ def divided_part(context: Context, color: int, pieces: Pieces, parameters: Seque
     parts = context.once(key, lambda: list(_parts(context, set(group.colors), parameters)))
     count, sizes = pieces(color), {c.id: c.size for c in context.analysis.colors}
     split = dict.fromkeys(c for part in parts for size, c in part.members if size % count)
-    members = tuple(c for c in split if sizes[c] % pieces(c) == 0 and context.group(c).id in _common(context, group, parameters))
+    members = tuple(
+        c for c in split if sizes[c] % pieces(c) == 0 and context.group(c).id in _common(context, group, parameters)
+    )
     for colors in ((color,), (color, *members)) if members else ((color,),):
         sharded = [part for part in parts if part.is_divided(count, colors[1:])]
         if {is_contracted for part in sharded for is_contracted in part.products} == {False, True}:
@@ -56,7 +61,7 @@ class _Part(NamedTuple):
     """Values with a group's colors that no product of activations separates.
 
     ``shapes`` are their sizes in the group, each with all colors of the value; ``products`` has, for those with a parameter,
-    whether they contract the group. ``members`` are what reshapes split off: the size of the rest, and the color of the members.
+    whether they contract the group. ``members`` are what reshapes split off, with the size of the rest.
     """
 
     arguments: list[int]
@@ -130,7 +135,7 @@ def _attention(context: Context, parameters: Sequence[Value]) -> list[set[int]]:
 
     def products() -> list[set[int]]:
         analysis, weights = context.analysis, weights_of(context, parameters)
-        of_params = {c for v in parameters for c in analysis.value_colors[v.id]}
+        of_params = {c for v in weights for c in analysis.value_colors[v]}
         groups: dict[frozenset[int], None] = {}
         for op in analysis.program.ops:
             made = {c for v in op.results for c in analysis.value_colors[v] if c >= 0}

@@ -28,7 +28,9 @@ from shardwise.tactics.tactic import Axes, Context, OverAxes, Tactic, decide
 
 #: The strategies in the order in which they are applied. Those that shard the batch come before experts, whose axes are then
 #: the minor ones of the batch: an all-to-all brings those to the experts, while major ones need a permute of all tokens first.
-PARTS: Final = tuple("pipeline edges dp fsdp zero1 zero2 expert context megatron feedforward sequence vocabulary".split())
+PARTS: Final = tuple(
+    "pipeline edges dp fsdp zero1 zero2 expert context megatron feedforward sequence vocabulary".split()
+)
 _SIMPLE: Final[dict[str, Callable[..., Tactic]]] = {
     "pipeline": Pipeline,
     "dp": DataParallel,

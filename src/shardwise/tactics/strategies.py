@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardwise.errors import DecisionError
 from shardwise.lowering.decisions import Decision
@@ -167,6 +168,17 @@ class ZeRO1(Batched):
         return [*zero2, *([KeepDecision(gradients, axis)] if gradients else [])]
 
 
+class Uneven(NamedTuple):
+    """A group that Megatron does not shard everywhere, since a number of ``pieces`` does not divide some ``sizes``. Arguments
+    that stay ``replicated`` beside those that are sharded; None where it does not shard the group at all."""
+
+    axis: str
+    pieces: int
+    group: int
+    sizes: tuple[int, ...]
+    replicated: tuple[int, ...] | None
+
+
 @dataclass(frozen=True, init=False)
 class Megatron(Listed):
     """Shards hidden dimensions and heads on an axis.
@@ -177,7 +189,8 @@ class Megatron(Listed):
     step. Where the axis divides the heads of queries but not those of keys and values, the latter stay replicated. Decisions
     before this one do not change the choice.
 
-    ``heads=False`` leaves heads alone, so that ``SequenceParallel`` on the same axis shards the sequence in attention.
+    ``heads=False`` leaves parameters with heads alone, so that ``SequenceParallel`` on the same axis shards the sequence in
+    attention.
 
     >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=[Megatron("model")])
     >>> plan.spec("up"), plan.spec("down"), [kind for kind, _ in plan.moved()]
@@ -219,24 +232,38 @@ class Megatron(Listed):
         values = with_outputs(context.analysis, [context.analysis.program.values[v] for v in whole])
         return [*shard_groups(context, sets[0], axis, taken), *([KeepDecision(values, axis)] if values else [])]
 
+    def uneven(self, context: Context, taken: Sequence[Decision]) -> Iterator[Uneven]:
+        """Returns the groups that an axis does not divide everywhere, other than further dimensions of the same parameters."""
+        decisions = list(taken)
+        for axis in self.axes or context.mesh.names:
+            pieces = _pieces(context, axis, decisions)
+            every = self._every(axis, context, decisions)
+            covered = set[int]().union(*(divided.covered for divided in every.values() if divided))
+            for color, divided in every.items():
+                group = context.group(color)
+                left = tuple(size for size in group.sizes if size % pieces(color))
+                if left and (divided or not _covered(context, color) <= covered):
+                    yield Uneven(axis, pieces(color), group.id, left, divided.replicated if divided else None)
+                covered |= _covered(context, color)
+            decisions += self.on(axis, context, decisions) if any(every.values()) else []
+
     def _able(self, axis: str, context: Context, taken: Sequence[Decision]) -> dict[int, Divided]:
         """Returns what can be sharded on an axis, by the color of its group."""
-        sizes = dict(zip(context.mesh.names, context.mesh.sizes, strict=True))
-        sharded = {(c, d.axis) for d in taken if isinstance(d, ShardDecision) for c in d.colors}
-        parameters = context.role("params", "Megatron")
+        return {color: divided for color, divided in self._every(axis, context, taken).items() if divided}
 
-        def pieces(color: int) -> int:
-            return sizes[axis] * math.prod(n for name, n in sizes.items() if name != axis and (color, name) in sharded)
-
-        able: dict[int, Divided | None] = {}
-        for color in self.inner(context):
-            if not self.heads and context.group(color).id in head_groups(context, parameters):
-                continue
+    def _every(self, axis: str, context: Context, taken: Sequence[Decision]) -> dict[int, Divided | None]:
+        """Returns, by the color of its group, what can be sharded on an axis, or None."""
+        parameters, pieces = context.role("params", "Megatron"), _pieces(context, axis, taken)
+        every: dict[int, Divided | None] = {}
+        inner = self.inner(context)
+        heads = [c for c in inner if context.group(c).id in head_groups(context, parameters)] if not self.heads else []
+        attention = set[int]().union(*(_covered(context, c) for c in heads))
+        for color in (c for c in inner if attention.isdisjoint(_covered(context, c))):
             if all(size % pieces(color) == 0 for size in context.group(color).sizes):
-                able[color] = Divided((color,), frozenset(_covered(context, color)))
+                every[color] = Divided((color,), frozenset(_covered(context, color)))
             else:
-                able[color] = divided_part(context, color, pieces, parameters)
-        return {color: divided for color, divided in able.items() if divided}
+                every[color] = divided_part(context, color, pieces, parameters)
+        return every
 
     def inner(self, context: Context) -> list[int]:
         """Returns one color of each group of inner colors. Those that shard the most bytes come first."""
@@ -254,6 +281,14 @@ class Megatron(Listed):
         """Returns the time of a step in which some colors are sharded, and nothing else."""
         axis = max(zip(context.mesh.sizes, context.mesh.names, strict=True))[1]
         return step_s(context, shard_groups(context, colors, axis, ()))
+
+
+def _pieces(context: Context, axis: str, taken: Sequence[Decision]) -> Callable[[int], int]:
+    """Returns a function: the number of pieces of a color on an axis, with those axes that decisions have given it."""
+    sizes = dict(zip(context.mesh.names, context.mesh.sizes, strict=True))
+    sharded = {(c, d.axis) for d in taken if isinstance(d, ShardDecision) for c in d.colors}
+    others = [name for name in sizes if name != axis]
+    return lambda color: sizes[axis] * math.prod(sizes[name] for name in others if (color, name) in sharded)
 
 
 def shards_heads_in_part(context: Context, axis: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Final
 from shardwise.errors import DecisionError
 from shardwise.lowering.decisions import Decision
 from shardwise.tactics.places import PathDim
+from shardwise.tactics.roles import NAME_THEM
 from shardwise.tactics.strategies import (
     FSDP,
     ContextParallel,
@@ -61,7 +62,14 @@ class AtPlaces(OverAxes):
         kind, what, make = _PLACED[self.name]
         places: tuple[PathDim, ...] = getattr(context.places, kind)
         if not places:
-            raise DecisionError(f"{self.name}: the program has no {what}")
+            hint = ""
+            if kind == "sequences":
+                hint = (
+                    f": {NAME_THEM}"
+                    if not context.roles.get("batch")
+                    else "; roles={'batch': 'path'} names another batch"
+                )
+            raise DecisionError(f"{self.name}: the program has no {what}{hint}")
         tactics = [make(axis, place) for place in places]
         return decide(context, tactics, taken)[len(taken) :]
 

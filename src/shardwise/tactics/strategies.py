@@ -109,13 +109,14 @@ class DataParallel(Batched):
     """
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        return shard_groups(context, batch_colors(context, self.dim, "DataParallel"), axis, taken)
+        return shard_groups(context, batch_colors(context, self.dim, "DataParallel", or_sequence=False), axis, taken)
 
 
 class FSDP(Batched):
     """Shards the batch, parameters, gradients and moments on the same axis (ZeRO-3).
 
-    The parameter dimensions are the fewest colors that shard every parameter, those that cover most bytes first.
+    The parameter dimensions are the fewest colors that shard every parameter, those that cover most bytes first. Of a batch of
+    one example the sequence is sharded.
 
     >>> plan = shardwise.plan(step, w, w, x, mesh={"data": 8}, tactics=[FSDP("data")])
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")

@@ -24,9 +24,9 @@ from shardwise.tactics.tactic import Context
 _TAKEN: Final = VIEWS | {"concatenate", "dynamic_slice", "gather", "slice"}
 
 
-def batch_colors(context: Context, dim: int | None, tactic: str) -> list[int]:
+def batch_colors(context: Context, dim: int | None, tactic: str, or_sequence: bool = True) -> list[int]:
     """Returns the colors of a dimension of the batch, without ``dim`` of the first that no loop runs over, and those of rows
-    that the program makes of it (``tactics.drawn``)."""
+    that the program makes of it (``tactics.drawn``). Of a batch of one example it is its sequence (``or_sequence``)."""
     analysis = context.analysis
     numbers: dict[int, None] = {}
     for value in context.role("batch", tactic):
@@ -34,10 +34,24 @@ def batch_colors(context: Context, dim: int | None, tactic: str) -> list[int]:
         found = analysis.leading_colors[value.id] if dim is None else colors[dim] if dim < len(colors) else -1
         if found >= 0:
             numbers[found] = None
+    if not numbers and dim is None and (sequences := _sequences_of_one(context, tactic)):
+        if not or_sequence:
+            raise DecisionError(
+                f"{tactic}: the batch has one example; 'context' shards its sequence, and 'fsdp' does, too"
+            )
+        numbers = dict.fromkeys(sequences)
     if not numbers:
         which = "first dimension" if dim is None else f"dimension {dim}"
         raise DecisionError(f"{tactic}: no batch argument has a {which} larger than one")
     return [*numbers, *context.once(("rows", *numbers), lambda: summed_rows(analysis, numbers))]
+
+
+def _sequences_of_one(context: Context, tactic: str) -> list[int]:
+    """Returns the colors of the first sequence of each batch argument with one example."""
+    colors = (context.analysis.color_of(*place) for place in context.places.sequences)
+    groups = {color.group for color in colors if color is not None}
+    able = [[c for _, c in context.colors_of(v)] for v in context.role("batch", tactic) if v.shape[:1] == (1,)]
+    return [c for cs in able for c in [c for c in cs if context.analysis.colors[c].group in groups][:1]]
 
 
 def covering_colors(context: Context, parameters: Sequence[Value], axis: str, without: set[int]) -> list[int]:

@@ -112,7 +112,11 @@ def test_heads_that_an_axis_divides_nowhere_are_left_with_a_note(style: str) -> 
 
 
 def test_groups_and_members_that_only_two_axes_divide_are_left_to_them() -> None:
-    assert planned("grouped", 8, 4, {"model": 8}).spec("w/q") == P()
+    plan = planned("grouped", 8, 4, {"model": 8})
+    assert plan.spec("w/q") == P()
+    assert any(
+        note.endswith("8 devices do not divide 4; two axes, of 4 and 2 devices, would shard it") for note in plan.notes
+    )
     assert planned("grouped", 8, 4, {"a": 4, "b": 2}).spec("w/q") == P(None, ("a", "b"))
 
 

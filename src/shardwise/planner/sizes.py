@@ -28,11 +28,12 @@ def megatron_notes(
     that other notes have ``said`` to be replicated are left out."""
     analysis = context.analysis
     arguments = {a.value for a in analysis.program.arguments}
-    for axis, pieces, number, left, replicated in megatron.uneven(context, taken):
+    for axis, pieces, number, left, replicated, split in megatron.uneven(context, taken):
         sizes = ", ".join(f"{size:,}" for size in left)
         places = [str(p) for p in analysis.groups[number].places if p.value in arguments]
+        two = f"; two axes, of {split} and {pieces // split} devices, would shard it" if split else ""
         if replicated is None and not any(note.startswith(places_text(places)) for note in said):
-            yield f"megatron:{axis} does not shard {places_text(places)}: {pieces} devices do not divide {sizes}"
+            yield f"megatron:{axis} does not shard {places_text(places)}: {pieces} devices do not divide {sizes}{two}"
         elif replicated:
             kept = places_text([analysis.program.label(v) for v in replicated])
             yield f"megatron:{axis} leaves {kept} replicated: {pieces} devices do not divide {sizes}"

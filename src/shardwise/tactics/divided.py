@@ -37,6 +37,19 @@ class Divided(NamedTuple):
     replicated: tuple[int, ...] = ()
 
 
+class Uneven(NamedTuple):
+    """A group that Megatron does not shard everywhere, since a number of ``pieces`` does not divide some ``sizes``. Arguments
+    that stay ``replicated`` beside those that are sharded; None where it does not shard the group at all. Then ``split`` is the
+    size of a first of two axes that would, 0 if there is none."""
+
+    axis: str
+    pieces: int
+    group: int
+    sizes: tuple[int, ...]
+    replicated: tuple[int, ...] | None
+    split: int
+
+
 def divided_part(context: Context, color: int, pieces: Pieces, parameters: Sequence[Value]) -> Divided | None:
     """Returns what can be sharded of a group that its number of ``pieces`` divides in some places alone, if that pays."""
     group = context.group(color)

@@ -20,13 +20,12 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from shardwise.errors import DecisionError
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.decisions import Keep as KeepDecision
 from shardwise.lowering.decisions import Shard as ShardDecision
-from shardwise.tactics.divided import Divided, divided_part, head_groups
+from shardwise.tactics.divided import Divided, Uneven, divided_part, head_groups
 from shardwise.tactics.places import PathDim
 from shardwise.tactics.structure import (
     batch_colors,
@@ -169,17 +168,6 @@ class ZeRO1(Batched):
         return [*zero2, *([KeepDecision(gradients, axis)] if gradients else [])]
 
 
-class Uneven(NamedTuple):
-    """A group that Megatron does not shard everywhere, since a number of ``pieces`` does not divide some ``sizes``. Arguments
-    that stay ``replicated`` beside those that are sharded; None where it does not shard the group at all."""
-
-    axis: str
-    pieces: int
-    group: int
-    sizes: tuple[int, ...]
-    replicated: tuple[int, ...] | None
-
-
 @dataclass(frozen=True, init=False)
 class Megatron(Listed):
     """Shards hidden dimensions and heads on an axis.
@@ -244,7 +232,10 @@ class Megatron(Listed):
                 group = context.group(color)
                 left = tuple(size for size in group.sizes if size % pieces(color))
                 if left and (divided or not _covered(context, color) <= covered):
-                    yield Uneven(axis, pieces(color), group.id, left, divided.replicated if divided else None)
+                    replicated, split = (
+                        (divided.replicated, 0) if divided else (None, self._split(context, color, pieces(color)))
+                    )
+                    yield Uneven(axis, pieces(color), group.id, left, replicated, split)
                 covered |= _covered(context, color)
             decisions += self.on(axis, context, decisions) if any(every.values()) else []
 
@@ -265,6 +256,16 @@ class Megatron(Listed):
             else:
                 every[color] = divided_part(context, color, pieces, parameters)
         return every
+
+    @staticmethod
+    def _split(context: Context, color: int, pieces: int) -> int:
+        """Returns the size of a first axis that divides a group, if with a second one all pieces are used; otherwise 0."""
+        first = math.gcd(pieces, *context.group(color).sizes)
+        if first in (1, pieces):
+            return 0
+        second, parameters = pieces // first, context.role("params", "Megatron")
+        divided = divided_part(context, color, lambda c: pieces if c == color else second, parameters)
+        return first if divided else 0
 
     def inner(self, context: Context) -> list[int]:
         """Returns one color of each group of inner colors. Those that shard the most bytes come first."""

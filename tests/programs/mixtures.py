@@ -36,6 +36,13 @@ BLOCKS: Final = {
     **dict.fromkeys("qkv", _shape(_H, _K, _K)),
     "o": _shape(_H * _K, _D),
 }
+FEW: Final = {"q": _shape(_D, _H, _K), "k": _shape(_D, 2, _K), "v": _shape(_D, 2, _K), "o": _shape(_H, _K, _D)}
+FEW_FLAT: Final = {
+    "q": _shape(_D, _H * _K),
+    "k": _shape(_D, 2 * _K),
+    "v": _shape(_D, 2 * _K),
+    "o": _shape(_H * _K, _D),
+}
 
 
 def vmapped_heads(p: Tree, x: jax.Array) -> jax.Array:
@@ -56,6 +63,27 @@ def block_diagonal_heads(p: Tree, x: jax.Array) -> jax.Array:
     x = (x @ p["in"]).reshape(_B, _S, _H, _K)
     q, k, v = (jnp.einsum("bshk,hkj->bshj", x, p[name]) for name in "qkv")
     return _attend(q, k, v).reshape(_B, _S, -1) @ p["o"]
+
+
+def few_key_value_heads(p: Tree, x: jax.Array) -> jax.Array:
+    """Two heads of keys and values, fewer than the axis has devices, repeated for the heads of queries."""
+    q, k, v = (jnp.einsum("bsd,dhk->bshk", x, p[name]) for name in "qkv")
+    k, v = (jnp.repeat(t, _H // 2, 2) for t in (k, v))
+    return jnp.einsum("bshk,hkd->bsd", _attend(q, k, v), p["o"])
+
+
+def few_flat_heads(p: Tree, x: jax.Array) -> jax.Array:
+    """The same with matrices that have heads and their width in one dimension."""
+    q, k, v = ((x @ p[name]).reshape(*x.shape[:2], -1, _K) for name in "qkv")
+    k, v = (jnp.repeat(t, _H // 2, 2) for t in (k, v))
+    return _attend(q, k, v).reshape(*x.shape[:2], -1) @ p["o"]
+
+
+def grouped_queries(p: Tree, x: jax.Array) -> jax.Array:
+    """Two groups of queries, for one head of keys and values each."""
+    q, k, v = ((x @ p[name]).reshape(*x.shape[:2], 2, -1, _K) for name in "qkv")
+    scores = jax.nn.softmax(jnp.einsum("bsgmk,btgnk->bgmst", q, k) / _K**0.5)
+    return jnp.einsum("bgmst,btgnk->bsgmk", scores, v).reshape(*x.shape[:2], -1) @ p["o"]
 
 
 # Feed-forward layers, of tokens [tokens, model].

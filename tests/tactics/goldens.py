@@ -42,6 +42,7 @@ STRATEGIES: Final = (
     "dp:data,megatron:model",
     "megatron:model,dp:data",
     "dp:data,megatron:model,sequence:model",
+    "dp:data,feedforward:model,sequence:model",
     "fsdp:data,megatron:model",
     "dp:data,megatron:model,vocabulary:model",
     "dp:data,context:model",
@@ -79,6 +80,15 @@ PROGRAMS: Final[dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]]] = {
         mixtures.sorted_by_expert,
         {"attention": mixtures.BLOCKS, "mlp": mixtures.EXPERTS},
         scanned=True,
+    ),
+    "few-key-value-heads": lambda: mixtures.training(
+        mixtures.few_key_value_heads, mixtures.dense, {"attention": mixtures.FEW, "mlp": mixtures.DENSE}
+    ),
+    "few-flat-heads": lambda: mixtures.training(
+        mixtures.few_flat_heads, mixtures.dense, {"attention": mixtures.FEW_FLAT, "mlp": mixtures.DENSE}, scanned=True
+    ),
+    "grouped-queries": lambda: mixtures.training(
+        mixtures.grouped_queries, mixtures.dense, {"attention": mixtures.FEW_FLAT, "mlp": mixtures.DENSE}
     ),
 }
 

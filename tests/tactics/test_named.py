@@ -87,7 +87,7 @@ def test_text(text: Any, tactics: list[Any]) -> None:
 
 
 def test_every_name_is_a_tactic() -> None:
-    assert len([as_tactics(f"{name}:x") for name in NAMES]) == 12
+    assert len([as_tactics(f"{name}:x") for name in NAMES]) == 13
 
 
 def test_text_decides_as_the_objects_do() -> None:

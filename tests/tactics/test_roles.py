@@ -268,7 +268,7 @@ def test_data_parallelism_leaves_the_dimension_that_a_loop_runs_over() -> None:
 
 def test_one_example_is_no_reason_to_shard_its_tokens() -> None:
     text = shape(1, 64, 16)
-    with pytest.raises(sw.DecisionError, match="no batch argument has a first dimension larger than one"):
+    with pytest.raises(sw.DecisionError, match="DataParallel: the batch has one example"):
         sw.plan(lambda w, x: x @ w, shape(16, 16), text, mesh={"data": 4}, tactics="dp", roles={"batch": "x"})
 
 

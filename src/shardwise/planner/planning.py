@@ -34,7 +34,7 @@ from shardwise.planner.infeasible import ANYWAY, does_not_fit, variant_changes
 from shardwise.planner.inquiry import Inquiry, Settled, Variants, described
 from shardwise.planner.mesh import OpenMesh, devices_at_hand
 from shardwise.planner.racing import Outcome, choose
-from shardwise.planner.sizes import size_notes
+from shardwise.planner.sizes import megatron_notes, size_notes
 from shardwise.planner.slices import choose_slice
 from shardwise.plans.parts import ArrayPlan, PredictedCollective, ScheduleStep
 from shardwise.plans.plan import Plan
@@ -42,6 +42,7 @@ from shardwise.plans.search_log import VariantTried
 from shardwise.search.run import Ended, Progress
 from shardwise.search.searcher import Options
 from shardwise.tactics.roles import RolesLike, complete_roles
+from shardwise.tactics.strategies import Megatron
 from shardwise.tactics.tactic import Tactic
 from shardwise.tactics.text import TacticsLike, tactic_text
 from shardwise.transforms.variants import AS_IS, Wanted
@@ -278,9 +279,11 @@ def plan_of(variants: Variants, asked: Asked, outcome: Outcome, slices: Sequence
         notes.append(f"the search was interrupted: this is the best plan of {log.evaluations:,} evaluations")
     # 4. Write the plan.
     plan = assemble(captured.traced, decided.inquiry, settled, decided.decisions)
+    inquiry = decided.inquiry
+    strategies = _strategy_notes(asked.tactics, decided, plan.notes)
     plan = replace(
         plan,
-        notes=(*notes, *_tight_notes(decided.inquiry, settled), *plan.notes, *_unused_notes(decided.inquiry, settled)),
+        notes=(*notes, *_tight_notes(inquiry, settled), *plan.notes, *strategies, *_unused_notes(inquiry, settled)),
         search=log and replace(log, variants=tried),
         variant=captured.variant,
         call=variants.call,
@@ -324,6 +327,13 @@ def _unused_notes(inquiry: Inquiry, settled: Settled) -> Iterator[str]:
     for what, time_ps in whole_ps.most_common(_MOST_WHOLE):
         if time_ps * 1e-12 > _MUCH * step_s:
             yield f"{what} is computed whole on each device: {time_ps * 1e-12 / step_s:.0%} of the step time"
+
+
+def _strategy_notes(tactics: Sequence[Tactic], decided: Decided, said: Sequence[str]) -> Iterator[str]:
+    """Says what strategies do not shard, since an axis does not divide it; not what other notes have said."""
+    for tactic, count in zip(tactics, decided.counts, strict=False):
+        if isinstance(tactic, Megatron):
+            yield from megatron_notes(decided.inquiry.context, tactic, decided.decisions[:count], said)
 
 
 def _without_effect(program: Program) -> Iterator[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from shardwise.ir.program import HEAVY
+from shardwise.lowering.decisions import Decision
 from shardwise.lowering.lowered import Lowered
 from shardwise.lowering.padding import block
 from shardwise.planner.inquiry import places_text
+from shardwise.tactics.strategies import Megatron
+from shardwise.tactics.tactic import Context
 
 #: A group, one of its sizes, and an axis.
 _Uneven = tuple[int, int, int]
@@ -30,6 +33,24 @@ def size_notes(lowered: Lowered) -> tuple[str, ...]:
     noted = {*refused, *(group for group, _, _ in padded)}
     lines = (*_padded_lines(lowered, padded), *refused.values(), *_replicated_lines(lowered, noted))
     return tuple(dict.fromkeys(lines))
+
+
+def megatron_notes(
+    context: Context, megatron: Megatron, taken: Sequence[Decision], said: Sequence[str]
+) -> Iterator[str]:
+    """One line for each group that Megatron shards nowhere, or not in all arguments, since an axis does not divide it. Groups
+    that other notes have ``said`` to be replicated are left out."""
+    analysis = context.analysis
+    arguments = {a.value for a in analysis.program.arguments}
+    for axis, pieces, number, left, replicated, split in megatron.uneven(context, taken):
+        sizes = ", ".join(f"{size:,}" for size in left)
+        places = [str(p) for p in analysis.groups[number].places if p.value in arguments]
+        two = f"; two axes, of {split} and {pieces // split} devices, would shard it" if split else ""
+        if replicated is None and not any(note.startswith(places_text(places)) for note in said):
+            yield f"megatron:{axis} does not shard {places_text(places)}: {pieces} devices do not divide {sizes}{two}"
+        elif replicated:
+            kept = places_text([analysis.program.label(v) for v in replicated])
+            yield f"megatron:{axis} leaves {kept} replicated: {pieces} devices do not divide {sizes}"
 
 
 def _padded(lowered: Lowered) -> dict[_Uneven, None]:

@@ -4,10 +4,10 @@ The problem: a server prefills and decodes with one set of weights and one cache
 parameters. Each program alone would have its best layout, and changing the layout between them costs more than it gains.
 
 The idea. Each program is planned alone first. These plans, and the named strategies of each program, propose layouts of the
-shared arrays; layouts of different arrays are also mixed. A proposed layout is pinned in every program, and what is left is
-searched. The layout with the least weighted time is kept. Layouts are tried in the order of a lower estimate: in a program that
-has tried a layout its best time there, in others their time alone. The best few of those that were tried without a search are
-searched thoroughly.
+shared arrays; layouts of different arrays are also mixed. A proposed layout is pinned in every program, with the outputs that
+replace shared arguments, and what is left is searched. The layout with the least weighted time is kept. Layouts are tried in
+the order of a lower estimate: in a program that has tried a layout its best time there, in others their time alone. The best
+few of those that were tried without a search are searched thoroughly.
 
 Weak: a layout that no program and no named strategy proposes is not tried. The memory of arrays that stay on the devices while
 a program runs that has no use for them is not counted.
@@ -75,6 +75,7 @@ def plan_together(
       shared: by name the paths of what the programs share: a path that each program has which has it at all, such as
         ``{"params": "params"}``, or paths by program, several where a program takes and returns it:
         ``{"cache": {"prefill": "out/1", "decode": ["cache", "out/1"]}}``. A tree has the same arrays at each of its paths.
+        Outputs that replace shared arguments, as updated parameters do, have their layout, too.
       weights: how often each program runs, 1 where nothing is said. The weighted sum of the step times is minimized.
       mesh, topology, budget_s, budget_evals, seed: as in :func:`shardwise.plan`; a budget is for each search.
 
@@ -139,6 +140,15 @@ class _Member:
     def program(self) -> Program:
         return self.variants[AS_IS].analysis.program
 
+    def share_replaced(self) -> None:
+        """Adds to shared arguments the outputs that replace them: the next step, or another program, takes these. An output
+        that is shared already keeps its key."""
+        stated = {path for paths in self.paths.values() for path in paths}
+        replaced, values = self.variants[AS_IS].analysis.replaced_by, self.program.values
+        for paths in self.paths.values():
+            outputs = [replaced[v] for v in map(self.program.paths.__getitem__, paths) if v in replaced]
+            paths += [values[v].path for v in outputs if values[v].path not in stated]
+
     def pinned(self, layout: Layout, mesh: Any, search: Options | None = None) -> Asked:
         """What is asked for where the shared arrays have a layout."""
         pins = {path: layout[key] for key, paths in self.paths.items() for path in paths if key in layout}
@@ -187,6 +197,8 @@ def _shared_arrays(members: Sequence[_Member], shared: Mapping[str, Paths]) -> l
             _check_same(name, trees[0], other)
         if len(trees) == 1:
             raise PlanError(f"{name}: only one program has it, so nothing is shared; write its paths by program")
+    for member in members:
+        member.share_replaced()
     return list(dict.fromkeys(key for member in members for key in member.paths))
 
 

@@ -50,6 +50,7 @@ _STRATEGIES: Final = {
     "expert": "expert parallelism",
     "context": "context parallelism",
     "megatron": "Megatron",
+    "feedforward": "Megatron without heads",
     "sequence": "sequence parallelism",
 }
 #: Ratios from here on are not said in percent.

@@ -1,7 +1,8 @@
 """Baselines: the named strategies, and their combinations over the axes of a mesh.
 
 Every axis is used for an entry of the menu, which is one strategy or several that belong together (Megatron with sequence
-parallelism), or is not used. Only one strategy that shards gradients and moments is used at a time. The strategies of a
+parallelism), or is not used. Megatron without heads is tried where an axis divides heads in part: the sequence may be the
+better use of it in attention. Only one strategy that shards gradients and moments is used at a time. The strategies of a
 combination are applied in the order of ``PARTS``, those of one kind in the order of the mesh.
 
 A search starts from these combinations (its seeds), so that a plan is never worse than any of them. With three axes or more
@@ -21,6 +22,7 @@ from shardwise.lowering.decisions import Decision, Pin, Shard, State
 from shardwise.lowering.sharding import Collective, Kind
 from shardwise.search.problem import Actions, Problem, decided_groups
 from shardwise.tactics.named import PARTS, named
+from shardwise.tactics.strategies import shards_heads_in_part
 from shardwise.tactics.tactic import Context, Tactic, shard_groups
 
 #: A strategy on an axis.
@@ -33,7 +35,7 @@ MENU: Final[tuple[Entry, ...]] = tuple(
     for words in (
         "pipeline pipeline+dp pipeline+vocabulary "
         "expert edges dp fsdp zero1 zero2 context megatron megatron+sequence megatron+vocabulary "
-        "megatron+sequence+vocabulary vocabulary dp+vocabulary"
+        "megatron+sequence+vocabulary feedforward+sequence feedforward+sequence+vocabulary vocabulary dp+vocabulary"
     ).split()
 )
 _SHARDED: Final = frozenset(("fsdp", "zero1", "zero2"))
@@ -98,10 +100,16 @@ class Combinations:
         self._context, self._taken = context, tuple(taken)
         groups = () if only is None else decided_groups(context.analysis, only)
         self._only = None if only is None else {color for group in groups for color in group.colors}
+        is_asked = tuple(menu) != MENU  # otherwise Megatron without heads is tried only where it may be the faster one
         menu = menu if context.stages else [entry for entry in menu if "pipeline" not in entry]
         self._axes = [axis for axis in axes if context.mesh.sizes[context.mesh.index(axis)] > 1]
         self._decided: dict[tuple[Part, ...], tuple[Decision, ...] | str] = {(): ()}
-        self._alone = {(e, axis): self._baseline((p, axis) for p in e) for axis in self._axes for e in menu}
+        self._alone = {
+            (e, axis): self._baseline((p, axis) for p in e)
+            for axis in self._axes
+            for e in menu
+            if is_asked or "feedforward" not in e or shards_heads_in_part(context, axis)
+        }
 
     @property
     def decisions(self) -> list[Decision]:
@@ -235,10 +243,16 @@ def _is_uniform(baseline: Baseline, axes: int) -> bool:
 
 
 def _best(partial: Sequence[Baseline], width: int) -> list[Baseline]:
-    """Returns the combinations with the shortest times, and those with the smallest peaks."""
+    """Returns the combinations with the shortest times, and those with the smallest peaks; with and without heads."""
     if len(partial) <= 2 * width:
         return list(partial)
     costs = [(baseline, baseline.cost) for baseline in partial if baseline.cost is not None]
     by_time = sorted(costs, key=lambda pair: (pair[1].time_ps, pair[1].peak_blocks))
     by_peak = sorted(costs, key=lambda pair: (pair[1].peak_blocks, pair[1].time_ps))
-    return list({b.parts: b for b, _ in (*by_time[:width], *by_peak[:width])}.values())
+    best = dict.fromkeys(_with_heads(b.parts) for b, _ in (*by_time[:width], *by_peak[:width]))
+    return [b for parts in best for b in partial if _with_heads(b.parts) == parts]
+
+
+def _with_heads(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Returns strategies with Megatron in place of that without heads: which of both is faster depends on the other axes."""
+    return tuple(("megatron" if part == "feedforward" else part, axis) for part, axis in parts)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +11,7 @@ from typing import Final
 from shardwise.errors import DecisionError
 from shardwise.lowering.decisions import Decision
 from shardwise.tactics.places import PathDim
+from shardwise.tactics.roles import NAME_THEM
 from shardwise.tactics.strategies import (
     FSDP,
     ContextParallel,
@@ -27,7 +29,9 @@ from shardwise.tactics.tactic import Axes, Context, OverAxes, Tactic, decide
 
 #: The strategies in the order in which they are applied. Those that shard the batch come before experts, whose axes are then
 #: the minor ones of the batch: an all-to-all brings those to the experts, while major ones need a permute of all tokens first.
-PARTS: Final = tuple("pipeline edges dp fsdp zero1 zero2 expert context megatron sequence vocabulary".split())
+PARTS: Final = tuple(
+    "pipeline edges dp fsdp zero1 zero2 expert context megatron feedforward sequence vocabulary".split()
+)
 _SIMPLE: Final[dict[str, Callable[..., Tactic]]] = {
     "pipeline": Pipeline,
     "dp": DataParallel,
@@ -35,6 +39,7 @@ _SIMPLE: Final[dict[str, Callable[..., Tactic]]] = {
     "zero1": ZeRO1,
     "zero2": ZeRO2,
     "megatron": Megatron,
+    "feedforward": functools.partial(Megatron, heads=False),
 }
 #: By name: the kind of places, what they are, and the strategy at one of them.
 _PLACED: Final[dict[str, tuple[str, str, Callable[[str, PathDim], Tactic]]]] = {
@@ -57,7 +62,14 @@ class AtPlaces(OverAxes):
         kind, what, make = _PLACED[self.name]
         places: tuple[PathDim, ...] = getattr(context.places, kind)
         if not places:
-            raise DecisionError(f"{self.name}: the program has no {what}")
+            hint = ""
+            if kind == "sequences":
+                hint = (
+                    f": {NAME_THEM}"
+                    if not context.roles.get("batch")
+                    else "; roles={'batch': 'path'} names another batch"
+                )
+            raise DecisionError(f"{self.name}: the program has no {what}{hint}")
         tactics = [make(axis, place) for place in places]
         return decide(context, tactics, taken)[len(taken) :]
 
@@ -66,6 +78,8 @@ def name_of(tactic: Tactic) -> str:
     """Returns the name of a strategy of ``named``; nothing for another tactic."""
     if isinstance(tactic, AtPlaces):
         return tactic.name
+    if isinstance(tactic, Megatron) and not tactic.heads:
+        return "feedforward"
     return next((name for name, kind in _SIMPLE.items() if kind is type(tactic)), "")
 
 

@@ -8,7 +8,9 @@
   that every product of such an argument contracts (a frozen weight). One of which all arguments come back (the experts of a
   layer, the networks of an ensemble) is, only if there is no other. Arrays that are addressed by the batch, and added up by
   the same indices (nodes of a graph, by its edges), belong to it, and so do other examples over which gradients of parameters
-  are summed. Where examples are drawn inside of the program, the batch is what they are drawn from (``tactics.drawn``).
+  are summed. Where examples are drawn inside of the program, the batch is what they are drawn from (``tactics.drawn``). Where
+  there is no such color, or only arguments that come back have it, the batch may be one example, ``[1, sequence]`` of integers
+  or ``[1, sequence, width]``: then it is the color behind the dimension of size one.
 - *Params* are floating-point arguments that come back, without the batch's dimension, and influence both an output that
   replaces no argument, and a product before they are updated: moments reach products of the same step through parameters that
   they changed (two networks that are trained in turn, several updates in a loop). So are those that do not come back
@@ -84,8 +86,8 @@ def complete_roles(analysis: Analysis, stated: RolesLike | None) -> Roles:
 class _Inference:
     """Infers roles. A set of arguments is an integer, of which bit k is argument number k.
 
-    ``leading`` are the colors in which the batch is looked for (``Analysis.leading_colors``); ``pairs``, by argument, the
-    output that replaces it; ``returned`` the colors of these arguments.
+    ``leading`` are the colors in which the batch is looked for (``Analysis.leading_colors``), ``single`` those of arguments
+    that may be one example; ``pairs``, by argument, the output that replaces it; ``returned`` the colors of these arguments.
     """
 
     def __init__(self, analysis: Analysis):
@@ -97,6 +99,31 @@ class _Inference:
         self.depends = depends_on(self.program)
         self.before = depends_on(self.program, self.pairs)
         self.returned = {c for v in self.pairs for c in self.colors[v]}
+        self.single = self._single()
+        self.leading = self.leading | self.single
+
+    def _single(self) -> dict[int, int]:
+        """Returns the colors behind a first dimension of size one, of arguments that do not come back, if one of these is the
+        batch's: where no other is found, or one of arguments that come back alone, or only floats have it, and integers a
+        dimension of size one."""
+        behind = {v.id: self._behind_one(v) for v in self.arguments if v.id not in self.pairs}
+        single, color = {v: c for v, c in behind.items() if c >= 0}, self._batch_color()
+        fed = [
+            v for v in self.arguments if v.id not in self.pairs and color is not None and self.leading[v.id] == color
+        ]
+        counted = any(not is_floating(self.program.values[v]) for v in single)
+        if not single or (fed and not (counted and all(map(is_floating, fed)))):
+            return {}
+        leading, self.leading = self.leading, self.leading | single
+        color = self._batch_color()
+        self.leading = leading
+        return single if color in single.values() else {}
+
+    def _behind_one(self, value: Value) -> int:
+        """Returns the color behind a first dimension of size one that could count examples, -1 where there is none."""
+        if len(value.shape) < 2 + is_floating(value) or value.shape[0] != 1:
+            return -1
+        return next((c for c in self.colors[value.id][1:] if c >= 0), -1)
 
     def _argument(self, value: int) -> int:
         """Returns the argument that a value is, or is a view of; -1 if there is none."""
@@ -248,7 +275,8 @@ class _Inference:
         losses = self.reaching(outputs, self.depends)
         products = self.reaching((v for op in self.heavy for v in op.operands), self.before)
         roles: dict[str, list[str]] = {role: [] for role in ROLES}
-        first = {v.id: self.leading[v.id] in batch_colors for v in self.arguments}
+        able = self.single or self.leading
+        first = {v.id: able.get(v.id, -1) in batch_colors for v in self.arguments}
         examples = set[int]().union(*(self.drawn[c] for c in batch_colors & self.drawn.keys()))
         fed = {v.id for v in self.arguments if first[v.id] and (self._is_fed(v) or self.leading[v.id] in examples)}
         frozen = self._frozen(batch_colors)
@@ -258,7 +286,7 @@ class _Inference:
             elif v.id not in self.pairs:
                 if v.id in frozen:
                     roles["params"].append(v.path)
-            elif batch_colors & set(self.colors[v.id]):
+            elif not self.single and batch_colors & set(self.colors[v.id]):
                 roles["cache"].append(v.path)
             elif is_floating(v) and products >> k & 1 and (losses >> k & 1 or not losses & products):
                 roles["params"].append(v.path)

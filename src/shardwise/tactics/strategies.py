@@ -16,14 +16,16 @@ Most examples are about this training step, or this layer:
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from shardwise.errors import DecisionError
 from shardwise.lowering.decisions import Decision
 from shardwise.lowering.decisions import Keep as KeepDecision
 from shardwise.lowering.decisions import Shard as ShardDecision
+from shardwise.tactics.divided import Divided, Uneven, divided_part, head_groups
 from shardwise.tactics.places import PathDim
 from shardwise.tactics.structure import (
     batch_colors,
@@ -106,13 +108,14 @@ class DataParallel(Batched):
     """
 
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        return shard_groups(context, batch_colors(context, self.dim, "DataParallel"), axis, taken)
+        return shard_groups(context, batch_colors(context, self.dim, "DataParallel", or_sequence=False), axis, taken)
 
 
 class FSDP(Batched):
     """Shards the batch, parameters, gradients and moments on the same axis (ZeRO-3).
 
-    The parameter dimensions are the fewest colors that shard every parameter, those that cover most bytes first.
+    The parameter dimensions are the fewest colors that shard every parameter, those that cover most bytes first. Of a batch of
+    one example the sequence is sharded.
 
     >>> plan = shardwise.plan(step, w, w, x, mesh={"data": 8}, tactics=[FSDP("data")])
     >>> plan.spec("w"), plan.spec("mean"), plan.spec("x")
@@ -166,62 +169,145 @@ class ZeRO1(ZeRO2):
         return [*zero2, *([KeepDecision(gradients, axis)] if gradients else [])]
 
 
+@dataclass(frozen=True, init=False)
 class Megatron(Listed):
     """Shards hidden dimensions and heads on an axis.
 
     By structure: groups that one product with a parameter makes and another contracts, other than residual streams (to which
     a product that is computed from them is added), the width of heads and what a gather looks into. Of those that the axis
     divides, as many as no two of which meet in one op; where there are several such sets, the one that makes the shortest
-    step. Decisions before this one do not change the choice.
+    step. Where the axis divides the heads of queries but not those of keys and values, the latter stay replicated. Decisions
+    before this one do not change the choice.
+
+    ``heads=False`` leaves parameters with heads alone, so that ``SequenceParallel`` on the same axis shards the sequence in
+    attention.
 
     >>> plan = shardwise.plan(layer, y, up, down, mesh={"model": 4}, tactics=[Megatron("model")])
     >>> plan.spec("up"), plan.spec("down"), [kind for kind, _ in plan.moved()]
     (P(None, 'model'), P('model',), ['all-reduce'])
     """
 
+    heads: bool
+
+    def __init__(self, *axes: Axes, heads: bool = True) -> None:
+        super().__init__(*axes)
+        object.__setattr__(self, "heads", heads)
+
     def on(self, axis: str, context: Context, taken: Sequence[Decision]) -> list[Decision]:
-        sizes = dict(zip(context.mesh.names, context.mesh.sizes, strict=True))
-        sharded = {(c, d.axis) for d in taken if isinstance(d, ShardDecision) for c in d.colors}
-        colors = list[int]()
-        for color in context.once("megatron", lambda: self._inner(context)):
-            before = math.prod(size for name, size in sizes.items() if (color, name) in sharded and name != axis)
-            if all(size % (before * sizes[axis]) == 0 for size in context.group(color).sizes):
-                colors.append(color)
-        if not colors:
+        able = self._able(axis, context, taken)
+        if not able:
             raise DecisionError(
                 "Megatron: no dimension is made by one parameter's product and contracted by another's, and can be divided by "
-                f"{axis} {sizes[axis]}"
+                f"{axis} {context.mesh.sizes[context.mesh.index(axis)]}"
             )
         meeting = context.once("meeting", lambda: meeting_groups(context.analysis))
-        groups, covers = {c: context.group(c).id for c in colors}, {c: _covered(context, c) for c in colors}
+        groups = {c: {context.group(one).id for one in divided.colors} for c, divided in able.items()}
+
+        def meet(color: int, other: int) -> bool:
+            return any(pair in meeting for pair in itertools.product(groups[color], groups[other]))
 
         def compatible(first: int) -> tuple[int, ...]:
             """Returns a color, with others that none of these meets and that shard more parameters."""
-            chosen, covered = [first], set(covers[first])
-            for c in colors:
-                if not covers[c] <= covered and not any((groups[c], groups[other]) in meeting for other in chosen):
+            chosen, covered = [first], set(able[first].covered)
+            for c, divided in able.items():
+                if not divided.covered <= covered and not any(meet(c, other) for other in chosen):
                     chosen.append(c)
-                    covered |= covers[c]
-            return tuple(sorted(chosen, key=colors.index))
+                    covered |= divided.covered
+            return tuple(c for one in sorted(chosen, key=list(able).index) for c in able[one].colors)
 
-        sets = list(dict.fromkeys(map(compatible, colors)))
+        sets = list(dict.fromkeys(map(compatible, able)))
         if len(sets) > 1:
             sets.sort(key=lambda chosen: context.once(("step", chosen), lambda: self._step_s(context, chosen)))
-        return shard_groups(context, sets[0], axis, taken)
+        whole = [v for c in sets[0] if c in able for v in able[c].replicated]
+        values = with_outputs(context.analysis, [context.analysis.program.values[v] for v in whole])
+        return [*shard_groups(context, sets[0], axis, taken), *([KeepDecision(values, axis)] if values else [])]
 
-    def _inner(self, context: Context) -> list[int]:
+    def uneven(self, context: Context, taken: Sequence[Decision]) -> Iterator[Uneven]:
+        """Returns the groups that an axis does not divide everywhere, other than further dimensions of the same parameters."""
+        decisions = list(taken)
+        for axis in self.axes or context.mesh.names:
+            pieces = _pieces(context, axis, decisions)
+            every = self._every(axis, context, decisions)
+            covered = set[int]().union(*(divided.covered for divided in every.values() if divided))
+            for color, divided in every.items():
+                group = context.group(color)
+                left = tuple(size for size in group.sizes if size % pieces(color))
+                if left and (divided or not _covered(context, color) <= covered):
+                    replicated, split = (
+                        (divided.replicated, 0) if divided else (None, self._split(context, color, pieces(color)))
+                    )
+                    yield Uneven(axis, pieces(color), group.id, left, replicated, split)
+                covered |= _covered(context, color)
+            decisions += self.on(axis, context, decisions) if any(every.values()) else []
+
+    def _able(self, axis: str, context: Context, taken: Sequence[Decision]) -> dict[int, Divided]:
+        """Returns what can be sharded on an axis, by the color of its group."""
+        return {color: divided for color, divided in self._every(axis, context, taken).items() if divided}
+
+    def _every(self, axis: str, context: Context, taken: Sequence[Decision]) -> dict[int, Divided | None]:
+        """Returns, by the color of its group, what can be sharded on an axis, or None."""
+        parameters, pieces = context.role("params", "Megatron"), _pieces(context, axis, taken)
+        every: dict[int, Divided | None] = {}
+        inner = self.inner(context)
+        heads = [c for c in inner if context.group(c).id in head_groups(context, parameters)] if not self.heads else []
+        attention = set[int]().union(*(_covered(context, c) for c in heads))
+        for color in (c for c in inner if attention.isdisjoint(_covered(context, c))):
+            if all(size % pieces(color) == 0 for size in context.group(color).sizes):
+                every[color] = Divided((color,), frozenset(_covered(context, color)))
+            else:
+                every[color] = divided_part(context, color, pieces, parameters)
+        return every
+
+    @staticmethod
+    def _split(context: Context, color: int, pieces: int) -> int:
+        """Returns the size of a first axis that divides a group, if with a second one all pieces are used; otherwise 0."""
+        first = math.gcd(pieces, *context.group(color).sizes)
+        if first in (1, pieces):
+            return 0
+        second, parameters = pieces // first, context.role("params", "Megatron")
+        divided = divided_part(context, color, lambda c: pieces if c == color else second, parameters)
+        return first if divided else 0
+
+    def inner(self, context: Context) -> list[int]:
         """Returns one color of each group of inner colors. Those that shard the most bytes come first."""
-        inner = inner_colors(context, context.role("params", "Megatron"))
-        groups: dict[int, int] = {}
-        for color in sorted(inner):
-            if _covered(context, color):  # not of a part of a parameter alone, which is reshaped for its product
-                groups.setdefault(context.analysis.colors[color].group, color)
-        return sorted(groups.values(), key=lambda color: -_covered_bytes(context, color))
+
+        def inner() -> list[int]:
+            groups: dict[int, int] = {}
+            for color in sorted(inner_colors(context, context.role("params", "Megatron"))):
+                if _covered(context, color):  # not of a part of a parameter alone, which is reshaped for its product
+                    groups.setdefault(context.analysis.colors[color].group, color)
+            return sorted(groups.values(), key=lambda color: -_covered_bytes(context, color))
+
+        return context.once("megatron", inner)
 
     def _step_s(self, context: Context, colors: Sequence[int]) -> float:
         """Returns the time of a step in which some colors are sharded, and nothing else."""
         axis = max(zip(context.mesh.sizes, context.mesh.names, strict=True))[1]
         return step_s(context, shard_groups(context, colors, axis, ()))
+
+
+def _pieces(context: Context, axis: str, taken: Sequence[Decision]) -> Callable[[int], int]:
+    """Returns a function: the number of pieces of a color on an axis, with those axes that decisions have given it."""
+    sizes = dict(zip(context.mesh.names, context.mesh.sizes, strict=True))
+    sharded = {(c, d.axis) for d in taken if isinstance(d, ShardDecision) for c in d.colors}
+    others = [name for name in sizes if name != axis]
+    return lambda color: sizes[axis] * math.prod(sizes[name] for name in others if (color, name) in sharded)
+
+
+def shards_heads_in_part(context: Context, axis: str) -> bool:
+    """Returns whether Megatron, on an axis alone or with others, shards a group in some places alone."""
+    own = context.mesh.sizes[context.mesh.index(axis)]
+    others = [size for name, size in zip(context.mesh.names, context.mesh.sizes, strict=True) if name != axis]
+    counts = {own * math.prod(some) for k in range(len(others) + 1) for some in itertools.combinations(others, k)}
+    parameters = context.arguments(context.roles.get("params", ()))
+
+    def in_part(color: int, count: int) -> bool:
+        if all(size % count == 0 for size in context.group(color).sizes):
+            return False
+        return divided_part(context, color, lambda c: count if c == color else own, parameters) is not None
+
+    colors = Megatron().inner(context) if parameters else []
+    return any(in_part(color, count) for color in colors for count in sorted(counts))
 
 
 def _covered(context: Context, color: int) -> set[int]:

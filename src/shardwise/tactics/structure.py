@@ -24,9 +24,9 @@ from shardwise.tactics.tactic import Context
 _TAKEN: Final = VIEWS | {"concatenate", "dynamic_slice", "gather", "slice"}
 
 
-def batch_colors(context: Context, dim: int | None, tactic: str) -> list[int]:
+def batch_colors(context: Context, dim: int | None, tactic: str, or_sequence: bool = True) -> list[int]:
     """Returns the colors of a dimension of the batch, without ``dim`` of the first that no loop runs over, and those of rows
-    that the program makes of it (``tactics.drawn``)."""
+    that the program makes of it (``tactics.drawn``). Of a batch of one example it is its sequence (``or_sequence``)."""
     analysis = context.analysis
     numbers: dict[int, None] = {}
     for value in context.role("batch", tactic):
@@ -34,10 +34,24 @@ def batch_colors(context: Context, dim: int | None, tactic: str) -> list[int]:
         found = analysis.leading_colors[value.id] if dim is None else colors[dim] if dim < len(colors) else -1
         if found >= 0:
             numbers[found] = None
+    if not numbers and dim is None and (sequences := _sequences_of_one(context, tactic)):
+        if not or_sequence:
+            raise DecisionError(
+                f"{tactic}: the batch has one example; 'context' shards its sequence, and 'fsdp' does, too"
+            )
+        numbers = dict.fromkeys(sequences)
     if not numbers:
         which = "first dimension" if dim is None else f"dimension {dim}"
         raise DecisionError(f"{tactic}: no batch argument has a {which} larger than one")
     return [*numbers, *context.once(("rows", *numbers), lambda: summed_rows(analysis, numbers))]
+
+
+def _sequences_of_one(context: Context, tactic: str) -> list[int]:
+    """Returns the colors of the first sequence of each batch argument with one example."""
+    colors = (context.analysis.color_of(*place) for place in context.places.sequences)
+    groups = {color.group for color in colors if color is not None}
+    able = [[c for _, c in context.colors_of(v)] for v in context.role("batch", tactic) if v.shape[:1] == (1,)]
+    return [c for cs in able for c in [c for c in cs if context.analysis.colors[c].group in groups][:1]]
 
 
 def covering_colors(context: Context, parameters: Sequence[Value], axis: str, without: set[int]) -> list[int]:
@@ -72,14 +86,13 @@ def inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
 def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
     analysis = context.analysis
     program = analysis.program
-    weights = views(program, (v.id for v in parameters))
+    weights, constant = _weights(context, parameters)
     kept: set[int] = set()  # colors of parameters that their products keep
     contracted: set[int] = set()
     of_weights = {c for v in parameters for _, c in context.colors_of(v)}
     left_out: set[int] = set()
     products: dict[int, int] = {}  # by result of a product with a parameter, also after a bias or a norm: the product
     position = {op.id: k for k, op in enumerate(program.schedule)}
-    constant = set(weights)  # parameters, constants, and what is computed from them alone
     colors, first = analysis.names.color.tolist(), analysis.names.first_node.tolist()
     for op in program.schedule:
         if op.rule is None:
@@ -90,10 +103,7 @@ def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
         with_weight = [t for t, v in enumerate(op.operands) if v in weights] if op.unit in HEAVY else []
         for c in {color[f] for t in with_weight for dim in op.rule.operands[t] for f in dim}:
             (contracted if kinds[c] is Kind.REDUCTION else kept).add(c)
-        inputs = [v for v in op.operands if v >= 0]
-        if op.kind in _TAKEN and op.operands[0] in weights and constant.issuperset(inputs):
-            weights.update(op.results)
-        others = {v for v in inputs if v not in constant}
+        others = {v for v in op.operands if v >= 0 and v not in constant}
         summands = [v for v in others if v in products]
         if op.unit in HEAVY and not with_weight:
             sums = {c for c, kind in kinds.items() if kind is Kind.REDUCTION}
@@ -107,9 +117,32 @@ def _inner_colors(context: Context, parameters: Sequence[Value]) -> set[int]:
             products.update((v, op.id) for v in op.results)
         elif op.unit not in HEAVY and len(of_products) == 1 and (product := of_products.pop()) is not None:
             products.update((v, product) for v in op.results)
-        elif not others and op.kind not in ("argument", "output"):
-            constant.update(op.results)
     return {c for c in (kept & contracted) - left_out if analysis.colors[c].matters}
+
+
+def weights_of(context: Context, parameters: Sequence[Value]) -> set[int]:
+    """Returns parameters, and what is taken from them alone: parts, and other forms."""
+    return _weights(context, parameters)[0]
+
+
+def _weights(context: Context, parameters: Sequence[Value]) -> tuple[set[int], set[int]]:
+    """Returns what is taken from parameters alone, and with it all constants and what is computed from both alone."""
+
+    def weights() -> tuple[set[int], set[int]]:
+        program = context.analysis.program
+        taken = views(program, (v.id for v in parameters))
+        constant = set(taken)
+        for op in program.schedule:
+            inputs = [v for v in op.operands if v >= 0]
+            if op.rule is None or op.kind in ("argument", "output") or not constant.issuperset(inputs):
+                continue
+            if op.kind in _TAKEN and op.operands[0] in taken:
+                taken.update(op.results)
+            if op.unit not in HEAVY or taken.isdisjoint(inputs):
+                constant.update(op.results)
+        return taken, constant
+
+    return context.once(("weights", *(v.id for v in parameters)), weights)
 
 
 def _is_computed_from(program: Program, position: Mapping[int, int], value: int, source: int) -> bool:

@@ -85,7 +85,7 @@ def as_tactics(tactics: TacticsLike) -> tuple[Tactic, ...]:
     >>> as_tactics("fsdp:data+model,auto")
     (FSDP(axes=('data', 'model'), dim=None), Auto(axes=(), only=()))
     >>> as_tactics([Megatron("model"), "dp:data"])
-    (Megatron(axes=('model',)), DataParallel(axes=('data',), dim=None))
+    (Megatron(axes=('model',), heads=True), DataParallel(axes=('data',), dim=None))
     >>> [tactic_text(tactic) for tactic in as_tactics("expert:model,dp:data")]
     ['dp:data', 'expert:model']
     """

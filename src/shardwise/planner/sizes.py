@@ -39,14 +39,14 @@ def megatron_notes(
     context: Context, megatron: Megatron, taken: Sequence[Decision], said: Sequence[str]
 ) -> Iterator[str]:
     """One line for each group that Megatron shards nowhere, or not in all arguments, since an axis does not divide it. Groups
-    that other notes have ``said`` to be replicated are left out."""
+    that other notes have ``said`` to be replicated are left out, unless there is a way to shard them."""
     analysis = context.analysis
     arguments = {a.value for a in analysis.program.arguments}
     for axis, pieces, number, left, replicated, split in megatron.uneven(context, taken):
         sizes = ", ".join(f"{size:,}" for size in left)
         places = [str(p) for p in analysis.groups[number].places if p.value in arguments]
         two = f"; two axes, of {split} and {pieces // split} devices, would shard it" if split else ""
-        if replicated is None and not any(note.startswith(places_text(places)) for note in said):
+        if replicated is None and (split or not any(note.startswith(places_text(places)) for note in said)):
             yield f"megatron:{axis} does not shard {places_text(places)}: {pieces} devices do not divide {sizes}{two}"
         elif replicated:
             kept = places_text([analysis.program.label(v) for v in replicated])

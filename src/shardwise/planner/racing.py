@@ -117,7 +117,8 @@ class Race:
                 self.pipe(pipelines[1:])
             self.search()
             self._split_axes([first])
-            if (wanted.open or self._limit_ps() == math.inf) and not self.journal.interrupted:
+            smaller = self.asked.search.goal.memory or self._limit_ps() == math.inf
+            if (wanted.open or smaller) and not self.journal.interrupted:
                 tried = dict(self.tried)
                 for some in self._in_turn(others):
                     self.vary(some)

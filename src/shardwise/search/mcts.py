@@ -31,16 +31,17 @@ paid anywhere yet is tried late.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shardwise.cost.model import Cost
 from shardwise.search.neighbors import Neighbors
 from shardwise.search.problem import Actions, Problem, Scored
-from shardwise.search.run import Budget, Ended, Progress, Run, SearchResult, is_better, searched
+from shardwise.search.run import Budget, Ended, Progress, Run, SearchResult, Stop, is_better, searched
 from shardwise.search.steps import Joint, Rest, find_openings
 
 #: The weight of what is unknown in UCT; values of the edges of a node are scaled to [0, 1].
@@ -100,7 +101,20 @@ class Tree:
         seeds = map(Scored, self.problem.seeds, self.problem.costs(self.problem.seeds))
         self._grow(self.nodes[self.root], seeds)
 
-    def search(self) -> Ended:
+    def search(self, faster: int = 0) -> Ended:
+        """Explores as long as the budget allows, and then looks for a ``faster`` state of the same memory in some further
+        evaluations."""
+        try:
+            ended = self._explore()
+        except Stop as stop:
+            ended = stop.why
+        if faster and ended is not Ended.SECONDS and ended is not Ended.EXHAUSTED:
+            self.run.extend(faster)
+            with contextlib.suppress(Stop):
+                self._hasten()
+        return ended
+
+    def _explore(self) -> Ended:
         """Climbs from the best start, and then visits nodes until all states were evaluated, or no visit evaluates a new one.
         The first visit is that of the root."""
         self.climb(self.run.best)
@@ -200,7 +214,7 @@ class Tree:
         here, spent = start, self.run.spent
         while (key := self.problem.canonical(here.state)) not in self.climbed:
             self.climbed.add(key)
-            best = self._better(here, spent + _CLIMB)
+            best = self._better(here, self._exact, spent + _CLIMB)
             if best is here:
                 break
             here = best
@@ -208,7 +222,18 @@ class Tree:
             self._grow(self.nodes[self.root], [here])
         return here
 
-    def _better(self, here: Scored, until: int) -> Scored:
+    def _hasten(self) -> None:
+        """Climbs from the best state to faster ones of its memory."""
+        goal, usable, most = self.problem.goal, self.problem.model.usable_blocks, self.problem.rank(self.run.best)[:2]
+
+        def rank(scored: Scored) -> tuple[int, ...]:
+            return goal.rank(scored.cost, usable)[:2] > most, scored.cost.time_ps, len(scored.state)
+
+        here, faster = None, self.run.best
+        while faster is not here:
+            here, faster = faster, self._better(faster, rank)
+
+    def _better(self, here: Scored, rank: Callable[[Scored], tuple[int, ...]], until: float = math.inf) -> Scored:
         """Returns the first neighbor that is clearly better, else the best of those that the evaluations allow."""
         best, near = here, self.neighbors.of(here.state, self.gain)
         for k in range(0, len(near), _NEAR):
@@ -217,10 +242,13 @@ class Tree:
             for neighbor, s in zip(some, scored, strict=True):
                 if neighbor.added:
                     self._learn(neighbor.added, here.cost, s.cost)
-            best = min([best, *scored], key=self.problem.rank)
-            if is_better(self.problem.rank(best), self.problem.rank(here)) or self.run.spent > until:
+            best = min([best, *scored], key=rank)
+            if is_better(rank(best), rank(here)) or self.run.spent > until:
                 break
         return best
+
+    def _exact(self, scored: Scored) -> tuple[int, ...]:
+        return self.problem.rank(scored, exact=True)
 
     # What is known.
 
@@ -246,7 +274,7 @@ class Tree:
 
     def _reward(self, cost: Cost) -> float:
         goal = self.problem.goal
-        good = 2 * self.scale / (2 * self.scale + goal.figure(cost))
+        good = 2 * self.scale / (2 * self.scale + goal.figure(cost, exact=True))
         excess = goal.excess(cost, self.problem.model.usable_blocks)
         return 0.5 + 0.5 * good if excess <= 1 else 0.5 / excess * (0.8 + 0.2 * good)
 
@@ -262,11 +290,12 @@ def mcts(
     (``benchmarks/search/ablation.py``)."""
     budget = budget or Budget()
     spare = min(_SPARE, budget.evaluations // 10)
+    faster = min(_CLIMB, budget.evaluations // 10) if problem.goal.memory else 0
 
     def explore(run: Run) -> Ended:
-        return tree(run, seed).search()
+        return tree(run, seed).search(faster)
 
-    result = searched(problem, replace(budget, evaluations=budget.evaluations - spare), progress, explore)
+    result = searched(problem, replace(budget, evaluations=budget.evaluations - spare - faster), progress, explore)
     if result.ended in (Ended.INTERRUPTED, Ended.NOTHING):
         return result
     try:
@@ -287,7 +316,8 @@ def _simpler(problem: Problem, result: SearchResult, spare: int) -> SearchResult
         return Scored(state, problem.cost(state))
 
     def good(scored: Scored) -> bool:
-        return problem.rank(scored)[0] == 0 and problem.rank(scored)[1] <= most
+        slower = problem.goal.memory and scored.cost.time_ps > result.best.cost.time_ps * (1 + _NOTHING)
+        return problem.rank(scored)[0] == 0 and problem.rank(scored)[1] <= most and not slower
 
     while not missed and problem.evaluations - first + len(best.state) <= spare:
         able = [(n, scored) for n in best.state if good(scored := without([n]))]

@@ -6,7 +6,7 @@ import enum
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from shardwise.errors import ShardwiseError
@@ -134,12 +134,19 @@ class Run:
             raise Stop(Ended.CONVERGED)
         return self.budget.evaluations - self.spent
 
+    def extend(self, evaluations: int) -> None:
+        """Allows some further evaluations, with new patience."""
+        self.budget = replace(self.budget, evaluations=self.spent + evaluations)
+        self._improved = self.spent
+
     def _may_improve(self) -> bool:
         """Returns whether further improvements are likely."""
         rank = self.problem.rank(self.best)
         if rank[0] or is_better(rank, self._first_rank, _MUCH):
             return True
-        return not self.problem.goal.memory and self.best.cost.time_ps > _ROOM * self.problem.perfect_ps
+        if self.problem.goal.memory:
+            return self.best.cost.peak_bytes > (1 + _MUCH) * self.problem.least_bytes
+        return self.best.cost.time_ps > _ROOM * self.problem.perfect_ps
 
     def score(self, states: Sequence[Actions]) -> list[Scored]:
         """Returns the states with their costs, and logs the best where it is an improvement."""

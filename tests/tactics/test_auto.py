@@ -9,6 +9,7 @@ import jax
 import pytest
 
 import shardwise
+from shardwise.lowering.decisions import Keep as KeepDecision
 from shardwise.search.run import Ended
 from shardwise.tactics.auto import Auto
 from shardwise.tactics.strategies import DataParallel, Keep, Replicate, Shard
@@ -113,7 +114,23 @@ def test_it_decides_about_some_arguments_only() -> None:
     assert some.array("params/up").spec != ((), ("model",)), "the width is no dimension of x"
     assert some.search is not None and 0 < some.search.evaluations < everything.search.evaluations  # type: ignore[union-attr]
     for decision in some.choices:
-        assert decision.what.startswith(("x[", "params/up[0]", "params/down[1]")), decision
+        if not isinstance(decision, KeepDecision):
+            assert decision.what.startswith(("x[", "params/up[0]", "params/down[1]")), decision
+
+
+def test_other_arguments_stay_as_they_are() -> None:
+    """The columns of ``up`` are the rows of ``down``: sharding the first does not store the second sharded."""
+    tactics = [DataParallel("data"), Auto("model", only="params/up")]
+    plan = planned(tactics)
+    assert axes(plan, "params/up") == axes(plan, "moments/up") == {"model"}, "moments follow"
+    assert not axes(plan, "params/down") and not axes(plan, "moments/down") and axes(plan, "x") == {"data"}
+    (kept,) = [d for d in plan.choices if isinstance(d, KeepDecision)]
+    assert kept.axis == "model" and "the search is about others only" in str(kept)
+
+
+def test_what_was_decided_before_it_holds_for_other_arguments() -> None:
+    plan = planned([Shard("params/down", 0, "model"), Auto("model", only="x")])
+    assert axes(plan, "params/down") == {"model"}
 
 
 def test_what_it_decides_about_is_given_by_paths() -> None:

@@ -115,10 +115,15 @@ class Race:
             self.look(first, self.placed)
             if wanted.piped:
                 self.pipe(pipelines[1:])
-            self.search()
-            self._split_axes([first])
-            smaller = self.asked.search.goal.memory or self._limit_ps() == math.inf
-            if (wanted.open or smaller) and not self.journal.interrupted:
+            smallest = self.asked.search.goal.memory
+            if (
+                smallest and others
+            ):  # any variant may be the smallest: none takes the whole budget before another is looked at
+                self.search(short=True)
+            else:
+                self.search()
+                self._split_axes([first])
+            if (wanted.open or smallest or self._limit_ps() == math.inf) and not self.journal.interrupted:
                 tried = dict(self.tried)
                 for some in self._in_turn(others):
                     self.vary(some)
@@ -128,7 +133,7 @@ class Race:
                     self.pipe(pipelines)
                 self.search()
                 found = dict.fromkeys(arm.captured.variant for arm in sorted(self.arms, key=_RANK))
-                self._split_axes(variant for variant in found if variant != first)
+                self._split_axes(variant for variant in found if variant != first or (smallest and others))
             if self._limit_ps() == math.inf and not self.journal.interrupted:
                 self.vary(wanted.variants(traced, roles, offload=True))
                 self.search()
@@ -205,13 +210,15 @@ class Race:
         self.tried[captured.variant] = variant_tried(captured.variant, peak_bytes=bound)
         return True
 
-    def search(self) -> None:
-        """Searches the arms that could win, the best first: shortly where there are several, then thoroughly."""
+    def search(self, short: bool = False) -> None:
+        """Searches the arms that could win, the best first: shortly where there are several, then thoroughly. ``short``: not
+        thoroughly."""
         if not self.asked.searches or not self.arms:
             return
-        if len(self.arms) > 1:
+        if len(self.arms) > 1 or short:
             self._search(self._short, short=True)
-        self._search(self._full, short=False)
+        if not short:
+            self._search(self._full, short=False)
         for arm in self.arms:
             self._note(arm.captured.variant)
 

@@ -59,6 +59,10 @@ _SPARE: Final = 128
 #: Neighbors that are evaluated at a time, and most of those of one climb.
 _NEAR: Final = 16
 _CLIMB: Final = 400
+#: Climbs in small neighborhoods for one in all of them, where memory is the goal.
+_STARTS: Final = 4
+#: Evaluations for finding a faster state of the smallest memory.
+_FASTER: Final = 1200
 
 
 @dataclass
@@ -102,29 +106,36 @@ class Tree:
         self._grow(self.nodes[self.root], seeds)
 
     def search(self, faster: int = 0) -> Ended:
-        """Explores as long as the budget allows, and then looks for a ``faster`` state of the same memory in some further
+        """Explores as long as the budget allows. Where memory counts, other climbs are made first (``_descend``): with memory as
+        the goal, and then again where nothing fits. At last a ``faster`` state of the same memory is looked for in so many
         evaluations."""
-        try:
-            ended = self._explore()
-        except Stop as stop:
-            ended = stop.why
+        memory = self.problem.goal.memory
+        ended = self._explore(descend=memory)
+        if ended is Ended.CONVERGED and not memory and self.run.misses and self.run.is_thorough:
+            self.run.extend()
+            ended = self._explore(descend=True)
         if faster and ended is not Ended.SECONDS and ended is not Ended.EXHAUSTED:
             self.run.extend(faster)
             with contextlib.suppress(Stop):
                 self._hasten()
         return ended
 
-    def _explore(self) -> Ended:
-        """Climbs from the best start, and then visits nodes until all states were evaluated, or no visit evaluates a new one.
-        The first visit is that of the root."""
-        self.climb(self.run.best)
-        vain = 0
-        while vain < _VAIN:
-            if self.nodes[self.root].closed:
-                return Ended.EXHAUSTED
-            before = self.run.spent
-            self._visit()
-            vain = 0 if self.run.spent > before else vain + 1
+    def _explore(self, descend: bool) -> Ended:
+        """Climbs from the best start, and then visits nodes until all states were evaluated, no visit evaluates a new one, or the
+        budget is exhausted. The first visit is that of the root."""
+        try:
+            if descend:
+                self._descend()
+            self.climb(self.run.best)
+            vain = 0
+            while vain < _VAIN:
+                if self.nodes[self.root].closed:
+                    return Ended.EXHAUSTED
+                before = self.run.spent
+                self._visit()
+                vain = 0 if self.run.spent > before else vain + 1
+        except Stop as stop:
+            return stop.why
         return Ended.CONVERGED
 
     # One visit: down the tree, a climb or some new children, and back.
@@ -207,14 +218,33 @@ class Tree:
 
     # Hill climbing.
 
-    def climb(self, start: Scored) -> Scored:
+    def _descend(self) -> None:
+        """Climbs from the seeds, the smallest first, in small neighborhoods, and after some of them in all neighborhoods from the
+        smallest state where one ended. A peak is at one point of the program, and a decision that cuts it there leaves the next
+        highest: many states cannot be made smaller by one decision, and climbs from other starts end elsewhere. Where memory is not the goal
+        this ends with a state that fits."""
+        starts = map(Scored, self.problem.seeds, self.problem.costs(self.problem.seeds))
+        ends: dict[object, Scored] = {}
+        self.climbed.clear()  # what was evaluated costs no evaluations
+        self.gains.clear()
+        for number, start in enumerate(sorted(starts, key=self._exact)):
+            if not (self.problem.goal.memory or self.run.misses):
+                break
+            end = self.climb(start, small=True)
+            ends[self.problem.canonical(end.state)] = end
+            if (number + 1) % _STARTS == 0:
+                key = min(ends, key=lambda key: self._exact(ends[key]))
+                self.climbed.discard(key)
+                self.climb(ends.pop(key))
+
+    def climb(self, start: Scored, small: bool = False) -> Scored:
         """Goes from a state to better neighbors until there are none, or until another climb was there: to the first that is
         clearly better, so that a state that gains next to nothing does not hide those after it, or else to the best. Returns
         where it ends, which becomes an edge of the root."""
         here, spent = start, self.run.spent
         while (key := self.problem.canonical(here.state)) not in self.climbed:
             self.climbed.add(key)
-            best = self._better(here, self._exact, spent + _CLIMB)
+            best = self._better(here, self._exact, spent + _CLIMB, small)
             if best is here:
                 break
             here = best
@@ -224,18 +254,20 @@ class Tree:
 
     def _hasten(self) -> None:
         """Climbs from the best state to faster ones of its memory."""
-        goal, usable, most = self.problem.goal, self.problem.model.usable_blocks, self.problem.rank(self.run.best)[:2]
+        most = self.problem.rank(self.run.best)[:2]
 
         def rank(scored: Scored) -> tuple[int, ...]:
-            return goal.rank(scored.cost, usable)[:2] > most, scored.cost.time_ps, len(scored.state)
+            return self.problem.rank(scored)[:2] > most, scored.cost.time_ps, len(scored.state)
 
         here, faster = None, self.run.best
         while faster is not here:
             here, faster = faster, self._better(faster, rank)
 
-    def _better(self, here: Scored, rank: Callable[[Scored], tuple[int, ...]], until: float = math.inf) -> Scored:
+    def _better(
+        self, here: Scored, rank: Callable[[Scored], tuple[int, ...]], until: float = math.inf, small: bool = False
+    ) -> Scored:
         """Returns the first neighbor that is clearly better, else the best of those that the evaluations allow."""
-        best, near = here, self.neighbors.of(here.state, self.gain)
+        best, near = here, self.neighbors.of(here.state, self.gain, small)
         for k in range(0, len(near), _NEAR):
             some = near[k : k + _NEAR]
             scored = self.run.score([neighbor.state for neighbor in some])
@@ -290,7 +322,7 @@ def mcts(
     (``benchmarks/search/ablation.py``)."""
     budget = budget or Budget()
     spare = min(_SPARE, budget.evaluations // 10)
-    faster = min(_CLIMB, budget.evaluations // 10) if problem.goal.memory else 0
+    faster = min(_FASTER, budget.evaluations // 10) if problem.goal.memory else 0
 
     def explore(run: Run) -> Ended:
         return tree(run, seed).search(faster)

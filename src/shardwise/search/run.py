@@ -25,6 +25,7 @@ _FEWEST: Final = 12
 _MUCH: Final = 0.01
 _ROOM: Final = 1.5
 _MORE: Final = 3
+_MORE_MEMORY: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ class Run:
         starts = ((), *problem.seeds)
         self.best = min(map(Scored, starts, problem.costs(starts)), key=problem.rank)
         self._first = problem.evaluations
+        self.more = _MORE_MEMORY if problem.goal.memory else _MORE
         self._improved, self._first_rank = 0, problem.rank(self.best)
         self.log: list[Improvement] = []
 
@@ -128,16 +130,27 @@ class Run:
             raise Stop(Ended.SECONDS)
         if self.spent >= self.budget.evaluations:
             raise Stop(Ended.EVALUATIONS)
-        more = _MORE if self._may_improve() else 1
+        more = self.more if self._may_improve() else 1
         patience = more * self.budget.patience * max(_FEWEST, len(self.problem.actions))
         if self.spent - self._improved >= patience and not patient:
             raise Stop(Ended.CONVERGED)
         return self.budget.evaluations - self.spent
 
-    def extend(self, evaluations: int) -> None:
-        """Allows some further evaluations, with new patience."""
-        self.budget = replace(self.budget, evaluations=self.spent + evaluations)
-        self._improved = self.spent
+    @property
+    def misses(self) -> bool:
+        """Whether the best state does not fit, or takes too long."""
+        return bool(self.problem.rank(self.best)[0])
+
+    @property
+    def is_thorough(self) -> bool:
+        """Whether this is not a short search of a race."""
+        return self.budget.patience >= Budget().patience
+
+    def extend(self, evaluations: int | None = None) -> None:
+        """Renews the patience, and allows this number of further evaluations."""
+        self._improved, self.more = self.spent, _MORE_MEMORY
+        if evaluations is not None:
+            self.budget = replace(self.budget, evaluations=self.spent + evaluations)
 
     def _may_improve(self) -> bool:
         """Returns whether further improvements are likely."""

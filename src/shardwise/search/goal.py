@@ -21,6 +21,8 @@ from shardwise.cost.uncertainty import ABOVE
 
 #: The bits of a peak that count, so that peaks that differ by less than 0.8% may be equal.
 _BITS: Final = 8
+#: Two peaks are equal if they differ by this share at most; the bits cut near the smallest one anywhere.
+EQUAL: Final = 2.0 ** (1 - _BITS)
 #: A state that may not fit has to be faster by this share than one that has room.
 TIGHT: Final = 0.03
 #: States that differ by less than this in time and memory are shown as one.
@@ -59,6 +61,11 @@ class Goal:
             return 0, self.figure(cost, exact), cost.time_ps
         is_tight = cost.peak_blocks * (1 + ABOVE) > usable_blocks
         return 0, int(cost.time_ps * (1 + TIGHT * is_tight)), cost.peak_blocks
+
+    def most_blocks(self, costs: Iterable[Cost], usable_blocks: int) -> int:
+        """Returns the largest peak that equals the smallest of good states; zero without such a state."""
+        good = (cost.peak_blocks for cost in costs if not self.rank(cost, usable_blocks)[0])
+        return int(min(good, default=0) * (1 + EQUAL))
 
 
 FASTEST: Final = Goal()

@@ -18,6 +18,12 @@ The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, over step
 - the best reward of a visit is backed up, since there is no opponent: ``Q = (mean + best) / 2``, scaled to the values of the
   edges beside it, which often differ by little.
 
+Memory is a goal of another kind: a peak is at one point of the program, and a decision that cuts it there leaves the next
+highest. So many states cannot be made smaller by one decision, and climbs from other starts end elsewhere. With memory as the
+goal, and where the search would end with nothing that fits, all seeds are climbed from in small neighborhoods, and the smallest
+states where such climbs ended in all (``Tree.descend``). Climbs go by exact peaks, since many small differences make a large
+one; of states whose peaks count as equal the fastest is looked for at the end.
+
 At the end decisions are dropped that gain almost nothing, half a percent in all, as long as no named strategy is better: each
 adds collectives, with costs that the model does not have.
 
@@ -31,7 +37,6 @@ paid anywhere yet is tried late.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -59,7 +64,7 @@ _SPARE: Final = 128
 #: Neighbors that are evaluated at a time, and most of those of one climb.
 _NEAR: Final = 16
 _CLIMB: Final = 400
-#: Climbs in small neighborhoods for one in all of them, where memory is the goal.
+#: Climbs in small neighborhoods for each one in all of them, for states with little memory.
 _STARTS: Final = 4
 #: Evaluations for finding a faster state of the smallest memory.
 _FASTER: Final = 1200
@@ -105,37 +110,17 @@ class Tree:
         seeds = map(Scored, self.problem.seeds, self.problem.costs(self.problem.seeds))
         self._grow(self.nodes[self.root], seeds)
 
-    def search(self, faster: int = 0) -> Ended:
-        """Explores as long as the budget allows. Where memory counts, other climbs are made first (``_descend``): with memory as
-        the goal, and then again where nothing fits. At last a ``faster`` state of the same memory is looked for in so many
-        evaluations."""
-        memory = self.problem.goal.memory
-        ended = self._explore(descend=memory)
-        if ended is Ended.CONVERGED and not memory and self.run.misses and self.run.is_thorough:
-            self.run.extend()
-            ended = self._explore(descend=True)
-        if faster and ended is not Ended.SECONDS and ended is not Ended.EXHAUSTED:
-            self.run.extend(faster)
-            with contextlib.suppress(Stop):
-                self._hasten()
-        return ended
-
-    def _explore(self, descend: bool) -> Ended:
-        """Climbs from the best start, and then visits nodes until all states were evaluated, no visit evaluates a new one, or the
-        budget is exhausted. The first visit is that of the root."""
-        try:
-            if descend:
-                self._descend()
-            self.climb(self.run.best)
-            vain = 0
-            while vain < _VAIN:
-                if self.nodes[self.root].closed:
-                    return Ended.EXHAUSTED
-                before = self.run.spent
-                self._visit()
-                vain = 0 if self.run.spent > before else vain + 1
-        except Stop as stop:
-            return stop.why
+    def search(self) -> Ended:
+        """Climbs from the best start, and then visits nodes until all states were evaluated, or no visit evaluates a new one.
+        The first visit is that of the root."""
+        self.climb(self.run.best)
+        vain = 0
+        while vain < _VAIN:
+            if self.nodes[self.root].closed:
+                return Ended.EXHAUSTED
+            before = self.run.spent
+            self._visit()
+            vain = 0 if self.run.spent > before else vain + 1
         return Ended.CONVERGED
 
     # One visit: down the tree, a climb or some new children, and back.
@@ -218,14 +203,13 @@ class Tree:
 
     # Hill climbing.
 
-    def _descend(self) -> None:
-        """Climbs from the seeds, the smallest first, in small neighborhoods, and after some of them in all neighborhoods from the
-        smallest state where one ended. A peak is at one point of the program, and a decision that cuts it there leaves the next
-        highest: many states cannot be made smaller by one decision, and climbs from other starts end elsewhere. Where memory is not the goal
-        this ends with a state that fits."""
+    def descend(self) -> Ended:
+        """Climbs from all seeds, for states with little memory: the smallest seed first, each in small neighborhoods, and after
+        some of them in all neighborhoods from the smallest state where one ended. Ends where memory is not the goal and a state
+        fits."""
         starts = map(Scored, self.problem.seeds, self.problem.costs(self.problem.seeds))
         ends: dict[object, Scored] = {}
-        self.climbed.clear()  # what was evaluated costs no evaluations
+        self.climbed.clear()  # states that were evaluated before cost no evaluations
         self.gains.clear()
         for number, start in enumerate(sorted(starts, key=self._exact)):
             if not (self.problem.goal.memory or self.run.misses):
@@ -236,6 +220,7 @@ class Tree:
                 key = min(ends, key=lambda key: self._exact(ends[key]))
                 self.climbed.discard(key)
                 self.climb(ends.pop(key))
+        return Ended.CONVERGED
 
     def climb(self, start: Scored, small: bool = False) -> Scored:
         """Goes from a state to better neighbors until there are none, or until another climb was there: to the first that is
@@ -252,16 +237,21 @@ class Tree:
             self._grow(self.nodes[self.root], [here])
         return here
 
-    def _hasten(self) -> None:
-        """Climbs from the best state to faster ones of its memory."""
-        most = self.problem.rank(self.run.best)[:2]
+    def hasten(self) -> Ended:
+        """Climbs from the fastest state that is as small as the smallest to faster ones."""
+        problem = self.problem
+        if (fastest := _fastest_of_smallest(problem)) is None:
+            return Ended.CONVERGED
+        most = _most_blocks(problem)
 
         def rank(scored: Scored) -> tuple[int, ...]:
-            return self.problem.rank(scored)[:2] > most, scored.cost.time_ps, len(scored.state)
+            good = not problem.rank(scored)[0] and scored.cost.peak_blocks <= most
+            return not good, scored.cost.time_ps, len(scored.state)
 
-        here, faster = None, self.run.best
+        here, faster = None, fastest
         while faster is not here:
             here, faster = faster, self._better(faster, rank)
+        return Ended.CONVERGED
 
     def _better(
         self, here: Scored, rank: Callable[[Scored], tuple[int, ...]], until: float = math.inf, small: bool = False
@@ -325,15 +315,48 @@ def mcts(
     faster = min(_FASTER, budget.evaluations // 10) if problem.goal.memory else 0
 
     def explore(run: Run) -> Ended:
-        return tree(run, seed).search(faster)
+        searching, memory = tree(run, seed), problem.goal.memory
+        ended = _until_stop(searching.descend, searching.search) if memory else _until_stop(searching.search)
+        if ended is Ended.CONVERGED and run.misses and run.is_thorough and not memory:
+            run.extend()
+            ended = _until_stop(searching.descend, searching.search)
+        if faster and ended in (Ended.CONVERGED, Ended.EVALUATIONS):
+            run.extend(faster)
+            _until_stop(searching.hasten)
+        return ended
 
     result = searched(problem, replace(budget, evaluations=budget.evaluations - spare - faster), progress, explore)
+    if problem.goal.memory:
+        result = replace(result, best=_fastest_of_smallest(problem) or result.best)
     if result.ended in (Ended.INTERRUPTED, Ended.NOTHING):
         return result
     try:
         return _simpler(problem, result, spare)
     except KeyboardInterrupt:
         return replace(result, ended=Ended.INTERRUPTED)
+
+
+def _most_blocks(problem: Problem) -> int:
+    """Returns the largest peak that equals the smallest of those that were found."""
+    return problem.goal.most_blocks((s.cost for s in problem.front), problem.model.usable_blocks)
+
+
+def _fastest_of_smallest(problem: Problem) -> Scored | None:
+    """Returns the fastest of the states whose peaks equal the smallest; None if no state fits."""
+    most = _most_blocks(problem)
+    small = [s for s in problem.front if s.cost.peak_blocks <= most and not problem.rank(s)[0]]
+    return min(small, key=lambda s: s.cost.time_ps, default=None)
+
+
+def _until_stop(*parts: Callable[[], Ended]) -> Ended:
+    """Runs some parts of a search; returns why the last one ended, or why the search stopped."""
+    ended = Ended.CONVERGED
+    try:
+        for part in parts:
+            ended = part()
+    except Stop as stop:
+        ended = stop.why
+    return ended
 
 
 def _simpler(problem: Problem, result: SearchResult, spare: int) -> SearchResult:
@@ -347,9 +370,14 @@ def _simpler(problem: Problem, result: SearchResult, spare: int) -> SearchResult
         state = tuple(n for n in best.state if n not in some)
         return Scored(state, problem.cost(state))
 
+    limits = best.cost.time_ps * (1 + _NOTHING), _most_blocks(problem)
+
     def good(scored: Scored) -> bool:
-        slower = problem.goal.memory and scored.cost.time_ps > result.best.cost.time_ps * (1 + _NOTHING)
-        return problem.rank(scored)[0] == 0 and problem.rank(scored)[1] <= most and not slower
+        if problem.goal.memory:
+            gains_nothing = scored.cost.time_ps <= limits[0] and scored.cost.peak_blocks <= limits[1]
+        else:
+            gains_nothing = problem.rank(scored)[1] <= most
+        return problem.rank(scored)[0] == 0 and gains_nothing
 
     while not missed and problem.evaluations - first + len(best.state) <= spare:
         able = [(n, scored) for n in best.state if good(scored := without([n]))]

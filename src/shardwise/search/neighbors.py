@@ -40,7 +40,7 @@ class Neighbors:
         self._problem, self._joint, self._rest = problem, joint, rest
 
     def of(self, state: Actions, gain: Gain, small: bool = False) -> list[Neighbor]:
-        """Returns the neighbors of a state, each once, the most promising first; ``small``: of the small neighborhoods alone."""
+        """Returns the neighbors of a state, or the ``small`` changes alone, each once, the most promising first."""
         kinds = self._small(state, gain), self._medium(state, gain), self._large(state, gain)
         unique: dict[object, Neighbor] = {}
         for pairs in kinds[: 1 if small else None]:

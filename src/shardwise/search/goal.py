@@ -21,6 +21,8 @@ from shardwise.cost.uncertainty import ABOVE
 
 #: The bits of a peak that count, so that peaks that differ by less than 0.8% may be equal.
 _BITS: Final = 8
+#: Two peaks are equal if they differ by this share at most; the bits cut near the smallest one anywhere.
+EQUAL: Final = 2.0 ** (1 - _BITS)
 #: A state that may not fit has to be faster by this share than one that has room.
 TIGHT: Final = 0.03
 #: States that differ by less than this in time and memory are shown as one.
@@ -37,10 +39,10 @@ class Goal:
     memory: bool = False
     step_time_s: float = math.inf
 
-    def figure(self, cost: Cost) -> int:
-        """Returns what is minimized: the time, or the peak rounded up to some bits."""
-        if not self.memory:
-            return cost.time_ps
+    def figure(self, cost: Cost, exact: bool = False) -> int:
+        """Returns what is minimized: the time, or the peak, which is rounded up to some bits unless it is ``exact``."""
+        if exact or not self.memory:
+            return cost.peak_blocks if self.memory else cost.time_ps
         unit = 1 << max(0, cost.peak_blocks.bit_length() - _BITS)
         return -(-cost.peak_blocks // unit) * unit
 
@@ -48,16 +50,22 @@ class Goal:
         """Returns the memory and the time as a share of what is allowed, the larger of both."""
         return max(cost.peak_blocks / max(1, usable_blocks), cost.time_s / self.step_time_s)
 
-    def rank(self, cost: Cost, usable_blocks: int) -> tuple[int, int, int]:
-        """Returns a key for sorting: the better state has the smaller one, and a good one begins with zero."""
+    def rank(self, cost: Cost, usable_blocks: int, exact: bool = False) -> tuple[int, int, int]:
+        """Returns a key for sorting: the better state has the smaller one, and a good one begins with zero. With ``exact`` any
+        difference of two peaks counts: many small ones make a large one, so that a search climbs by them."""
         if cost.peak_blocks > usable_blocks:
             return 2, cost.peak_blocks, cost.time_ps
         if cost.time_s > self.step_time_s:
             return 1, cost.time_ps, cost.peak_blocks
         if self.memory:
-            return 0, self.figure(cost), cost.time_ps
+            return 0, self.figure(cost, exact), cost.time_ps
         is_tight = cost.peak_blocks * (1 + ABOVE) > usable_blocks
         return 0, int(cost.time_ps * (1 + TIGHT * is_tight)), cost.peak_blocks
+
+    def most_blocks(self, costs: Iterable[Cost], usable_blocks: int) -> int:
+        """Returns the largest peak that equals the smallest of good states; zero without such a state."""
+        good = (cost.peak_blocks for cost in costs if not self.rank(cost, usable_blocks)[0])
+        return int(min(good, default=0) * (1 + EQUAL))
 
 
 FASTEST: Final = Goal()

@@ -18,6 +18,12 @@ The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, over step
 - the best reward of a visit is backed up, since there is no opponent: ``Q = (mean + best) / 2``, scaled to the values of the
   edges beside it, which often differ by little.
 
+Memory is a goal of another kind: a peak is at one point of the program, and a decision that cuts it there leaves the next
+highest. So many states cannot be made smaller by one decision, and climbs from other starts end elsewhere. With memory as the
+goal, and where the search would end with nothing that fits, all seeds are climbed from in small neighborhoods, and the smallest
+states where such climbs ended in all (``Tree.descend``). Climbs go by exact peaks, since many small differences make a large
+one; of states whose peaks count as equal the fastest is looked for at the end.
+
 At the end decisions are dropped that gain almost nothing, half a percent in all, as long as no named strategy is better: each
 adds collectives, with costs that the model does not have.
 
@@ -33,14 +39,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shardwise.cost.model import Cost
 from shardwise.search.neighbors import Neighbors
 from shardwise.search.problem import Actions, Problem, Scored
-from shardwise.search.run import Budget, Ended, Progress, Run, SearchResult, is_better, searched
+from shardwise.search.run import Budget, Ended, Progress, Run, SearchResult, Stop, is_better, searched
 from shardwise.search.steps import Joint, Rest, find_openings
 
 #: The weight of what is unknown in UCT; values of the edges of a node are scaled to [0, 1].
@@ -58,6 +64,10 @@ _SPARE: Final = 128
 #: Neighbors that are evaluated at a time, and most of those of one climb.
 _NEAR: Final = 16
 _CLIMB: Final = 400
+#: Climbs in small neighborhoods for each one in all of them, for states with little memory.
+_STARTS: Final = 4
+#: Evaluations for finding a faster state of the smallest memory.
+_FASTER: Final = 1200
 
 
 @dataclass
@@ -193,14 +203,33 @@ class Tree:
 
     # Hill climbing.
 
-    def climb(self, start: Scored) -> Scored:
+    def descend(self) -> Ended:
+        """Climbs from all seeds, for states with little memory: the smallest seed first, each in small neighborhoods, and after
+        some of them in all neighborhoods from the smallest state where one ended. Ends where memory is not the goal and a state
+        fits."""
+        starts = map(Scored, self.problem.seeds, self.problem.costs(self.problem.seeds))
+        ends: dict[object, Scored] = {}
+        self.climbed.clear()  # states that were evaluated before cost no evaluations
+        self.gains.clear()
+        for number, start in enumerate(sorted(starts, key=self._exact)):
+            if not (self.problem.goal.memory or self.run.misses):
+                break
+            end = self.climb(start, small=True)
+            ends[self.problem.canonical(end.state)] = end
+            if (number + 1) % _STARTS == 0:
+                key = min(ends, key=lambda key: self._exact(ends[key]))
+                self.climbed.discard(key)
+                self.climb(ends.pop(key))
+        return Ended.CONVERGED
+
+    def climb(self, start: Scored, small: bool = False) -> Scored:
         """Goes from a state to better neighbors until there are none, or until another climb was there: to the first that is
         clearly better, so that a state that gains next to nothing does not hide those after it, or else to the best. Returns
         where it ends, which becomes an edge of the root."""
         here, spent = start, self.run.spent
         while (key := self.problem.canonical(here.state)) not in self.climbed:
             self.climbed.add(key)
-            best = self._better(here, spent + _CLIMB)
+            best = self._better(here, self._exact, spent + _CLIMB, small)
             if best is here:
                 break
             here = best
@@ -208,19 +237,40 @@ class Tree:
             self._grow(self.nodes[self.root], [here])
         return here
 
-    def _better(self, here: Scored, until: int) -> Scored:
+    def hasten(self) -> Ended:
+        """Climbs from the fastest state that is as small as the smallest to faster ones."""
+        problem = self.problem
+        if (fastest := _fastest_of_smallest(problem)) is None:
+            return Ended.CONVERGED
+        most = _most_blocks(problem)
+
+        def rank(scored: Scored) -> tuple[int, ...]:
+            good = not problem.rank(scored)[0] and scored.cost.peak_blocks <= most
+            return not good, scored.cost.time_ps, len(scored.state)
+
+        here, faster = None, fastest
+        while faster is not here:
+            here, faster = faster, self._better(faster, rank)
+        return Ended.CONVERGED
+
+    def _better(
+        self, here: Scored, rank: Callable[[Scored], tuple[int, ...]], until: float = math.inf, small: bool = False
+    ) -> Scored:
         """Returns the first neighbor that is clearly better, else the best of those that the evaluations allow."""
-        best, near = here, self.neighbors.of(here.state, self.gain)
+        best, near = here, self.neighbors.of(here.state, self.gain, small)
         for k in range(0, len(near), _NEAR):
             some = near[k : k + _NEAR]
             scored = self.run.score([neighbor.state for neighbor in some])
             for neighbor, s in zip(some, scored, strict=True):
                 if neighbor.added:
                     self._learn(neighbor.added, here.cost, s.cost)
-            best = min([best, *scored], key=self.problem.rank)
-            if is_better(self.problem.rank(best), self.problem.rank(here)) or self.run.spent > until:
+            best = min([best, *scored], key=rank)
+            if is_better(rank(best), rank(here)) or self.run.spent > until:
                 break
         return best
+
+    def _exact(self, scored: Scored) -> tuple[int, ...]:
+        return self.problem.rank(scored, exact=True)
 
     # What is known.
 
@@ -246,7 +296,7 @@ class Tree:
 
     def _reward(self, cost: Cost) -> float:
         goal = self.problem.goal
-        good = 2 * self.scale / (2 * self.scale + goal.figure(cost))
+        good = 2 * self.scale / (2 * self.scale + goal.figure(cost, exact=True))
         excess = goal.excess(cost, self.problem.model.usable_blocks)
         return 0.5 + 0.5 * good if excess <= 1 else 0.5 / excess * (0.8 + 0.2 * good)
 
@@ -262,17 +312,51 @@ def mcts(
     (``benchmarks/search/ablation.py``)."""
     budget = budget or Budget()
     spare = min(_SPARE, budget.evaluations // 10)
+    faster = min(_FASTER, budget.evaluations // 10) if problem.goal.memory else 0
 
     def explore(run: Run) -> Ended:
-        return tree(run, seed).search()
+        searching, memory = tree(run, seed), problem.goal.memory
+        ended = _until_stop(searching.descend, searching.search) if memory else _until_stop(searching.search)
+        if ended is Ended.CONVERGED and run.misses and run.is_thorough and not memory:
+            run.extend()
+            ended = _until_stop(searching.descend, searching.search)
+        if faster and ended in (Ended.CONVERGED, Ended.EVALUATIONS):
+            run.extend(faster)
+            _until_stop(searching.hasten)
+        return ended
 
-    result = searched(problem, replace(budget, evaluations=budget.evaluations - spare), progress, explore)
+    result = searched(problem, replace(budget, evaluations=budget.evaluations - spare - faster), progress, explore)
+    if problem.goal.memory:
+        result = replace(result, best=_fastest_of_smallest(problem) or result.best)
     if result.ended in (Ended.INTERRUPTED, Ended.NOTHING):
         return result
     try:
         return _simpler(problem, result, spare)
     except KeyboardInterrupt:
         return replace(result, ended=Ended.INTERRUPTED)
+
+
+def _most_blocks(problem: Problem) -> int:
+    """Returns the largest peak that equals the smallest of those that were found."""
+    return problem.goal.most_blocks((s.cost for s in problem.front), problem.model.usable_blocks)
+
+
+def _fastest_of_smallest(problem: Problem) -> Scored | None:
+    """Returns the fastest of the states whose peaks equal the smallest; None if no state fits."""
+    most = _most_blocks(problem)
+    small = [s for s in problem.front if s.cost.peak_blocks <= most and not problem.rank(s)[0]]
+    return min(small, key=lambda s: s.cost.time_ps, default=None)
+
+
+def _until_stop(*parts: Callable[[], Ended]) -> Ended:
+    """Runs some parts of a search; returns why the last one ended, or why the search stopped."""
+    ended = Ended.CONVERGED
+    try:
+        for part in parts:
+            ended = part()
+    except Stop as stop:
+        ended = stop.why
+    return ended
 
 
 def _simpler(problem: Problem, result: SearchResult, spare: int) -> SearchResult:
@@ -286,8 +370,14 @@ def _simpler(problem: Problem, result: SearchResult, spare: int) -> SearchResult
         state = tuple(n for n in best.state if n not in some)
         return Scored(state, problem.cost(state))
 
+    limits = best.cost.time_ps * (1 + _NOTHING), _most_blocks(problem)
+
     def good(scored: Scored) -> bool:
-        return problem.rank(scored)[0] == 0 and problem.rank(scored)[1] <= most
+        if problem.goal.memory:
+            gains_nothing = scored.cost.time_ps <= limits[0] and scored.cost.peak_blocks <= limits[1]
+        else:
+            gains_nothing = problem.rank(scored)[1] <= most
+        return problem.rank(scored)[0] == 0 and gains_nothing
 
     while not missed and problem.evaluations - first + len(best.state) <= spare:
         able = [(n, scored) for n in best.state if good(scored := without([n]))]

@@ -193,9 +193,9 @@ class Problem:
     def fits(self, cost: Cost) -> bool:
         return cost.peak_blocks <= self.model.usable_blocks
 
-    def rank(self, scored: Scored) -> tuple[int, int, int, int]:
-        """Returns a key for sorting: the better state has the smaller one."""
-        return *self.goal.rank(scored.cost, self.model.usable_blocks), len(scored.state)
+    def rank(self, scored: Scored, exact: bool = False) -> tuple[int, int, int, int]:
+        """Returns a key for sorting: the better state has the smaller one (``Goal.rank``)."""
+        return *self.goal.rank(scored.cost, self.model.usable_blocks, exact), len(scored.state)
 
     def decisions(self, state: Actions) -> tuple[Decision, ...]:
         """Returns the decisions of a state, without those about small arguments."""

@@ -147,10 +147,8 @@ def test_it_is_said_not_to_fit_only_with_a_proof() -> None:
     asked = asked_for(where)
     captured = Variants(looped, tuple(args), {}, asked.jit)[AS_IS]
     least = Arm(captured, candidate_meshes(asked)[0][0], asked, Journal(asked.search), quick=True).least_bytes
-    smallest = shardwise.plan(looped, *args, objective="memory", budget_evals=100, **where).predicted.peak_bytes
-    assert least < smallest
     said = {}
-    for limit in (least - 2**20, (least + smallest) // 2):
+    for limit in (least - 2**20, least + 2**10):
         plan = shardwise.plan(
             looped, *args, memory_limit=limit, microbatches="auto", remat="auto", budget_evals=100, **where
         )

@@ -122,9 +122,7 @@ class Race:
             if wanted.piped:
                 self.pipe(pipelines[1:])
             smallest = self.asked.search.goal.memory
-            if (
-                smallest and others
-            ):  # any variant may be the smallest: none takes the whole budget before another is looked at
+            if smallest and others:  # any variant may be the smallest, so none takes the whole budget first
                 self.search(short=True)
             else:
                 self.search()

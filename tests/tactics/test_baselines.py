@@ -22,6 +22,8 @@ from shardwise.lowering.local_cost import HardwareCost
 from shardwise.lowering.lowered import lower_state
 from shardwise.lowering.small import keep_small
 from shardwise.lowering.structure import Structure
+from shardwise.search.goal import EQUAL, Goal
+from shardwise.search.mcts import mcts
 from shardwise.search.problem import Problem
 from shardwise.tactics import strategies
 from shardwise.tactics.baselines import MENU, Baseline, Combinations, baselines
@@ -200,3 +202,18 @@ def test_a_search_starts_from_every_combination_or_its_mirror_image() -> None:
             lost.append(parts)
     assert not lost
     assert len(starts) > 20
+
+
+@pytest.mark.parametrize("name", ["itx", "gns"])
+def test_with_memory_as_the_goal_no_single_change_is_smaller(name: str) -> None:
+    """Climbs go by exact peaks, and the search goes on until there is no smaller neighbor, up to what counts as equal."""
+    context, model = setting(name, MESH)
+    combinations = Combinations(context, context.mesh.names)
+    problem = Problem(model, extra=combinations.decisions, goal=Goal(memory=True))
+    problem.start_from(combinations.seeds(problem, quick=False))
+    best = mcts(problem).best
+    added = [(*best.state, n) for n in problem.allowed(best.state)]
+    dropped = [best.state[:k] + best.state[k + 1 :] for k in range(len(best.state))]
+    starts = problem.costs(problem.seeds)
+    assert best.cost.peak_blocks < min(cost.peak_blocks for cost in starts)
+    assert min(c.peak_blocks for c in problem.costs([*added, *dropped])) >= best.cost.peak_blocks / (1 + EQUAL)

@@ -18,11 +18,8 @@ The idea. UCT (Kocsis and Szepesvári, 2006), as in Automap and TOAST, over step
 - the best reward of a visit is backed up, since there is no opponent: ``Q = (mean + best) / 2``, scaled to the values of the
   edges beside it, which often differ by little.
 
-Memory is a goal of another kind: a peak is at one point of the program, and a decision that cuts it there leaves the next
-highest. So many states cannot be made smaller by one decision, and climbs from other starts end elsewhere. With memory as the
-goal, and where the search would end with nothing that fits, all seeds are climbed from in small neighborhoods, and the smallest
-states where such climbs ended in all (``Tree.descend``). Climbs go by exact peaks, since many small differences make a large
-one; of states whose peaks count as equal the fastest is looked for at the end.
+With memory as the goal climbs go by exact peaks, since many small differences make a large one, there is more patience, and at
+the end the fastest of the states whose peaks count as equal is looked for.
 
 At the end decisions are dropped that gain almost nothing, half a percent in all, as long as no named strategy is better: each
 adds collectives, with costs that the model does not have.
@@ -64,8 +61,6 @@ _SPARE: Final = 128
 #: Neighbors that are evaluated at a time, and most of those of one climb.
 _NEAR: Final = 16
 _CLIMB: Final = 400
-#: Climbs in small neighborhoods for each one in all of them, for states with little memory.
-_STARTS: Final = 4
 #: Evaluations for finding a faster state of the smallest memory.
 _FASTER: Final = 1200
 
@@ -203,33 +198,14 @@ class Tree:
 
     # Hill climbing.
 
-    def descend(self) -> Ended:
-        """Climbs from all seeds, for states with little memory: the smallest seed first, each in small neighborhoods, and after
-        some of them in all neighborhoods from the smallest state where one ended. Ends where memory is not the goal and a state
-        fits."""
-        starts = map(Scored, self.problem.seeds, self.problem.costs(self.problem.seeds))
-        ends: dict[object, Scored] = {}
-        self.climbed.clear()  # states that were evaluated before cost no evaluations
-        self.gains.clear()
-        for number, start in enumerate(sorted(starts, key=self._exact)):
-            if not (self.problem.goal.memory or self.run.misses):
-                break
-            end = self.climb(start, small=True)
-            ends[self.problem.canonical(end.state)] = end
-            if (number + 1) % _STARTS == 0:
-                key = min(ends, key=lambda key: self._exact(ends[key]))
-                self.climbed.discard(key)
-                self.climb(ends.pop(key))
-        return Ended.CONVERGED
-
-    def climb(self, start: Scored, small: bool = False) -> Scored:
+    def climb(self, start: Scored) -> Scored:
         """Goes from a state to better neighbors until there are none, or until another climb was there: to the first that is
         clearly better, so that a state that gains next to nothing does not hide those after it, or else to the best. Returns
         where it ends, which becomes an edge of the root."""
         here, spent = start, self.run.spent
         while (key := self.problem.canonical(here.state)) not in self.climbed:
             self.climbed.add(key)
-            best = self._better(here, self._exact, spent + _CLIMB, small)
+            best = self._better(here, self._exact, spent + _CLIMB)
             if best is here:
                 break
             here = best
@@ -253,11 +229,9 @@ class Tree:
             here, faster = faster, self._better(faster, rank)
         return Ended.CONVERGED
 
-    def _better(
-        self, here: Scored, rank: Callable[[Scored], tuple[int, ...]], until: float = math.inf, small: bool = False
-    ) -> Scored:
+    def _better(self, here: Scored, rank: Callable[[Scored], tuple[int, ...]], until: float = math.inf) -> Scored:
         """Returns the first neighbor that is clearly better, else the best of those that the evaluations allow."""
-        best, near = here, self.neighbors.of(here.state, self.gain, small)
+        best, near = here, self.neighbors.of(here.state, self.gain)
         for k in range(0, len(near), _NEAR):
             some = near[k : k + _NEAR]
             scored = self.run.score([neighbor.state for neighbor in some])
@@ -315,11 +289,8 @@ def mcts(
     faster = min(_FASTER, budget.evaluations // 10) if problem.goal.memory else 0
 
     def explore(run: Run) -> Ended:
-        searching, memory = tree(run, seed), problem.goal.memory
-        ended = _until_stop(searching.descend, searching.search) if memory else _until_stop(searching.search)
-        if ended is Ended.CONVERGED and run.misses and run.is_thorough and not memory:
-            run.extend()
-            ended = _until_stop(searching.descend, searching.search)
+        searching = tree(run, seed)
+        ended = _until_stop(searching.search)
         if faster and ended in (Ended.CONVERGED, Ended.EVALUATIONS):
             run.extend(faster)
             _until_stop(searching.hasten)
@@ -348,15 +319,12 @@ def _fastest_of_smallest(problem: Problem) -> Scored | None:
     return min(small, key=lambda s: s.cost.time_ps, default=None)
 
 
-def _until_stop(*parts: Callable[[], Ended]) -> Ended:
-    """Runs some parts of a search; returns why the last one ended, or why the search stopped."""
-    ended = Ended.CONVERGED
+def _until_stop(part: Callable[[], Ended]) -> Ended:
+    """Runs a part of a search; returns why it ended, or why the search stopped."""
     try:
-        for part in parts:
-            ended = part()
+        return part()
     except Stop as stop:
-        ended = stop.why
-    return ended
+        return stop.why
 
 
 def _simpler(problem: Problem, result: SearchResult, spare: int) -> SearchResult:

@@ -39,11 +39,11 @@ class Neighbors:
     def __init__(self, problem: Problem, joint: Joint, rest: Rest):
         self._problem, self._joint, self._rest = problem, joint, rest
 
-    def of(self, state: Actions, gain: Gain, small: bool = False) -> list[Neighbor]:
-        """Returns the neighbors of a state, or the ``small`` changes alone, each once, the most promising first."""
+    def of(self, state: Actions, gain: Gain) -> list[Neighbor]:
+        """Returns the neighbors of a state, each once, the most promising first."""
         kinds = self._small(state, gain), self._medium(state, gain), self._large(state, gain)
         unique: dict[object, Neighbor] = {}
-        for pairs in kinds[: 1 if small else None]:
+        for pairs in kinds:
             for _, neighbor in sorted(pairs, key=lambda pair: -pair[0]):
                 unique.setdefault(self._problem.canonical(neighbor.state), neighbor)
         unique.pop(self._problem.canonical(state), None)

@@ -112,7 +112,6 @@ class Run:
         starts = ((), *problem.seeds)
         self.best = min(map(Scored, starts, problem.costs(starts)), key=problem.rank)
         self._first = problem.evaluations
-        self.more = _MORE_MEMORY if problem.goal.memory else _MORE
         self._improved, self._first_rank = 0, problem.rank(self.best)
         self.log: list[Improvement] = []
 
@@ -131,27 +130,16 @@ class Run:
             raise Stop(Ended.SECONDS)
         if self.spent >= self.budget.evaluations:
             raise Stop(Ended.EVALUATIONS)
-        more = self.more if self._may_improve() else 1
+        more = (_MORE_MEMORY if self.problem.goal.memory else _MORE) if self._may_improve() else 1
         patience = more * self.budget.patience * max(_FEWEST, len(self.problem.actions))
         if self.spent - self._improved >= patience and not patient:
             raise Stop(Ended.CONVERGED)
         return self.budget.evaluations - self.spent
 
-    @property
-    def misses(self) -> bool:
-        """Whether the best state does not fit, or takes too long."""
-        return bool(self.problem.rank(self.best)[0])
-
-    @property
-    def is_thorough(self) -> bool:
-        """Whether this is not a short search of a race."""
-        return self.budget.patience >= Budget().patience
-
-    def extend(self, evaluations: int | None = None) -> None:
+    def extend(self, evaluations: int) -> None:
         """Renews the patience, and allows this number of further evaluations."""
-        self._improved, self.more = self.spent, _MORE_MEMORY
-        if evaluations is not None:
-            self.budget = replace(self.budget, evaluations=self.spent + evaluations)
+        self._improved = self.spent
+        self.budget = replace(self.budget, evaluations=self.spent + evaluations)
 
     def _may_improve(self) -> bool:
         """Returns whether further improvements are likely."""

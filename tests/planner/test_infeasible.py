@@ -252,7 +252,7 @@ def test_a_proof_for_a_tactic_is_none_for_all_plans() -> None:
 
 
 def test_a_proof_for_one_mesh_or_variant_is_none_for_others() -> None:
-    """The bound with pins is one for the mesh of the plan, and other variants have bounds of their own."""
+    """The bound with pins is one for the mesh of the plan, and other variants have other bounds."""
     least, axes = bound().peak_bytes, MeshAxes.of({"x": 4})
     analysis, where = trained(), cost(small_memory("v5e:2x2", least - 2**20))
     pin = Pin(analysis.program.paths["x"], ((), ()), analysis.value_colors[analysis.program.paths["x"]])

@@ -121,7 +121,7 @@ def test_a_neighbor_that_gains_next_to_nothing_does_not_hide_a_better_one(monkey
     times = {near[0]: start.cost.time_ps - 1, near[-1]: start.cost.time_ps // 2}
     visited = []
 
-    def neighbors(state: tuple[int, ...], _gain: Any, _small: bool) -> list[Neighbor]:
+    def neighbors(state: tuple[int, ...], _gain: Any) -> list[Neighbor]:
         visited.append(state)
         return [] if state else [Neighbor(state) for state in near]
 

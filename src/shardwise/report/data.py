@@ -117,7 +117,8 @@ def _split(plan: Plan) -> dict[str, float]:
     p, exposed = plan.predicted, {"exposed communication": max(0.0, plan.predicted.time_s - plan.predicted.compute_s)}
     if not p.rows or plan.asked is None:
         return {"compute": p.compute_s} | exposed
-    products = sum(row.time_s for row in p.rows if row.kind == "compute" and row.op in products_of(plan))
+    kinds = products_of(plan)
+    products = sum(row.time_s for row in p.rows if row.kind == "compute" and row.op in kinds)
     return {"matrix products": products, "other kernels": p.compute_s - products} | exposed
 
 
